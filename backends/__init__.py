@@ -1,0 +1,1 @@
+"""Stateless arithmetic, one package a framework. Import as `rljax.backends`."""

@@ -1,0 +1,1 @@
+"""Config files. Import as `rljax.configs`; `base` holds every default."""

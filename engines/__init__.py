@@ -1,0 +1,1 @@
+"""Stateful samplers, learners and publishing. Import as `rljax.engines`."""

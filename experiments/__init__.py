@@ -1,0 +1,1 @@
+"""absl binaries, one a job."""

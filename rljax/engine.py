@@ -1,0 +1,166 @@
+"""The engine interface: what samples, what learns, and how weights get from one to the other.
+
+The loop it serves, in outline (`rljax/loop.py` is the real one):
+
+    engine = build(config, workdir)
+    completion = await engine.sampler.generate(request)       # any number at once
+    ...
+    proximal_logp = engine.learner.score(batch)
+    metrics = engine.learner.update(batch)                    # one optimizer step
+    await engine.publish(version + 1)                         # in-flight requests go on under the new weights
+
+A third party plugs in by an entry point of the group `rljax.engines` whose name is the engine's word in
+`allocation_mode` and whose object is a `Plugin`; the contract suite in tests/contract says what it must do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shutil
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rljax.allocation import Pool
+from rljax.batch import Batch
+from rljax.config import Config
+from rljax.errors import UserError
+from rljax.metrics import Mean
+from rljax.types import Completion, Request
+
+GROUP = "rljax.engines"  # of entry points
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightSource:
+    """Where a sampler finds weights: arrays in this process, or a directory of HF safetensors.
+
+    Example: WeightSource(directory=Path("/dev/shm/rljax/17"))
+    """
+
+    params: Any = None  # a pytree of the learner's framework, in its layout; the sampler reshards it
+    directory: Path | None = None
+
+
+class Sampler(Protocol):
+    """Generates completions. `generate` may be called any number of times at once, from the event loop."""
+
+    version: int  # of the weights it samples from now
+
+    async def generate(self, request: Request) -> Completion:
+        """Token ids in; token ids, log-probs and a version a token out. Raises SamplerError when the request is lost."""
+        ...
+
+    async def pause(self) -> None:
+        """Returns once no decode step is running; requests in flight keep their state."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def load_weights(self, source: WeightSource, version: int) -> None:
+        """Swaps weights in place. No cache computed with older weights serves a request that starts later."""
+        ...
+
+    async def close(self) -> None:
+        """Ends every request in flight with finish `abort` and frees what the sampler holds."""
+        ...
+
+
+class Learner(Protocol):
+    """Trains one policy (and a critic where the algorithm has one). Methods block; the loop calls them from a thread."""
+
+    def score(self, batch: Batch) -> np.ndarray:
+        """Log-probs of the tokens under the current policy. [R, T] float32, nats; 0 where loss_mask is False."""
+        ...
+
+    def score_reference(self, batch: Batch) -> np.ndarray:
+        """The same under the frozen reference policy. Only with kl_ctl > 0."""
+        ...
+
+    def values(self, batch: Batch) -> np.ndarray:
+        """Critic's value at each token. [R, T] float32, reward units. Only with adv_estimator "gae"."""
+        ...
+
+    def update(self, batch: Batch) -> dict[str, Mean]:
+        """One optimizer step of the policy on all rows of the batch (and nothing of the critic)."""
+        ...
+
+    def update_critic(self, batch: Batch) -> dict[str, Mean]:
+        """One optimizer step of the critic."""
+        ...
+
+    def update_supervised(self, batch: Batch) -> dict[str, Mean]:
+        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer."""
+        ...
+
+    def export(self, directory: Path | None) -> WeightSource:
+        """Weights for a sampler: in memory when directory is None, else HF safetensors, config and tokenizer there."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Writes parameters, optimizer moments and step under directory, which does not exist yet."""
+        ...
+
+    def restore(self, directory: Path) -> None:
+        """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Plugin(Protocol):
+    """What an entry point of `rljax.engines` resolves to. Constructors block; they may compile."""
+
+    dims: str  # letters of `allocation_mode` it can do, of "dtpcef"
+    transports: tuple[str, ...]  # ways it can take or give weights, best first: "memory", "nccl", "ipc", "directory"
+
+    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler: ...
+
+    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner: ...
+
+
+@dataclasses.dataclass
+class Engine:
+    """A sampler, a learner, and the way weights get from one to the other."""
+
+    sampler: Sampler
+    learner: Learner
+    transport: str
+    publish_dir: Path  # for transport "directory"; in memory-backed storage where there is some
+
+    async def publish(self, version: int) -> None:
+        """Learner weights become the sampler's. Requests in flight pause between two decode steps, then go on."""
+        directory = None if self.transport == "memory" else self.publish_dir / str(version)
+        source = await asyncio.to_thread(self.learner.export, directory)
+        await self.sampler.pause()
+        try:
+            await self.sampler.load_weights(source, version)
+        finally:
+            await self.sampler.resume()
+        if directory is not None:
+            await asyncio.to_thread(shutil.rmtree, directory)
+
+
+def find_plugin(name: str) -> Plugin:
+    """The engine registered under a name. Raises UserError for an unknown name, or one registered twice."""
+    found = [point for point in _entry_points() if point.name == name]
+    if not found:
+        known = ", ".join(sorted({point.name for point in _entry_points()}))
+        raise UserError(f"allocation_mode: no engine named {name!r} (installed: {known})")
+    if len({point.value for point in found}) > 1:
+        raise UserError(f"allocation_mode: the engine name {name!r} is registered twice: {', '.join(p.value for p in found)}")
+    return found[0].load()
+
+
+def _entry_points() -> list[metadata.EntryPoint]:
+    """Installed entry points; a checkout that is run without an install brings its own from pyproject.toml."""
+    installed = list(metadata.entry_points(group=GROUP))
+    pyproject = Path(__file__).resolve().parent.parent / "pyproject.toml"
+    if pyproject.is_file():
+        own = tomllib.loads(pyproject.read_text())["project"]["entry-points"][GROUP]
+        installed += [metadata.EntryPoint(name, value, GROUP) for name, value in own.items()]
+    return installed

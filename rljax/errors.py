@@ -1,0 +1,32 @@
+"""Errors that a user can act on, and the typed failures of an episode."""
+
+
+class UserError(Exception):
+    """Something in the input is wrong: one line that names the culprit and the remedy. Binaries print it and exit with 1.
+
+    Example: UserError("train_dataset.path: no such file: data/gsm8k.jsonl (a directory with train.jsonl, or a .jsonl file)")
+    """
+
+
+class EpisodeError(Exception):
+    """An episode failed. `kind` is the name its failures are counted under, in `rollout/failed/<kind>`."""
+
+    kind = "workflow_error"
+
+
+class RewardError(EpisodeError):
+    """The reward function raised, or its process died."""
+
+    kind = "reward_error"
+
+
+class RewardTimeout(EpisodeError):
+    """The reward function ran past `reward.timeout`; its process was killed."""
+
+    kind = "reward_timeout"
+
+
+class SamplerError(EpisodeError):
+    """A request was lost with its server; it may be sent again."""
+
+    kind = "server_lost"

@@ -1,0 +1,141 @@
+"""The types that samplers, workflows, the buffer and learners share. Plain numpy; no framework."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+PROMPT_VERSION = -1  # the version stamped on tokens that no policy of ours sampled
+
+
+class Finish(enum.StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"  # a stop id or a stop string
+    LENGTH = "length"  # max_new_tokens, or the context is full
+    ABORT = "abort"  # by us; the tokens so far are valid
+    TOOL_CALLS = "tool_calls"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one completion is drawn.
+
+    Example: SamplingParams(max_new_tokens=64, temperature=0.6, top_p=0.95, stop=("\\n",))
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    temperature: float = 1.0  # > 0; greedy is its own switch
+    top_p: float = 1.0  # in (0, 1]
+    top_k: int = 0  # 0: no limit
+    greedy: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # the EOS ids included
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise ValueError(f"min_new_tokens must lie in [0, {self.max_new_tokens}], not {self.min_new_tokens}")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be positive, not {self.temperature} (greedy=True for argmax)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (no limit) or positive, not {self.top_k}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """What a sampler is asked: token ids in.
+
+    Example: Request(id="0/17#3", prompt_ids=[9, 4, 7], params=SamplingParams(8), seed=1234)
+    """
+
+    id: str  # unique among the requests in flight
+    prompt_ids: np.ndarray  # [P] int32, P >= 1
+    params: SamplingParams
+    seed: int  # the completion is a function of weights, prompt, params and seed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Completion:
+    """What a sampler returns for one request.
+
+    Example: Completion(token_ids=[42, 7, 2], logp=[-0.1, -2.3, -0.0], versions=[5, 5, 6], finish=Finish.STOP)
+    """
+
+    token_ids: np.ndarray  # [T] int32; a stop id that ended it is included, text after a stop string is not
+    logp: np.ndarray  # [T] float32, nats, under the policy and the distribution that sampled
+    versions: np.ndarray  # [T] int32; rises within a completion when weights are swapped under it
+    finish: Finish
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.logp) == len(self.versions):
+            raise ValueError(
+                f"a completion of {len(self.token_ids)} tokens has {len(self.logp)} log-probs and {len(self.versions)} versions"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """One example as a workflow sees it.
+
+    Example: Prompt(uid="0/17", messages=({"role": "user", "content": "3+4="},), fields={"answer": "7"})
+    """
+
+    uid: str  # "<epoch>/<index in the dataset>": stable over restarts, unique in a run
+    messages: tuple[Mapping[str, str], ...]  # chat turns with role and content
+    fields: Mapping[str, Any]  # what the reward needs: JSON values only
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trajectory:
+    """Prompt and completion(s) of one episode. Index t of every array speaks of token t itself.
+
+    Example: Trajectory(token_ids=[9, 4, 7, 2], loss_mask=[0, 0, 1, 1], behavior_logp=[0, 0, -0.1, -0.4],
+                        versions=[-1, -1, 3, 3], reward=1.0, components={"exact": 1.0}, finish=Finish.STOP)
+    """
+
+    token_ids: np.ndarray  # [T] int32
+    loss_mask: np.ndarray  # [T] bool: sampled by the policy and to be trained on; False on every prompt and tool token
+    behavior_logp: np.ndarray  # [T] float32, nats; 0 where no policy of ours sampled
+    versions: np.ndarray  # [T] int32; PROMPT_VERSION where no policy of ours sampled
+    reward: float  # of the whole episode, unshaped
+    components: Mapping[str, float]  # named parts of the reward, logged apart
+    finish: Finish  # of the last completion
+
+    def __post_init__(self) -> None:
+        length = len(self.token_ids)
+        for name in ("loss_mask", "behavior_logp", "versions"):
+            if len(getattr(self, name)) != length:
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {length} tokens")
+        if length and self.loss_mask[0]:
+            raise ValueError("token 0 has no context and cannot be trained on")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Version of the oldest token that is trained on; None if there is none."""
+        trained = self.versions[self.loss_mask]
+        return int(trained.min()) if trained.size else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """The trajectories of one prompt. Fewer than n_samples when some episodes failed or were rejected."""
+
+    uid: str  # of the prompt
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def oldest_version(self) -> int | None:
+        versions = [v for t in self.trajectories if (v := t.oldest_version) is not None]
+        return min(versions, default=None)
