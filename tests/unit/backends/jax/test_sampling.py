@@ -8,6 +8,7 @@ import pytest
 from rljax.backends.jax.sampling import Sampling, draw, log_distribution, sample
 
 sample_jit = jax.jit(sample)
+log_distribution_jit = jax.jit(log_distribution)
 
 
 def sampling(rows=1, *, vocabulary=1 << 20, **changes) -> Sampling:
@@ -37,7 +38,8 @@ def oracle(logits, temperature=1.0, top_k=0, top_p=1.0, banned=()):
         mass += p[count]
         count += 1
     logp = np.full(len(z), -np.inf)
-    logp[kept[:count]] = np.log(p[:count] / p[:count].sum())
+    with np.errstate(divide="ignore"):
+        logp[kept[:count]] = np.log(p[:count] / p[:count].sum())
     return logp
 
 
@@ -48,22 +50,22 @@ def test_distribution_is_the_oracle_s(temperature, top_k, top_p):
     logits = np.random.default_rng(0).normal(size=(3, 40)) * 3
     banned = [7, int(logits[1].argmax())]
     params = sampling(3, temperature=temperature, top_k=top_k, top_p=top_p, min_new_tokens=4, index=3, stop_ids=banned)
-    got = log_distribution(jnp.asarray(logits, jnp.float32), params)
+    got = log_distribution_jit(jnp.asarray(logits, jnp.float32), params)
     want = [oracle(row, temperature, top_k, top_p, banned) for row in logits]
     np.testing.assert_allclose(got, want, atol=3e-5)
 
 
 def test_trap_01_log_prob_is_of_the_kept_set():
     logits = jnp.log(jnp.asarray([[0.50, 0.30, 0.12, 0.05, 0.03]]))
-    kept = log_distribution(logits, sampling(top_p=0.8))
+    kept = log_distribution_jit(logits, sampling(top_p=0.8))
     np.testing.assert_allclose(kept[0], [-0.470004, np.log(0.3 / 0.8), -np.inf, -np.inf, -np.inf], atol=1e-6)
-    np.testing.assert_allclose(log_distribution(logits, sampling())[0, 0], -0.693147, atol=1e-6)
+    np.testing.assert_allclose(log_distribution_jit(logits, sampling())[0, 0], -0.693147, atol=1e-6)
 
 
 def test_trap_02_log_prob_is_at_the_sampling_temperature():
     logits = jnp.asarray([[2.0, 0.0, -1.0]])
-    np.testing.assert_allclose(log_distribution(logits, sampling(temperature=0.6))[0, 0], -0.041537, atol=1e-6)
-    np.testing.assert_allclose(log_distribution(logits, sampling())[0, 0], -0.169846, atol=1e-6)
+    np.testing.assert_allclose(log_distribution_jit(logits, sampling(temperature=0.6))[0, 0], -0.041537, atol=1e-6)
+    np.testing.assert_allclose(log_distribution_jit(logits, sampling())[0, 0], -0.169846, atol=1e-6)
 
 
 def test_greedy_takes_the_likeliest_and_reports_the_whole_softmax():
