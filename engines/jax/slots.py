@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import math
 
 import numpy as np
 
 from rljax.engines.jax.stops import StopStrings
 from rljax.types import Completion, Finish, Request
 
+DISPATCH = 64  # what a prefill dispatch costs beside its tokens, in tokens
 SHARE_AT_LEAST = 32  # tokens of a prefix that are worth a copy; fewer, if they are all there is to prefill
 
 
@@ -149,15 +151,17 @@ class SlotTable:
         return max(self.filled[source.slot], self.goal[source.slot] if occupied else 0) >= source.length
 
     def chunk(self, shapes: list[tuple[int, int]]) -> Chunk | None:
-        """The next prefill dispatch, of one of the (rows, tokens) shapes, narrowest first; counts it as made.
-
-        The oldest prompt chooses the shape: the narrowest that takes all that is left of it.
-        """
+        """The next prefill dispatch, of the (rows, tokens) shape that does what is waiting at least cost; counts it as made."""
         waiting = [slot for slot in self.filling if self._source[slot] is None]
         if not waiting:
             return None
         left = self.goal - self.filled
-        rows, width = next((shape for shape in shapes if shape[1] >= left[waiting[0]]), shapes[-1])
+
+        def cost(shape: tuple[int, int]) -> int:
+            rows, width = shape
+            return math.ceil(sum(-(-left[waiting] // width)) / rows) * (rows * width + DISPATCH)
+
+        rows, width = min(shapes, key=cost)
         chunk = Chunk(
             np.full(rows, len(self.work), np.int32),
             np.zeros(rows, np.int32),
