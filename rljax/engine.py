@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rljax.allocation import Pool
+from rljax.allocation import Allocation, Pool
 from rljax.batch import Batch
 from rljax.config import Config
 from rljax.errors import UserError
@@ -116,11 +116,21 @@ class Plugin(Protocol):
     """What an entry point of `rljax.engines` resolves to. Constructors block; they may compile."""
 
     dims: str  # letters of `allocation_mode` it can do, of "dtpcef"
+    samples: bool  # it has a sampler
+    learns: bool  # it has a learner
     transports: tuple[str, ...]  # ways it can take or give weights, best first: "memory", "nccl", "ipc", "directory"
 
-    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler: ...
+    def check(self, config: Config, allocation: Allocation) -> None:
+        """Raises UserError for a setting that this engine, in the roles it has there, can't do; before anything starts."""
+        ...
 
-    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner: ...
+    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
+        """Raises UserError where samples is False."""
+        ...
+
+    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
+        """Raises UserError where learns is False."""
+        ...
 
 
 @dataclasses.dataclass
