@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rljax.backends.jax.mesh import replicated
 from rljax.backends.jax.optim import Optimizer, StepStats
+from rljax.backends.jax.sharding import replicated
 from rljax.metrics import Mean
 from rljax.objective import MeanArrays
 
 Tree = Any  # a pytree of arrays
 Metrics = dict[str, MeanArrays]
 Loss = Callable[[Tree, Tree, Tree], tuple[jax.Array, Metrics]]  # (trained, frozen, rows) -> sum of the loss, metrics
+
+
+class Report(NamedTuple):
+    """What a step leaves on the device for the host to read."""
+
+    stats: StepStats
+    loss: jax.Array  # of the minibatch: the sum over its micro-batches
+    metrics: Metrics
 
 
 class GradientStep:
@@ -38,8 +46,8 @@ class GradientStep:
         self._apply = jax.jit(self._apply_sum, donate_argnums=(0, 1, 2), out_shardings=out)
         self._zeros = jax.jit(self._nothing, out_shardings=(like[0], everywhere))
 
-    def __call__(self, params: Tree, state: Tree, frozen: Tree, parts: Sequence[Tree]) -> tuple[Tree, Tree, tuple[StepStats, Metrics]]:
-        """parts: micro-batches of one shape. Returns parameters, state, and on the device what `to_means` turns into metrics."""
+    def __call__(self, params: Tree, state: Tree, frozen: Tree, parts: Sequence[Tree]) -> tuple[Tree, Tree, Report]:
+        """parts: micro-batches of one shape. Returns the new parameters and state, and a report still on the device."""
         if len(parts) == 1:
             return self._whole(params, state, frozen, parts[0])
         carry = self._zeros(params, frozen, parts[0])
@@ -51,41 +59,48 @@ class GradientStep:
         """Programs compiled so far."""
         return sum(f._cache_size() for f in (self._whole, self._accumulate, self._apply, self._zeros))
 
-    def _whole_step(self, params: Tree, state: Tree, frozen: Tree, part: Tree) -> tuple[Tree, Tree, Any]:
-        (_, metrics), grads = self._gradient(params, frozen, part)
-        params, state, stats = self._optimizer.apply(params, state, grads)
-        return params, state, (stats, metrics)
+    def _whole_step(self, params: Tree, state: Tree, frozen: Tree, part: Tree) -> tuple[Tree, Tree, Report]:
+        out, grads = self._gradient(params, frozen, part)
+        return self._apply_sum(params, state, (grads, out))
 
-    def _nothing(self, params: Tree, frozen: Tree, part: Tree) -> tuple[Tree, Metrics]:
-        (_, metrics), grads = jax.eval_shape(self._gradient, params, frozen, part)
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), (grads, metrics))
+    def _nothing(self, params: Tree, frozen: Tree, part: Tree) -> tuple[Tree, tuple[jax.Array, Metrics]]:
+        """The sums before the first micro-batch."""
+        (loss, metrics), grads = jax.eval_shape(self._gradient, params, frozen, part)
+        grads, loss, metrics = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), (grads, loss, metrics))
         empty = {
             name: mean._replace(min=jnp.full_like(mean.min, jnp.inf), max=jnp.full_like(mean.max, -jnp.inf))
-            for name, mean in zeros[1].items()
+            for name, mean in metrics.items()
         }
-        return zeros[0], empty
+        return grads, (loss, empty)
 
-    def _add(self, carry: tuple[Tree, Metrics], params: Tree, frozen: Tree, part: Tree) -> tuple[Tree, Metrics]:
-        (_, metrics), grads = self._gradient(params, frozen, part)
-        return jax.tree.map(jnp.add, carry[0], grads), {name: _merge(carry[1][name], mean) for name, mean in metrics.items()}
+    def _add(self, carry: Tree, params: Tree, frozen: Tree, part: Tree) -> tuple[Tree, tuple[jax.Array, Metrics]]:
+        (loss, metrics), grads = self._gradient(params, frozen, part)
+        sums, (total, so_far) = carry
+        merged = {name: _merge(so_far[name], mean) for name, mean in metrics.items()}
+        return jax.tree.map(jnp.add, sums, grads), (total + loss, merged)
 
-    def _apply_sum(self, params: Tree, state: Tree, carry: tuple[Tree, Metrics]) -> tuple[Tree, Tree, Any]:
-        params, state, stats = self._optimizer.apply(params, state, carry[0])
-        return params, state, (stats, carry[1])
+    def _apply_sum(self, params: Tree, state: Tree, carry: Tree) -> tuple[Tree, Tree, Report]:
+        grads, (loss, metrics) = carry
+        params, state, stats = self._optimizer.apply(params, state, grads)
+        return params, state, Report(stats, loss, metrics)
 
 
 def _merge(a: MeanArrays, b: MeanArrays) -> MeanArrays:
     return MeanArrays(a.sum + b.sum, a.count + b.count, jnp.minimum(a.min, b.min), jnp.maximum(a.max, b.max))
 
 
-def to_means(report: tuple[StepStats, Mapping[str, MeanArrays]], prefix: str) -> dict[str, Mean]:
-    """The one device-to-host transfer of a step. grad_norm of a skipped step is left out: it is not a number."""
-    stats, metrics = jax.device_get(report)
+def to_means(report: Report, prefix: str) -> dict[str, Mean]:
+    """The one device-to-host transfer of a step. A skipped step has no grad_norm or loss to tell: they are not numbers."""
+    stats, loss, metrics = jax.device_get(report)
     means = {name: Mean(float(m.sum), float(m.count), float(m.min), float(m.max)) for name, m in metrics.items()}
-    skipped = bool(stats.skipped)
-    norm = Mean(0.0, 0) if skipped else Mean(float(stats.grad_norm), 1)
+    taken = 1.0 - float(stats.skipped)
+
+    def scalar(value: Any) -> Mean:
+        return Mean(float(value), 1) if taken else Mean(0.0, 0)
+
     return means | {
-        f"{prefix}/grad_norm": norm,
+        f"{prefix}/loss": scalar(loss),
+        f"{prefix}/grad_norm": scalar(stats.grad_norm),
         f"{prefix}/lr": Mean(float(stats.lr), 1),
-        f"{prefix}/skipped": Mean(float(skipped), 1),
+        f"{prefix}/skipped": Mean(1.0 - taken, 1),
     }

@@ -28,6 +28,7 @@ class Rows(NamedTuple):
     tokens: TokenArrays  # [r, m]
     values: Any = None  # [r, m] float32, reward units; only for the critic
     returns: Any = None  # [r, m] float32, reward units; only for the critic
+    anchor: Any = None  # [r, m] float32, nats: what the log-probs are; only in the bitwise mode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,21 +53,24 @@ def padded_length(length: int) -> int:
     return size
 
 
-def micro_batches(batch: Batch, keep: np.ndarray, mesh: Mesh, rows_per_shard: int, *, critic: bool = False) -> MicroBatches:
+def micro_batches(batch: Batch, keep: np.ndarray, mesh: Mesh, rows_per_shard: int, *, anchor: np.ndarray | None = None) -> MicroBatches:
     """Pads rows to a whole number of micro-batches, T to a bucket, compacts the kept tokens and places everything.
 
     Args:
       keep: [R, T] bool, the tokens that log-probs (or values) are wanted of.
       rows_per_shard: rows of a micro-batch that one shard of the data and fsdp axes takes.
-      critic: send values and returns as well.
+      anchor: [R, T] float32, log-probs of a bitwise score pass.
     """
     rows, length = batch.shape
     size = rows_per_shard * row_shards(mesh)
-    pad = (-rows % size if rows else size, padded_length(length) - length)
-    batch = batch.replace(**{name: np.pad(array, ((0, pad[0]), (0, pad[1]))) for name, array in vars(batch).items() if array is not None})
-    keep = np.pad(keep, ((0, pad[0]), (0, pad[1])))
+    extra = ((0, -rows % size if rows else size), (0, padded_length(length) - length))
+    batch = batch.replace(**{name: np.pad(a, extra) for name, a in vars(batch).items() if a is not None})
+    keep = np.pad(keep, extra)
     compacted = compact(batch, keep, _width(keep, mesh))
-    at = compacted.source + 1
+
+    def named(array: np.ndarray | None) -> np.ndarray | None:
+        return None if array is None else np.take_along_axis(array, compacted.source + 1, axis=1)
+
     whole = Rows(
         batch.token_ids,
         batch.positions,
@@ -74,10 +78,11 @@ def micro_batches(batch: Batch, keep: np.ndarray, mesh: Mesh, rows_per_shard: in
         compacted.source,
         compacted.labels,
         compacted.tokens,
-        np.take_along_axis(batch.values, at, axis=1) if critic and batch.values is not None else None,
-        np.take_along_axis(batch.returns, at, axis=1) if critic and batch.returns is not None else None,
+        named(batch.values),
+        named(batch.returns),
+        None if anchor is None else named(np.pad(anchor, extra)),
     )
-    parts = [jax.tree.map(lambda a, s=start: a[s : s + size], whole) for start in range(0, rows + pad[0], size)]
+    parts = [jax.tree.map(lambda a, s=start: a[s : s + size], whole) for start in range(0, len(keep), size)]
     return MicroBatches(jax.device_put(parts, rows_sharding(mesh)), compacted, (rows, length))
 
 
