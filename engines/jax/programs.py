@@ -86,14 +86,16 @@ class Programs:
         prefill_tokens: int,
         decode_steps: int,
         dtype: DTypeLike,
+        param_dtype: DTypeLike,
         cache_dtype: DTypeLike,
     ) -> None:
+        """`dtype` is computed in; matrices are stored in `param_dtype`, norms in float32."""
         self.spec = ModelSpec.from_directory(model_dir)
         self.slots, self.context, self.decode_steps = slots, context, decode_steps
         self.spans = spans(context)
         self.shapes = chunk_shapes(prefill_tokens, slots, context)
-        self._mesh, self._dtype = mesh, jnp.dtype(dtype)
-        self._graphdef, params = hf.load(model_dir, mesh, dtype, dtype)
+        self.mesh, self._dtype, self._param_dtype = mesh, jnp.dtype(dtype), jnp.dtype(param_dtype)
+        self._graphdef, params = hf.load(model_dir, mesh, self._dtype, self._param_dtype)
         self._shardings = shardings(self.spec, mesh)
         self.params = self._adopt(params)
         whole = jax.eval_shape(lambda: (KVCache.zeros(self.spec, slots, context, cache_dtype), empty_state(slots)))
@@ -154,15 +156,20 @@ class Programs:
         """Returns when the devices have done everything asked of them."""
         jax.block_until_ready((self.params, self._cache, self._state))
 
+    def free(self) -> None:
+        """Drops weights, cache and state; nothing can be run after it."""
+        del self.params, self._cache, self._state
+
     def load(self, source: WeightSource) -> None:
         """Takes other weights of the same model; on any error the old ones stay.
 
-        Arrays are copied: the learner may donate its own at once.
+        Arrays are taken over where they are as the sampler wants them, and resharded and converted where they are not: the
+        learner hands out buffers that it keeps no hold of.
         """
         if source.directory is not None:
             if ModelSpec.from_directory(source.directory) != self.spec:
                 raise UserError(f"{source.directory}: config.json describes another model than the one being sampled")
-            params = hf.load(source.directory, self._mesh, self._dtype, self._dtype)[1]
+            params = hf.load(source.directory, self.mesh, self._dtype, self._param_dtype)[1]
         else:
             params = source.params
         adopted = self._adopt(params)
@@ -170,24 +177,24 @@ class Programs:
         self.params = adopted
 
     def _adopt(self, params: Any) -> Any:
-        """Copies of the weights in the sampler's dtype and shardings; norms stay float32, which they are computed in."""
+        """The weights in the sampler's dtypes and shardings."""
         if jax.tree.structure(params) != jax.tree.structure(self._shardings):
             raise UserError("weights: not the parameters of the model being sampled (LoRA factors must be merged first)")
 
         def place(path: Any, leaf: Any, sharding: Any) -> Array:
-            dtype = jnp.float32 if path[-1].key == "scale" else self._dtype
-            return jax.device_put(leaf if leaf.dtype == dtype else leaf.astype(dtype), sharding, may_alias=False)
+            dtype = jnp.float32 if path[-1].key == "scale" else self._param_dtype
+            return jax.device_put(leaf if leaf.dtype == dtype else leaf.astype(dtype), sharding)
 
         return jax.tree.map_with_path(place, params, self._shardings)
 
     def _sharding(self, leaf: jax.ShapeDtypeStruct) -> Any:
         kind = "cache" if leaf.ndim == 5 else "slots"
-        return activation_sharding(self._mesh, kind, leaf.shape) if kind == "cache" else replicated(self._mesh)
+        return activation_sharding(self.mesh, kind, leaf.shape) if kind == "cache" else replicated(self.mesh)
 
     def _prefill_rows(self, params: Any, cache: KVCache, plan: Array, *, span: int) -> KVCache:
         """plan [R, 3 + C]: row, position of the first token, number of tokens, tokens. Rows out of range do nothing."""
         rows, starts, counts, tokens = plan[:, 0], plan[:, 1], plan[:, 2], plan[:, 3:]
-        with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
+        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             offsets = jnp.arange(tokens.shape[1])[None]
             positions = jnp.where(offsets < counts[:, None], starts[:, None] + offsets, span)
             window = jax.tree.map(lambda x: constrain(x.at[:, rows, :span].get(mode="clip"), "cache"), cache)
@@ -200,13 +207,13 @@ class Programs:
         def copied(x: Array) -> Array:
             return x.at[:, plan[:, 1], :span].set(x.at[:, plan[:, 0], :span].get(mode="clip"), mode="drop")
 
-        with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
+        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             return jax.tree.map(copied, cache)
 
     def _decode_steps(
         self, params: Any, cache: KVCache, state: State, orders: Array, *, span: int
     ) -> tuple[KVCache, State, Decoded]:
-        with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
+        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             model = nnx.merge(self._graphdef, params)
             none = Decoded(
                 jnp.full((self.decode_steps, self.slots), -1, jnp.int32),

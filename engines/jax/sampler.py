@@ -6,15 +6,15 @@ import asyncio
 import functools
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from rljax.allocation import Pool
-from rljax.backends.jax.sharding import make_mesh
+from rljax.backends.jax.mesh import pool_mesh
 from rljax.config import Config
 from rljax.engine import WeightSource
 from rljax.engines.jax.programs import MAX_STOP_IDS, Programs
-from rljax.engines.jax.scheduler import SamplerStats, Scheduler, Scorer
+from rljax.engines.jax.scheduler import SamplerStats, Scheduler
+from rljax.engines.jax.scoring import scorer_of
 from rljax.engines.jax.slots import Work
 from rljax.engines.jax.stops import StopStrings
 from rljax.errors import UserError
@@ -29,6 +29,7 @@ class JaxSampler:
         sampler = JaxSampler(config, Pool("jax"), Path("models/SmolLM2-135M-Instruct"))  # compiles everything it will run
         completion = await sampler.generate(Request("a", prompt_ids, SamplingParams(64, stop_token_ids=(2,)), seed=1))
 
+    With `jax.bitwise` a completion's log-probs are the learner's own (law 3), as `rljax.engines.jax.scoring` computes them.
     A completion is a function of weights, prompt, params and seed: slots, company and `jax.decode_steps` don't matter.
     Seeds count modulo 2**32. Only `params` ends a completion: the model's EOS ids must be among its stop_token_ids.
     """
@@ -41,28 +42,33 @@ class JaxSampler:
             more devices than there are, or a model directory that can't be loaded.
         """
         settings = config.jax
-        if settings.slots % pool.data:
-            raise UserError(f"jax.slots: {settings.slots} is not a multiple of the sampler's data dimension d{pool.data}")
-        devices = jax.devices()[pool.first_device : pool.first_device + pool.size]
-        if len(devices) < pool.size:
-            have, need = len(jax.devices()), pool.first_device + pool.size
-            raise UserError(f"allocation_mode: the JAX sampler needs {need} devices, there are {have}")
+        mesh = pool_mesh(pool)
+        if settings.slots % (pool.data * pool.fsdp):
+            raise UserError(
+                f"jax.slots: {settings.slots} is not a multiple of the {pool.data * pool.fsdp} data shards of the pool"
+            )
         self._programs = Programs(
             model_dir,
-            make_mesh(devices, data=pool.data, fsdp=pool.fsdp, tensor=pool.tensor),
+            mesh,
             slots=settings.slots,
             context=settings.context_length,
             prefill_tokens=settings.prefill_chunk,
             decode_steps=settings.decode_steps,
-            dtype=settings.sampler_dtype,
+            dtype=config.actor.dtype if settings.bitwise else settings.sampler_dtype,
+            param_dtype="float32" if settings.bitwise else settings.sampler_dtype,
             cache_dtype=settings.cache_dtype,
         )
         self._programs.warm_up()
-        self._bitwise = settings.bitwise
         self._model_dir = model_dir
         if ahead is None:
-            ahead = 0 if devices[0].platform == "cpu" else 1
-        self._scheduler = Scheduler(self._programs, recompute=config.rollout.recompute_kv_on_publish, ahead=ahead)
+            ahead = 0 if mesh.devices.flat[0].platform == "cpu" else 1
+        self._scheduler = Scheduler(
+            self._programs,
+            recompute=config.rollout.recompute_kv_on_publish,
+            ahead=ahead,
+            scorer=scorer_of(config, self._programs.spec, mesh) if settings.bitwise else None,
+            scored_temperature=config.gconfig.temperature,
+        )
 
     @property
     def version(self) -> int:
@@ -76,10 +82,6 @@ class JaxSampler:
     def stats(self) -> SamplerStats:
         return self._scheduler.stats()
 
-    def set_scorer(self, scorer: Scorer) -> None:
-        """For `jax.bitwise`: the learner's scoring program; its log-probs replace those of sampling when a completion ends."""
-        self._scheduler.scorer = scorer
-
     async def generate(self, request: Request) -> Completion:
         """Samples one completion; cancelling the call aborts it.
 
@@ -89,7 +91,7 @@ class JaxSampler:
 
         Raises:
           UserError: a prompt that is empty, holds an id outside the vocabulary, or leaves no room in the context; too many
-            stop ids; `jax.bitwise` without a scorer.
+            stop ids.
           SamplerError: the sampler failed or is closed.
         """
         return await asyncio.wrap_future(self._scheduler.submit(self._work(request)))
@@ -109,8 +111,6 @@ class JaxSampler:
             raise UserError(
                 f"request {request.id}: {len(params.stop_token_ids)} stop_token_ids; at most {MAX_STOP_IDS} are held"
             )
-        if self._bitwise and self._scheduler.scorer is None:
-            raise UserError("jax.bitwise: there is no learner to score with; set it to False for sampling alone")
         stops = StopStrings(self._tokenizer, params.stop) if params.stop else None
         return Work(request, min(params.max_new_tokens, context - len(prompt)), stops)
 
@@ -134,6 +134,4 @@ class JaxSampler:
 
     async def close(self) -> None:
         """Ends every request with finish `abort`, keeping its tokens so far, and frees cache and weights. May be repeated."""
-        if not self._scheduler.ended:
-            await asyncio.wrap_future(self._scheduler.command(self._scheduler.stop))
-        await asyncio.to_thread(self._scheduler.join)
+        await asyncio.to_thread(self._scheduler.close)

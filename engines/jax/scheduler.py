@@ -30,8 +30,8 @@ from rljax.types import Completion, Finish
 
 log = logging.getLogger(__name__)
 
-Scorer = Callable[[Any, np.ndarray, int, float], np.ndarray]
-"""(weights, token_ids [T] of prompt and completion, length P of the prompt, temperature) -> logp [T - P] float32, nats."""
+Scorer = Callable[[Any, Sequence[np.ndarray]], Sequence[np.ndarray]]
+"""(weights, sequences of T token ids) -> their log-probs, [T] float32, nats, at the temperature of the run."""
 
 
 @dataclasses.dataclass
@@ -66,10 +66,18 @@ class SamplerStats:
 class Scheduler:
     """Owns programs and slots; everything but `submit`, `command` and `stats` runs in its thread."""
 
-    def __init__(self, programs: Programs, *, recompute: bool, ahead: int, scorer: Scorer | None = None) -> None:
-        """`ahead` decode dispatches are sent before the oldest is read: 1 hides the host's work behind a device's."""
+    def __init__(
+        self, programs: Programs, *, recompute: bool, ahead: int, scorer: Scorer | None = None, scored_temperature: float = 1.0
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+          recompute: `rollout.recompute_kv_on_publish`.
+          ahead: decode dispatches sent before the oldest is read; 1 hides the host's work behind a device's.
+          scorer: of `jax.bitwise`: its log-probs replace those of sampling when a completion ends.
+        """
         self.version = 0
-        self.scorer = scorer
+        self._scorer, self._scored_temperature = scorer, scored_temperature
         self._programs, self._recompute, self._ahead = programs, recompute, ahead
         self._table = SlotTable(programs.slots, programs.context)
         self._inbox: queue.SimpleQueue[Work | Command] = queue.SimpleQueue()
@@ -101,12 +109,12 @@ class Scheduler:
                 raise SamplerError(f"the sampler has ended: {self._ended}") from self._ended
             self._inbox.put(item)
 
-    def join(self) -> None:
+    def close(self) -> None:
+        """Ends every request with finish `abort`; returns when the thread is gone."""
+        with self._lock:
+            if self._ended is None:
+                self._inbox.put(Command(self._stop))
         self._thread.join()
-
-    @property
-    def ended(self) -> bool:
-        return self._ended is not None
 
     def stats(self) -> SamplerStats:
         points = list(self._rate)
@@ -135,7 +143,7 @@ class Scheduler:
         for slot in self._table.swap(version, self._recompute):
             self._decoding.pop(slot, None)  # it starts again, from where it is, when its row is full again
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         self._ended = SamplerError("closed")
 
     # The thread
@@ -151,7 +159,7 @@ class Scheduler:
             self._fail_all(error)
             raise
         finally:
-            del self._programs  # the cache and the weights
+            self._programs.free()
 
     def _step(self) -> None:
         """One dispatch, or the tokens of one."""
@@ -236,13 +244,21 @@ class Scheduler:
     def _collect(self, dispatch: Dispatch) -> None:
         """Waits for a dispatch and hands out its tokens."""
         tokens, logp = np.asarray(dispatch.drawn.tokens), np.asarray(dispatch.drawn.logp)
-        counts = (tokens >= 0).sum(axis=0)
+        counts = (tokens >= 0).sum(axis=0).tolist()
+        ended = []
         for slot, work in dispatch.tenants.items():
-            if self._table.work[slot] is work and counts[slot]:
-                self._take(slot, work, tokens[: counts[slot], slot], logp[: counts[slot], slot], dispatch.version)
+            count = counts[slot]
+            if self._table.work[slot] is work and count:
+                finish = self._take(slot, work, tokens[:count, slot], logp[:count, slot], dispatch.version)
+                if finish is not None:
+                    self._table.release(slot)
+                    ended.append((work, work.completion(finish)))
         self._rate.append((time.monotonic(), self._generated))
+        for work, completion in self._rescored(ended):
+            resolve(work.future, completion)
 
-    def _take(self, slot: int, work: Work, tokens: np.ndarray, logp: np.ndarray, version: int) -> None:
+    def _take(self, slot: int, work: Work, tokens: np.ndarray, logp: np.ndarray, version: int) -> Finish | None:
+        """Adds tokens to a completion, as far as they belong to it, and says whether that ended it."""
         params = work.request.params
         finish = None
         if work.stops is not None:
@@ -253,35 +269,33 @@ class Scheduler:
         work.append(tokens, logp, version)
         self._generated += len(tokens)
         self._table.extend(slot, tokens)
-        if finish is None and tokens[-1] in params.stop_token_ids:
+        if int(tokens[-1]) in params.stop_token_ids:
             finish = Finish.STOP
         if finish is None and work.emitted >= work.limit:
             finish = Finish.LENGTH
-        if finish is not None:
-            self._table.release(slot)
-            self._finish(work, finish)
+        return finish
 
-    def _finish(self, work: Work, finish: Finish) -> None:
-        completion = work.completion(finish)
-        if self.scorer is not None and finish is not Finish.ABORT:
-            completion = self._rescored(work, completion)
-        resolve(work.future, completion)
+    def _rescored(self, ended: list[tuple[Work, Completion]]) -> list[tuple[Work, Completion]]:
+        """With the scorer's log-probs, where they are of the distribution that was sampled: the whole softmax at the run's
+        temperature, under the weights that are here now. Other completions keep what sampling gave."""
+        if self._scorer is None:
+            return ended
+        exact = [i for i, (work, completion) in enumerate(ended) if self._is_scorable(work, completion)]
+        sequences = [np.concatenate([ended[i][0].request.prompt_ids, ended[i][1].token_ids]) for i in exact]
+        for i, scores in zip(exact, self._scorer(self._programs.params, sequences) if exact else (), strict=True):
+            work, completion = ended[i]
+            logp = np.asarray(scores[len(work.request.prompt_ids) :], np.float32)
+            ended[i] = work, dataclasses.replace(completion, logp=logp)
+        return ended
 
-    def _rescored(self, work: Work, completion: Completion) -> Completion:
-        """With the log-probs of the learner's own program, where it scores the distribution that was sampled: the whole
-        softmax, under the weights that are here now. Other completions keep what sampling gave."""
-        request = work.request
-        params = request.params
+    def _is_scorable(self, work: Work, completion: Completion) -> bool:
+        params = work.request.params
         whole = not params.greedy and params.top_p == 1 and params.top_k == 0 and params.min_new_tokens == 0
-        if self.scorer is None or not whole or np.any(completion.versions != self.version):
-            return completion
-        token_ids = np.concatenate([request.prompt_ids, completion.token_ids])
-        logp = self.scorer(self._programs.params, token_ids, len(request.prompt_ids), params.temperature)
-        return dataclasses.replace(completion, logp=np.asarray(logp, np.float32))
+        return whole and params.temperature == self._scored_temperature and bool(np.all(completion.versions == self.version))
 
     def _abort_all(self) -> None:
         for work in self._close_inbox(SamplerError("closed")):
-            self._finish(work, Finish.ABORT)
+            resolve(work.future, work.completion(Finish.ABORT))
 
     def _fail_all(self, error: BaseException) -> None:
         for work in self._close_inbox(error):
