@@ -232,7 +232,7 @@ class Scheduler:
         order = np.zeros((), ORDER)
         last = int(self._table.length[slot]) - 1
         order["action"], order["token"], order["position"] = START, self._table.tokens[slot, last], last
-        order["limit"], order["index"] = work.limit, work.emitted
+        order["limit"], order["token_index"] = work.limit, work.emitted
         order["seed"] = np.uint32(work.request.seed % 2**32).view(np.int32)
         order["min_new_tokens"], order["top_k"], order["greedy"] = params.min_new_tokens, params.top_k, params.greedy
         order["temperature"], order["top_p"] = params.temperature, params.top_p
