@@ -2,7 +2,7 @@
 
 The loop it serves, in outline (`rljax/loop.py` is the real one):
 
-    engine = build(config, workdir)
+    engine = build(config, allocation, model_dir, workdir)
     completion = await engine.sampler.generate(request)       # any number at once
     ...
     proximal_logp = engine.learner.score(batch)
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import os
 import shutil
 import tempfile
@@ -169,8 +170,11 @@ def check(config: Config, allocation: Allocation) -> None:
         find_plugin(name).check(config, allocation)
 
 
-def build(config: Config, allocation: Allocation, model_dir: Path) -> Engine:
+def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path) -> Engine:
     """Makes a sampler and a learner from the same model directory. Blocks; both may compile.
+
+    Args:
+      workdir: of the run, which this process has for itself; weights are published through a directory named after it.
 
     Raises:
       UserError: when the allocation lacks one of them, or no transport leads from one to the other.
@@ -182,7 +186,7 @@ def build(config: Config, allocation: Allocation, model_dir: Path) -> Engine:
     transport = _transport(allocation.sampler.engine, sampling, allocation.learner.engine, learning)
     learner = learning.make_learner(config, allocation.learner, model_dir)
     sampler = sampling.make_sampler(config, allocation.sampler, model_dir)
-    return Engine(sampler, learner, transport, Path(tempfile.mkdtemp(prefix="rljax-", dir=_memory_backed())))
+    return Engine(sampler, learner, transport, _fresh_publish_dir(workdir))
 
 
 def _transport(sampler: str, sampling: Plugin, learner: str, learning: Plugin) -> str:
@@ -196,9 +200,17 @@ def _transport(sampler: str, sampling: Plugin, learner: str, learning: Plugin) -
     )
 
 
-def _memory_backed() -> str | None:
-    """Linux's directory in memory, where there is one; None for the usual place of temporary files."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+def _fresh_publish_dir(workdir: Path) -> Path:
+    """An empty directory, in memory where Linux has one. The same for every process of a run: a killed one leaks nothing."""
+    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest()
+    directory = _memory_backed() / name
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+def _memory_backed() -> Path:
+    return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 
 
 def find_plugin(name: str) -> Plugin:

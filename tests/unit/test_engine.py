@@ -13,18 +13,27 @@ from rljax.errors import UserError
 
 
 @dataclasses.dataclass
-class Part:
-    """A sampler or learner that notes what is done to it."""
+class NotingLearner:
+    """Notes what is done to it."""
 
-    name: str
     log: list
-    version: int = 0
 
     def export(self, directory):
         self.log.append(("export", directory))
         if directory is not None:
             directory.mkdir(parents=True)
         return engine.WeightSource(directory=directory)
+
+    def close(self):
+        self.log.append("learner closed")
+
+
+@dataclasses.dataclass
+class NotingSampler:
+    """Notes what is done to it."""
+
+    log: list
+    version: int = 0
 
     async def pause(self):
         self.log.append("pause")
@@ -37,6 +46,9 @@ class Part:
             raise ValueError("no such version")
         self.version = version
         self.log.append(("load", source.directory))
+
+    async def close(self):
+        self.log.append("sampler closed")
 
 
 @dataclasses.dataclass
@@ -55,10 +67,10 @@ class ThirdParty:
             raise UserError(self.refused)
 
     def make_sampler(self, config, pool, model_dir):
-        return Part("sampler", self.log)
+        return NotingSampler(self.log)
 
     def make_learner(self, config, pool, model_dir):
-        return Part("learner", self.log)
+        return NotingLearner(self.log)
 
 
 @dataclasses.dataclass
@@ -76,7 +88,7 @@ def register(monkeypatch, tmp_path):
     """Registers plugins under names, as if each were installed by a package of its own."""
     points = []
     monkeypatch.setattr(engine, "_entry_points", lambda: points)
-    monkeypatch.setattr(engine, "_memory_backed", lambda: str(tmp_path))
+    monkeypatch.setattr(engine, "_memory_backed", lambda: tmp_path)
     return lambda name, plugin, value="package:PLUGIN": points.append(EntryPoint(name, value, plugin))
 
 
@@ -84,7 +96,7 @@ CONFIG = config_io.from_dict(base.get_config())
 
 
 def build(mode: str) -> engine.Engine:
-    return engine.build(CONFIG, parse(mode, engine.find_plugin), Path("model"))
+    return engine.build(CONFIG, parse(mode, engine.find_plugin), Path("model"), Path("run"))
 
 
 def test_best_transport_that_both_have(register):
@@ -123,6 +135,17 @@ def test_publish_by_directory_pauses_loads_resumes_and_leaves_nothing(register):
     assert built.sampler.version == 7
     assert built.sampler.log == [("export", directory), "pause", ("load", directory), "resume"]
     assert list(built.publish_dir.iterdir()) == []
+
+
+def test_a_killed_run_leaves_no_weights_in_memory(register, tmp_path):
+    register("one", ThirdParty(("directory",)))
+    killed = build("one:d1")
+    (killed.publish_dir / "3").mkdir()
+    again = build("one:d1")
+    assert again.publish_dir == killed.publish_dir and list(again.publish_dir.iterdir()) == []
+    asyncio.run(again.close())
+    assert again.sampler.log == ["sampler closed", "learner closed"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_publish_that_fails_resumes_the_sampler(register):
