@@ -12,18 +12,22 @@ if __name__ == "__main__":
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from absl import app, flags, logging
 
 from rljax.config import Config
 from rljax.errors import UserError
+
+if TYPE_CHECKING:
+    from rljax.sinks.run_directory import RunDirectory
 
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # flags defined by a function here belong to the binary that calls it, and show up in its --help
@@ -116,3 +120,18 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
             value = argv[next(arguments)]
         _overrides.append((key, "true" if value is None else value))
     return rest
+
+
+@contextlib.contextmanager
+def recorded(run: RunDirectory) -> Iterator[None]:
+    """A run that ends by an error says so in status.json, in one line, before the error goes on."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code not in (0, None):
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            with contextlib.suppress(UserError):  # the disk may be what failed; the first error is the one to see
+                run.fail(" ".join(reason.split()))
+        raise
+    finally:
+        run.close()
