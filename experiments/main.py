@@ -95,14 +95,14 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         sys.exit(0)
     rest = _take_overrides(argv)
     try:
-        rest = FLAGS(rest)
+        left: list[str] = FLAGS(rest)
     except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from None
-    if len(rest) > 1:
-        raise UserError(f"{rest[1]}: unexpected argument (--help names the flags)")
+    if len(left) > 1:
+        raise UserError(f"{left[1]}: unexpected argument (--help names the flags)")
     if FLAGS["verbosity"].using_default_value:
         FLAGS.verbosity = logging.WARNING  # checkpoints and data report each step otherwise
-    return rest
+    return left
 
 
 def _take_overrides(argv: Sequence[str]) -> list[str]:
