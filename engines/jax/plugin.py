@@ -9,7 +9,6 @@ from rljax.config import Config
 from rljax.engine import Learner, Sampler
 from rljax.errors import UserError
 
-
 NAME = "jax"  # of the entry point
 
 
