@@ -151,7 +151,7 @@ def _narrow(lengths: np.ndarray) -> np.ndarray:
 
 
 def row_tokens_for(lengths: Sequence[int] | np.ndarray, max_tokens_per_row: int, rows_per_mb: int = 1) -> int:
-    """Tokens of a row: the smallest bucket whose rows hold the longest trajectory, and all in one micro-batch; else the largest.
+    """Tokens of a row: the smallest bucket whose rows hold the longest trajectory and all in one micro-batch; else the largest.
 
     Raises:
       UserError: a trajectory is longer than a row may be.
