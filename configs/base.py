@@ -73,6 +73,7 @@ def get_config() -> ConfigDict:
             stale_policy="drop",
             recompute_kv_on_publish=False,
             workflow="rlvr",
+            workflow_args=ConfigDict(),
             should_accept_fn=config_dict.placeholder(str),
             request_timeout=3600.0,
             request_retries=3,

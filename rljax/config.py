@@ -44,7 +44,8 @@ class RolloutConfig:
     enable_rollout_tracing: bool  # one line an episode event in trace.jsonl
     stale_policy: str  # "drop" (and generate again) or "mask" the tokens that would exceed the bound
     recompute_kv_on_publish: bool  # prefill in-flight requests again with the new weights
-    workflow: str  # a registered workflow ("rlvr"), or "package.module:Class"
+    workflow: str  # a registered workflow ("rlvr", "multi_turn"), or "package.module:Class"
+    workflow_args: dict[str, object]  # keyword arguments of the workflow, beside tokenizer and rewards
     should_accept_fn: str | None  # a registered filter ("mixed_rewards": DAPO's), or "package.module:function"
     request_timeout: float  # seconds
     request_retries: int
@@ -184,7 +185,7 @@ class DatasetConfig:
 
     # A directory with <split>.jsonl or .parquet, one such file, or "task:addition", "task:reasoning_gym/<dataset>"
     path: str
-    type: str  # a registered format: "gsm8k", "prompt_answer", "task"
+    type: str  # a format: "gsm8k", "prompt_answer", "task" (which a "task:" path implies), or "package.module:function"
     split: str
     batch_size: int  # prompts
     shuffle: bool
