@@ -32,7 +32,7 @@ class Critic:
         self._clip = config.critic.eps_clip_value
         everywhere = replicated(policy.mesh)
         head = jax.device_put(jnp.zeros(policy.spec.hidden_size, MASTER), everywhere)
-        self.trained: Tree = {"model": jax.jit(lambda t: jax.tree.map(jnp.copy, t))(policy.trained), "value_head": head}
+        self.trained: Tree = {"model": policy.copied(MASTER), "value_head": head}
         self.values = jax.jit(self._values, out_shardings=everywhere)
         key = "critic.optimizer"
         self._phase = Phase(self._loss, config.critic.optimizer, total_steps, key, PREFIX, self.trained, policy.mesh)

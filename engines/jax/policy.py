@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from rljax.backends.jax import hf, lora
+from rljax.backends.jax import hf
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.sharding import replicated
 from rljax.config import Config
@@ -49,11 +49,17 @@ class Policy:
 
     def program(self, function: Callable[[Transformer, Any], Any]) -> Callable[[Tree, Tree, Any], Any]:
         """(trained, frozen, rows) -> function(model, rows), jitted, its result on every device so that any host can read it."""
-        return jax.jit(lambda trained, frozen, rows: function(self.model(trained, frozen), rows), out_shardings=replicated(self.mesh))
+        return jax.jit(
+            lambda trained, frozen, rows: function(self.model(trained, frozen), rows), out_shardings=replicated(self.mesh)
+        )
 
     def merged(self) -> Tree:
         """The parameters with the adapters folded in, as `hf.load` gives them. Not to be kept: an update may donate them."""
         return self._whole(self.trained, self.frozen) if self._adapted else self.trained
+
+    def copied(self, dtype: Any) -> Tree:
+        """A copy of what is trained, in buffers of its own."""
+        return jax.jit(lambda trained: jax.tree.map(lambda a: _copy(a, dtype), trained))(self.trained)
 
     def published(self) -> Tree:
         """A copy of `merged` for a sampler, in `jax.sampler_dtype` (the master dtype in the bitwise mode).
