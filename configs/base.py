@@ -167,4 +167,30 @@ def get_config() -> ConfigDict:
             compilation_cache="",
         )
     )
+    config.sglang = ConfigDict(
+        dict(
+            python="",
+            device="",
+            dtype="auto",
+            attention_backend="",
+            mem_fraction_static=config_dict.placeholder(float),
+            context_length=config_dict.placeholder(int),
+            max_running_requests=config_dict.placeholder(int),
+            stream_interval=16,
+            disable_overlap_schedule=False,
+            extra_args=(),
+            start_timeout=600.0,
+            restarts=3,
+            log_dir="",
+        )
+    )
+    config.serve = ConfigDict(
+        dict(
+            host="127.0.0.1",  # other machines can't reach it; a token should come with any other address
+            port=0,
+            max_requests=1024,
+            max_body_mb=64.0,
+            weight_roots=(),
+        )
+    )
     return config
