@@ -11,9 +11,9 @@ Two rules keep tokens fresh. Admission lets in
 
     min(max_concurrent_rollouts - running, (max_head_offpolicyness + version + 1) * consumer_batch_size - accepted - running)
 
-prompts, so that a group admitted now is used within the bound if groups finish in order. They don't, so on top of it stands a
-hard bound: what would exceed the lag at its update is generated again (`drop`), or its stale tokens are no longer trained on (`mask`).
-Every entry in `ready` is within the bound at the present version, so whatever `take` gives is.
+prompts, so that a group admitted now is used within the bound if groups finish in order. They don't, so on top of it stands
+a hard bound: what would exceed the lag at its update is generated again (`drop`), or its stale tokens are no longer trained
+on (`mask`). Every entry in `ready` is within the bound at the present version, so whatever `take` gives is.
 """
 
 from __future__ import annotations
@@ -127,6 +127,11 @@ class Buffer:
         return self.consumed + len(self._ready)
 
     @property
+    def done(self) -> int:
+        """Prompts that are through: consumed, rejected or dropped."""
+        return self.consumed + self.counts["rejected"] + self.counts["dropped"]
+
+    @property
     def capacity(self) -> int:
         """Prompts that may be admitted now."""
         limits, running = self.limits, len(self._running)
@@ -177,7 +182,7 @@ class Buffer:
         del self._running[ticket.index]
         self.counts["finished"] += 1
         self._push(Entry(oldest, ticket.index, ticket, group))
-        self._notify()
+        self.wake()
 
     def reject(self, ticket: Ticket) -> None:
         """The filter did not want the group: the prompt is done, a later one fills its place."""
@@ -195,7 +200,7 @@ class Buffer:
     def _end(self, ticket: Ticket, how: str) -> None:
         del self._running[ticket.index]
         self.counts[how] += 1
-        self._notify()
+        self.wake()
 
     # The learner's side
 
@@ -218,7 +223,7 @@ class Buffer:
         self.version += 1
         while self._ready and self._ready[0].oldest < self._floor:
             self._push(heapq.heappop(self._ready))
-        self._notify()
+        self.wake()
 
     @property
     def _floor(self) -> int:
@@ -247,17 +252,14 @@ class Buffer:
 
     # Waiting
 
-    async def change(self) -> None:
-        """Returns when something has happened that may let the producer or the learner go on."""
+    def change(self) -> asyncio.Future[None]:
+        """Awaitable: something has happened, from this call on, that may let the producer or the learner go on."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+        return waiter
 
-    def _notify(self) -> None:
+    def wake(self) -> None:
+        """Lets those who wait for a change look again."""
         if self._waiters:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
@@ -292,7 +294,7 @@ class Buffer:
         self._ready = []
         for entry in entries:
             self._push(entry)
-        self._notify()
+        self.wake()
 
 
 def oldest_version(trajectories: Iterable[Trajectory]) -> int:

@@ -103,6 +103,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "evaluator.temperature",
         "evaluator.max_prompts",
         "recover.max_consecutive_failures",
+        "recover.max_prompt_failures",
         "recover.hang_timeout",
         "jax.slots",
         "jax.context_length",

@@ -4,14 +4,15 @@ A file is a sequence of records: magic, lengths and a CRC-32, then a JSON header
 pickled. A record whose bytes are not all there, or don't match their checksum, ends the file: it is the one that was being
 written when the process died.
 
-What is recoverable, and why that is everything. A checkpoint at version v holds the book (buffer.py): data position, prompts in flight,
-groups ready. Prompts admitted later are drawn from the source again, in the same order, with the same seeds. What they gave is looked up
-in the journal first, and used if every token of it was sampled by versions up to v: those weights belong to the run that goes on.
-Groups sampled by later versions come from weights that died with the process; they are generated again. So the journal only ever takes
-groups of versions up to v, at most what admission lets in at v, and its size is bounded however rarely checkpoints are made.
+What is recoverable, and why that is everything. A checkpoint at version v holds the book (buffer.py): data position, prompts
+in flight, groups ready. Prompts admitted later are drawn from the source again, in the same order, with the same seeds.
+What they gave is looked up in the journal first, and used if every token of it was sampled by versions up to v: those
+weights belong to the run that goes on. Groups sampled by later versions come from weights that died with the process; they
+are generated again. So the journal only ever takes groups of versions up to v, at most what admission lets in at v, and its
+size is bounded however rarely checkpoints are made.
 
-One file belongs to one checkpoint, `<directory>/<step>.journal`, and is deleted with it. The same format holds the buffer inside
-a checkpoint.
+One file belongs to one checkpoint, `<directory>/<step>.journal`, and is deleted with it. The same format holds the finished
+groups inside a checkpoint.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from rljax.buffer import Entry, Ticket, newest_version, oldest_version, ticket_from_json, ticket_to_json
+from rljax.errors import UserError
 from rljax.types import Finish, Group, Trajectory
 
 MAGIC = b"RLJ1"
@@ -155,10 +157,16 @@ class GroupLog:
         self._journal: Journal | None = None
         self._version = 0
 
-    def begin(self, step: int, version: int) -> dict[tuple[str, int], Record]:
-        """Records from here on belong to the checkpoint of this step. Returns those it has, by uid and attempt."""
+    def begin(self, step: int, version: int, *, fresh: bool = False) -> dict[tuple[str, int], Record]:
+        """Records from here on belong to the checkpoint of this step. Returns those it has, by uid and attempt.
+
+        Args:
+          fresh: the checkpoint is being made now: a file of its name is of a run that took another course.
+        """
         self.close()
         path = self._directory / f"{step}.journal"
+        if fresh:
+            path.unlink(missing_ok=True)
         self._journal, self._version = Journal(path), version
         return {(r.ticket.prompt.uid, r.ticket.attempt): r for r in read(path)}
 
@@ -167,7 +175,10 @@ class GroupLog:
         if self._journal is None or newest_version(group.trajectories) > self._version:
             return
         rewards = tuple(t.reward for t in group.trajectories)
-        self._journal.append(Record(ticket, group if accepted else None, rewards))
+        try:
+            self._journal.append(Record(ticket, group if accepted else None, rewards))
+        except OSError as error:
+            raise UserError(f"journal: cannot write to {self._directory}: {error.strerror} (make room there)") from error
 
     def forget(self, keep: Iterable[int]) -> None:
         """Deletes the journals of checkpoints that are gone."""
