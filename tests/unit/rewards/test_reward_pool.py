@@ -250,3 +250,13 @@ def test_no_process_outlives_a_parent_that_is_killed():
         parent.kill()
     for pid in pids:
         wait_until(lambda pid=pid: not running(pid))
+
+
+def test_shipped_rewards_work_in_their_process():
+    async def main():
+        async with pool("gsm8k", memory_mb=2048) as rewards:
+            prompt = Prompt("0/0", ({"role": "user", "content": "?"},), {"final": "72"})
+            scores = await asyncio.gather(*(rewards.score(prompt, f"so it is\n#### {n}") for n in (71, 72, 73)))
+            assert [score.components for score in scores] == [{"gsm8k": 0.0}, {"gsm8k": 1.0}, {"gsm8k": 0.0}]
+
+    run(main)

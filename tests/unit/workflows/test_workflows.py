@@ -169,7 +169,7 @@ def test_the_users_own_workflow_and_what_is_wrong_with_one(tokenizer, tmp_path, 
         ("rlrv", {}, "rollout.workflow: no workflow named 'rlrv' (did you mean rlvr?"),
         ("own_workflow:On", {}, "rollout.workflow: own_workflow has no 'On' (did you mean Own?"),
         ("own_workflow:Plain", {}, "rollout.workflow: own_workflow:Plain has no 'async def episode'"),
-        ("own_workflow:Own", {"wrod": 1}, "rollout.workflow_args: own_workflow:Own: got an unexpected keyword argument 'wrod' ("),
+        ("own_workflow:Own", {"wrod": 1}, "rollout.workflow_args: own_workflow:Own: got an unexpected keyword argument 'wrod'"),
         ("multi_turn", {"max_turns": 0}, "rollout.workflow_args.max_turns: 0 (at least 1)"),
     ):  # fmt: skip
         with pytest.raises(UserError) as caught:
