@@ -254,9 +254,7 @@ class SamplerContract(abc.ABC):
 
     def test_a_cancelled_request_leaves_the_others_alone(self, sampler, loop):
         async def cancel_some() -> list[Any]:
-            tasks = [
-                asyncio.create_task(sampler.generate(self.request(f"t{i}", seed=i, max_new_tokens=40))) for i in range(20)
-            ]
+            tasks = [asyncio.create_task(sampler.generate(self.request(f"t{i}", seed=i, max_new_tokens=40))) for i in range(20)]
             await asyncio.sleep(0.01)
             for task in tasks[::2]:
                 task.cancel()
