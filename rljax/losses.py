@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rljax.logprobs import log_softmax
+
 # A log-ratio beyond this counts as this and has no gradient: e^20 is a fault, not an estimate, and its square still fits
 # a float32, so that one broken token cannot turn a global gradient norm into inf.
 LOG_RATIO_LIMIT = 20.0
@@ -340,7 +342,7 @@ def full_distillation(logits: Array, teacher_logits: Array, mask: Array, weight:
     Returns:
       Weighted sum over trained tokens, and their number.
     """
-    log_p, log_q = (_log_softmax(np.where(mask[..., None], wide(z), 0.0)) for z in (logits, teacher_logits))
+    log_p, log_q = (log_softmax(np.where(mask[..., None], wide(z), 0.0)) for z in (logits, teacher_logits))
     p, difference, weight = np.exp(log_p), log_p - log_q, select(weight, mask)
     loss = np.sum(p * difference, axis=-1)
     return _term(loss, mask, weight, logits=weight[..., None] * p * (difference - loss[..., None]))
@@ -394,11 +396,6 @@ def over_segments(x: Array, mask: Array, segment_ids: Array) -> Array:
             members = mask[row] & (segment_ids[row] == segment)
             out[row, members] = x[row, members].sum()
     return out
-
-
-def _log_softmax(z: Array) -> Array:
-    shifted = z - z.real.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
 
 
 def _term(loss: Array, mask: Array, weight: Array, **grads: Array) -> Term:

@@ -64,19 +64,20 @@ def token_logprobs(
 ) -> tuple[Float[Array, " M"], Float[Array, " M"]]:
     r"""Log-probability of each label, and entropy, under the softmax of tempered logits.
 
-    .. math:: z = \mathrm{cap} \tanh(h W^T / \mathrm{cap}) / \tau,\quad \log p_y = z_y - \mathrm{lse}(z),\quad H = \mathrm{lse}(z) - \sum_j p_j z_j
+    .. math:: z = \mathrm{cap} \tanh(h W^T / \mathrm{cap}) / \tau,\quad
+              \log p_y = z_y - \mathrm{lse}(z),\quad H = \mathrm{lse}(z) - \sum_j p_j z_j
 
     Differentiable in hidden and unembedding through both results:
     :math:`\partial \log p_y / \partial z_j = 1_{jy} - p_j`, :math:`\partial H / \partial z_j = -p_j (\log p_j + H)`.
 
     Args:
-      hidden: final hidden states, each predicting its label; float64, float32 or bfloat16.
-      unembedding: in the dtype of hidden.
-      labels: token ids in [0, V).
+      hidden: [M, H], final hidden states, each predicting its label; float64, float32 or bfloat16.
+      unembedding: [V, H], in the dtype of hidden.
+      labels: [M] int, token ids in [0, V).
       temperature: that of sampling.
       softcap: Gemma's final logit soft-capping, None for none.
       chunk: rows; at most about chunk * V logits are held at once.
-      mesh: with axes "data", "fsdp" (rows) and "tensor" (vocabulary); None on one device.
+      mesh: with axes "data", "fsdp" (rows) and "tensor" (vocabulary), of type Auto; None on one device.
 
     Returns:
       logp [M] and entropy [M], nats, float32 (float64 for float64 inputs).

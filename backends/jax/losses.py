@@ -365,17 +365,18 @@ def negative_log_likelihood(logp: Float[Array, "R m"], mask: Bool[Array, "R m"],
 
 
 def wide(x: Array) -> Array:
+    """In float32 at least."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def select(x: Array, mask: Array) -> Array:
+    """x where mask, else 0."""
     return jnp.where(mask, wide(x), 0.0)
 
 
 def log_ratio(logp: Array, other: Array, mask: Array) -> Array:
     """log(p / other) where mask, else 0, within LOG_RATIO_LIMIT; no gradient beyond it."""
-    difference = jnp.where(mask, wide(logp) - wide(other), 0.0)
-    return jnp.clip(difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return jnp.clip(select(logp, mask) - select(other, mask), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def clipped_ratio(ratio: Array, advantage: Array, clip_low: float, clip_high: float, dual_clip: float | None) -> Array:

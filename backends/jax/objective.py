@@ -50,9 +50,9 @@ def policy_objective(
             logp, tokens.behavior_logp, mask, tokens.segment_ids, cap=objective.weight_cap, mode="clamp", level="token"
         )
         kl = losses.kl_loss(logp, tokens.reference_logp, importance, mask, weight, estimator=objective.kl_estimator)
-        loss += objective.kl_coef * kl.sum
+        loss = loss + objective.kl_coef * kl.sum
     if objective.entropy_coef:
-        loss += objective.entropy_coef * losses.entropy_bonus(entropy, mask, weight).sum
+        loss = loss + objective.entropy_coef * losses.entropy_bonus(entropy, mask, weight).sum
     return loss, _metrics(stop_gradient(logp), stop_gradient(entropy), proximal, tokens, objective)
 
 

@@ -43,12 +43,21 @@ class PromptSource:
     """
 
     def __init__(
-        self, examples: Examples, kept: np.ndarray, *, key: str, seed: int, shuffle: bool, shard: tuple[int, int] = (0, 1)
+        self,
+        examples: Examples,
+        kept: np.ndarray,
+        *,
+        key: str,
+        seed: int,
+        shuffle: bool,
+        skipped: int = 0,
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         """
         Args:
           kept: [n] int64, rising: indices of the examples that are used.
           key: the config section, for errors.
+          skipped: examples that were left out for their length, to be reported.
           shard: (index, count) of this process among those that share the prompts of an epoch.
         """
         import grain  # takes a second, most of it jax
@@ -57,18 +66,18 @@ class PromptSource:
         self._key = key
         self._kept = kept
         self._position = 0
-        self.skipped = len(examples) - len(kept)  # prompts longer than max_length, each epoch
+        self.skipped = skipped  # prompts longer than max_length, each epoch
         order = grain.MapDataset.source(kept)
         if shuffle:
             order = order.shuffle(seed=_grain_seed(seed))
         index, count = shard
         self._order = order.slice(slice(index, None, count))
-        if not len(self._order):
+        if len(kept) < count:
             raise UserError(f"{key}: {len(kept)} prompts are too few for {count} processes")
         self._identity = {
             "data": examples.digest,
             "prompts": len(kept),
-            "kept": hashlib.blake2b(np.ascontiguousarray(kept, np.int64), digest_size=8).hexdigest(),
+            "kept": hashlib.blake2b(kept.tobytes(), digest_size=8).hexdigest(),
             "shuffle": shuffle,
             "seed": seed if shuffle else 0,
             "shard": f"{index} of {count}",
@@ -93,13 +102,9 @@ class PromptSource:
     def prompt(self, uid: str) -> Prompt:
         """The prompt of a uid, as the stream gave it out."""
         epoch, _, index = uid.partition("/")
-        if not (epoch.isdigit() and index.isdigit() and int(index) in self):
+        if not (epoch.isdigit() and index.isdigit() and self._has(int(index))):
             raise UserError(f"{self._key}: no prompt {uid!r} in this dataset")
         return self._numbered(int(epoch), int(index))
-
-    def __contains__(self, index: int) -> bool:
-        place = int(np.searchsorted(self._kept, index))
-        return place < len(self._kept) and int(self._kept[place]) == index
 
     def state(self) -> dict[str, Any]:
         """Where the stream stands and what it runs over, as JSON values."""
@@ -109,10 +114,13 @@ class PromptSource:
         """Goes on where `state` was taken. Raises UserError when the data is not what it was."""
         for name, now in self._identity.items():
             if state[name] != now:
-                raise UserError(
-                    f"{self._key}: cannot resume: {name} was {state[name]}, now {now} (restore the data, or start a fresh --workdir)"
-                )
+                change = f"{name} was {state[name]}, now {now}"
+                raise UserError(f"{self._key}: cannot resume: {change} (restore the data, or start a fresh --workdir)")
         self._position = int(state["position"])
+
+    def _has(self, index: int) -> bool:
+        place = int(np.searchsorted(self._kept, index))
+        return place < len(self._kept) and int(self._kept[place]) == index
 
     def _at(self, position: int) -> Prompt:
         return self._numbered(position // len(self), int(self._order[position]))
@@ -149,12 +157,12 @@ def open_prompts(
         records = open_records(dataset.path, dataset.split, key)
         form = find_format(dataset.type, key)
     examples = Examples(records, form, dataset.system_prompt)
-    kept = _kept(examples, dataset, tokenizer, key)
-    return PromptSource(examples, kept, key=key, seed=seed, shuffle=dataset.shuffle, shard=shard)
+    kept, skipped = _kept(examples, dataset, tokenizer, key)
+    return PromptSource(examples, kept, key=key, seed=seed, shuffle=dataset.shuffle, skipped=skipped, shard=shard)
 
 
-def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | None, key: str) -> np.ndarray:
-    """Indices [n] int64 of the first `limit` examples that are not too long. Reads every one of them."""
+def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | None, key: str) -> tuple[np.ndarray, int]:
+    """Indices [n] int64 of the first `limit` examples that are not too long, and how many are. Reads every one."""
     if dataset.max_length is not None and tokenizer is None:
         raise ValueError(f"{key}.max_length counts tokens and needs a tokenizer")
     if dataset.limit is not None and dataset.limit < 1:
@@ -163,15 +171,14 @@ def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | Non
     kept = []
     for index in range(count):
         messages = examples[index].messages
-        if dataset.max_length is None or tokenizer is None:
-            kept.append(index)
-        elif len(tokenizer.apply_chat_template(messages)) <= dataset.max_length:
+        length = len(tokenizer.apply_chat_template(messages)) if tokenizer and dataset.max_length is not None else 0
+        if dataset.max_length is None or length <= dataset.max_length:
             kept.append(index)
     if not kept:
         raise UserError(f"{key}.max_length: every prompt is longer than {dataset.max_length} tokens")
     if len(kept) < count:
         logging.info("%s: %d of %d prompts are longer than %s tokens", key, count - len(kept), count, dataset.max_length)
-    return np.array(kept, np.int64)
+    return np.array(kept, np.int64), count - len(kept)
 
 
 def _grain_seed(seed: int) -> int:
