@@ -59,7 +59,7 @@ class Critic:
 
 
 def explained_variance(means: dict[str, Mean]) -> Mean:
-    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 one that knows the mean. Empty where nothing varies."""
+    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 is knowing the mean. Empty where nothing varies."""
     count = means[f"{PREFIX}/return"].count
     error = means[f"{PREFIX}/return"].value - means[f"{PREFIX}/value"].value
     spread = means[f"{PREFIX}/squared_return"].value - means[f"{PREFIX}/return"].value ** 2

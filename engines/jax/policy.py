@@ -22,7 +22,7 @@ MASTER = jnp.float32  # weights and moments
 
 
 class Policy:
-    """A model whose parameters lie in two trees: `trained` (all of them, or the LoRA adapters) and `frozen` (nothing, or the base).
+    """A model in two trees of parameters: `trained` (all, or the LoRA adapters) and `frozen` (nothing, or the base).
 
     Example: program = policy.program(lambda model, rows: model.logits(...)); program(policy.trained, policy.frozen, rows)
     """
@@ -40,7 +40,7 @@ class Policy:
             self.trained, self.frozen = lora.split(params)
         self._adapted = actor.lora.rank > 0
         dtype = MASTER if config.jax.bitwise else jnp.dtype(config.jax.sampler_dtype)
-        self._publish = jax.jit(lambda trained, frozen: jax.tree.map(lambda a: _copy(a, dtype), self._merged(trained, frozen)))
+        self._publish = jax.jit(lambda trained, frozen: _published(self._merged(trained, frozen), dtype))
         self._whole = jax.jit(self._merged)
 
     def model(self, trained: Tree, frozen: Tree) -> Transformer:
@@ -62,7 +62,7 @@ class Policy:
         return jax.jit(lambda trained: jax.tree.map(lambda a: _copy(a, dtype), trained))(self.trained)
 
     def published(self) -> Tree:
-        """A copy of `merged` for a sampler, in `jax.sampler_dtype` (the master dtype in the bitwise mode).
+        """A copy of `merged` for a sampler: matrices in `jax.sampler_dtype` (in the bitwise mode the master's), norms in float32.
 
         The buffers are new and the learner keeps no hold of them, so that no later update can donate them away: a sampler may
         keep them as they are, or reshard them.
@@ -75,3 +75,7 @@ class Policy:
 
 def _copy(array: jax.Array, dtype: Any) -> jax.Array:
     return jnp.array(array, dtype, copy=True)  # jit would hand an unchanged input through, buffer and all
+
+
+def _published(params: Tree, dtype: Any) -> Tree:
+    return jax.tree.map_with_path(lambda path, a: _copy(a, MASTER if path[-1].key == "scale" else dtype), params)

@@ -19,54 +19,27 @@ import numpy as np
 import pytest
 
 from rljax.batch import Batch
-from rljax.config import Config, ModelConfig
-from rljax.config_io import from_dict
-from rljax.configs import base
+from rljax.config import Config
 from rljax.engine import Learner
 from rljax.errors import UserError
-from rljax.hf import init_directory
 from rljax.metrics import Mean, merge
 from rljax.types import PROMPT_VERSION
+from tests import models
+from tests.models import VOCABULARY
 
-VOCABULARY = 61  # a prime: no tensor axis divides it
 UPDATE = "ppo_actor/update"
 
 
 def config_of(**overrides: Any) -> Config:
-    """A config for a tiny model in float32; keys as in `config_of(**{"actor.kl_ctl": 0.1})`."""
-    config = base.get_config()
-    config.update_from_flattened_dict(
-        {
-            "actor.dtype": "float32",
-            "actor.gradient_checkpointing": "none",
-            "actor.optimizer.lr": 1e-2,
-            "actor.mb_spec.max_tokens_per_row": 64,
-            "actor.mb_spec.rows_per_mb": 4,
-            "critic.optimizer.lr": 1e-2,
-            "jax.sampler_dtype": "float32",
-            "jax.context_length": 64,
-            **overrides,
-        }
-    )
-    return from_dict(config)
-
-
-def make_model(directory: Path, *, architecture: str = "qwen3", layers: int = 2, seed: int = 0) -> Path:
-    """A random HF model directory with grouped-query attention."""
-    model = ModelConfig(
-        architecture=architecture,
-        hidden_size=32,
-        intermediate_size=48,
-        num_layers=layers,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        tokenizer="char",
-    )
-    init_directory(model, directory, seed=seed, vocab_size=VOCABULARY, eos_token_ids=[2])
-    return directory
+    """A config for the tiny model; keys as in `config_of(**{"actor.kl_ctl": 0.1})`."""
+    small = {
+        "actor.gradient_checkpointing": "none",
+        "actor.optimizer.lr": 1e-2,
+        "actor.mb_spec.max_tokens_per_row": 64,
+        "actor.mb_spec.rows_per_mb": 4,
+        "critic.optimizer.lr": 1e-2,
+    }
+    return models.config_of(**(small | overrides))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,8 +147,9 @@ class LearnerContract:
         raise NotImplementedError("subclasses say how a learner is made")
 
     @pytest.fixture(scope="class")
-    def model_dir(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return make_model(tmp_path_factory.mktemp("model"))
+    @classmethod
+    def model_dir(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return models.make_model(tmp_path_factory.mktemp("model"))
 
     # Score
 
@@ -252,16 +226,15 @@ class LearnerContract:
         assert ratio.count == sum(int(e.arrays["loss_mask"].sum()) for e in items)
         learner.close()
 
-    @pytest.mark.parametrize(
-        "settings", [{}, {"actor.importance_sampling_level": "sequence", "actor.behav_imp_weight_level": "sequence"}]
-    )
-    def test_trap_03_trap_18_packing_and_micro_batches_change_neither_metrics_nor_the_step(self, model_dir, settings):
+    @pytest.mark.parametrize("level", ["token", "sequence"])
+    def test_trap_03_trap_18_packing_and_micro_batches_change_neither_metrics_nor_the_step(self, model_dir, level):
+        levels = {"actor.importance_sampling_level": level, "actor.behav_imp_weight_level": level}
         items = episodes(12)
         packed = first_fit(items, 64)
-        layouts = [(packed, 64, 8), (packed, 64, 1), ([[i] for i in range(12)], 32, 5), (packed[::-1], 80, 3)]
+        layouts = [(packed, 64, 8), (packed[::-1], 80, 1), ([[i] for i in range(12)], 32, 5)]
         results = []
         for rows, length, rows_per_mb in layouts:
-            learner = self.make(config_of(**{"actor.mb_spec.rows_per_mb": rows_per_mb, **settings}), model_dir)
+            learner = self.make(config_of(**{"actor.mb_spec.rows_per_mb": rows_per_mb, **levels}), model_dir)
             batch = pack(items, rows, length)
             drifted = np.where(batch.loss_mask, batch.behavior_logp + 0.1 * np.sin(batch.token_ids), 0).astype(np.float32)
             means = learner.update(batch.replace(proximal_logp=drifted))
@@ -274,7 +247,7 @@ class LearnerContract:
 
     def test_an_update_makes_what_was_rewarded_more_likely(self, model_dir):
         items = episodes(8)
-        learner = self.make(config_of(**{"actor.optimizer.lr": 1e-3}), model_dir)
+        learner = self.make(config_of(), model_dir)
         batch = pack(items, first_fit(items, 64), 64)
         before = learner.score(batch)
         batch = batch.replace(behavior_logp=before, proximal_logp=before)
@@ -393,7 +366,7 @@ class LearnerContract:
         learner.update(batch)
         before = learner.score(batch)
         learner.save(tmp_path / "good")
-        other = self.make(config_of(), make_model(tmp_path / "other model", layers=3))
+        other = self.make(config_of(), models.make_model(tmp_path / "other model", num_layers=3))
         other.save(tmp_path / "other")
         other.close()
         (tmp_path / "empty").mkdir()
