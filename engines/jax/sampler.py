@@ -43,10 +43,8 @@ class JaxSampler:
         """
         settings = config.jax
         mesh = pool_mesh(pool)
-        if settings.slots % (pool.data * pool.fsdp):
-            raise UserError(
-                f"jax.slots: {settings.slots} is not a multiple of the {pool.data * pool.fsdp} data shards of the pool"
-            )
+        if settings.slots % row_shards(mesh):
+            raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {row_shards(mesh)} data shards of {pool}")
         self._programs = Programs(
             model_dir,
             mesh,

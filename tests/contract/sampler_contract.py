@@ -276,6 +276,18 @@ class SamplerContract(abc.ABC):
         loop.run(sampler.resume())
         assert len(waiting.result(WAIT).token_ids) == 4
 
+    def test_a_pause_nobody_waits_for_any_more_harms_nothing(self, sampler, loop):
+        async def cancelled() -> None:
+            for _ in range(5):
+                pausing = asyncio.create_task(sampler.pause())
+                await asyncio.sleep(0)
+                pausing.cancel()
+                await asyncio.gather(pausing, return_exceptions=True)
+            await sampler.resume()
+
+        loop.run(cancelled())
+        assert len(loop.run(sampler.generate(self.request("after", max_new_tokens=4))).token_ids) == 4
+
     def test_trap_14_after_a_publish_requests_see_the_new_weights_alone(self, sampler, second, loop):
         """Law 7: the prompts' keys and values were cached under the old weights, and the completions' too."""
         prompts = [self.prompt(20, seed=i) for i in range(3)]
