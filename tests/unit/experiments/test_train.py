@@ -33,14 +33,24 @@ def get_config():
 def start(workdir: Path, *overrides: str) -> subprocess.Popen:
     config = workdir.with_suffix(".py")
     config.write_text(CONFIG)
-    command = [sys.executable, "-m", "experiments.train", f"--config={config}", f"--workdir={workdir}", *overrides]
-    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return binary("train", f"--config={config}", f"--workdir={workdir}", *overrides)
+
+
+def binary(name: str, *arguments: str, path: Path | None = None) -> subprocess.Popen:
+    """Starts experiments.<name> with a folder of the test's own modules on the path."""
+    folders = [str(path)] if path else []
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    command = [sys.executable, "-m", f"experiments.{name}", *arguments]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=240)
+    return process.returncode, out, err
 
 
 def train(workdir: Path, *overrides: str) -> tuple[int, str, str]:
-    process = start(workdir, *overrides)
-    out, err = process.communicate(timeout=240)
-    return process.returncode, out, err
+    return finish(start(workdir, *overrides))
 
 
 def lines(path: Path) -> list[dict]:
@@ -122,19 +132,46 @@ def test_a_second_run_in_the_same_directory_is_refused_while_the_first_lives(tmp
 
 def test_trap_17_a_workflow_that_always_fails_ends_the_run_with_its_traceback(tmp_path):
     (tmp_path / "broken_reward.py").write_text("def reward(prompt, completion):\n    raise KeyError('no such field')\n")
+    (tmp_path / "config.py").write_text(CONFIG)
     workdir = tmp_path / "failing"
-    workdir.with_suffix(".py").write_text(CONFIG)
-    command = [sys.executable, "-m", "experiments.train", f"--config={workdir.with_suffix('.py')}", f"--workdir={workdir}"]
-    command += [
-        "--config.reward.name=broken_reward:reward",
-        "--config.recover.max_consecutive_failures=3",
-        "--config.evaluator.freq_steps=None",
-    ]
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=240, env=os.environ | {"PYTHONPATH": path}
+    code, _, err = finish(
+        binary(
+            "train",
+            f"--config={tmp_path / 'config.py'}",
+            f"--workdir={workdir}",
+            "--config.reward.name=broken_reward:reward",
+            "--config.recover.max_consecutive_failures=3",
+            "--config.evaluator.freq_steps=None",
+            path=tmp_path,
+        )
     )
-    assert done.returncode == 1
-    assert "KeyError" in done.stderr and "no such field" in done.stderr
+    assert code == 1
+    assert "KeyError" in err and "no such field" in err
     status = json.loads((workdir / "status.json").read_text())
     assert status["state"] == "failed" and status["error"]
+
+
+def test_rollout_and_replay_are_the_first_step_of_train(tmp_path):
+    """The same prompts, samples, advantages and update, apart and together: their metrics agree to the bit."""
+    (tmp_path / "some_reward.py").write_text("def reward(prompt, completion):\n    return len(completion) % 3\n")
+    (tmp_path / "config.py").write_text(CONFIG)
+    common = [
+        f"--config={tmp_path / 'config.py'}",
+        SYNCHRONOUS,
+        "--config.reward.name=some_reward:reward",
+        "--config.warmup.steps=0",
+        "--config.total_train_steps=1",
+        "--config.evaluator.freq_steps=None",
+    ]
+    for name, arguments in {
+        "train": [f"--workdir={tmp_path / 'train'}"],
+        "rollout": [f"--out={tmp_path / 'batch'}"],
+        "replay": [f"--batch={tmp_path / 'batch'}", f"--workdir={tmp_path / 'replay'}"],
+    }.items():
+        code, _, err = finish(binary(name, *common, *arguments, path=tmp_path))
+        assert code == 0, err
+    (trained,) = comparable(lines(tmp_path / "train" / "metrics.jsonl"))
+    (replayed,) = comparable(lines(tmp_path / "replay" / "metrics.jsonl"))
+    assert replayed["ppo_actor/update/grad_norm"] > 0 and replayed["ppo_actor/update/importance_weight/avg"] > 0
+    assert replayed.items() <= trained.items()
+    assert {key.split("/")[0] for key in trained.keys() - replayed.keys()} <= {"rollout"}  # what a producer and a buffer tell
