@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -38,5 +39,5 @@ class Batch:
         rows, length = self.token_ids.shape
         return rows, length
 
-    def replace(self, **arrays: np.ndarray | None) -> Batch:
+    def replace(self, **arrays: Any) -> Batch:
         return dataclasses.replace(self, **arrays)

@@ -1,0 +1,87 @@
+"""Causal attention over packed rows or over a key/value cache: one function, so that a faster kernel can take its place."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+QUERY_BLOCK = 512  # queries whose logits are held at once, where a row is longer than twice that
+MASKED = -1e30  # finite: a query that sees nothing gets a uniform average, not NaN
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    segment_ids: Array | None = None,
+    query_index: Array | None = None,
+    window: Array | int | None = None,
+) -> Array:
+    r"""Softmax attention of grouped query heads; a query sees keys at or before its own index, and of its own segment.
+
+    .. math:: \mathrm{softmax}_s(c \tanh(q_t \cdot k_s\,\mathrm{scale} / c))\, v_s,\quad t - \mathrm{window} < s \le t
+
+    Args:
+      query: [B, T, N, D], N a multiple of K.
+      key, value: [B, S, K, D].
+      softcap: c; None for no cap.
+      segment_ids: [B, T] int32, only where keys are the row's own (S == T): a token sees its own segment alone.
+      query_index: [B, T] int32, index of each query among the keys; None: the row's own, 0, 1, ...
+      window: keys a query sees, itself included; None: all. May be traced.
+
+    Returns:
+      [B, T, N, D] in the dtype of value. Softmax is in float32.
+    """
+    batch, length, heads, dim = query.shape
+    groups = heads // key.shape[2]
+    query = query.reshape(batch, length, key.shape[2], groups, dim)
+    block = functools.partial(_block, scale=scale, softcap=softcap, window=window)
+    if length <= 2 * QUERY_BLOCK:
+        index = jnp.arange(length)[None] if query_index is None else query_index
+        out = block(query, key, value, index, segment_ids, segment_ids)
+        return out.reshape(batch, length, heads, dim)
+    block = jax.checkpoint(block)  # else the backward pass keeps the logits of all blocks
+    parts = []
+    for start in range(0, length, QUERY_BLOCK):
+        rows = slice(start, min(start + QUERY_BLOCK, length))
+        own = query_index is None
+        keys = slice(0, rows.stop) if own else slice(None)  # a row's later keys are not seen by this block
+        index = jnp.arange(rows.start, rows.stop)[None] if query_index is None else query_index[:, rows]
+        segments = (None, None) if segment_ids is None else (segment_ids[:, rows], segment_ids[:, keys])
+        parts.append(block(query[:, rows], key[:, keys], value[:, keys], index, *segments))
+    return jnp.concatenate(parts, axis=1).reshape(batch, length, heads, dim)
+
+
+def _block(
+    query: Array,
+    key: Array,
+    value: Array,
+    query_index: Array,
+    query_segments: Array | None,
+    key_segments: Array | None,
+    *,
+    scale: float,
+    softcap: float | None,
+    window: Array | int | None,
+) -> Array:
+    """query [B, T, K, G, D], key and value [B, S, K, D], query_index [B or 1, T] -> [B, T, K, G, D]."""
+    precision = jax.lax.Precision.HIGHEST if query.dtype == jnp.float32 else None
+    logits = jnp.einsum("btkgd,bskd->bkgts", query, key, precision=precision, preferred_element_type=jnp.float32) * scale
+    if softcap is not None:
+        logits = jnp.tanh(logits / softcap) * softcap
+    key_index = jnp.arange(key.shape[1])[None, None]
+    index = query_index[:, :, None]
+    seen = key_index <= index
+    if window is not None:
+        seen &= key_index > index - window
+    if query_segments is not None and key_segments is not None:
+        seen &= query_segments[:, :, None] == key_segments[:, None, :]
+    logits = jnp.where(seen[:, None, None], logits, MASKED)
+    weights = jax.nn.softmax(logits, axis=-1).astype(value.dtype)
+    return jnp.einsum("bkgts,bskd->btkgd", weights, value, precision=precision)

@@ -1,0 +1,140 @@
+"""HF model directories to and from sharded parameters: each device's shard is read from disk, nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import DTypeLike
+
+from rljax.backends.jax.model import abstract
+from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
+from rljax.backends.jax.sharding import check, parameter_sharding, single_device_mesh
+from rljax.hf.spec import CONFIG, ModelSpec
+from rljax.hf.tensors import tensors
+from rljax.hf.weights import DTYPES, MAX_FILE_BYTES, WeightReader, write_json, write_weights
+
+COPIED = (  # beside config.json and the weights; whatever of it the source has
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+
+
+def load(
+    directory: Path | str,
+    mesh: Mesh | None = None,
+    dtype: DTypeLike = jnp.float32,
+    param_dtype: DTypeLike = jnp.float32,
+    *,
+    remat: str = "none",
+) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """Graph definition and parameters of a model directory, sharded over `mesh` as they are read.
+
+    Args:
+      mesh: None is the first device alone.
+      dtype: computed in. param_dtype: stored.
+      remat: "none", "full", "dots".
+
+    Raises:
+      UserError: no such directory, no config.json, a model that is not implemented, a tensor that is missing or of another
+        shape, a file that is truncated, a mesh that does not divide the model.
+    """
+    spec = ModelSpec.from_directory(directory)
+    reader = WeightReader(directory)
+    reader.check(spec)
+    mesh = single_device_mesh() if mesh is None else mesh
+    check(spec, mesh)
+    graphdef, _ = abstract(spec, dtype=dtype, param_dtype=param_dtype, remat=remat)
+    leaves = {p.path: _read(p, reader, parameter_sharding(p, spec, mesh), jnp.dtype(param_dtype)) for p in parameters(spec)}
+    return graphdef, nested(leaves)
+
+
+def _read(parameter: Parameter, reader: WeightReader, sharding: NamedSharding, dtype: np.dtype) -> Array:
+    held: dict[str, np.ndarray] = {}  # shards that several devices keep are read once
+
+    def shard(index: tuple[slice, ...]) -> np.ndarray:
+        key = str(index)
+        if key not in held:
+            held[key] = _read_shard(parameter, reader, index, dtype)
+        return held[key]
+
+    return jax.make_array_from_callback(parameter.shape, sharding, shard)
+
+
+def _read_shard(parameter: Parameter, reader: WeightReader, index: tuple[slice, ...], dtype: np.dtype) -> np.ndarray:
+    """Slice `index` of the JAX array, from the tensors of the layers it covers."""
+    if not parameter.stacked:
+        return reader.read(parameter.tensor, index).astype(dtype, copy=False)
+    layers = range(parameter.shape[0])[index[0]]
+    within = index[1:]
+    sizes = [len(range(extent)[part]) for extent, part in zip(parameter.shape[1:], within, strict=True)]
+    out = np.empty((len(layers), *sizes), dtype)
+    for row, layer in enumerate(layers):
+        tensor = reader.read(parameter.tensor_of(layer), within[::-1] if parameter.transposed else within)
+        out[row] = tensor.T if parameter.transposed else tensor
+    return out
+
+
+def save(
+    params: dict[str, Any],
+    spec: ModelSpec,
+    directory: Path | str,
+    *,
+    dtype: str = "float32",
+    source: Path | str | None = None,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Writes a directory that transformers and SGLang load. One file's tensors are in host memory at a time.
+
+    Args:
+      params: as from `load`, without LoRA factors (`lora.merge` folds them in).
+      dtype: stored: "float32", "bfloat16", "float16".
+      source: the directory the model came from: its config.json, generation_config.json and tokenizer files are taken over.
+
+    Raises:
+      UserError: the disk is full or not writable.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    config = spec.to_config() if source is None else json.loads((Path(source) / CONFIG).read_text())
+    config.pop("torch_dtype", None)  # the name before transformers 5
+    write_json(directory / CONFIG, config | {"dtype": dtype})
+    for name in COPIED if source is not None else ():
+        if (path := Path(source or "") / name).is_file():
+            shutil.copyfile(path, directory / name)
+    write_weights(directory, tensors(spec), _Gatherer(params, spec, dtype), dtype, max_file_bytes)
+
+
+class _Gatherer:
+    """Reads HF tensors out of parameters by name, one layer of a stacked array at a time."""
+
+    def __init__(self, params: dict[str, Any], spec: ModelSpec, dtype: str) -> None:
+        self.params = params
+        self.dtype = DTYPES[dtype]
+        self.of_tensor = {
+            parameter.tensor_of(layer): (parameter, layer)
+            for parameter in parameters(spec)
+            for layer in (range(spec.num_layers) if parameter.stacked else (0,))
+        }
+
+    def __call__(self, tensor: str) -> np.ndarray:
+        parameter, layer = self.of_tensor[tensor]
+        array = leaf_at(self.params, parameter.path)
+        piece = array[layer] if parameter.stacked else array
+        host = np.asarray(jax.device_get(piece)).astype(self.dtype, copy=False)
+        return host.T if parameter.transposed else host

