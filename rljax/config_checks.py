@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rljax.config import Config
-from rljax.config_io import nearest
 from rljax.errors import UserError
+from rljax.registry import nearest
 
 WORDS: Mapping[str, tuple[str, ...]] = {
     "rollout.stale_policy": ("drop", "mask"),
@@ -103,6 +103,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "evaluator.temperature",
         "evaluator.max_prompts",
         "recover.max_consecutive_failures",
+        "recover.max_prompt_failures",
         "recover.hang_timeout",
         "jax.slots",
         "jax.context_length",
@@ -323,8 +324,7 @@ def check_values(config: Config) -> None:
     for key, words in WORDS.items():
         value = _get(config, key)
         if value not in words:
-            known = f" (one of {', '.join(words)})"
-            raise UserError(f"{key}: no such value: {value!r}{nearest(value, words) or known}")
+            raise UserError(f"{key}: no such value: {value!r} ({nearest(value, words)})")
     for within, keys in RANGES.items():
         for key in keys:
             value = _get(config, key)

@@ -271,20 +271,12 @@ def _wrong_type(path: str, schema: Any, optional: bool, value: Any) -> UserError
 # Names -------------------------------------------------------------------------------------------------------------------
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """` (did you mean X)` for the nearest of the known names, or the empty string."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]})" if close else ""
-
-
 def _unknown_key(path: str, name: str) -> UserError:
     """The nearest key beside it; else a key of that name elsewhere; else what is there."""
     siblings = list(_types(_schema_at(path)))
-    remedy = nearest(name, siblings)
-    if not remedy:
-        elsewhere = [key for key in leaves() if key.rpartition(".")[2] == name]
-        remedy = f" (did you mean {' or '.join(elsewhere)})" if elsewhere else f" (known: {', '.join(siblings)})"
-    return UserError(f"{_join(path, name)}: no such key{remedy}")
+    close = difflib.get_close_matches(name, siblings, n=1) or [k for k in leaves() if k.rpartition(".")[2] == name]
+    remedy = f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(siblings)}"
+    return UserError(f"{_join(path, name)}: no such key ({remedy})")
 
 
 def leaves(schema: Any = Config, path: str = "") -> list[str]:

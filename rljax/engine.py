@@ -2,7 +2,7 @@
 
 The loop it serves, in outline (`rljax/loop.py` is the real one):
 
-    engine = build(config, workdir)
+    engine = build(config, allocation, model_dir, workdir)
     completion = await engine.sampler.generate(request)       # any number at once
     ...
     proximal_logp = engine.learner.score(batch)
@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
+import os
 import shutil
+import tempfile
 import tomllib
 from collections.abc import AsyncIterator
 from importlib import metadata
@@ -163,6 +166,61 @@ class Engine:
             await self.sampler.resume()
         if directory is not None:
             await asyncio.to_thread(shutil.rmtree, directory)
+
+    async def close(self) -> None:
+        """Ends both sides and leaves no published weights behind."""
+        await self.sampler.close()
+        await asyncio.to_thread(self.learner.close)
+        await asyncio.to_thread(shutil.rmtree, self.publish_dir, ignore_errors=True)
+
+
+def check(config: Config, allocation: Allocation) -> None:
+    """Asks each engine of the allocation whether it can do what the config wants. Raises UserError; starts nothing."""
+    for name in {pool.engine for pool in (allocation.sampler, allocation.learner) if pool}:
+        find_plugin(name).check(config, allocation)
+
+
+def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path) -> Engine:
+    """Makes a sampler and a learner from the same model directory. Blocks; both may compile.
+
+    Args:
+      workdir: of the run, which this process has for itself; weights are published through a directory named after it.
+
+    Raises:
+      UserError: when the allocation lacks one of them, or no transport leads from one to the other.
+    """
+    if allocation.sampler is None or allocation.learner is None:
+        alone = "learns" if allocation.sampler is None else "samples"
+        raise UserError(f"allocation_mode: {allocation} only {alone}; training needs both, as in SAMPLER:d1+LEARNER:d1")
+    sampling, learning = find_plugin(allocation.sampler.engine), find_plugin(allocation.learner.engine)
+    transport = _transport(allocation.sampler.engine, sampling, allocation.learner.engine, learning)
+    learner = learning.make_learner(config, allocation.learner, model_dir)
+    sampler = sampling.make_sampler(config, allocation.sampler, model_dir)
+    return Engine(sampler, learner, transport, _fresh_publish_dir(workdir))
+
+
+def _transport(sampler: str, sampling: Plugin, learner: str, learning: Plugin) -> str:
+    """The sampler's best way that the learner has too; arrays in memory are of one engine's own layout."""
+    for way in sampling.transports:
+        if way in learning.transports and (way != "memory" or sampler == learner):
+            return way
+    raise UserError(
+        f"allocation_mode: no way for weights from {learner} ({', '.join(learning.transports)}) "
+        f"to {sampler} ({', '.join(sampling.transports)})"
+    )
+
+
+def _fresh_publish_dir(workdir: Path) -> Path:
+    """An empty directory, in memory where Linux has one. The same for every process of a run: a killed one leaks nothing."""
+    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest()
+    directory = _memory_backed() / name
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+def _memory_backed() -> Path:
+    return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 
 
 def find_plugin(name: str) -> Plugin:

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import numpy as np
+
 from rljax.errors import UserError
 
 Message = Mapping[str, str]  # role and content
@@ -37,7 +39,7 @@ class Tokenizer(Protocol):
         """Ids of the text alone: no BOS, no EOS."""
         ...
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+    def decode(self, token_ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = True) -> str: ...
 
     def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]: ...
 
@@ -70,7 +72,7 @@ class HFTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._inner.encode(text, add_special_tokens=False, verbose=False))
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = True) -> str:
         ids = [int(i) for i in token_ids]
         return cast(str, self._inner.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
 
@@ -181,14 +183,10 @@ def load(directory: str | Path) -> HFTokenizer:
     directory = Path(directory)
     if not directory.is_dir():
         raise UserError(f"tokenizer: no such directory: {directory} (a HF model directory with tokenizer.json)")
-    if (directory / "tokenizer.json").is_file():
-        from transformers import PreTrainedTokenizerFast as Loader  # reads tokenizer.json as it is
-    elif (directory / "tokenizer_config.json").is_file():
-        from transformers import AutoTokenizer as Loader  # makes one from sentencepiece or vocabulary files
-    else:
-        raise UserError(f"tokenizer: {directory} has no tokenizer.json")
     try:
-        inner = Loader.from_pretrained(str(directory), local_files_only=True)
+        inner = _transformers_class(directory).from_pretrained(str(directory), local_files_only=True)
+    except UserError:
+        raise
     except Exception as error:  # tokenizers raises bare Exception on a broken file
         reason = " ".join(str(error).split())
         raise UserError(f"tokenizer: cannot load {directory}: {reason}") from error
@@ -228,6 +226,18 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
         first = {**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}
         return [first, *rest[1:]]
     return [{"role": "user", "content": system["content"]}, *rest]
+
+
+def _transformers_class(directory: Path) -> Any:
+    if (directory / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast  # reads tokenizer.json as it is
+
+        return PreTrainedTokenizerFast
+    if (directory / "tokenizer_config.json").is_file():
+        from transformers import AutoTokenizer  # makes one from sentencepiece or vocabulary files
+
+        return AutoTokenizer
+    raise UserError(f"tokenizer: {directory} has no tokenizer.json")
 
 
 def _eos_ids(directory: Path, inner: Any) -> list[int]:

@@ -68,7 +68,7 @@ class PromptSource:
         self._identity = {
             "data": examples.digest,
             "prompts": len(kept),
-            "kept": hashlib.blake2b(np.ascontiguousarray(kept, np.int64), digest_size=8).hexdigest(),
+            "kept": hashlib.blake2b(kept.tobytes(), digest_size=8).hexdigest(),
             "shuffle": shuffle,
             "seed": seed if shuffle else 0,
             "shard": f"{index} of {count}",
@@ -93,13 +93,9 @@ class PromptSource:
     def prompt(self, uid: str) -> Prompt:
         """The prompt of a uid, as the stream gave it out."""
         epoch, _, index = uid.partition("/")
-        if not (epoch.isdigit() and index.isdigit() and int(index) in self):
+        if not (epoch.isdigit() and index.isdigit() and self._has(int(index))):
             raise UserError(f"{self._key}: no prompt {uid!r} in this dataset")
         return self._numbered(int(epoch), int(index))
-
-    def __contains__(self, index: int) -> bool:
-        place = int(np.searchsorted(self._kept, index))
-        return place < len(self._kept) and int(self._kept[place]) == index
 
     def state(self) -> dict[str, Any]:
         """Where the stream stands and what it runs over, as JSON values."""
@@ -109,10 +105,13 @@ class PromptSource:
         """Goes on where `state` was taken. Raises UserError when the data is not what it was."""
         for name, now in self._identity.items():
             if state[name] != now:
-                raise UserError(
-                    f"{self._key}: cannot resume: {name} was {state[name]}, now {now} (restore the data, or start a fresh --workdir)"
-                )
+                change = f"{name} was {state[name]}, now {now}"
+                raise UserError(f"{self._key}: cannot resume: {change} (restore the data, or start a fresh --workdir)")
         self._position = int(state["position"])
+
+    def _has(self, index: int) -> bool:
+        place = int(np.searchsorted(self._kept, index))
+        return place < len(self._kept) and int(self._kept[place]) == index
 
     def _at(self, position: int) -> Prompt:
         return self._numbered(position // len(self), int(self._order[position]))
@@ -163,9 +162,8 @@ def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | Non
     kept = []
     for index in range(count):
         messages = examples[index].messages
-        if dataset.max_length is None or tokenizer is None:
-            kept.append(index)
-        elif len(tokenizer.apply_chat_template(messages)) <= dataset.max_length:
+        length = len(tokenizer.apply_chat_template(messages)) if tokenizer and dataset.max_length is not None else 0
+        if dataset.max_length is None or length <= dataset.max_length:
             kept.append(index)
     if not kept:
         raise UserError(f"{key}.max_length: every prompt is longer than {dataset.max_length} tokens")

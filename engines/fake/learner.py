@@ -1,0 +1,185 @@
+"""Learns the bigram table by the exact gradient of the oracle's objective, with Adam."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from rljax import oracle
+from rljax.batch import Batch
+from rljax.config import Config, OptimizerConfig
+from rljax.engine import WeightSource
+from rljax.engines.fake import model
+from rljax.errors import UserError
+from rljax.metrics import Mean
+from rljax.objective import PREFIX, Objective, TokenArrays
+
+CHECKPOINT = "learner.safetensors"
+
+
+class Adam:
+    """Adam on one array, with a clipped gradient norm and a constant rate."""
+
+    def __init__(self, config: OptimizerConfig, shape: tuple[int, ...]) -> None:
+        self._config = config
+        self.moments = np.zeros((2, *shape))
+        self.steps = 0
+
+    def step(self, gradient: np.ndarray) -> np.ndarray:
+        """What to add to the array."""
+        config, norm = self._config, float(np.sqrt((gradient**2).sum()))
+        if config.gradient_clipping and norm > config.gradient_clipping:
+            gradient = gradient * (config.gradient_clipping / norm)
+        self.steps += 1
+        betas = np.array([config.beta1, config.beta2])
+        powers = np.stack([gradient, gradient**2])
+        self.moments = betas[:, None, None] * self.moments + (1 - betas)[:, None, None] * powers
+        mean, square = self.moments / (1 - betas**self.steps)[:, None, None]
+        return -config.lr * mean / (np.sqrt(square) + config.eps)
+
+
+class FakeLearner:
+    """A policy table, its reference, and a critic that knows only the last token."""
+
+    def __init__(self, config: Config, model_dir: Path) -> None:
+        self._config = config
+        self._objective = Objective.from_config(config)
+        self._temperature = config.gconfig.temperature
+        self._table = model.read(model_dir)
+        self._reference = self._table.copy()
+        self._values = np.zeros((len(self._table), 1))
+        self._adam = {
+            "policy": Adam(config.actor.optimizer, self._table.shape),
+            "warmup": Adam(config.warmup.optimizer, self._table.shape),
+            "critic": Adam(config.critic.optimizer, self._values.shape),
+        }
+
+    def score(self, batch: Batch) -> np.ndarray:
+        return self._score(self._table, batch)
+
+    def score_reference(self, batch: Batch) -> np.ndarray:
+        return self._score(self._reference, batch)
+
+    def _score(self, table: np.ndarray, batch: Batch) -> np.ndarray:
+        logp = model.log_probs(table, self._temperature)[_last(batch), batch.token_ids]
+        return np.where(batch.loss_mask, logp, 0.0).astype(np.float32)
+
+    def values(self, batch: Batch) -> np.ndarray:
+        return np.where(batch.loss_mask, self._values[_last(batch), 0], 0.0).astype(np.float32)
+
+    def update(self, batch: Batch) -> dict[str, Mean]:
+        return self._step(batch, self._objective, "policy", PREFIX)
+
+    def update_supervised(self, batch: Batch) -> dict[str, Mean]:
+        optimizer = "policy" if self._config.actor.loss == "sft" else "warmup"
+        return self._step(batch, Objective(loss="sft"), optimizer, "sft")
+
+    def _step(self, batch: Batch, objective: Objective, optimizer: str, prefix: str) -> dict[str, Mean]:
+        """One step. With z the logits / temperature of the row, d logp / dz = onehot - p and dH / dz = -p (log p + H)."""
+        last, mask, table_logp = _last(batch), batch.loss_mask, model.log_probs(self._table, self._temperature)
+        all_logp = table_logp[last]  # [R, T, V]
+        p = np.exp(all_logp)
+        logp = np.take_along_axis(all_logp, batch.token_ids[..., None], -1)[..., 0]
+        logp = logp.astype(np.float32).astype(np.float64)  # what the sampler reported, to the bit
+        entropy = -(p * all_logp).sum(-1)
+        tokens = _tokens(batch)
+        result = oracle.policy_objective(logp, entropy, tokens, objective)
+        d_logits = -p * (result.d_logp + result.d_entropy * entropy)[..., None] - result.d_entropy[..., None] * p * all_logp
+        rows, columns = np.nonzero(mask)
+        d_logits[rows, columns, batch.token_ids[rows, columns]] += result.d_logp[rows, columns]
+        gradient = np.zeros(self._table.shape)
+        np.add.at(gradient, last[mask], d_logits[mask] / self._temperature)
+        self._table = (self._table + self._adam[optimizer].step(gradient)).astype(np.float32)
+        one_step = {"loss": Mean(float(result.loss), 1), "grad_norm": Mean(float(np.sqrt((gradient**2).sum())), 1)}
+        rate = self._config.warmup.optimizer.lr if optimizer == "warmup" else self._config.actor.optimizer.lr
+        metrics = one_step | {"lr": Mean(rate, 1), "entropy": _mean(entropy, mask)}
+        if objective.loss != "sft":
+            metrics |= _ratios(logp, tokens, objective)
+        return {f"{prefix}/{name}": mean for name, mean in metrics.items()}
+
+    def update_critic(self, batch: Batch) -> dict[str, Mean]:
+        """Squared error to the returns, weighted by loss_weight."""
+        assert batch.returns is not None
+        last, mask = _last(batch), batch.loss_mask
+        value, target = self._values[last, 0][mask], batch.returns[mask].astype(np.float64)
+        gradient = np.zeros(self._values.shape)
+        np.add.at(gradient, last[mask], (batch.loss_weight[mask] * (value - target))[:, None])
+        self._values = self._values + self._adam["critic"].step(gradient)
+        moments = {"value": value, "return": target, "squared_error": (target - value) ** 2, "squared_return": target**2}
+        return {f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()}
+
+    def export(self, directory: Path | None) -> WeightSource:
+        if directory is None:
+            return WeightSource(params=self._table.copy())
+        model.write(directory, self._table)
+        return WeightSource(directory=directory)
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        arrays = {"table": self._table, "values": self._values}
+        arrays |= {f"moments.{name}": adam.moments for name, adam in self._adam.items()}
+        steps = {name: adam.steps for name, adam in self._adam.items()}
+        save_file(arrays, directory / CHECKPOINT)
+        (directory / "learner.json").write_text(json.dumps({"engine": "fake", "steps": steps}))
+
+    def restore(self, directory: Path) -> None:
+        try:
+            arrays = load_file(directory / CHECKPOINT)
+            steps = json.loads((directory / "learner.json").read_text())["steps"]
+            if arrays["table"].shape != self._table.shape:
+                raise ValueError(f"a table of shape {arrays['table'].shape}, not {self._table.shape}")
+            moments = {name: arrays[f"moments.{name}"] for name in self._adam}
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise UserError(f"checkpoint {directory}: {error} (delete it to go on from an older one)") from error
+        self._table, self._values = arrays["table"], arrays["values"]
+        for name, adam in self._adam.items():
+            adam.moments, adam.steps = moments[name], steps[name]
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def _last(batch: Batch) -> np.ndarray:
+    """The token before each, [R, T]; whatever stands there for the first of a segment, which is never trained on."""
+    return np.roll(batch.token_ids, 1, axis=1)
+
+
+def _tokens(batch: Batch) -> TokenArrays:
+    def wide(x: np.ndarray | None) -> np.ndarray | None:
+        return None if x is None else x.astype(np.float64)
+
+    return TokenArrays(
+        loss_weight=wide(batch.loss_weight),
+        mask=batch.loss_mask,
+        advantage=wide(batch.advantage),
+        behavior_logp=wide(batch.behavior_logp),
+        segment_ids=batch.segment_ids,
+        proximal_logp=wide(batch.proximal_logp),
+        reference_logp=wide(batch.reference_logp),
+        interpolation=wide(batch.interpolation),
+        versions=batch.versions,
+    )
+
+
+def _ratios(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> Mapping[str, Mean]:
+    """Unweighted over the trained tokens."""
+    mask, proximal = tokens.mask, oracle.proximal_of(logp, tokens, objective)
+    log_ratio = np.where(mask, logp - proximal, 0.0)
+    ratio = np.exp(log_ratio)
+    clipped = (ratio < 1 - objective.clip_low) | (ratio > 1 + objective.clip_high)
+    behave = np.exp(np.where(mask, proximal - tokens.behavior_logp, 0.0))
+    return {
+        "importance_weight": Mean.of(ratio[mask]),
+        "behave_imp_weight": Mean.of(behave[mask]),
+        "approx_kl": _mean(ratio - 1 - log_ratio, mask),
+        "clip_ratio": _mean(clipped, mask),
+    }
+
+
+def _mean(x: np.ndarray, mask: np.ndarray) -> Mean:
+    return Mean(float(x[mask].sum()), int(mask.sum()))
