@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from rljax.allocation import Pool
 from rljax.backends.jax import checkpoint, hf
@@ -23,6 +24,7 @@ from rljax.backends.jax.accumulate import Metrics
 from rljax.backends.jax.forward import named_logprobs
 from rljax.backends.jax.mesh import pool_mesh
 from rljax.backends.jax.objective import policy_objective, supervised_objective
+from rljax.backends.jax.sharding import replicated
 from rljax.batch import Batch
 from rljax.compaction import kept
 from rljax.config import Config

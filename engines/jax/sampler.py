@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rljax.allocation import Pool
-from rljax.backends.jax.mesh import pool_mesh
+from rljax.backends.jax.mesh import pool_mesh, row_shards
 from rljax.config import Config
 from rljax.engine import WeightSource
 from rljax.engines.jax.programs import MAX_STOP_IDS, Programs

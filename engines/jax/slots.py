@@ -130,7 +130,9 @@ class SlotTable:
         common = np.where(self.version == version, np.minimum(common, will_hold), 0)
         best = int(common.argmax())
         length = int(common[best])
-        return Source(best, length, int(self._tenancy[best])) if length >= min(len(wanted), SHARE_AT_LEAST) else None
+        goes_on = self.work[best] is None and 0 < length == self.filled[best]  # taken as it is: no copy, nothing lost
+        worth = goes_on or length >= min(len(wanted), SHARE_AT_LEAST)
+        return Source(best, length, int(self._tenancy[best])) if worth else None
 
     def copies(self, most: int) -> list[tuple[int, int, int]]:
         """(source, target, tokens) of the copies that can be made now, at most so many; counts them as made."""
