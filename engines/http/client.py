@@ -18,8 +18,10 @@ import dataclasses
 import hashlib
 import logging
 import random
+import shutil
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
@@ -252,8 +254,7 @@ class HttpSampler:
         try:
             remotes = self._usable()
             if source.directory is not None:
-                await asyncio.to_thread(self._held.hold, source.directory, version)
-                await self._each(lambda remote: self._load_one(remote, str(source.directory), version), remotes)
+                await self._load_directory(source.directory, remotes, version)
             elif hasattr(source.params, "send"):
                 self._held.drop()
                 await self._broadcast(source.params, remotes, version)
@@ -263,6 +264,18 @@ class HttpSampler:
         finally:
             if not paused:
                 await self.resume()
+
+    async def _load_directory(self, directory: Path, remotes: Sequence[Remote], version: int) -> None:
+        try:
+            prepared = await asyncio.to_thread(self._held.prepare, directory, version)
+        except OSError as error:
+            raise UserError(f"{directory}: weights can't be read: {error}") from error
+        try:
+            await self._each(lambda remote: self._load_one(remote, str(directory), version), remotes)
+        except BaseException:
+            await asyncio.to_thread(shutil.rmtree, prepared, ignore_errors=True)
+            raise
+        await asyncio.to_thread(self._held.hold, prepared, version)
 
     async def _load_one(self, remote: Remote, directory: str, version: int) -> None:
         body = {"model_path": directory, "weight_version": str(version), "flush_cache": self._recompute}

@@ -17,8 +17,8 @@ class HeldWeights:
         self._directory: Path | None = None
         self._version = -1
 
-    def hold(self, directory: Path, version: int) -> None:
-        """Instead of what was held before. Raises FileNotFoundError where there is no such directory."""
+    def prepare(self, directory: Path, version: int) -> Path:
+        """A second name for a directory; `hold` it or remove it. Raises OSError."""
         new = directory.parent / f"held-{version}-{os.getpid()}"
         shutil.rmtree(new, ignore_errors=True)
         try:
@@ -26,8 +26,12 @@ class HeldWeights:
         except shutil.Error as error:
             shutil.rmtree(new, ignore_errors=True)
             raise OSError(f"{directory}: {error}") from error
+        return new
+
+    def hold(self, prepared: Path, version: int) -> None:
+        """Instead of what was held before."""
         self.drop()
-        self._directory, self._version = new, version
+        self._directory, self._version = prepared, version
 
     def directory_of(self, version: int) -> str | None:
         """None where that version is not held, or was removed with the directory around it."""
