@@ -122,11 +122,11 @@ class TorchBroadcast:
             **label,
         }
         receiving = asyncio.ensure_future(_on_all(posts, "/update_weights_from_distributed", body))
-        sending = asyncio.ensure_future(asyncio.to_thread(_broadcast, group, [tensor for _, tensor in bucket]))
+        tensors = [tensor for _, tensor in bucket]
+        sending = asyncio.ensure_future(asyncio.to_thread(_broadcast, group, tensors))
         # A server that refuses never takes part: the collective would wait for it until its own timeout.
         await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_EXCEPTION)
-        if receiving.done() and receiving.exception() is not None:
-            sending.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if receiving.done():
             receiving.result()
         await asyncio.gather(receiving, sending)
 
@@ -171,8 +171,9 @@ def _join(backend: str, url: str, world: int, name: str) -> ProcessGroup:
     torch has no public call for a second group with processes outside the first one; SGLang uses the same two helpers.
     """
     from torch.distributed import distributed_c10d as c10d
+    from torch.distributed.rendezvous import rendezvous
 
-    store, rank, size = next(c10d.rendezvous(url, 0, world, timeout=TIMEOUT))
+    store, rank, size = next(rendezvous(url, 0, world, timeout=TIMEOUT))
     store.set_timeout(TIMEOUT)
     helper = c10d._new_process_group_helper
     options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"

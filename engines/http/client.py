@@ -252,36 +252,39 @@ class HttpSampler:
         if not paused:
             await self.pause()
         try:
-            remotes = self._usable()
+            remotes = self._usable() + [remote for remote in self._remotes if remote.behind]
             if source.directory is not None:
-                await self._load_directory(source.directory, remotes, version)
+                current = await self._load_directory(source.directory, remotes, version)
             elif hasattr(source.params, "send"):
-                self._held.drop()
-                await self._broadcast(source.params, remotes, version)
+                current = await self._broadcast(source.params, remotes, version)
+                await asyncio.to_thread(self._held.drop)
             else:
                 raise UserError("a server takes weights from a directory or a broadcast, not arrays of this process")
             self.version = version
+            for remote in current:
+                remote.usable, remote.behind = True, False
         finally:
             if not paused:
                 await self.resume()
 
-    async def _load_directory(self, directory: Path, remotes: Sequence[Remote], version: int) -> None:
+    async def _load_directory(self, directory: Path, remotes: Sequence[Remote], version: int) -> list[Remote]:
         try:
             prepared = await asyncio.to_thread(self._held.prepare, directory, version)
         except OSError as error:
             raise UserError(f"{directory}: weights can't be read: {error}") from error
         try:
-            await self._each(lambda remote: self._load_one(remote, str(directory), version), remotes)
+            current = await self._each(lambda remote: self._load_one(remote, str(directory), version), remotes)
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, prepared, ignore_errors=True)
             raise
         await asyncio.to_thread(self._held.hold, prepared, version)
+        return current
 
     async def _load_one(self, remote: Remote, directory: str, version: int) -> None:
         body = {"model_path": directory, "weight_version": str(version), "flush_cache": self._recompute}
         await self._post(remote, "/update_weights_from_disk", body)
 
-    async def _broadcast(self, weights: Broadcast, remotes: Sequence[Remote], version: int) -> None:
+    async def _broadcast(self, weights: Broadcast, remotes: Sequence[Remote], version: int) -> Sequence[Remote]:
         def post_to(remote: Remote) -> Post:
             return lambda path, body: self._post(remote, path, body)
 
@@ -291,13 +294,15 @@ class HttpSampler:
             await weights.send([post_to(remote) for remote in remotes], version, flush=self._recompute)
         except ServerLost as error:
             raise SamplerError(f"publishing version {version}: {error}") from error
+        return remotes
 
     async def _post(self, remote: Remote, path: str, body: dict[str, Any]) -> Any:
         assert self._session is not None
         return await remote.post(self._session, path, body, CONTROL_TIMEOUT)
 
-    async def _each(self, act: Callable[[Remote], Awaitable[Any]], remotes: Sequence[Remote]) -> None:
-        """Acts on all servers at once. One that fails is left out; where nobody agrees, it is the request that is wrong."""
+    async def _each(self, act: Callable[[Remote], Awaitable[Any]], remotes: Sequence[Remote]) -> list[Remote]:
+        """Acts on all servers at once, and returns those that did it. One that fails is left out; where nobody agrees, it is
+        the request that is wrong."""
         results = await asyncio.gather(*(act(remote) for remote in remotes), return_exceptions=True)
         failed = {r: e for r, e in zip(remotes, results, strict=True) if isinstance(e, BaseException)}
         for error in failed.values():
@@ -308,6 +313,7 @@ class HttpSampler:
             raise refused[0]
         for remote, error in failed.items():
             self._suspect(remote, ServerLost(str(error)))
+        return [remote for remote in remotes if remote not in failed]
 
     def _usable(self) -> list[Remote]:
         """May be none, while one is expected back: the watch gives it the present weights."""

@@ -21,7 +21,7 @@ from rljax.engines.http import guard
 from rljax.engines.http.remote import SPANS_AND_INTERVALS, Remote, ServerLost, fetch, inspect
 from rljax.errors import UserError
 
-GRACE = 5.0  # seconds between SIGTERM and SIGKILL: SGLang would finish its requests first
+GRACE = 3.0  # seconds between SIGTERM and SIGKILL: SGLang would finish its requests first
 PORT_ATTEMPTS = 3  # between our look and the server's, somebody else may take a port
 TAIL = 30  # lines of a log that are shown
 LOCAL = "127.0.0.1"

@@ -36,6 +36,7 @@ def attach(config: Config) -> HttpSampler:
     for remote, version in found:
         if version != newest:
             remote.lost(f"{remote.base}: has version {version}, not {newest}")
+            remote.behind = True
     return sampler_of(config, [remote for remote, _ in found], newest)
 
 

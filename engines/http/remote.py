@@ -118,11 +118,12 @@ class Remote:
         self.base, self.facts, self._token = base, facts, token
         self.load = 0  # requests of ours under way
         self.usable = True  # answers, and has the weights of the present version
+        self.behind = False  # answers, but has other weights and none to take: the next publish brings it back
         self.dropped = False  # not expected to come back
         self.reason = ""  # why it is not usable
 
     def lost(self, reason: str) -> None:
-        self.usable, self.reason = False, reason
+        self.usable, self.behind, self.reason = False, False, reason
 
     async def get(self, session: aiohttp.ClientSession, path: str, timeout: float) -> Any:
         return await self._call(session, "GET", path, None, timeout)

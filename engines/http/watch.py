@@ -49,7 +49,8 @@ class Watch:
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._hurry.wait(), INTERVAL)
+                    async with asyncio.timeout(INTERVAL):  # wait_for of Python 3.11 may swallow a cancellation
+                        await self._hurry.wait()
                 self._hurry.clear()
                 await asyncio.gather(*(self._look(index) for index in range(len(self._remotes))))
                 await asyncio.sleep(INTERVAL / 20)  # a server that flaps is not asked without end
@@ -88,11 +89,12 @@ class Watch:
                 directory = self._sampler.held_weights()
                 if directory is None:
                     remote.reason = f"{remote.base}: has other weights than version {self._sampler.version}"
+                    remote.behind, remote.dropped = True, False
                     return
                 body = {"model_path": directory, "weight_version": str(self._sampler.version), "flush_cache": False}
                 await remote.post(session, "/update_weights_from_disk", body, LOAD_TIMEOUT)
             await remote.post(session, "/continue_generation", {}, CHECK_TIMEOUT)
-            remote.usable, remote.dropped, remote.reason = True, False, ""
+            remote.usable, remote.behind, remote.dropped, remote.reason = True, False, False, ""
         log.warning("%s is back", remote.base)
         self._sampler.servers_changed()
 
