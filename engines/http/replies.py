@@ -93,8 +93,7 @@ class Reply:
             versions[start:end] = [version] * max(0, end - start)
         if not self.overlapped or not self._spans:
             return versions
-        changes = [self.sent_at, *versions[:-1]]
-        return [min(version, before) for version, before in zip(versions, changes, strict=True)]
+        return [min(version, before) for version, before in zip(versions, [self.sent_at, *versions], strict=False)]
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(token_ids [T] int32, logp [T] float32, versions [T] int32)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -133,7 +134,7 @@ class ScriptedServer:
         }
         if self.spans and finish is not None:
             changes = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
-            spans = zip(changes, changes[1:], strict=False)
+            spans = itertools.pairwise(changes)
             meta["weight_versions"] = [{"version": str(versions[a]), "start": a, "end": b} for a, b in spans if a < b]
         return b"data: " + json.dumps({"text": "", "output_ids": shown, "meta_info": meta}).encode() + b"\n\n"
 

@@ -154,7 +154,7 @@ async def test_a_refused_request_is_the_callers_error_and_not_repeated(server):
 async def test_a_request_that_takes_too_long_is_lost_and_aborted(server):
     server.step = 5.0
     sampler = client_of(server, request_timeout=0.2)
-    with pytest.raises(SamplerError, match="rollout.request_timeout"):
+    with pytest.raises(SamplerError, match=r"rollout\.request_timeout"):
         await sampler.generate(request())
     while not any(name == "abort_request" for name, _ in server.calls):
         await asyncio.sleep(0.01)
