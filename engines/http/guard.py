@@ -7,6 +7,7 @@ Imports nothing of rljax: it starts fast.
 
 import contextlib
 import ctypes
+import functools
 import os
 import select
 import signal
@@ -16,10 +17,12 @@ import threading
 import time
 
 
-def die_with_parent() -> None:
+def die_with(parent: int) -> None:
     """In the child, on Linux: a guard that is killed itself takes the command along."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # killed before we asked
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stop(process: "subprocess.Popen[bytes]", grace: float) -> None:
@@ -36,7 +39,8 @@ def stop(process: "subprocess.Popen[bytes]", grace: float) -> None:
 
 def main() -> int:
     grace, command = float(sys.argv[1]), sys.argv[2:]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent)
+    die = functools.partial(die_with, os.getpid())
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die)
 
     parent = os.getppid()
 
