@@ -94,6 +94,7 @@ def get_config() -> ConfigDict:
                 head_dim=32,
                 max_position_embeddings=512,
                 tie_word_embeddings=True,
+                initializer_range=0.02,
                 tokenizer="char",
             ),
             dtype="bfloat16",

@@ -81,6 +81,7 @@ class ModelConfig:
     head_dim: int
     max_position_embeddings: int
     tie_word_embeddings: bool
+    initializer_range: float  # std of every matrix; those that write to the residual stream have less
     tokenizer: str  # "char": one token a printable ASCII character; or a directory with tokenizer.json
 
 

@@ -77,6 +77,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "actor.init.num_kv_heads",
         "actor.init.head_dim",
         "actor.init.max_position_embeddings",
+        "actor.init.initializer_range",
         "actor.mb_spec.max_tokens_per_row",
         "actor.mb_spec.rows_per_mb",
         "actor.logprob_chunk",

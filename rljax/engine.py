@@ -53,7 +53,10 @@ class WeightSource:
 class Sampler(Protocol):
     """Generates completions. `generate` may be called any number of times at once, from the event loop."""
 
-    version: int  # of the weights it samples from now
+    @property
+    def version(self) -> int:
+        """Of the weights it samples from now."""
+        ...
 
     async def generate(self, request: Request) -> Completion:
         """Token ids in; token ids, log-probs and a version a token out. Raises SamplerError when the request is lost."""

@@ -67,17 +67,23 @@ def encode(record: Record) -> bytes:
 
 def decode(data: bytes) -> Iterator[Record]:
     """The whole records at the beginning of data."""
-    at = 0
-    while len(data) - at >= FRAME.size:
-        magic, head_size, body_size, checksum = FRAME.unpack_from(data, at)
-        start = at + FRAME.size
+    end = 0
+    for start, body, end in _frames(data):
+        yield _record(json.loads(data[start:body]), memoryview(data)[body:end])
+    if end != len(data):
+        log.warning("journal: %d bytes after the last whole record are ignored", len(data) - end)
+
+
+def _frames(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Of each whole record: where its header starts, where its arrays start, where they end."""
+    end = 0
+    while len(data) - end >= FRAME.size:
+        magic, head_size, body_size, checksum = FRAME.unpack_from(data, end)
+        start = end + FRAME.size
         end = start + head_size + body_size
         if magic != MAGIC or end > len(data) or zlib.crc32(memoryview(data)[start:end]) != checksum:
-            break
-        yield _record(json.loads(data[start : start + head_size]), memoryview(data)[start + head_size : end])
-        at = end
-    if at != len(data):
-        log.warning("journal: %d bytes after the last whole record are ignored", len(data) - at)
+            return
+        yield start, start + head_size, end
 
 
 def _record(header: dict[str, Any], body: memoryview) -> Record:
@@ -102,7 +108,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Opens the file, cutting off a torn record that a kill left at its end."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = sum(len(encode(r)) for r in read(path))
+        whole = max((end for _, _, end in _frames(path.read_bytes())), default=0) if path.exists() else 0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         os.ftruncate(self._file, whole)
         os.lseek(self._file, whole, os.SEEK_SET)
@@ -174,9 +180,9 @@ class GroupLog:
         """Writes a group down, if the weights that made it are those of the checkpoint or older."""
         if self._journal is None or newest_version(group.trajectories) > self._version:
             return
-        rewards = tuple(t.reward for t in group.trajectories)
+        record = Record(ticket, group) if accepted else Record(ticket, None, tuple(t.reward for t in group.trajectories))
         try:
-            self._journal.append(Record(ticket, group if accepted else None, rewards))
+            self._journal.append(record)
         except OSError as error:
             raise UserError(f"journal: cannot write to {self._directory}: {error.strerror} (make room there)") from error
 

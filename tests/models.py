@@ -43,6 +43,7 @@ def make_model(directory: Path, *, seed: int = 0, architecture: str = "qwen3", *
         head_dim=8,
         max_position_embeddings=256,
         tie_word_embeddings=True,
+        initializer_range=0.02,
         tokenizer="char",
     )
     init_directory(ModelConfig(**(shape | changes)), directory, seed=seed, vocab_size=VOCABULARY, eos_token_ids=[EOS])

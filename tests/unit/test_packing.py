@@ -9,6 +9,7 @@ from rljax import packing
 from rljax.errors import UserError
 from rljax.types import Finish, Trajectory
 
+QUICK = settings(max_examples=60, deadline=None)
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
 
@@ -36,6 +37,7 @@ def _check_rows(layout, lengths):
         assert 0 < ends[-1] <= layout.shape[1]
 
 
+@QUICK
 @given(LENGTHS, st.integers(40, 100))
 def test_rows_are_those_of_first_fit_decreasing(lengths, capacity):
     layout = packing.lay_out(lengths, capacity)
@@ -62,6 +64,7 @@ def test_100k_lengths_are_within_half_a_percent_of_the_sum(low, high, capacity):
     assert packing.lay_out(lengths, capacity).shape[0] <= 1.005 * lengths.sum() / capacity
 
 
+@QUICK
 @given(LENGTHS, st.randoms(use_true_random=False))
 def test_scatter_then_gather_gives_each_trajectory_its_own_tokens(lengths, random):
     layout = packing.lay_out(lengths, 40)
@@ -72,6 +75,7 @@ def test_scatter_then_gather_gives_each_trajectory_its_own_tokens(lengths, rando
     assert np.count_nonzero(rows) == sum(np.count_nonzero(a) for a in arrays)  # padding is zero
 
 
+@QUICK
 @given(LENGTHS)
 def test_segments_and_positions_say_where_each_trajectory_lies(lengths):
     layout = packing.lay_out(lengths, 40)
@@ -93,6 +97,7 @@ def test_a_length_outside_the_row_is_refused():
         packing.row_tokens_for([3, 9], 8)
 
 
+@QUICK
 @given(LENGTHS, st.sampled_from([1, 2, 8]))
 def test_the_row_length_is_the_smallest_bucket_that_takes_one_micro_batch(lengths, rows_per_mb):
     capacity = 64
@@ -115,6 +120,7 @@ def test_ranks_cost_the_same_within_one_percent(ranks, equal_counts):
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
+@QUICK
 @given(st.lists(st.floats(0.1, 100.0), max_size=30), st.integers(1, 5))
 def test_trading_never_makes_the_dearest_part_dearer_than_the_greedy_bound(costs, parts):
     split = packing.balance(np.array(costs), parts)

@@ -5,9 +5,12 @@ import math
 
 import pytest
 
+from rljax import config_io
+from rljax.configs import base
 from rljax.metrics import Mean
 from rljax.sinks import State, Status
 from rljax.sinks.live import LineSink, LiveSink, sparkline
+from rljax.sinks.run_directory import RunDirectory
 from rljax.sinks.tensorboard import TensorBoardSink
 
 
@@ -59,3 +62,23 @@ def test_sparkline_spans_the_finite_values():
     assert sparkline([1.0, math.nan, 2.0, math.inf]) == "▁ █ "
     assert sparkline([2.0, 2.0]) == "▁▁"
     assert sparkline([]) == ""
+
+
+def test_wandb_goes_on_in_the_same_run_and_merges_a_step(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="W&B's client is not installed")
+    from rljax.sinks.wandb import WandbSink
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config = config_io.from_dict(base.get_config())
+    for step in (1, 2):
+        run = RunDirectory(tmp_path)
+        sink = WandbSink(run, config)
+        sink.write(step, {"rollout/reward": Mean.of([0.0, 1.0])})
+        sink.write(step, {"rollout/reward": Mean.of([1.0])})
+        sink._run.log({}, step=step + 1)  # W&B writes a step's summary when the next one begins
+        assert sink._run.summary["rollout/reward/avg"] == pytest.approx(2 / 3)
+        sink.close()
+        run.close()
+    assert {path.name.rpartition("-")[2] for path in tmp_path.glob("wandb/offline-run-*")} == {
+        (tmp_path / "wandb_id").read_text()
+    }

@@ -158,6 +158,48 @@ def test_a_group_s_prompt_is_prefilled_once(models):
         assert stats.running == stats.waiting == 0
 
 
+def test_the_next_turn_prefills_only_what_is_new(models):
+    (first,) = requests_of((20,))
+    with sampler_of(models[0]) as sampler:
+        (reply,) = generate(sampler, [first])
+        turn = np.concatenate([first.prompt_ids, reply.token_ids, prompt_of(5)])
+        request = Request("turn", turn, SamplingParams(6), 5)
+        (completion,) = generate(sampler, [request])
+        assert sampler.stats().prefilled_tokens == 19 + 5  # the reply's last token and four of the five; the fifth is decoded
+    np.testing.assert_allclose(completion.logp, scored(models[0], request, completion), atol=BOUND)
+
+
+def test_a_cancelled_request_stops_at_once(models):
+    """It frees its slot and the device stops working for it; the next request finds all as it should be."""
+    (long, short) = requests_of((10, 10), max_new_tokens=48)
+    with sampler_of(models[0]) as sampler:
+        programs = sampler._programs
+        plain = programs.decode
+
+        async def cancelled():
+            loop, task = asyncio.get_running_loop(), asyncio.create_task(sampler.generate(long))
+            dispatched = threading.Event()
+
+            def decode(*args):
+                if not dispatched.is_set():
+                    dispatched.set()
+                    asyncio.run_coroutine_threadsafe(cancel(), loop).result()
+                return plain(*args)
+
+            async def cancel():
+                task.cancel()
+
+            programs.decode = decode
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return await sampler.generate(short)
+
+        completion = asyncio.run(cancelled())
+        np.testing.assert_allclose(completion.logp, scored(models[0], short, completion), atol=BOUND)
+        assert sampler.stats().generated_tokens <= 48 + 2 * 3  # a dispatch or two of the cancelled one
+        assert not np.any(programs._state.active)
+
+
 def swap_after(sampler, dispatches, source):
     """Loads weights between two decode dispatches of whatever runs then."""
     programs, scheduler = sampler._programs, sampler._scheduler
