@@ -12,7 +12,9 @@ log_distribution_jit = jax.jit(log_distribution)
 
 
 def sampling(rows=1, *, vocabulary=1 << 20, **changes) -> Sampling:
-    values = dict(temperature=1.0, top_p=1.0, top_k=0, greedy=False, min_new_tokens=0, stop_ids=(vocabulary,), seed=0, token_index=0)
+    values = dict(
+        temperature=1.0, top_p=1.0, top_k=0, greedy=False, min_new_tokens=0, stop_ids=(vocabulary,), seed=0, token_index=0
+    )
     dtypes = dict(temperature=np.float32, top_p=np.float32, top_k=np.int32, greedy=bool, min_new_tokens=np.int32)
     dtypes |= dict(stop_ids=np.int32, seed=np.uint32, token_index=np.int32)
     values |= changes
