@@ -68,8 +68,8 @@ def add(
         b = np.zeros((layers, rank, outputs), dtype)
         linear: Linear = getattr(model.layers, parameter.path[1])
         linear.lora_a, linear.lora_b = (
-            nnx.LoRAParam(jax.ShapeDtypeStruct(a.shape, a.dtype)),
-            nnx.LoRAParam(jax.ShapeDtypeStruct(b.shape, b.dtype)),
+            nnx.data(nnx.LoRAParam(jax.ShapeDtypeStruct(a.shape, a.dtype))),
+            nnx.data(nnx.LoRAParam(jax.ShapeDtypeStruct(b.shape, b.dtype))),
         )
         linear.lora_scale = alpha / rank
         into, out = parameter.axes[1:]
