@@ -94,6 +94,7 @@ def get_config() -> ConfigDict:
                 head_dim=32,
                 max_position_embeddings=512,
                 tie_word_embeddings=True,
+                initializer_range=0.02,
                 tokenizer="char",
             ),
             dtype="bfloat16",
@@ -165,6 +166,32 @@ def get_config() -> ConfigDict:
             sampler_dtype="bfloat16",
             bitwise=False,
             compilation_cache="",
+        )
+    )
+    config.sglang = ConfigDict(
+        dict(
+            python="",
+            device="",
+            dtype="auto",
+            attention_backend="",
+            mem_fraction_static=config_dict.placeholder(float),
+            context_length=config_dict.placeholder(int),
+            max_running_requests=config_dict.placeholder(int),
+            stream_interval=16,
+            disable_overlap_schedule=False,
+            extra_args=(),
+            start_timeout=600.0,
+            restarts=3,
+            log_dir="",
+        )
+    )
+    config.serve = ConfigDict(
+        dict(
+            host="127.0.0.1",  # other machines can't reach it; a token should come with any other address
+            port=0,
+            max_requests=1024,
+            max_body_mb=64.0,
+            weight_roots=(),
         )
     )
     return config

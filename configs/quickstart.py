@@ -27,6 +27,7 @@ def get_config() -> ConfigDict:
     config.actor.init.num_kv_heads = 4
     config.actor.init.head_dim = 32
     config.actor.init.max_position_embeddings = 64
+    config.actor.init.initializer_range = 0.08  # about 1/sqrt(hidden_size): it learns several times sooner than from 0.02
     config.actor.dtype = "float32"  # CPUs are no faster in bfloat16
     config.actor.gradient_checkpointing = "none"  # rows are short
 

@@ -12,18 +12,22 @@ if __name__ == "__main__":
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from absl import app, flags, logging
 
 from rljax.config import Config
 from rljax.errors import UserError
+
+if TYPE_CHECKING:
+    from rljax.sinks.run_directory import RunDirectory
 
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # flags defined by a function here belong to the binary that calls it, and show up in its --help
@@ -91,14 +95,14 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         sys.exit(0)
     rest = _take_overrides(argv)
     try:
-        rest = FLAGS(rest)
+        left: list[str] = FLAGS(rest)
     except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from None
-    if len(rest) > 1:
-        raise UserError(f"{rest[1]}: unexpected argument (--help names the flags)")
+    if len(left) > 1:
+        raise UserError(f"{left[1]}: unexpected argument (--help names the flags)")
     if FLAGS["verbosity"].using_default_value:
         FLAGS.verbosity = logging.WARNING  # checkpoints and data report each step otherwise
-    return rest
+    return left
 
 
 def _take_overrides(argv: Sequence[str]) -> list[str]:
@@ -116,3 +120,18 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
             value = argv[next(arguments)]
         _overrides.append((key, "true" if value is None else value))
     return rest
+
+
+@contextlib.contextmanager
+def recorded(run: RunDirectory) -> Iterator[None]:
+    """A run that ends by an error says so in status.json, in one line, before the error goes on."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code not in (0, None):
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            with contextlib.suppress(UserError):  # the disk may be what failed; the first error is the one to see
+                run.fail(" ".join(reason.split()))
+        raise
+    finally:
+        run.close()

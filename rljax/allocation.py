@@ -171,7 +171,7 @@ def _refuse_unknown_dims(text: str, start: int, pool: Pool, plugin: Abilities) -
     for letter, name in DIMS.items():
         if letter not in plugin.dims and getattr(pool, name) > 1:
             position = text.index(letter, start + len(pool.engine) + 1)
-            able = ", ".join(f"{key} ({DIMS[key]})" for key in plugin.dims)
+            able = ", ".join(f"{key} ({DIMS[key]})" for key in plugin.dims) or "none: one device"
             _fail(text, position, f"{pool.engine} has no {name} parallelism ({letter}); it has {able}")
 
 

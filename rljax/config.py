@@ -81,6 +81,7 @@ class ModelConfig:
     head_dim: int
     max_position_embeddings: int
     tie_word_embeddings: bool
+    initializer_range: float  # std of every matrix; those that write to the residual stream have less
     tokenizer: str  # "char": one token a printable ASCII character; or a directory with tokenizer.json
 
 
@@ -253,6 +254,36 @@ class JaxConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class SglangConfig:
+    """`sglang`: the SGLang servers that a run starts, one a data-parallel replica; what is empty or None SGLang decides."""
+
+    python: str  # interpreter of the environment SGLang is installed in; empty: this one
+    device: str  # "cuda", "cpu"; empty: SGLang's choice
+    dtype: str  # "auto", "bfloat16", "float32", "float16"
+    attention_backend: str
+    mem_fraction_static: float | None  # of a device's memory, for weights and KV cache
+    context_length: int | None  # tokens of prompt and completion
+    max_running_requests: int | None
+    stream_interval: int  # tokens a reply brings at once; fewer cost time, more are lost with a server
+    disable_overlap_schedule: bool
+    extra_args: tuple[str, ...]  # more flags of sglang.launch_server, as on its command line
+    start_timeout: float  # seconds until a server answers
+    restarts: int  # times a server that died is started again, before it is dropped
+    log_dir: str  # of the servers' logs; empty: a directory in the system's temporary one
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeConfig:
+    """`serve`: our own server, of `experiments.serve`. A bearer token comes from the environment variable RLJAX_TOKEN."""
+
+    host: str  # address to listen on
+    port: int  # 0: a free one
+    max_requests: int  # completions under way at once; more are answered 503
+    max_body_mb: float  # of a request
+    weight_roots: tuple[str, ...]  # weights are loaded from directories below these only; empty: memory-backed storage
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """A whole run."""
 
@@ -274,3 +305,5 @@ class Config:
     recover: RecoverConfig
     stats_logger: StatsLoggerConfig
     jax: JaxConfig
+    sglang: SglangConfig
+    serve: ServeConfig

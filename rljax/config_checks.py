@@ -40,6 +40,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "recover.mode": ("auto", "fresh"),
     "jax.cache_dtype": ("float32", "bfloat16"),
     "jax.sampler_dtype": ("float32", "bfloat16"),
+    "sglang.dtype": ("auto", "bfloat16", "float32", "float16"),
 }
 
 
@@ -76,6 +77,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "actor.init.num_kv_heads",
         "actor.init.head_dim",
         "actor.init.max_position_embeddings",
+        "actor.init.initializer_range",
         "actor.mb_spec.max_tokens_per_row",
         "actor.mb_spec.rows_per_mb",
         "actor.logprob_chunk",
@@ -108,6 +110,12 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "jax.context_length",
         "jax.prefill_chunk",
         "jax.decode_steps",
+        "sglang.context_length",
+        "sglang.max_running_requests",
+        "sglang.stream_interval",
+        "sglang.start_timeout",
+        "serve.max_requests",
+        "serve.max_body_mb",
     ),
     NOT_NEGATIVE: (
         "seed",
@@ -129,6 +137,8 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "actor.adv_norm.std_floor",
         "warmup.steps",
         "stats_logger.samples_per_step",
+        "sglang.restarts",
+        "serve.port",
         *(
             f"{part}.optimizer.{key}"
             for part in ("actor", "critic", "warmup")
@@ -145,7 +155,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
             for key in ("min_lr_ratio", "warmup_steps_proportion")
         ),
     ),
-    HALF_OPEN_UNIT: ("gconfig.top_p",),
+    HALF_OPEN_UNIT: ("gconfig.top_p", "sglang.mem_fraction_static"),
     BELOW_ONE: tuple(f"{part}.optimizer.{beta}" for part in ("actor", "critic", "warmup") for beta in ("beta1", "beta2")),
     ABOVE_ONE: ("actor.c_clip",),
 }

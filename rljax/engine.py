@@ -22,9 +22,10 @@ import os
 import shutil
 import tempfile
 import tomllib
+from collections.abc import AsyncIterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from rljax.batch import Batch
 from rljax.config import Config
 from rljax.errors import UserError
 from rljax.metrics import Mean
-from rljax.types import Completion, Request
+from rljax.types import Completion, Piece, Request
 
 GROUP = "rljax.engines"  # of entry points
 
@@ -52,7 +53,10 @@ class WeightSource:
 class Sampler(Protocol):
     """Generates completions. `generate` may be called any number of times at once, from the event loop."""
 
-    version: int  # of the weights it samples from now
+    @property
+    def version(self) -> int:
+        """Of the weights it samples from now."""
+        ...
 
     async def generate(self, request: Request) -> Completion:
         """Token ids in; token ids, log-probs and a version a token out. Raises SamplerError when the request is lost."""
@@ -70,6 +74,15 @@ class Sampler(Protocol):
 
     async def close(self) -> None:
         """Ends every request in flight with finish `abort` and frees what the sampler holds."""
+        ...
+
+
+@runtime_checkable
+class StreamingSampler(Sampler, Protocol):
+    """A sampler that also hands out completions as they grow. Optional: a server before one that can't sends one piece."""
+
+    def stream(self, request: Request) -> AsyncIterator[Piece]:
+        """The completion of `generate`, piece by piece. Closing the iterator before its last piece aborts the request."""
         ...
 
 

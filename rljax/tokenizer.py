@@ -134,7 +134,8 @@ class HFTokenizer:
             ids = self.encode(self._after_reply(self._render(probe, False)))
         except UserError:  # a template for one turn only
             return None
-        return ids[0] if ids and ids[0] in self._inner.all_special_ids else None
+        special = {i for i, token in self._inner.added_tokens_decoder.items() if token.special}
+        return ids[0] if ids and ids[0] in special else None
 
 
 class IncrementalDecoder:

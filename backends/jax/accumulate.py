@@ -43,7 +43,7 @@ class GradientStep:
         out = (*like, everywhere)
         self._whole = jax.jit(self._whole_step, donate_argnums=(0, 1), out_shardings=out)
         self._accumulate = jax.jit(self._add, donate_argnums=(0,), out_shardings=(like[0], everywhere))
-        self._apply = jax.jit(self._apply_sum, donate_argnums=(0, 1, 2), out_shardings=out)
+        self._apply = jax.jit(self._apply_sum, donate_argnums=(0, 1), out_shardings=out)
         self._zeros = jax.jit(self._nothing, out_shardings=(like[0], everywhere))
 
     def __call__(self, params: Tree, state: Tree, frozen: Tree, parts: Sequence[Tree]) -> tuple[Tree, Tree, Report]:

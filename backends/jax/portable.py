@@ -49,7 +49,9 @@ def _gathered(tensors: Mapping[str, np.ndarray], parameter: Parameter, spec: Mod
             raise UserError(f"checkpoint: no tensor {name} (is it of this model?)")
         piece = tensors[name].T if parameter.transposed else tensors[name]
         if piece.shape != shape:
-            raise UserError(f"checkpoint: {name} has shape {tensors[name].shape} for a parameter of {shape} (is it of this model?)")
+            raise UserError(
+                f"checkpoint: {name} has shape {tensors[name].shape} for a parameter of {shape} (is it of this model?)"
+            )
         pieces.append(piece)
     return np.stack(pieces) if parameter.stacked else pieces[0]
 

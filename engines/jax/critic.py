@@ -32,7 +32,7 @@ class Critic:
         self._clip = config.critic.eps_clip_value
         everywhere = replicated(policy.mesh)
         head = jax.device_put(jnp.zeros(policy.spec.hidden_size, MASTER), everywhere)
-        self.trained: Tree = {"model": jax.jit(lambda t: jax.tree.map(jnp.copy, t))(policy.trained), "value_head": head}
+        self.trained: Tree = {"model": policy.copied(MASTER), "value_head": head}
         self.values = jax.jit(self._values, out_shardings=everywhere)
         key = "critic.optimizer"
         self._phase = Phase(self._loss, config.critic.optimizer, total_steps, key, PREFIX, self.trained, policy.mesh)
@@ -59,7 +59,7 @@ class Critic:
 
 
 def explained_variance(means: dict[str, Mean]) -> Mean:
-    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 one that knows the mean. Empty where nothing varies."""
+    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 is knowing the mean. Empty where nothing varies."""
     count = means[f"{PREFIX}/return"].count
     error = means[f"{PREFIX}/return"].value - means[f"{PREFIX}/value"].value
     spread = means[f"{PREFIX}/squared_return"].value - means[f"{PREFIX}/return"].value ** 2

@@ -9,12 +9,13 @@ are taken from the policy as it is when RL begins: at once, or after the supervi
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rljax.allocation import Pool
@@ -22,6 +23,7 @@ from rljax.backends.jax import checkpoint, hf
 from rljax.backends.jax.accumulate import Metrics
 from rljax.backends.jax.forward import named_logprobs
 from rljax.backends.jax.mesh import pool_mesh
+from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective, supervised_objective
 from rljax.batch import Batch
 from rljax.compaction import kept
@@ -29,6 +31,7 @@ from rljax.config import Config
 from rljax.engine import WeightSource
 from rljax.engines.jax.critic import Critic
 from rljax.engines.jax.phase import Phase
+from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.rows import Rows, micro_batches, one_a_row
 from rljax.engines.jax.scoring import scorer_of
 from rljax.errors import UserError
@@ -37,7 +40,6 @@ from rljax.objective import PREFIX, Objective
 
 Tree = Any  # a pytree of arrays
 FORMAT = "rljax.jax/1"  # of checkpoints
-WARMUP_PREFIX = "warmup"
 
 
 class JaxLearner:
@@ -62,10 +64,8 @@ class JaxLearner:
         self._sft = config.actor.loss == "sft"
         self._score = self._policy.program(self._logp_of)
         self._updates = 0  # optimizer steps of the policy, those of the warm-up not counted
-        self._supervised: Phase | None = None
-        self._actor: Phase | None = None
-        self._critic: Critic | None = None
-        self._reference: Tree | None = None  # like policy.trained, in the compute dtype
+        self._supervised: Phase | None = None  # the warm-up
+        self._rl: Reinforcement | None = None
         if config.warmup.steps == 0:
             self._begin()
 
@@ -79,15 +79,15 @@ class JaxLearner:
 
     def score_reference(self, batch: Batch) -> np.ndarray:
         """The same under the frozen reference policy: the policy as it was when RL began. Only with kl_ctl > 0."""
-        self._begin()
-        if self._reference is None:
+        reference = self._reinforcement().reference
+        if reference is None:
             raise UserError("actor.kl_ctl: there is no reference policy at 0")
-        return self._forward(batch, self._score, self._reference)
+        return self._forward(batch, self._score, reference)
 
     def values(self, batch: Batch) -> np.ndarray:
         """What the critic expects before each token is drawn. [R, T] float32, reward units. Only with adv_estimator "gae"."""
-        self._begin()
-        return self._forward(batch, self._need_critic().values, self._need_critic().trained)
+        critic = self._critic()
+        return self._forward(batch, critic.values, critic.trained)
 
     def _forward(self, batch: Batch, program: Callable[..., jax.Array], trained: Tree) -> np.ndarray:
         """Runs the micro-batches one after the other and reads them all at once."""
@@ -118,17 +118,15 @@ class JaxLearner:
         Metrics are under `ppo_actor/update/`, unweighted over the tokens trained on. A gradient that isn't finite is skipped
         and counted in `ppo_actor/update/skipped`.
         """
-        self._begin()
-        assert self._actor is not None
+        actor = self._reinforcement().actor
         anchor = self._score_bitwise(batch) if self._config.jax.bitwise and not self._sft else None
-        means = self._step(self._actor, batch, kept(batch, self._objective), anchor)
+        means = self._step(actor, batch, kept(batch, self._objective), anchor)
         self._updates += 1
         return means
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the critic, on every token of loss_mask."""
-        self._begin()
-        critic = self._need_critic()
+        critic = self._critic()
         cut = micro_batches(batch, batch.loss_mask, self._mesh, self._config.actor.mb_spec.rows_per_mb)
         with jax.set_mesh(self._mesh):
             return critic.update(cut.parts)
@@ -160,16 +158,15 @@ class JaxLearner:
 
     def _begin(self) -> None:
         """RL begins: the reference and the critic are made of the policy as it is, and the warm-up's moments are let go."""
-        if self._actor is not None:
-            return
-        actor = self._config.actor
-        self._supervised = None
-        self._actor = self._actor_phase()
-        if actor.kl_ctl > 0:
-            dtype = self._policy.dtype
-            self._reference = jax.jit(lambda t: jax.tree.map(lambda a: jnp.array(a, dtype, copy=True), t))(self._policy.trained)
-        if actor.adv_estimator == "gae":
-            self._critic = Critic(self._config, self._policy, self._total(self._config.critic.ppo_n_minibatches))
+        if self._rl is None:
+            self._rl, self._supervised = self._rl_phase(), None
+
+    def _rl_phase(self) -> Reinforcement:
+        config = self._config
+        with jax.set_mesh(self._mesh):
+            reference = self._policy.copied(self._policy.dtype) if config.actor.kl_ctl > 0 else None
+            critic = Critic(config, self._policy, self._total(config.critic.ppo_n_minibatches)) if _has_critic(config) else None
+            return Reinforcement(self._actor_phase(), critic, reference)
 
     def _actor_phase(self) -> Phase:
         actor, key = self._config.actor, "actor.optimizer"
@@ -186,10 +183,16 @@ class JaxLearner:
         steps = self._config.total_train_steps
         return None if steps is None else steps * each
 
-    def _need_critic(self) -> Critic:
-        if self._critic is None:
+    def _reinforcement(self) -> Reinforcement:
+        self._begin()
+        assert self._rl is not None
+        return self._rl
+
+    def _critic(self) -> Critic:
+        critic = self._reinforcement().critic
+        if critic is None:
             raise UserError(f"actor.adv_estimator: {self._config.actor.adv_estimator!r} has no critic (gae has)")
-        return self._critic
+        return critic
 
     # Weights and checkpoints
 
@@ -203,20 +206,93 @@ class JaxLearner:
                 return WeightSource(params=self._policy.published())
         with jax.set_mesh(self._mesh):
             params = self._policy.merged()
-        hf.save(params, self._policy.spec, directory, dtype=self._config.actor.dtype, source=self._model_dir)
+        hf.save(
+            params,
+            self._policy.spec,
+            directory,
+            dtype="float32" if self._config.jax.bitwise else self._config.actor.dtype,
+            source=self._model_dir,
+        )
         return WeightSource(directory=Path(directory))
 
     def save(self, directory: Path) -> None:
         """Writes parameters, optimizer moments and step under directory, which does not exist yet."""
-        checkpoint.save_tree(Path(directory), self._saved(), self._meta())
+        meta = self._identity() | {"updates": self._updates, "phases": list(self._phases())}
+        checkpoint.save_tree(Path(directory), self._saved(self._supervised, self._rl), meta)
 
     def restore(self, directory: Path) -> None:
-        """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was."""
+        """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was.
+
+        The mesh that wrote it doesn't matter. Old and new state are both held until all of the new one has been read.
+        """
         directory = Path(directory)
         meta = checkpoint.read_meta(directory)
-        expected = self._meta()
-        if meta.get("format") != FORMAT or meta.get("model") != expected["model"]:
-            raise UserError(f"checkpoint: {directory} is of another model or engine (use the config it was written with)")
-        fresh = self._phases_of(meta)
-        tree = checkpoint.restore_tree(directory, fresh._saved())
-        raise NotImplementedError
+        for key, value in self._identity().items():
+            if meta.get(key) != value:
+                raise UserError(
+                    f"checkpoint: {directory} is of another {key}: {meta.get(key)}, not {value} (use its own config)"
+                )
+        supervised = (self._supervised or self._warmup_phase()) if "supervised" in meta["phases"] else None
+        rl = (self._rl or self._rl_phase()) if "rl" in meta["phases"] else None
+        tree = checkpoint.restore_tree(directory, self._saved(supervised, rl))
+        self._policy.trained = tree["policy"]
+        self._supervised, self._rl, self._updates = supervised, rl, meta["updates"]
+        if supervised is not None:
+            supervised.load(tree["supervised"])
+        if rl is not None:
+            rl.load(tree["rl"])
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be this run's. JSON values."""
+        lora = self._config.actor.lora
+        adapters = {"rank": lora.rank, "target_modules": list(lora.target_modules)} if lora.rank else None
+        return {"format": FORMAT, "model": json.loads(json.dumps(self._policy.spec.to_config())), "lora": adapters}
+
+    def _saved(self, supervised: Phase | None, rl: Reinforcement | None) -> Tree:
+        tree: dict[str, Tree] = {"policy": self._policy.trained}
+        if supervised is not None:
+            tree["supervised"] = supervised.saved()
+        if rl is not None:
+            tree["rl"] = rl.saved(with_reference=self._config.warmup.steps > 0)  # else the model directory has it
+        return tree
+
+    def _phases(self) -> dict[str, Any]:
+        return {name: phase for name, phase in (("supervised", self._supervised), ("rl", self._rl)) if phase is not None}
+
+    def compilations(self) -> int:
+        """Programs compiled for updates and scoring so far."""
+        steps = [self._supervised, self._rl and self._rl.actor]
+        return self._score._cache_size() + sum(phase.compilations() for phase in steps if phase)
+
+    def close(self) -> None:
+        """Lets go of everything on the devices."""
+        self._supervised = self._rl = None
+        self._policy.trained = self._policy.frozen = {}
+
+
+@dataclasses.dataclass
+class Reinforcement:
+    """What exists from the moment that RL begins."""
+
+    actor: Phase
+    critic: Critic | None
+    reference: Tree | None  # like policy.trained, in the compute dtype
+
+    def saved(self, *, with_reference: bool) -> Tree:
+        tree: dict[str, Tree] = {"actor": self.actor.saved()}
+        if self.critic is not None:
+            tree["critic"] = self.critic.saved()
+        if self.reference is not None and with_reference:
+            tree["reference"] = self.reference
+        return tree
+
+    def load(self, saved: Tree) -> None:
+        self.actor.load(saved["actor"])
+        if self.critic is not None:
+            self.critic.load(saved["critic"])
+        if "reference" in saved:
+            self.reference = saved["reference"]
+
+
+def _has_critic(config: Config) -> bool:
+    return config.actor.adv_estimator == "gae"

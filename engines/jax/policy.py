@@ -22,7 +22,7 @@ MASTER = jnp.float32  # weights and moments
 
 
 class Policy:
-    """A model whose parameters lie in two trees: `trained` (all of them, or the LoRA adapters) and `frozen` (nothing, or the base).
+    """A model in two trees of parameters: `trained` (all, or the LoRA adapters) and `frozen` (nothing, or the base).
 
     Example: program = policy.program(lambda model, rows: model.logits(...)); program(policy.trained, policy.frozen, rows)
     """
@@ -32,15 +32,16 @@ class Policy:
         self.mesh = mesh
         self.dtype = jnp.dtype(actor.dtype)
         self.spec = ModelSpec.from_directory(model_dir)
-        base_dtype = MASTER if actor.lora.rank == 0 else self.dtype  # a frozen base needs no master copy
+        base_dtype = MASTER if actor.lora.rank == 0 or config.jax.bitwise else self.dtype  # a frozen base needs no master copy
         self.graphdef, params = hf.load(model_dir, mesh, actor.dtype, base_dtype, remat=actor.gradient_checkpointing)
         self.trained, self.frozen = params, {}
         if actor.lora.rank > 0:
-            self.graphdef, params = lora.add(self.graphdef, params, actor.lora, mesh=mesh, seed=config.seed)
+            self.graphdef, params = lora.add(self.graphdef, params, actor.lora, mesh, seed=config.seed)
             self.trained, self.frozen = lora.split(params)
         self._adapted = actor.lora.rank > 0
+        self._scale = actor.lora.alpha / actor.lora.rank if self._adapted else 0.0
         dtype = MASTER if config.jax.bitwise else jnp.dtype(config.jax.sampler_dtype)
-        self._publish = jax.jit(lambda trained, frozen: jax.tree.map(lambda a: _copy(a, dtype), self._merged(trained, frozen)))
+        self._publish = jax.jit(lambda trained, frozen: _published(self._merged(trained, frozen), dtype))
         self._whole = jax.jit(self._merged)
 
     def model(self, trained: Tree, frozen: Tree) -> Transformer:
@@ -49,14 +50,20 @@ class Policy:
 
     def program(self, function: Callable[[Transformer, Any], Any]) -> Callable[[Tree, Tree, Any], Any]:
         """(trained, frozen, rows) -> function(model, rows), jitted, its result on every device so that any host can read it."""
-        return jax.jit(lambda trained, frozen, rows: function(self.model(trained, frozen), rows), out_shardings=replicated(self.mesh))
+        return jax.jit(
+            lambda trained, frozen, rows: function(self.model(trained, frozen), rows), out_shardings=replicated(self.mesh)
+        )
 
     def merged(self) -> Tree:
         """The parameters with the adapters folded in, as `hf.load` gives them. Not to be kept: an update may donate them."""
         return self._whole(self.trained, self.frozen) if self._adapted else self.trained
 
+    def copied(self, dtype: Any) -> Tree:
+        """A copy of what is trained, in buffers of its own."""
+        return jax.jit(lambda trained: jax.tree.map(lambda a: _copy(a, dtype), trained))(self.trained)
+
     def published(self) -> Tree:
-        """A copy of `merged` for a sampler, in `jax.sampler_dtype` (the master dtype in the bitwise mode).
+        """A copy of `merged` for a sampler: matrices in `jax.sampler_dtype` (float32 in the bitwise mode), norms in float32.
 
         The buffers are new and the learner keeps no hold of them, so that no later update can donate them away: a sampler may
         keep them as they are, or reshard them.
@@ -64,8 +71,12 @@ class Policy:
         return self._publish(self.trained, self.frozen)
 
     def _merged(self, trained: Tree, frozen: Tree) -> Tree:
-        return lora.merge(self.graphdef, lora.join(trained, frozen)) if self._adapted else trained
+        return lora.merge(lora.join(trained, frozen), self._scale) if self._adapted else trained
 
 
 def _copy(array: jax.Array, dtype: Any) -> jax.Array:
     return jnp.array(array, dtype, copy=True)  # jit would hand an unchanged input through, buffer and all
+
+
+def _published(params: Tree, dtype: Any) -> Tree:
+    return jax.tree.map_with_path(lambda path, a: _copy(a, MASTER if path[-1].key == "scale" else dtype), params)

@@ -53,7 +53,9 @@ def padded_length(length: int) -> int:
     return size
 
 
-def micro_batches(batch: Batch, keep: np.ndarray, mesh: Mesh, rows_per_shard: int, *, anchor: np.ndarray | None = None) -> MicroBatches:
+def micro_batches(
+    batch: Batch, keep: np.ndarray, mesh: Mesh, rows_per_shard: int, *, anchor: np.ndarray | None = None
+) -> MicroBatches:
     """Pads rows to a whole number of micro-batches, T to a bucket, compacts the kept tokens and places everything.
 
     Args:
@@ -92,25 +94,11 @@ def _width(keep: np.ndarray, mesh: Mesh) -> int:
     return -(-width // mesh.shape["tensor"]) * mesh.shape["tensor"]
 
 
-def one_a_row(batch: Batch, length: int) -> tuple[Batch, list[tuple[int, int, int]]]:
-    """Every segment of the batch at the start of a row of its own, of one fixed length.
-
-    Returns:
-      The batch, and for each of its rows where it was: (row, first index, tokens).
-    """
+def one_a_row(batch: Batch) -> tuple[list[np.ndarray], list[tuple[int, int, int]]]:
+    """The token ids of every segment, and where it is: (row, first index, one past the last)."""
     places = []
     for row, ids in enumerate(batch.segment_ids):
         for segment in range(1, int(ids.max(initial=0)) + 1):
             where = np.flatnonzero(ids == segment)
-            places.append((row, int(where[0]), len(where)))
-    if not places:
-        places = [(0, 0, 0)]
-
-    def move(array: np.ndarray) -> np.ndarray:
-        out = np.zeros((len(places), length), array.dtype)
-        for new, (row, start, tokens) in enumerate(places):
-            out[new, :tokens] = array[row, start : start + tokens]
-        return out
-
-    moved = batch.replace(**{name: move(array) for name, array in vars(batch).items() if array is not None})
-    return moved.replace(segment_ids=np.minimum(moved.segment_ids, 1)), places
+            places.append((row, int(where[0]), int(where[-1]) + 1))
+    return [batch.token_ids[row, start:stop] for row, start, stop in places], places

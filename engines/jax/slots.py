@@ -130,7 +130,9 @@ class SlotTable:
         common = np.where(self.version == version, np.minimum(common, will_hold), 0)
         best = int(common.argmax())
         length = int(common[best])
-        return Source(best, length, int(self._tenancy[best])) if length >= min(len(wanted), SHARE_AT_LEAST) else None
+        goes_on = self.work[best] is None and 0 < length == self.filled[best]  # taken as it is: no copy, nothing lost
+        worth = goes_on or length >= min(len(wanted), SHARE_AT_LEAST)
+        return Source(best, length, int(self._tenancy[best])) if worth else None
 
     def copies(self, most: int) -> list[tuple[int, int, int]]:
         """(source, target, tokens) of the copies that can be made now, at most so many; counts them as made."""
@@ -186,13 +188,11 @@ class SlotTable:
         self.work[slot], self._source[slot] = None, None
         self.goal[slot] = self.filled[slot]
 
-    def swap(self, version: int, recompute: bool) -> list[int]:
+    def swap(self, version: int, recompute: bool) -> None:
         """Weights changed: prompts that are being prefilled start over, and with `recompute` everything in flight does.
 
-        Other tenants go on with the keys and values they have. Returns the slots that will be prefilled again.
+        Other tenants go on with the keys and values they have.
         """
-        again = self.occupied if recompute else self.filling
-        for slot in again:
+        for slot in self.occupied if recompute else self.filling:
             self.filled[slot], self.goal[slot], self.version[slot] = 0, self.length[slot] - 1, version
             self._source[slot] = None
-        return again

@@ -43,12 +43,21 @@ class PromptSource:
     """
 
     def __init__(
-        self, examples: Examples, kept: np.ndarray, *, key: str, seed: int, shuffle: bool, shard: tuple[int, int] = (0, 1)
+        self,
+        examples: Examples,
+        kept: np.ndarray,
+        *,
+        key: str,
+        seed: int,
+        shuffle: bool,
+        skipped: int = 0,
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         """
         Args:
           kept: [n] int64, rising: indices of the examples that are used.
           key: the config section, for errors.
+          skipped: examples that were left out for their length, to be reported.
           shard: (index, count) of this process among those that share the prompts of an epoch.
         """
         import grain  # takes a second, most of it jax
@@ -57,13 +66,13 @@ class PromptSource:
         self._key = key
         self._kept = kept
         self._position = 0
-        self.skipped = len(examples) - len(kept)  # prompts longer than max_length, each epoch
+        self.skipped = skipped  # prompts longer than max_length, each epoch
         order = grain.MapDataset.source(kept)
         if shuffle:
             order = order.shuffle(seed=_grain_seed(seed))
         index, count = shard
         self._order = order.slice(slice(index, None, count))
-        if not len(self._order):
+        if len(kept) < count:
             raise UserError(f"{key}: {len(kept)} prompts are too few for {count} processes")
         self._identity = {
             "data": examples.digest,
@@ -148,12 +157,12 @@ def open_prompts(
         records = open_records(dataset.path, dataset.split, key)
         form = find_format(dataset.type, key)
     examples = Examples(records, form, dataset.system_prompt)
-    kept = _kept(examples, dataset, tokenizer, key)
-    return PromptSource(examples, kept, key=key, seed=seed, shuffle=dataset.shuffle, shard=shard)
+    kept, skipped = _kept(examples, dataset, tokenizer, key)
+    return PromptSource(examples, kept, key=key, seed=seed, shuffle=dataset.shuffle, skipped=skipped, shard=shard)
 
 
-def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | None, key: str) -> np.ndarray:
-    """Indices [n] int64 of the first `limit` examples that are not too long. Reads every one of them."""
+def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | None, key: str) -> tuple[np.ndarray, int]:
+    """Indices [n] int64 of the first `limit` examples that are not too long, and how many are. Reads every one."""
     if dataset.max_length is not None and tokenizer is None:
         raise ValueError(f"{key}.max_length counts tokens and needs a tokenizer")
     if dataset.limit is not None and dataset.limit < 1:
@@ -169,7 +178,7 @@ def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | Non
         raise UserError(f"{key}.max_length: every prompt is longer than {dataset.max_length} tokens")
     if len(kept) < count:
         logging.info("%s: %d of %d prompts are longer than %s tokens", key, count - len(kept), count, dataset.max_length)
-    return np.array(kept, np.int64)
+    return np.array(kept, np.int64), count - len(kept)
 
 
 def _grain_seed(seed: int) -> int:

@@ -193,7 +193,9 @@ def _tokenizer(fields: dict[str, Any], source: Path) -> Any:
 
     kind = (fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre"))
     if kind != ("gpt2", "smollm"):
-        raise UserError(f"{source}: tokenizer {kind[0]!r} with pre-tokenizer {kind[1]!r} is not supported (gpt2 with smollm is)")
+        raise UserError(
+            f"{source}: tokenizer {kind[0]!r} with pre-tokenizer {kind[1]!r} is not supported (gpt2 with smollm is)"
+        )
     tokens = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))

@@ -24,6 +24,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from rljax import config_io
+from rljax.config import Config
 from rljax.errors import UserError
 from rljax.metrics import Mean, flatten, merge
 from rljax.sinks import State, Status
@@ -67,6 +69,17 @@ class RunDirectory:
     @property
     def init(self) -> Path:
         return self.path / "init"
+
+    @property
+    def holds_a_run(self) -> bool:
+        """Whether there is something to resume, or to overwrite."""
+        return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
+
+    def begin(self, config: Config) -> None:
+        """Writes config.json. Raises UserError where `recover.mode` forbids to go on with what is there."""
+        if config.recover.mode == "fresh" and self.holds_a_run:
+            raise UserError(f"--workdir: {self.path} holds a run (choose another, or recover.mode=auto to go on with it)")
+        self.write_text("config.json", config_io.to_json(config))
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a small file atomically: readers see the old one or the new one."""

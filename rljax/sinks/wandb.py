@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ class WandbSink:
             raise UserError("stats_logger.wandb: not installed (pip install 'rljax[wandb]')") from None
         id_file = run.path / "wandb_id"
         if not id_file.exists():
-            run.write_text("wandb_id", wandb.util.generate_id())
+            run.write_text("wandb_id", secrets.token_hex(4))
         self._run: Any = wandb.init(
             project=config.stats_logger.wandb_project,
             name=run.path.name,

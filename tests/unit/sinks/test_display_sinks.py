@@ -5,9 +5,12 @@ import math
 
 import pytest
 
+from rljax import config_io
+from rljax.configs import base
 from rljax.metrics import Mean
 from rljax.sinks import State, Status
 from rljax.sinks.live import LineSink, LiveSink, sparkline
+from rljax.sinks.run_directory import RunDirectory
 from rljax.sinks.tensorboard import TensorBoardSink
 
 
@@ -37,9 +40,11 @@ def test_plain_lines_merge_a_step_and_name_the_end():
     sink.write(4, {"rollout/reward": Mean(0.0, 3), "other": Mean(1.0, 1)})
     sink.status(Status(State.RUNNING, step=4, version=4, total_steps=9))
     sink.status(Status(State.RUNNING, step=4, version=4, total_steps=9))  # nothing new: no line
+    sink.write(4, {"eval-rollout/reward": Mean(0.5, 1)})  # an evaluation comes after its step's line
     sink.status(Status(State.FINISHED, step=9, version=9, total_steps=9))
-    first, last = stream.getvalue().splitlines()
+    first, second, last = stream.getvalue().splitlines()
     assert first.startswith("step 4/9  reward 0.25  ")
+    assert second.startswith("step 4/9  eval reward 0.5  ")
     assert last.startswith("step 9/9  ") and last.endswith("  finished")
 
 
@@ -59,3 +64,23 @@ def test_sparkline_spans_the_finite_values():
     assert sparkline([1.0, math.nan, 2.0, math.inf]) == "▁ █ "
     assert sparkline([2.0, 2.0]) == "▁▁"
     assert sparkline([]) == ""
+
+
+def test_wandb_goes_on_in_the_same_run_and_merges_a_step(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="W&B's client is not installed")
+    from rljax.sinks.wandb import WandbSink
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config = config_io.from_dict(base.get_config())
+    for step in (1, 2):
+        run = RunDirectory(tmp_path)
+        sink = WandbSink(run, config)
+        sink.write(step, {"rollout/reward": Mean.of([0.0, 1.0])})
+        sink.write(step, {"rollout/reward": Mean.of([1.0])})
+        sink._run.log({}, step=step + 1)  # W&B writes a step's summary when the next one begins
+        assert sink._run.summary["rollout/reward/avg"] == pytest.approx(2 / 3)
+        sink.close()
+        run.close()
+    assert {path.name.rpartition("-")[2] for path in tmp_path.glob("wandb/offline-run-*")} == {
+        (tmp_path / "wandb_id").read_text()
+    }

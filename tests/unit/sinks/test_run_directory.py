@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljax import config_io
+from rljax.configs import base
 from rljax.errors import UserError
 from rljax.metrics import Mean
 from rljax.sinks import Sinks, State, Status
@@ -167,6 +169,20 @@ def test_two_runs_in_one_directory_are_refused(tmp_path):
     assert f"{tmp_path} is in use by process {os.getpid()}" in other.stderr
     run.close()
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_recover_mode_fresh_refuses_what_auto_goes_on_with(tmp_path):
+    tree = base.get_config().to_dict()
+    auto = config_io.from_dict(tree)
+    config_io.apply_override(tree, "recover.mode", "fresh")
+    fresh = config_io.from_dict(tree)
+    run = RunDirectory(tmp_path)
+    run.begin(fresh)  # nothing there yet
+    sink_of(run).write(1, {})
+    with pytest.raises(UserError, match="holds a run"):
+        run.begin(fresh)
+    run.begin(auto)
+    assert config_io.from_json((tmp_path / "config.json").read_text()) == auto
 
 
 def test_a_workdir_that_is_a_file_is_one_line(tmp_path):
