@@ -22,19 +22,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def _soak(workdir, *, epochs, prompts, kills, seed):
     """Runs the trainer, killing it `kills` times; returns its report and the number of kills that hit."""
-    dice, hits = random.Random(seed), 0
-    for attempt in range(10_000):
+    dice = random.Random(seed)
+    for attempt in range(10_000):  # every process but the last is killed
         command = [sys.executable, "-m", "tests.soak.trainer", str(workdir), str(epochs), str(prompts), str(seed + attempt)]
         process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        if hits < kills:
+        if attempt < kills:
             _until_it_moves(workdir, process)
             time.sleep(dice.uniform(0.0, 0.6))
             process.send_signal(signal.SIGKILL)
         _, errors = process.communicate()
         if process.returncode == 0:
-            return json.loads((workdir / "done.json").read_text()), hits
+            return json.loads((workdir / "done.json").read_text()), attempt
         assert process.returncode == -signal.SIGKILL, errors
-        hits += 1
     raise AssertionError("never done")
 
 

@@ -1,6 +1,6 @@
 """Buffer and journal against a plain model, with a kill between any two operations: laws 4 and 5 over random histories.
 
-The model is sets of prompt indices and a copy of them at each checkpoint. It knows nothing of heaps, files or bounds; it says what
+The model is sets of prompt indices and a copy of them at each checkpoint. It knows nothing of heaps and files; it says what
 must be true: where every prompt is, what may be admitted, what comes next, what a killed process leaves behind.
 """
 

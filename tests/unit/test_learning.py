@@ -88,9 +88,8 @@ def test_advantages_are_of_whole_groups_however_they_are_split_traps_5_and_18(tm
 def test_packing_changes_no_gradient_law_2_trap_3(tmp_path, aggregation):
     tables = []
     for tokens, rows in ((13, 1), (16, 4), (512, 1)):
-        overrides = {
-            "actor.mb_spec.max_tokens_per_row": tokens, "actor.mb_spec.rows_per_mb": rows, "actor.loss_aggregation": aggregation,
-        }  # fmt: skip
+        overrides = {"actor.mb_spec.max_tokens_per_row": tokens, "actor.mb_spec.rows_per_mb": rows}
+        overrides["actor.loss_aggregation"] = aggregation
         learner, _ = _learn(tmp_path, overrides)
         (batch,) = learner.named("update")
         _, gradient = FakeLearner(make_config(overrides), tmp_path / "model").loss_and_gradient(batch, learner._objective)

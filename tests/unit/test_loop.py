@@ -10,7 +10,7 @@ import pytest
 
 from rljax import loop
 from rljax.engines.fake.sampler import Trouble
-from rljax.engines.fake.trial import MemorySink, Numbers, Repeat, RememberingLearner, make_run, spell
+from rljax.engines.fake.trial import MemorySink, Numbers, RememberingLearner, Repeat, make_run, spell
 from rljax.errors import RewardTimeout, TooManyFailures, UserError
 from rljax.types import Request
 
@@ -351,9 +351,9 @@ def test_a_run_never_starts_over_by_itself_where_no_checkpoint_loads(tmp_path):
     loop.train(make_run(tmp_path, {"saver.freq_steps": 2}))
     for params in (tmp_path / "checkpoints").rglob("*.safetensors"):
         params.write_bytes(b"")
-    with pytest.raises(UserError, match="none of those .* loads .*start over"):
+    with pytest.raises(UserError, match=r"none of those .* loads .*start over"):
         loop.train(make_run(tmp_path, {}))
-    with pytest.raises(UserError, match="recover.mode: fresh"):
+    with pytest.raises(UserError, match=r"recover\.mode: fresh"):
         loop.train(make_run(tmp_path, {"recover.mode": "fresh"}))
 
 
