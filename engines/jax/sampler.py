@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from rljax.engines.jax.slots import Work
 from rljax.engines.jax.stops import StopStrings
 from rljax.errors import UserError
 from rljax.tokenizer import Tokenizer, load
-from rljax.types import Completion, Request
+from rljax.types import Completion, Piece, Request
 
 
 class JaxSampler:
@@ -58,6 +60,7 @@ class JaxSampler:
         )
         self._programs.warm_up()
         self._model_dir = model_dir
+        self._bitwise = settings.bitwise
         if ahead is None:
             ahead = 0 if mesh.devices.flat[0].platform == "cpu" else 1
         self._scheduler = Scheduler(
@@ -93,6 +96,28 @@ class JaxSampler:
           SamplerError: the sampler failed or is closed.
         """
         return await asyncio.wrap_future(self._scheduler.submit(self._work(request)))
+
+    async def stream(self, request: Request) -> AsyncIterator[Piece]:
+        """As `generate`, a piece a dispatch. With `jax.bitwise` all comes at the end, where the log-probs are computed."""
+        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | None]()
+
+        def listener(piece: Piece) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed under its requests
+                loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        work = self._work(request)
+        work.listener = None if self._bitwise else listener
+        future = asyncio.wrap_future(self._scheduler.submit(work))
+        future.add_done_callback(lambda _: pieces.put_nowait(None))
+        sent = 0
+        try:
+            while (piece := await pieces.get()) is not None:
+                sent += len(piece.token_ids)
+                yield piece
+            done = await future
+            yield Piece(done.token_ids[sent:], done.logp[sent:], done.versions[sent:], done.finish)
+        finally:
+            future.cancel()
 
     def _work(self, request: Request) -> Work:
         prompt, params = request.prompt_ids, request.params

@@ -77,6 +77,7 @@ class Scheduler:
           scorer: of `jax.bitwise`: its log-probs replace those of sampling when a completion ends.
         """
         self.version = 0
+        self._weights = 0  # how many have been loaded: a server outlives runs, and the next one's version 3 is another
         self._scorer, self._scored_temperature = scorer, scored_temperature
         self._programs, self._recompute, self._ahead = programs, recompute, ahead
         self._table = SlotTable(programs.slots, programs.context)
@@ -140,7 +141,8 @@ class Scheduler:
     def load(self, source: WeightSource, version: int) -> None:
         self._programs.load(source)
         self.version = version
-        self._table.swap(version, self._recompute)
+        self._weights += 1
+        self._table.swap(self._weights, self._recompute)
 
     def _stop(self) -> None:
         self._ended = SamplerError("closed")
@@ -196,7 +198,7 @@ class Scheduler:
 
     def _admit(self, work: Work) -> None:
         self._prompted += len(work.request.prompt_ids)
-        self._table.admit(work, self.version)
+        self._table.admit(work, self._weights)
 
     def _drop_cancelled(self) -> None:
         for slot in self._table.occupied:

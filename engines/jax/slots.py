@@ -9,11 +9,12 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from rljax.engines.jax.stops import StopStrings
-from rljax.types import Completion, Finish, Request
+from rljax.types import Completion, Finish, Piece, Request
 
 DISPATCH = 64  # what a prefill dispatch costs beside its tokens, in tokens
 SHARE_AT_LEAST = 32  # tokens of a prefix that are worth a copy; fewer, if they are all there is to prefill
@@ -31,12 +32,15 @@ class Work:
     tokens: list[np.ndarray] = dataclasses.field(default_factory=list)  # one piece a dispatch
     logp: list[np.ndarray] = dataclasses.field(default_factory=list)
     versions: list[np.ndarray] = dataclasses.field(default_factory=list)
+    listener: Callable[[Piece], None] | None = None  # told of every piece, in the scheduler's thread
 
     def append(self, tokens: np.ndarray, logp: np.ndarray, version: int) -> None:
         self.tokens.append(tokens)
         self.logp.append(logp)
         self.versions.append(np.full(len(tokens), version, np.int32))
         self.emitted += len(tokens)
+        if self.listener is not None:
+            self.listener(Piece(tokens, logp, self.versions[-1], None))
 
     def completion(self, finish: Finish) -> Completion:
         return Completion(

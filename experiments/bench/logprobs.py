@@ -67,7 +67,7 @@ def make_case() -> Case:
 
 def exact_outcome(case: Case) -> Outcome:
     """In float64, from the inputs as rounded."""
-    static = dict(temperature=case.temperature, softcap=case.softcap)
+    static: dict[str, Any] = dict(temperature=case.temperature, softcap=case.softcap)
     hidden, unembedding = case.hidden.astype(np.float64), case.unembedding.astype(np.float64)
     logp, entropy = logprobs.token_logprobs(hidden, unembedding, case.labels, **static)
     result = oracle.policy_objective(logp[None], entropy[None], case.tokens, case.objective)

@@ -67,12 +67,12 @@ def variants() -> Sequence[Variant]:
 
 
 def _fused(hidden: Array, unembedding: Array, labels: Array, tokens: TokenArrays, case: Case, accumulator: Any = None) -> Any:
-    static = dict(temperature=case.temperature, softcap=case.softcap, chunk=case.chunk, accumulator=accumulator)
+    static: dict[str, Any] = dict(temperature=case.temperature, softcap=case.softcap, chunk=case.chunk, accumulator=accumulator)
     return fused_objective(hidden, unembedding, labels, tokens, case.objective, **static)[0], None
 
 
 def _recomputed(hidden: Array, unembedding: Array, labels: Array, tokens: TokenArrays, case: Case) -> Any:
-    static = dict(temperature=case.temperature, softcap=case.softcap, chunk=case.chunk)
+    static: dict[str, Any] = dict(temperature=case.temperature, softcap=case.softcap, chunk=case.chunk)
     logp, entropy = token_logprobs(hidden, unembedding, labels, **static)
     return policy_objective(logp[None], entropy[None], tokens, case.objective)[0], logp
 

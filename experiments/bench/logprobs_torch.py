@@ -36,7 +36,7 @@ class TorchVariant(Variant):
         hidden, unembedding, labels, tokens = _on_device(case)
         loss, logp = self.function(hidden, unembedding, labels, tokens, case)
         loss.backward()
-        grads = (x.grad.double().cpu().numpy() for x in (hidden, unembedding))
+        grads = [x.double().cpu().numpy() for x in (hidden.grad, unembedding.grad) if x is not None]
         return Outcome(None if logp is None else logp.detach().double().cpu().numpy(), *grads)
 
     def measure(self, case: Case, repeats: int) -> tuple[float, float | None]:
@@ -82,12 +82,12 @@ def variants() -> Sequence[Variant]:
 def _fused(
     hidden: Tensor, unembedding: Tensor, labels: Tensor, tokens: TokenArrays, case: Case, accumulator: Any = None
 ) -> Any:
-    static = dict(temperature=case.temperature, softcap=case.softcap, chunk=case.chunk, accumulator=accumulator)
+    static: dict[str, Any] = dict(temperature=case.temperature, softcap=case.softcap, chunk=case.chunk, accumulator=accumulator)
     return fused_objective(hidden, unembedding, labels, tokens, case.objective, **static)[0], None
 
 
 def _recomputed(hidden: Tensor, unembedding: Tensor, labels: Tensor, tokens: TokenArrays, case: Case) -> Any:
-    static = dict(temperature=case.temperature, softcap=case.softcap, chunk=case.chunk)
+    static: dict[str, Any] = dict(temperature=case.temperature, softcap=case.softcap, chunk=case.chunk)
     logp, entropy = token_logprobs(hidden, unembedding, labels, **static)
     return policy_objective(logp[None], entropy[None], tokens, case.objective)[0], logp
 
