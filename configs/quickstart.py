@@ -36,14 +36,16 @@ def get_config() -> ConfigDict:
         dataset.path = "task:addition"
         dataset.type = "task"
         dataset.task.digits = 2
-    config.train_dataset.batch_size = 16
+    config.train_dataset.batch_size = 32
     config.valid_dataset.batch_size = 256
     config.reward.name = "exact"
 
     # Supervised warm-up
-    config.warmup.steps = 150
+    config.warmup.steps = 180
     config.warmup.batch_size = 64
-    config.warmup.optimizer.lr = 1e-3
+    config.warmup.optimizer.lr = 2e-3
+    config.warmup.optimizer.weight_decay = 0.0
+    config.warmup.optimizer.warmup_steps_proportion = 0.05
 
     # Asynchronous GRPO with the decoupled objective
     config.rollout.max_head_offpolicyness = 2
@@ -52,13 +54,13 @@ def get_config() -> ConfigDict:
     config.actor.use_decoupled_loss = True
     config.actor.recompute_logprob = True
     config.actor.ppo_n_minibatches = 2
-    config.actor.optimizer.lr = 3e-4
+    config.actor.optimizer.lr = 5e-4
     config.actor.optimizer.weight_decay = 0.0
 
-    # A row of the learner holds some forty sums, one of the sampler a sum
-    config.actor.mb_spec.max_tokens_per_row = 512
-    config.actor.mb_spec.rows_per_mb = 2
-    config.jax.slots = 128
+    # A row of the learner holds some ten sums, a slot of the sampler one
+    config.actor.mb_spec.max_tokens_per_row = 128
+    config.actor.mb_spec.rows_per_mb = 16
+    config.jax.slots = 256
     config.jax.context_length = 16
     config.jax.prefill_chunk = 8
     config.jax.decode_steps = 4

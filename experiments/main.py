@@ -101,7 +101,8 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     if len(left) > 1:
         raise UserError(f"{left[1]}: unexpected argument (--help names the flags)")
     if FLAGS["verbosity"].using_default_value:
-        FLAGS.verbosity = logging.WARNING  # checkpoints and data report each step otherwise
+        # Checkpoints and data report each step otherwise
+        FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
     return left
 
 

@@ -22,7 +22,7 @@ def loss_weights(masks: Sequence[np.ndarray], aggregation: str, constant: int | 
 
     - token-mean: 1 / N (DAPO, arXiv:2503.14476, eq. 8)
     - seq-mean-token-mean: 1 / (S n_i) (GRPO, arXiv:2402.03300, eq. 3)
-    - seq-mean-token-sum: 1 / (S constant) (Dr. GRPO, arXiv:2503.20783, section 3.2: no bias to length)
+    - seq-mean-token-sum: 1 / (S constant) (Dr. GRPO, arXiv:2503.20783: no bias to length)
 
     Args:
       masks: [T_i] bool, the trained tokens of every trajectory of the minibatch, all ranks together.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,17 +24,23 @@ def policy_objective(logp: np.ndarray, entropy: np.ndarray, tokens: TokenArrays,
         term = losses.negative_log_likelihood(logp, mask, weight)
         return LossAndGradient(term.sum, term.grads["logp"], zeros)
     proximal = proximal_of(logp, tokens, objective)
-    cap = dict(cap=objective.weight_cap)
     weighted = weight
     if objective.decoupled:
-        of_segment = (mask, tokens.segment_ids)
         weighted = weight * losses.behavior_weight(
-            proximal, tokens.behavior_logp, *of_segment, **cap, mode=objective.cap_mode, level=objective.cap_level
+            proximal,
+            tokens.behavior_logp,
+            mask,
+            tokens.segment_ids,
+            cap=objective.weight_cap,
+            mode=objective.cap_mode,
+            level=objective.cap_level,
         )
     term = _surrogate(logp, proximal, tokens, weighted, objective)
     loss, d_logp, d_entropy = term.sum, term.grads["logp"], zeros
     if objective.kl_coef:
-        rho = losses.behavior_weight(logp, tokens.behavior_logp, mask, tokens.segment_ids, **cap, mode="clamp", level="token")
+        rho = losses.behavior_weight(
+            logp, tokens.behavior_logp, mask, tokens.segment_ids, cap=objective.weight_cap, mode="clamp", level="token"
+        )
         term = losses.kl_loss(logp, tokens.reference_logp, rho, mask, weight, estimator=objective.kl_estimator)
         loss, d_logp = loss + objective.kl_coef * term.sum, d_logp + objective.kl_coef * term.grads["logp"]
     if objective.entropy_coef:
@@ -56,7 +62,7 @@ def _surrogate(
     logp: np.ndarray, proximal: np.ndarray, tokens: TokenArrays, weight: np.ndarray, objective: Objective
 ) -> losses.Term:
     arrays = (logp, proximal, tokens.advantage, tokens.mask, weight)
-    clip = dict(clip_low=objective.clip_low, clip_high=objective.clip_high)
+    clip: dict[str, Any] = dict(clip_low=objective.clip_low, clip_high=objective.clip_high)
     if objective.loss == "cispo":
         return losses.cispo(*arrays, **clip)
     if objective.ratio_level == "token":

@@ -11,8 +11,8 @@ def interpolation(versions: np.ndarray, version: int, minibatch: int, n_minibatc
     A token of version v was sampled v updates in; the update under way starts at `version` and, in its minibatch k of n,
     has come to version + k / n. The proximal policy lies at `version`: a = (version - v) / (version + k / n - v).
     So a is exactly 1 in the first minibatch (proximal is current), and 0 for a token of no lag (proximal is behavior).
-    It is the shortcut of AReaL's `prox_logp_method="loglinear"` (log-linear in the number of updates), with the start
-    of the update where theirs takes the last version published.
+    It is the shortcut of AReaL's `prox_logp_method="loglinear"` (docs/algorithms/prox_approx.md there), counted from the start
+    of the update where theirs puts the proximal policy one version before the current one in every minibatch.
 
     Args:
       versions: [...] int, of each token; PROMPT_VERSION where none was sampled (the result there is not used).

@@ -29,8 +29,8 @@ def clipped_surrogate(
     .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad r = \pi_\theta / \pi_{prox};\qquad
               A < 0:\ -\max(\cdot, c A)
 
-    PPO, arXiv:1707.06347, eq. 7; decoupled: Hilton et al. 2021, arXiv:2110.00641, eq. 4; asymmetric clip: DAPO,
-    arXiv:2503.14476, eq. 8; dual clip: arXiv:1912.09729, eq. 5.
+    PPO, arXiv:1707.06347, eq. 7; decoupled: Hilton et al. 2021, arXiv:2110.00641; asymmetric clip: DAPO,
+    arXiv:2503.14476, eq. 8; dual clip: Ye et al. 2019, arXiv:1912.09729.
 
     Args:
       logp, proximal_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -66,7 +66,7 @@ def sequence_surrogate(
               s = \exp\Big(\frac1n \sum_u \log\frac{\pi_\theta(u)}{\pi_{prox}(u)}\Big),\quad
               \frac{\partial s}{\partial \log\pi_\theta(u)} = \frac{s}{n}
 
-    GSPO, arXiv:2507.18071, eq. 5 to 7.
+    GSPO, arXiv:2507.18071.
 
     Args:
       logp, proximal_logp: of the sampled tokens, nats; gradient flows through logp alone, to every token of the sequence.
@@ -132,8 +132,8 @@ def behavior_weight(
 
     .. math:: w = \pi_{prox} / \pi_{behave},\quad \text{clamp: } \min(w, cap),\quad \text{mask: } w\,[w \le cap]
 
-    Hilton et al. 2021, arXiv:2110.00641, eq. 4; capped, decoupled: AReaL, arXiv:2505.24298, section 5.2; truncated
-    importance sampling: arXiv:2506.13585 and Ionides 2008.
+    Hilton et al. 2021, arXiv:2110.00641; with asynchronous sampling: AReaL, arXiv:2505.24298; the cap: truncated importance
+    sampling, Ionides 2008.
 
     Args:
       proximal_logp, behavior_logp: of the sampled tokens, nats.
@@ -225,7 +225,7 @@ def kl_loss(
               = E_{\pi_{behave}}[\rho\, \Delta\, \nabla \log \pi_\theta],\quad \rho = \pi_\theta / \pi_{behave}
 
     Differentiated through the samples, k1 would give a gradient of 0 in expectation and k3 that of forward KL; k2's is right
-    as it stands. arXiv:2510.01555, section 4; with the ratio: DeepSeek-V3.2, arXiv:2512.02556, eq. 7.
+    as it stands. arXiv:2510.01555; with the ratio, by differentiating rho k3: DeepSeek-V3.2, arXiv:2512.02556.
 
     Args:
       logp, reference_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -275,7 +275,7 @@ def value_loss(
 
     .. math:: L = \tfrac12 \max\big((V - R)^2, (\mathrm{clip}(V, V_{prox} - \epsilon, V_{prox} + \epsilon) - R)^2\big)
 
-    PPO's reference implementation; described in arXiv:2006.05990, appendix B.3.
+    PPO's reference implementation; described in arXiv:2006.05990.
 
     Args:
       values, proximal_values, returns: of each token's context, reward units; gradient flows through values alone.
@@ -309,7 +309,7 @@ def distillation(
     .. math:: KL(\pi_\theta, \pi_{teacher}) = E_{\pi_\theta}[\log \pi_\theta - \log \pi_{teacher}],\quad
               \nabla = E[\rho\, (\log \pi_\theta - \log \pi_{teacher})\, \nabla \log \pi_\theta]
 
-    On-policy distillation: MiniLLM, arXiv:2306.08543, eq. 2; GKD, arXiv:2306.13649. It is `kl_loss` with k1.
+    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with k1.
 
     Args:
       logp, teacher_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -395,4 +395,4 @@ def over_segments(x: Array, mask: Array, segment_ids: Array) -> Array:
 
 
 def _total(loss: Array, mask: Array, weight: Array) -> Term:
-    return Term(jnp.sum(select(weight, mask) * jnp.where(mask, loss, 0.0)), jnp.sum(mask))
+    return Term(jnp.sum(select(weight, mask) * jnp.where(mask, loss, 0.0)), jnp.sum(mask), {})

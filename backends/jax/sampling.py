@@ -17,7 +17,7 @@ ROUNDING = 1e-6  # of a float32 cumulative sum of probabilities; top_p = 0.8 kee
 
 
 class Sampling(NamedTuple):
-    """`SamplingParams` of B rows; `Sampling.seed` and `index` (of the token to draw, in its completion) choose the noise."""
+    """`SamplingParams` of B rows; `seed` and `token_index` (of the token to draw, in its completion) choose the noise."""
 
     temperature: Float[Array, " B"]
     top_p: Float[Array, " B"]  # in (0, 1]
@@ -26,7 +26,7 @@ class Sampling(NamedTuple):
     min_new_tokens: Int[Array, " B"]
     stop_ids: Int[Array, "B K"]  # unused entries hold an id outside the vocabulary, and not a negative one
     seed: UInt[Array, " B"]
-    index: Int[Array, " B"]
+    token_index: Int[Array, " B"]
 
 
 def sample(logits: Float[Array, "B V"], params: Sampling) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
@@ -37,7 +37,7 @@ def sample(logits: Float[Array, "B V"], params: Sampling) -> tuple[Int[Array, " 
       row takes the likeliest token and reports its log-probability at temperature 1 over the whole vocabulary.
     """
     logp = log_distribution(logits, params)
-    drawn = jnp.where(params.greedy, jnp.argmax(logp, axis=-1), draw(jnp.exp(logp), params.seed, params.index))
+    drawn = jnp.where(params.greedy, jnp.argmax(logp, axis=-1), draw(jnp.exp(logp), params.seed, params.token_index))
     return drawn.astype(jnp.int32), jnp.take_along_axis(logp, drawn[:, None], axis=-1)[:, 0]
 
 
@@ -49,7 +49,7 @@ def log_distribution(logits: Float[Array, "B V"], params: Sampling) -> Float[Arr
     with the last one kept are kept.
     """
     logits = jnp.asarray(logits, jnp.float32)
-    banning = params.index < params.min_new_tokens
+    banning = params.token_index < params.min_new_tokens
     logits = jax.lax.cond(jnp.any(banning), lambda z: _ban(z, params.stop_ids, banning), lambda z: z, logits)
     logits = logits / jnp.where(params.greedy, 1.0, params.temperature)[:, None]
     top_k = jnp.where(params.greedy, 0, params.top_k)

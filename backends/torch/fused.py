@@ -15,7 +15,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rljax.backends.torch.logprobs import Scoring, blocks, d_logits, local_labels, logits_of, matmul, statistics
+from rljax.backends.torch.logprobs import Scoring, blocks, d_logits, elementwise, local_labels, logits_of, matmul, statistics
 from rljax.backends.torch.objective import policy_objective
 from rljax.objective import MeanArrays, Objective, TokenArrays
 
@@ -115,9 +115,10 @@ def _slopes(
     logp: Tensor, entropy: Tensor, row: TokenArrays, objective: Objective
 ) -> tuple[Tensor, dict[str, MeanArrays], Tensor, Tensor]:
     """Loss and metrics of a chunk, and the loss's slope in each logp and entropy."""
+    compute = elementwise(policy_objective, logp)  # tens of tiny kernels a chunk otherwise
     with torch.enable_grad():
         leaves = logp.detach().requires_grad_(), entropy.detach().requires_grad_()
-        loss, metrics = policy_objective(leaves[0][None], leaves[1][None], row, objective)
+        loss, metrics = compute(leaves[0][None], leaves[1][None], row, objective)
         d_logp, d_entropy = torch.autograd.grad(loss, leaves, allow_unused=True)
     zeros = torch.zeros_like(logp)
     return loss.detach(), metrics, zeros if d_logp is None else d_logp, zeros if d_entropy is None else d_entropy

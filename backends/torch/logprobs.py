@@ -127,9 +127,9 @@ def logits_of(hidden: Tensor, unembedding: Tensor) -> Tensor:
 def statistics(raw: Tensor, labels: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
     """logp, entropy and log-sum-exp of rows of raw logits, each [C]; they may be a shard of the vocabulary."""
     if scoring.group is None:
-        return _elementwise(_statistics, raw)(raw, labels, scoring.temperature, scoring.softcap)
+        return elementwise(_statistics, raw)(raw, labels, scoring.temperature, scoring.softcap)
     peak = scoring.all_reduce(tempered(raw, scoring.temperature, scoring.softcap)[0].amax(-1), dist.ReduceOp.MAX)
-    sums = scoring.all_reduce(torch.stack(_elementwise(_sums, raw)(raw, labels, peak, scoring.temperature, scoring.softcap)))
+    sums = scoring.all_reduce(torch.stack(elementwise(_sums, raw)(raw, labels, peak, scoring.temperature, scoring.softcap)))
     return _from_sums(peak, *sums)
 
 
@@ -145,7 +145,7 @@ def d_logits(
 ) -> Tensor:
     """dL/d(hidden @ unembedding.T), [C, V], in dtype. labels count from the first column; others' are out of range."""
     rows = (entropy, lse, d_logp, d_entropy)
-    return _elementwise(_d_logits, raw)(raw, labels, *rows, scoring.temperature, scoring.softcap, dtype)
+    return elementwise(_d_logits, raw)(raw, labels, *rows, scoring.temperature, scoring.softcap, dtype)
 
 
 def tempered(raw: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor | None]:
@@ -197,8 +197,8 @@ def _d_logits(
     return (slope / temperature).to(dtype)
 
 
-def _elementwise(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
-    """The function compiled to a few passes over the logits where they are on a GPU, and as it is elsewhere."""
+def elementwise(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
+    """The function compiled, so that it takes a few passes over memory, where arrays are on a GPU; as it is elsewhere."""
     return _compiled(function) if like.is_cuda else function
 
 

@@ -22,5 +22,5 @@ def get_config() -> ConfigDict:
     config.critic.eps_clip_value = 0.2
     config.critic.ppo_n_minibatches = 2
     config.gconfig.n_samples = 1
-    config.train_dataset.batch_size = 128
+    config.train_dataset.batch_size = 256
     return config

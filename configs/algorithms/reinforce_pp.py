@@ -21,5 +21,5 @@ def get_config() -> ConfigDict:
     config.actor.kl_estimator = "k1"
     config.actor.kl_placement = "reward"
     config.gconfig.n_samples = 1
-    config.train_dataset.batch_size = 128
+    config.train_dataset.batch_size = 256
     return config

@@ -11,7 +11,7 @@ import numpy as np
 from rljax.config import Config
 from rljax.engine import WeightSource
 from rljax.engines.fake import model
-from rljax.errors import SamplerError
+from rljax.errors import SamplerError, UserError
 from rljax.types import Completion, Finish, Request
 
 
@@ -48,7 +48,11 @@ class FakeSampler:
         self._closed = False
 
     async def generate(self, request: Request) -> Completion:
-        """Raises SamplerError when trouble loses the request."""
+        """Raises SamplerError when trouble loses the request, or the sampler is closed."""
+        if self._closed:
+            raise SamplerError("the sampler is closed")
+        if not len(request.prompt_ids):
+            raise UserError(f"request {request.id}: the prompt is empty; a sampler needs at least one token")
         params, random, last = request.params, np.random.default_rng(request.seed), int(request.prompt_ids[-1])
         tokens: list[int] = []
         logps: list[float] = []

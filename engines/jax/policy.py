@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from rljax.backends.jax import hf
+from rljax.backends.jax import hf, lora
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.sharding import replicated
 from rljax.config import Config
@@ -32,13 +32,14 @@ class Policy:
         self.mesh = mesh
         self.dtype = jnp.dtype(actor.dtype)
         self.spec = ModelSpec.from_directory(model_dir)
-        base_dtype = MASTER if actor.lora.rank == 0 else self.dtype  # a frozen base needs no master copy
+        base_dtype = MASTER if actor.lora.rank == 0 or config.jax.bitwise else self.dtype  # a frozen base needs no master copy
         self.graphdef, params = hf.load(model_dir, mesh, actor.dtype, base_dtype, remat=actor.gradient_checkpointing)
         self.trained, self.frozen = params, {}
         if actor.lora.rank > 0:
-            self.graphdef, params = lora.add(self.graphdef, params, actor.lora, mesh=mesh, seed=config.seed)
+            self.graphdef, params = lora.add(self.graphdef, params, actor.lora, mesh, seed=config.seed)
             self.trained, self.frozen = lora.split(params)
         self._adapted = actor.lora.rank > 0
+        self._scale = actor.lora.alpha / actor.lora.rank if self._adapted else 0.0
         dtype = MASTER if config.jax.bitwise else jnp.dtype(config.jax.sampler_dtype)
         self._publish = jax.jit(lambda trained, frozen: _published(self._merged(trained, frozen), dtype))
         self._whole = jax.jit(self._merged)
@@ -62,7 +63,7 @@ class Policy:
         return jax.jit(lambda trained: jax.tree.map(lambda a: _copy(a, dtype), trained))(self.trained)
 
     def published(self) -> Tree:
-        """A copy of `merged` for a sampler: matrices in `jax.sampler_dtype` (in the bitwise mode the master's), norms in float32.
+        """A copy of `merged` for a sampler: matrices in `jax.sampler_dtype` (float32 in the bitwise mode), norms in float32.
 
         The buffers are new and the learner keeps no hold of them, so that no later update can donate them away: a sampler may
         keep them as they are, or reshard them.
@@ -70,7 +71,7 @@ class Policy:
         return self._publish(self.trained, self.frozen)
 
     def _merged(self, trained: Tree, frozen: Tree) -> Tree:
-        return lora.merge(self.graphdef, lora.join(trained, frozen)) if self._adapted else trained
+        return lora.merge(lora.join(trained, frozen), self._scale) if self._adapted else trained
 
 
 def _copy(array: jax.Array, dtype: Any) -> jax.Array:

@@ -44,7 +44,7 @@ ORDER = np.dtype(
         ("token", np.int32),  # the last of the prompt (and of the completion so far): the next step takes it in
         ("position", np.int32),  # of that token
         ("limit", np.int32),  # tokens of the completion
-        ("index", np.int32),  # of the next token in the completion
+        ("token_index", np.int32),  # of the next token in the completion
         ("seed", np.int32),  # the bits of a uint32
         ("min_new_tokens", np.int32),
         ("top_k", np.int32),
@@ -283,7 +283,7 @@ def obey(state: State, orders: Array) -> State:
         min_new_tokens=column("min_new_tokens"),
         stop_ids=column("stop_ids"),
         seed=column("seed").astype(jnp.uint32),
-        index=column("index"),
+        token_index=column("token_index"),
     )
     starts = column("action") == START
     fresh = State(column("token"), column("position"), starts, column("limit"), sampling)
@@ -298,12 +298,12 @@ def obey(state: State, orders: Array) -> State:
 def advance(state: State, token: Array) -> State:
     """The state after every active slot drew its token: one further, and at rest where that token was the last."""
     sampling = state.sampling
-    emitted = sampling.index + 1
+    emitted = sampling.token_index + 1
     stopped = jnp.any(token[:, None] == sampling.stop_ids, axis=-1) | (emitted >= state.limit)
     return State(
         token=jnp.where(state.active, token, state.token),
         position=jnp.where(state.active, state.position + 1, state.position),
         active=state.active & ~stopped,
         limit=state.limit,
-        sampling=sampling._replace(index=jnp.where(state.active, emitted, sampling.index)),
+        sampling=sampling._replace(token_index=jnp.where(state.active, emitted, sampling.token_index)),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from rljax.allocation import Pool
-from rljax.backends.jax.mesh import pool_mesh
+from rljax.backends.jax.mesh import pool_mesh, row_shards
 from rljax.config import Config
 from rljax.engine import WeightSource
 from rljax.engines.jax.programs import MAX_STOP_IDS, Programs
@@ -45,10 +45,8 @@ class JaxSampler:
         """
         settings = config.jax
         mesh = pool_mesh(pool)
-        if settings.slots % (pool.data * pool.fsdp):
-            raise UserError(
-                f"jax.slots: {settings.slots} is not a multiple of the {pool.data * pool.fsdp} data shards of the pool"
-            )
+        if settings.slots % row_shards(mesh):
+            raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {row_shards(mesh)} data shards of {pool}")
         self._programs = Programs(
             model_dir,
             mesh,

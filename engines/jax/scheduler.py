@@ -142,8 +142,7 @@ class Scheduler:
         self._programs.load(source)
         self.version = version
         self._weights += 1
-        for slot in self._table.swap(self._weights, self._recompute):
-            self._decoding.pop(slot, None)  # it starts again, from where it is, when its row is full again
+        self._table.swap(self._weights, self._recompute)
 
     def _stop(self) -> None:
         self._ended = SamplerError("closed")
@@ -193,9 +192,9 @@ class Scheduler:
             try:
                 item.act()
             except Exception as error:  # the command's own: a missing file, weights of another model
-                item.future.set_exception(error)
+                reject(item.future, error)
             else:
-                item.future.set_result(None)
+                resolve(item.future, None)
 
     def _admit(self, work: Work) -> None:
         self._prompted += len(work.request.prompt_ids)
@@ -235,7 +234,7 @@ class Scheduler:
         order = np.zeros((), ORDER)
         last = int(self._table.length[slot]) - 1
         order["action"], order["token"], order["position"] = START, self._table.tokens[slot, last], last
-        order["limit"], order["index"] = work.limit, work.emitted
+        order["limit"], order["token_index"] = work.limit, work.emitted
         order["seed"] = np.uint32(work.request.seed % 2**32).view(np.int32)
         order["min_new_tokens"], order["top_k"], order["greedy"] = params.min_new_tokens, params.top_k, params.greedy
         order["temperature"], order["top_p"] = params.temperature, params.top_p
@@ -322,10 +321,10 @@ class Scheduler:
         return works
 
 
-def resolve(future: concurrent.futures.Future[Completion], completion: Completion) -> None:
+def resolve(future: concurrent.futures.Future[Any], result: Any) -> None:
     """Unless the caller has cancelled it, now or a moment ago."""
     try:
-        future.set_result(completion)
+        future.set_result(result)
     except concurrent.futures.InvalidStateError:
         log.debug("a request was cancelled as it ended")
 

@@ -192,13 +192,11 @@ class SlotTable:
         self.work[slot], self._source[slot] = None, None
         self.goal[slot] = self.filled[slot]
 
-    def swap(self, version: int, recompute: bool) -> list[int]:
+    def swap(self, version: int, recompute: bool) -> None:
         """Weights changed: prompts that are being prefilled start over, and with `recompute` everything in flight does.
 
-        Other tenants go on with the keys and values they have. Returns the slots that will be prefilled again.
+        Other tenants go on with the keys and values they have.
         """
-        again = self.occupied if recompute else self.filling
-        for slot in again:
+        for slot in self.occupied if recompute else self.filling:
             self.filled[slot], self.goal[slot], self.version[slot] = 0, self.length[slot] - 1, version
             self._source[slot] = None
-        return again

@@ -31,31 +31,37 @@ ON_A_LINE = ("rollout/reward", "eval-rollout/reward", "warmup/loss", "ppo_actor/
 
 
 class LineSink:
-    """One line a step: for logs, pipes and dumb terminals."""
+    """One line a step, and one for what comes after it, as an evaluation does: for logs, pipes and dumb terminals."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._latest: dict[str, Mean] = {}
+        self._latest: dict[str, Mean] = {}  # written and not told yet
+        self._told: Status | None = None
         self._since = time.monotonic()
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         self._latest = merge([self._latest, metrics])
+        if self._told is not None and step == self._told.step:
+            self._tell(self._told)
 
     def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
         """Samples are in samples.jsonl."""
 
     def status(self, status: Status) -> None:
-        """Prints what was written since the last status, which is what the step gave."""
-        if status.state is State.RUNNING and not self._latest:
+        self._told = status
+        self._tell(status)
+
+    def _tell(self, status: Status) -> None:
+        """Prints what was written since the last line, if a line has room for it."""
+        shown = [f"{SHOWN[name]} {self._latest[name].value:.4g}" for name in ON_A_LINE if name in self._latest]
+        self._latest = {}
+        if status.state is State.RUNNING and not shown:
             return
+        step = f"step {status.step}" + (f"/{status.total_steps}" if status.total_steps else "")
         now = time.monotonic()
-        parts = [f"step {status.step}" + (f"/{status.total_steps}" if status.total_steps else "")]
-        parts += [f"{SHOWN[name]} {self._latest[name].value:.4g}" for name in ON_A_LINE if name in self._latest]
-        parts += [f"{now - self._since:.1f} s"]
-        if status.state is not State.RUNNING:
-            parts.append(str(status.state))
-        print("  ".join(parts), file=self._stream, flush=True)
-        self._latest, self._since = {}, now
+        end = [] if status.state is State.RUNNING else [str(status.state)]
+        print("  ".join([step, *shown, f"{now - self._since:.1f} s", *end]), file=self._stream, flush=True)
+        self._since = now
 
     def close(self) -> None:
         """The stream is not ours to close."""

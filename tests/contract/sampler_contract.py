@@ -57,6 +57,7 @@ class SamplerContract(abc.ABC):
     context = 64  # tokens of prompt and completion
     tolerance = 1e-4  # nats, between two computations of one log-prob
     reproducible = True  # one request gives the same tokens whatever runs beside it
+    without: ClassVar[frozenset[str]] = frozenset()  # what a simple engine leaves out, of "top", "stop strings", "context"
     _loop: ClassVar[Loop]
     _made: ClassVar[dict[int, Sampler]]
 
@@ -122,6 +123,10 @@ class SamplerContract(abc.ABC):
         prompt = self.prompt() if prompt is None else prompt
         return Request(name, prompt, SamplingParams(**({"max_new_tokens": 8} | params)), seed)
 
+    def needs(self, feature: str) -> None:
+        if feature in self.without:
+            pytest.skip(f"this sampler has no {feature}")
+
     def same(self, one: Completion, other: Completion) -> None:
         np.testing.assert_array_equal(one.token_ids, other.token_ids)
         np.testing.assert_allclose(one.logp, other.logp, atol=self.tolerance)
@@ -180,6 +185,7 @@ class SamplerContract(abc.ABC):
     # Distribution
 
     def test_trap_01_one_kept_token_has_probability_one(self, sampler, loop):
+        self.needs("top")
         greedy = loop.run(sampler.generate(self.request("greedy", greedy=True)))
         for narrow in ({"top_k": 1}, {"top_p": 1e-6}):
             completion = loop.run(sampler.generate(self.request("narrow", seed=4, **narrow)))
@@ -215,6 +221,7 @@ class SamplerContract(abc.ABC):
         assert len(held.token_ids) == 4 or held.finish is Finish.STOP
 
     def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(self, sampler, loop):
+        self.needs("stop strings")
         free = loop.run(sampler.generate(self.request("free", seed=7, max_new_tokens=12)))
         texts = [self.text(free.token_ids[:count]) for count in range(13)]
         count = next(count for count in range(5, 13) if len(texts[count]) > len(texts[count - 1]) > len(texts[count - 2]))
@@ -225,6 +232,7 @@ class SamplerContract(abc.ABC):
         assert ended.finish is Finish.STOP
 
     def test_a_full_context_ends_a_completion_by_length(self, sampler, loop):
+        self.needs("context")
         prompt = self.prompt(self.context - 3)
         completion = loop.run(sampler.generate(self.request("full", prompt, max_new_tokens=50)))
         assert len(completion.token_ids) == 3
@@ -232,6 +240,8 @@ class SamplerContract(abc.ABC):
 
     @pytest.mark.parametrize("length", ["empty", "context", "longer"])
     def test_a_prompt_that_does_not_fit_fails_alone(self, sampler, loop, length):
+        if length != "empty":
+            self.needs("context")
         prompt = self.prompt({"empty": 0, "context": self.context, "longer": self.context + 40}[length])
 
         async def both() -> list[Any]:
@@ -275,6 +285,18 @@ class SamplerContract(abc.ABC):
             waiting.result(0.2)
         loop.run(sampler.resume())
         assert len(waiting.result(WAIT).token_ids) == 4
+
+    def test_a_pause_nobody_waits_for_any_more_harms_nothing(self, sampler, loop):
+        async def cancelled() -> None:
+            for _ in range(5):
+                pausing = asyncio.create_task(sampler.pause())
+                await asyncio.sleep(0)
+                pausing.cancel()
+                await asyncio.gather(pausing, return_exceptions=True)
+            await sampler.resume()
+
+        loop.run(cancelled())
+        assert len(loop.run(sampler.generate(self.request("after", max_new_tokens=4))).token_ids) == 4
 
     def test_trap_14_after_a_publish_requests_see_the_new_weights_alone(self, sampler, second, loop):
         """Law 7: the prompts' keys and values were cached under the old weights, and the completions' too."""

@@ -40,9 +40,11 @@ def test_plain_lines_merge_a_step_and_name_the_end():
     sink.write(4, {"rollout/reward": Mean(0.0, 3), "other": Mean(1.0, 1)})
     sink.status(Status(State.RUNNING, step=4, version=4, total_steps=9))
     sink.status(Status(State.RUNNING, step=4, version=4, total_steps=9))  # nothing new: no line
+    sink.write(4, {"eval-rollout/reward": Mean(0.5, 1)})  # an evaluation comes after its step's line
     sink.status(Status(State.FINISHED, step=9, version=9, total_steps=9))
-    first, last = stream.getvalue().splitlines()
+    first, second, last = stream.getvalue().splitlines()
     assert first.startswith("step 4/9  reward 0.25  ")
+    assert second.startswith("step 4/9  eval reward 0.5  ")
     assert last.startswith("step 9/9  ") and last.endswith("  finished")
 
 

@@ -12,9 +12,11 @@ log_distribution_jit = jax.jit(log_distribution)
 
 
 def sampling(rows=1, *, vocabulary=1 << 20, **changes) -> Sampling:
-    values = dict(temperature=1.0, top_p=1.0, top_k=0, greedy=False, min_new_tokens=0, stop_ids=(vocabulary,), seed=0, index=0)
+    values = dict(
+        temperature=1.0, top_p=1.0, top_k=0, greedy=False, min_new_tokens=0, stop_ids=(vocabulary,), seed=0, token_index=0
+    )
     dtypes = dict(temperature=np.float32, top_p=np.float32, top_k=np.int32, greedy=bool, min_new_tokens=np.int32)
-    dtypes |= dict(stop_ids=np.int32, seed=np.uint32, index=np.int32)
+    dtypes |= dict(stop_ids=np.int32, seed=np.uint32, token_index=np.int32)
     values |= changes
     arrays = {}
     for name, value in values.items():
@@ -49,7 +51,7 @@ def oracle(logits, temperature=1.0, top_k=0, top_p=1.0, banned=()):
 def test_distribution_is_the_oracle_s(temperature, top_k, top_p):
     logits = np.random.default_rng(0).normal(size=(3, 40)) * 3
     banned = [7, int(logits[1].argmax())]
-    params = sampling(3, temperature=temperature, top_k=top_k, top_p=top_p, min_new_tokens=4, index=3, stop_ids=banned)
+    params = sampling(3, temperature=temperature, top_k=top_k, top_p=top_p, min_new_tokens=4, token_index=3, stop_ids=banned)
     got = log_distribution_jit(jnp.asarray(logits, jnp.float32), params)
     want = [oracle(row, temperature, top_k, top_p, banned) for row in logits]
     np.testing.assert_allclose(got, want, atol=3e-5)
@@ -77,7 +79,7 @@ def test_greedy_takes_the_likeliest_and_reports_the_whole_softmax():
 
 def test_stop_ids_are_banned_only_until_the_minimum():
     logits = jnp.asarray([[0.0, 9.0, 1.0]] * 4)
-    params = sampling(4, greedy=True, min_new_tokens=2, index=[0, 1, 2, 3], stop_ids=(1, 99))
+    params = sampling(4, greedy=True, min_new_tokens=2, token_index=[0, 1, 2, 3], stop_ids=(1, 99))
     np.testing.assert_array_equal(sample_jit(logits, params)[0], [2, 2, 1, 1])
 
 
@@ -98,7 +100,7 @@ def test_frequencies_are_the_distribution(vocabulary):
     n = 40_000
     logits = np.random.default_rng(vocabulary).normal(size=vocabulary) * 1.5
     seeds, indices = np.divmod(np.arange(n), 200)  # varying either must give fresh noise
-    params = sampling(n, top_p=0.95, seed=seeds, index=indices)
+    params = sampling(n, top_p=0.95, seed=seeds, token_index=indices)
     token, logp = sample_jit(np.broadcast_to(logits, (n, vocabulary)).astype(np.float32), params)
     want = oracle(logits, top_p=0.95)
     p = np.exp(want)
@@ -110,7 +112,7 @@ def test_frequencies_are_the_distribution(vocabulary):
 
 def test_noise_depends_on_seed_and_index_alone():
     logits = jnp.zeros((6, 1000))
-    token = np.asarray(sample_jit(logits, sampling(6, seed=[5, 5, 6, 5, 5, 6], index=[0, 1, 0, 0, 1, 0]))[0])
+    token = np.asarray(sample_jit(logits, sampling(6, seed=[5, 5, 6, 5, 5, 6], token_index=[0, 1, 0, 0, 1, 0]))[0])
     np.testing.assert_array_equal(token[:3], token[3:])
     assert len(set(token[:3])) == 3
 
