@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -71,7 +72,7 @@ def _weight_files(directory: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{index}: not an index of safetensors files (a JSON object with weight_map)") from None
         outside = [name for name in names if Path(name).name != name]
         if outside:
@@ -145,7 +146,8 @@ def write_tensors(path: Path, arrays: Mapping[str, np.ndarray], dtype: str) -> N
         aside.chmod(0o644)  # safetensors keeps them to their owner; a server may run as someone else
         os.replace(aside, path)
     except (SafetensorError, OSError) as error:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
         raise UserError(f"{path}: cannot be written: {error}") from None
 
 
