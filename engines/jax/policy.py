@@ -57,7 +57,7 @@ class Policy:
         """Inside a traced function."""
         return nnx.merge(self.graphdef, frozen, trained) if self._adapted else nnx.merge(self.graphdef, trained)
 
-    def program(self, function: Callable[[Transformer, Any], Any]) -> Callable[[Tree, Tree, Any], Any]:
+    def program(self, function: Callable[[Transformer, Any], Any]) -> Any:
         """(trained, frozen, rows) -> function(model, rows), jitted, its result on every device so that any host can read it."""
         return jax.jit(
             lambda trained, frozen, rows: function(self.model(trained, frozen), rows), out_shardings=replicated(self.mesh)

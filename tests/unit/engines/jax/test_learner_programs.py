@@ -149,6 +149,15 @@ def test_parameters_and_moments_go_to_hf_names_and_back(learner, batch):
         from_hf(named, spec, trained)
 
 
+def test_law_9_a_run_moves_by_hf_names_and_goes_on_with_the_same_bits(model_dir, batch):
+    learner, other = (JaxLearner(config_of(), Pool("jax"), model_dir) for _ in range(2))
+    for _ in range(2):
+        learner.update(batch)
+    other.load_named_state(learner.named_state(), 2)
+    assert other.update(batch) == learner.update(batch)
+    np.testing.assert_array_equal(other.score(batch), learner.score(batch))
+
+
 def test_too_few_devices_are_named_with_the_remedy():
     count = len(jax.devices())
     with pytest.raises(UserError, match=r"jax:d1000.*XLA_FLAGS"):
