@@ -76,7 +76,8 @@ def lay_out(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Layout:
     """
     lengths = np.asarray(lengths, np.int64)
     if lengths.size == 0:
-        return Layout(*(np.zeros(0, np.int32) for _ in range(3)), shape=(0, row_tokens))
+        nothing = np.zeros(0, np.int32)
+        return Layout(nothing, nothing, nothing, (0, row_tokens))
     if lengths.min() < 1 or lengths.max() > row_tokens:
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not fit rows of {row_tokens} tokens")
     unit = max(1, row_tokens // DISTINCT_LENGTHS) if len(lengths) > EXACT_BELOW else 1

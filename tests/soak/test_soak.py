@@ -20,11 +20,12 @@ from rljax.engines.fake.trial import make_run
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _soak(workdir, *, epochs, prompts, kills, seed):
+def _soak(workdir, *, epochs, prompts, kills, seed, lag=2):
     """Runs the trainer, killing it `kills` times; returns its report and the number of kills that hit."""
     dice = random.Random(seed)
     for attempt in range(10_000):  # every process but the last is killed
-        command = [sys.executable, "-m", "tests.soak.trainer", str(workdir), str(epochs), str(prompts), str(seed + attempt)]
+        numbers = (epochs, prompts, seed + attempt, lag)
+        command = [sys.executable, "-m", "tests.soak.trainer", str(workdir), *map(str, numbers)]
         process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         if attempt < kills:
             _until_it_moves(workdir, process)
@@ -58,6 +59,22 @@ def test_two_epochs_through_faults_and_kills_law_5(tmp_path):
     report, hits = _soak(tmp_path, epochs=2, prompts=90, kills=6, seed=1)
     assert hits >= 3
     _check(report, epochs=2, prompts=90)
+
+
+def _lines(path):
+    """The last line of each step, as a file that is cut at each resumption would hold; less what the machine's time is in."""
+    lines = {}
+    for text in path.read_text().splitlines():
+        line = json.loads(text)
+        lines[line["step"]] = {k: v for k, v in line.items() if not k.startswith(("timeperf/", "rollout/wait/"))}
+    return lines
+
+
+def test_killed_synchronous_runs_write_the_metrics_of_one_that_was_not_law_10(tmp_path):
+    for name, kills in (("straight", 0), ("killed", 4)):
+        report, hits = _soak(tmp_path / name, epochs=2, prompts=60, kills=kills, seed=7, lag=0)
+        assert (hits > 0) == (kills > 0) and report["most_lag"] == 0
+    assert _lines(tmp_path / "killed" / "metrics.jsonl") == _lines(tmp_path / "straight" / "metrics.jsonl")
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """One process of the soak: trains on the fake engine with delays and faults until it is done, or killed.
 
-python -m tests.soak.trainer WORKDIR EPOCHS PROMPTS SEED
+python -m tests.soak.trainer WORKDIR EPOCHS PROMPTS SEED LAG      (lag 0: delays, and no faults)
 """
 
 import json
@@ -16,9 +16,9 @@ from rljax.engines.fake.trial import MemorySink, make_run
 
 
 def main() -> None:
-    workdir, (epochs, prompts, seed) = Path(sys.argv[1]), map(int, sys.argv[2:])
+    workdir, (epochs, prompts, seed, lag) = Path(sys.argv[1]), map(int, sys.argv[2:])
     overrides = {
-        "rollout.max_head_offpolicyness": 2,
+        "rollout.max_head_offpolicyness": lag,
         "total_train_epochs": epochs,
         "gconfig.n_samples": 2,
         "saver.freq_steps": 3,
@@ -26,7 +26,7 @@ def main() -> None:
         "recover.max_prompt_failures": 1000,  # every prompt must be trained on in the end
         "recover.max_consecutive_failures": 1000,
     }
-    trouble = Trouble(np.random.default_rng(seed), delay=0.004, failure_rate=0.1)
+    trouble = Trouble(np.random.default_rng(seed), delay=0.004, failure_rate=0.1 if lag else 0.0)
 
     def sink(first_step: int) -> MemorySink:
         return MemorySink(first_step, workdir / "metrics.jsonl")

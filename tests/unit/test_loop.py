@@ -1,7 +1,9 @@
 """The loop on the fake engine: laws 3 to 6 and 10, and the traps that live in the loop."""
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import threading
 
@@ -128,20 +130,31 @@ FEATURES = {
     "kl": {"actor.kl_ctl": 0.1},
     "evaluation": {"evaluator.freq_steps": 2},
     "directory": {},
+    "filter": {},
+    "no journal": {},
 }
+
+
+def _mostly(group):
+    """A filter that rejects some prompts of each epoch."""
+    return int(group.uid.split("/")[1]) % 5 != 1
 
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_resumed_run_has_the_metrics_of_one_that_was_never_stopped_law_10(tmp_path, feature):
     overrides = FEATURES[feature] | {"total_train_epochs": 2, "saver.freq_steps": 2}
-    transport = "directory" if feature == "directory" else "memory"
+    how = {"transport": "directory" if feature == "directory" else "memory"}
+    if feature == "filter":
+        how["accept"] = _mostly
     straight = Sinks()
-    whole = make_run(tmp_path / "straight", overrides, sink=straight, transport=transport)
+    whole = make_run(tmp_path / "straight", overrides, sink=straight, **how)
     loop.train(whole)
     killed = Sinks(at=5, act=_kill)
     with pytest.raises(Killed):
-        loop.train(make_run(tmp_path / "killed", overrides, sink=killed, transport=transport))
-    resumed = make_run(tmp_path / "killed", overrides, sink=killed, transport=transport)
+        loop.train(make_run(tmp_path / "killed", overrides, sink=killed, **how))
+    if feature == "no journal":  # then what was finished since the checkpoint is generated again, with the weights of then
+        shutil.rmtree(tmp_path / "killed" / "journal")
+    resumed = make_run(tmp_path / "killed", overrides, sink=killed, **how)
     assert loop.train(resumed).finished
     assert killed.opened[1].first_step == 4
     assert _compared(killed.lines()) == _compared(straight.lines())
@@ -289,7 +302,7 @@ def test_sft_is_the_learner_alone_and_resumes_law_10(tmp_path):
     straight, killed = Sinks(), Sinks(at=5, act=_kill)
     outcome = loop.train(make_run(tmp_path / "a", overrides, sink=straight))
     assert outcome == loop.Outcome(step=9, version=0, finished=True)
-    losses = [line["sft/loss"] for line in straight.lines().values() if "sft/loss" in line]
+    losses = [line["ppo_actor/update/nll"] for line in straight.lines().values() if "ppo_actor/update/nll" in line]
     assert len(losses) == 9 and losses[-1] < losses[0]
     with pytest.raises(Killed):
         loop.train(make_run(tmp_path / "b", overrides, sink=killed))
@@ -304,7 +317,7 @@ def test_warm_up_then_reinforcement_learns_the_task(tmp_path):
     loop.train(make_run(tmp_path, ASYNC | warmup | rest, n_prompts=4, sink=sinks))
     lines = sinks.lines()
     before, after = (line["eval-rollout/reward/avg"] for line in lines.values() if "eval-rollout/reward/avg" in line)
-    assert lines[9]["sft/loss"] < lines[1]["sft/loss"]
+    assert lines[9]["ppo_actor/update/nll"] < lines[1]["ppo_actor/update/nll"]
     assert after >= before + 0.25
 
 
@@ -317,20 +330,12 @@ def test_evaluation_counts_failures_and_leaves_them_out_of_the_reward(tmp_path):
             if int(prompt.uid.split("/")[1]) % 2:
                 raise RewardTimeout("too slow")
             trajectory = await super().episode(sampler, prompt, params, seed)
-            return type(trajectory)(
-                trajectory.token_ids,
-                trajectory.loss_mask,
-                trajectory.behavior_logp,
-                trajectory.versions,
-                1.0,
-                {},
-                trajectory.finish,
-            )
+            return dataclasses.replace(trajectory, reward=float(prompt.uid.split("/")[1]))
 
     object.__setattr__(run.evaluation, "workflow", Half())
     loop.train(run)
     for line in sinks.lines().values():
-        assert line["eval-rollout/reward/avg"] == 1.0
+        assert line["eval-rollout/reward/avg"] == np.mean([0, 2, 4, 6, 8, 10])
         assert line["eval-rollout/failed"] == line["eval-rollout/failed/reward_timeout"] == 6
 
 

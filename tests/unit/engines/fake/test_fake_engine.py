@@ -162,7 +162,7 @@ def test_lost_requests_and_closing(model_dir):
 
 
 def test_a_restored_learner_goes_on_as_the_saved_one(model_dir, tmp_path):
-    config, batch = make_config(), _batch(np.random.default_rng(3))
+    config, batch = make_config({"actor.adv_estimator": "gae"}), _batch(np.random.default_rng(3))
     one = FakeLearner(config, model_dir)
     one.update(batch), one.update_critic(batch), one.update_supervised(batch)
     one.save(tmp_path / "saved")
