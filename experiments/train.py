@@ -28,7 +28,7 @@ def train() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Config: strict, resolved, and checked for contradictions before anything starts
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import allocation, config_checks, config_io, engine
+    from rljax import config_checks, config_io, engine
 
     config = main.config_from_flags()
     config_checks.check(config)
@@ -37,7 +37,7 @@ def train() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Allocation: what samples and what learns where; each engine is asked whether it can
     # --------------------------------------------------------------------------------------------------------------------
-    pools = allocation.parse(config.allocation_mode, engine.find_plugin)
+    pools = engine.allocate(config)
     engine.check(config, pools)
 
     # --------------------------------------------------------------------------------------------------------------------

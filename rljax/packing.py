@@ -86,7 +86,7 @@ def lay_out(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Layout:
     length, each, repeats, first_row, offset = fills[:, np.argsort(fills[0], kind="stable")]
     taken = each * repeats
     place = np.arange(len(lengths)) - np.repeat(np.cumsum(taken) - taken, taken)
-    row_of, nth = np.divmod(place, np.repeat(each, taken))
+    row_of, nth = np.divmod(place.astype(np.int32), np.repeat(each.astype(np.int32), taken))
     order = np.argsort(_narrow(units), kind="stable")
     row, start = np.empty(len(lengths), np.int32), np.empty(len(lengths), np.int32)
     row[order] = np.repeat(first_row, taken) + row_of
@@ -98,12 +98,12 @@ def lay_out(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Layout:
 
 def _close_gaps(row: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Offsets without the gaps that rounding lengths up left: trajectories keep their order in the row. [N] int32."""
-    order = np.argsort(row.astype(np.int64) * (int(start.max()) + 1) + start, kind="stable")
-    end = np.cumsum(lengths[order])
-    before = end - lengths[order]
-    first = np.searchsorted(row[order], row[order])
+    order = np.argsort(row.astype(np.int64) * (int(start.max()) + 1) + start)
+    in_order = lengths[order]
+    before = np.cumsum(in_order) - in_order
+    count = np.bincount(row)
     closed = np.empty(len(lengths), np.int32)
-    closed[order] = before - before[first]
+    closed[order] = before - np.repeat(before[np.cumsum(count) - count], count)
     return closed
 
 

@@ -158,7 +158,8 @@ class Producer:
                     await self._buffer.change()
                     self._tally.count(f"rollout/wait/producer_for_{reason}", time.perf_counter() - start)
         except BaseExceptionGroup as several:
-            raise _first(several) from None
+            first = _first(several)
+            raise first from first.__cause__
 
     async def _group(self, ticket: Ticket) -> None:
         """From a ticket to a group in the buffer, or to whatever else becomes of its prompt."""

@@ -80,27 +80,38 @@ class FakeLearner:
         return self._step(batch, Objective(loss="sft"), optimizer, "sft")
 
     def _step(self, batch: Batch, objective: Objective, optimizer: str, prefix: str) -> dict[str, Mean]:
-        """One step. With z the logits / temperature of the row, d logp / dz = onehot - p and dH / dz = -p (log p + H)."""
-        last, mask, table_logp = _last(batch), batch.loss_mask, model.log_probs(self._table, self._temperature)
-        all_logp = table_logp[last]  # [R, T, V]
-        p = np.exp(all_logp)
-        logp = np.take_along_axis(all_logp, batch.token_ids[..., None], -1)[..., 0]
-        logp = logp.astype(np.float32).astype(np.float64)  # what the sampler reported, to the bit
-        entropy = -(p * all_logp).sum(-1)
-        tokens = _tokens(batch)
-        result = oracle.policy_objective(logp, entropy, tokens, objective)
-        d_logits = -p * (result.d_logp + result.d_entropy * entropy)[..., None] - result.d_entropy[..., None] * p * all_logp
-        rows, columns = np.nonzero(mask)
-        d_logits[rows, columns, batch.token_ids[rows, columns]] += result.d_logp[rows, columns]
-        gradient = np.zeros(self._table.shape)
-        np.add.at(gradient, last[mask], d_logits[mask] / self._temperature)
+        logp, entropy = self._logp_and_entropy(batch)
+        loss, gradient = self.loss_and_gradient(batch, objective)
         self._table = (self._table + self._adam[optimizer].step(gradient)).astype(np.float32)
-        one_step = {"loss": Mean(float(result.loss), 1), "grad_norm": Mean(float(np.sqrt((gradient**2).sum())), 1)}
+        metrics = {"loss": Mean(loss, 1), "grad_norm": Mean(float(np.sqrt((gradient**2).sum())), 1)}
         rate = self._config.warmup.optimizer.lr if optimizer == "warmup" else self._config.actor.optimizer.lr
-        metrics = one_step | {"lr": Mean(rate, 1), "entropy": _mean(entropy, mask)}
+        metrics |= {"lr": Mean(rate, 1), "entropy": _mean(entropy, batch.loss_mask)}
         if objective.loss != "sft":
-            metrics |= _ratios(logp, tokens, objective)
+            metrics |= _ratios(logp, _tokens(batch), objective)
         return {f"{prefix}/{name}": mean for name, mean in metrics.items()}
+
+    def _logp_and_entropy(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """[R, T] float64, nats; log-probs rounded as the sampler reports them, so that a ratio of 1 is 1 to the bit."""
+        table = model.log_probs(self._table, self._temperature)
+        entropy = -(np.exp(table) * table).sum(1)
+        last = _last(batch)
+        return table[last, batch.token_ids].astype(np.float32).astype(np.float64), entropy[last]
+
+    def loss_and_gradient(self, batch: Batch, objective: Objective) -> tuple[float, np.ndarray]:
+        """The oracle's loss, and its gradient with respect to the table [V, V].
+
+        With z the logits / temperature of a row: d logp / dz = onehot - p and dH / dz = -p (log p + H).
+        """
+        logp, entropy = self._logp_and_entropy(batch)
+        result = oracle.policy_objective(logp, entropy, _tokens(batch), objective)
+        mask, last = batch.loss_mask, _last(batch)
+        all_logp = model.log_probs(self._table, self._temperature)[last[mask]]  # [trained tokens, V]
+        p, d_logp, d_entropy = np.exp(all_logp), result.d_logp[mask][:, None], result.d_entropy[mask][:, None]
+        d_logits = -p * d_logp - d_entropy * p * (all_logp + entropy[mask][:, None])
+        d_logits[np.arange(len(p)), batch.token_ids[mask]] += d_logp[:, 0]
+        gradient = np.zeros(self._table.shape)
+        np.add.at(gradient, last[mask], d_logits / self._temperature)
+        return float(result.loss), gradient
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """Squared error to the returns, weighted by loss_weight."""

@@ -33,7 +33,7 @@ from rljax.sinks import Status
 from rljax.trajectories import supervised, trajectory_of
 from rljax.types import Group, Prompt, Request, SamplingParams, Trajectory
 
-STOP, EPOCHS, HIGH, LOW = 0, 8, 40, 16  # the vocabulary: the stop token, then those that spell an epoch and an index
+STOP, EPOCHS, HIGH, LOW = 0, 40, 40, 16  # the vocabulary: the stop token, then those that spell an epoch and an index
 VOCAB = 1 + EPOCHS + HIGH + LOW
 
 

@@ -108,6 +108,14 @@ class TestSglang(SamplerContract):
     def test_trap_01_one_kept_token_has_probability_one(self):
         pass
 
+    async def _swap_under(self, sampler, request, delay):
+        return await super()._swap_under(sampler, request, delay + 0.3)
+
+    def test_a_full_context_ends_a_completion_by_length(self, sampler, loop):
+        """SGLang keeps the last few positions of a context for itself."""
+        completion = loop.run(sampler.generate(self.request("full", self.prompt(CONTEXT - 20), max_new_tokens=50)))
+        assert completion.finish is Finish.LENGTH and 15 <= len(completion.token_ids) <= 20
+
 
 # What a swap under a request really does: log-probs of every token, from transformers
 

@@ -12,7 +12,7 @@ from rljax.objective import Objective, TokenArrays
 
 
 def batch_of(seed: int, rows: int = 3, length: int = 40) -> Batch:
-    """Packed rows of three or four trajectories and some padding; one of the trajectories of each row has advantage 0."""
+    """Packed rows of three or four trajectories and some padding; tokens here and there, and one trajectory of each row, have advantage 0."""
     random = np.random.default_rng(seed)
     segment_ids = np.zeros((rows, length), np.int32)
     loss_mask = np.zeros((rows, length), bool)
@@ -23,7 +23,7 @@ def batch_of(seed: int, rows: int = 3, length: int = 40) -> Batch:
             end = min(start + random.integers(4, 12), length)
             segment_ids[row, start:end] = segment
             loss_mask[row, start + 2 : end] = random.random(max(end - start - 2, 0)) < 0.8
-            advantage[row, start:end] = random.normal() * (segment != 2)
+            advantage[row, start:end] = random.normal(size=end - start) * (random.random(end - start) < 0.7) * (segment != 2)
             start = end
 
     def floats():
