@@ -71,7 +71,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory) -> Outcom
     labelled, held_out = None, None
     if config.warmup.steps or config.actor.loss == "sft":
         examples = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=words)
-        labelled = Labelled(examples, lambda prompt: labelled_trajectory(prompt, words))
+        labelled = Labelled(examples, lambda prompt: labelled_trajectory(prompt, words, config.warmup.field))
     if config.evaluator.freq_steps or config.evaluator.freq_epochs:
         source = open_prompts(config.valid_dataset, key="valid_dataset", seed=config.seed, tokenizer=words)
         held_out = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))
