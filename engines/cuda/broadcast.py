@@ -175,7 +175,7 @@ def join(backend: str, url: str, rank: int, world: int, name: str) -> ProcessGro
 
     store, rank, size = next(rendezvous(url, rank, world, timeout=TIMEOUT))
     store.set_timeout(TIMEOUT)
-    helper = c10d._new_process_group_helper
+    helper: Any = c10d._new_process_group_helper
     options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"
     group, _ = helper(
         size,

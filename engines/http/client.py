@@ -288,7 +288,7 @@ class HttpSampler:
         body = {"model_path": directory, "weight_version": str(version), "flush_cache": self._flushes(remote)}
         await self._post(remote, "/update_weights_from_disk", body)
 
-    async def _broadcast(self, weights: Broadcast, remotes: Sequence[Remote], version: int) -> Sequence[Remote]:
+    async def _broadcast(self, weights: Broadcast, remotes: Sequence[Remote], version: int) -> list[Remote]:
         def post_to(remote: Remote) -> Post:
             return lambda path, body: self._post(remote, path, body)
 
@@ -298,7 +298,7 @@ class HttpSampler:
             await weights.send([post_to(remote) for remote in remotes], version, flush=all(map(self._flushes, remotes)))
         except ServerLost as error:
             raise SamplerError(f"publishing version {version}: {error}") from error
-        return remotes
+        return list(remotes)
 
     async def _post(self, remote: Remote, path: str, body: dict[str, Any]) -> Any:
         assert self._session is not None
