@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from rljax.backends.jax.model import Linear, Transformer, dot
+from rljax.backends.jax.model import Lora, Transformer, abstract, dot
 from rljax.backends.jax.parameters import nested, parameters
 from rljax.backends.jax.sharding import fit, single_device_mesh
 from rljax.errors import UserError
@@ -56,6 +56,8 @@ def add(
     if unknown or not targets:
         raise UserError(f"actor.lora.target_modules: no {unknown[0] if unknown else 'target'!r} (of {', '.join(TARGETS)})")
     model: Transformer = nnx.eval_shape(lambda: nnx.merge(graphdef, jax.tree.map(jnp.zeros_like, params)))
+    lora = Lora(rank, alpha / rank, tuple(targets))
+    with_factors, _ = abstract(model.spec, dtype=model.dtype, remat=model.remat, lora=lora)
     leaves: dict[tuple[str, ...], Any] = {}
     mesh = single_device_mesh() if mesh is None else mesh
     for parameter in parameters(model.spec):
@@ -66,16 +68,10 @@ def add(
         generator = np.random.default_rng([seed, zlib.crc32(parameter.tensor.encode())])
         a = generator.uniform(-bound, bound, (layers, inputs, rank)).astype(dtype)
         b = np.zeros((layers, rank, outputs), dtype)
-        linear: Linear = getattr(model.layers, parameter.path[1])
-        linear.lora_a, linear.lora_b = (
-            nnx.data(nnx.LoRAParam(jax.ShapeDtypeStruct(a.shape, a.dtype))),
-            nnx.data(nnx.LoRAParam(jax.ShapeDtypeStruct(b.shape, b.dtype))),
-        )
-        linear.lora_scale = alpha / rank
         into, out = parameter.axes[1:]
         for name, value, axes in (("lora_a", a, (None, into, None)), ("lora_b", b, (None, None, out))):
             leaves[(*parameter.path[:2], name)] = jax.device_put(value, NamedSharding(mesh, fit(axes, value.shape, mesh.shape)))
-    return nnx.graphdef(model), nested(leaves)
+    return with_factors, nested(leaves)
 
 
 def merge(params: dict[str, Any], adapters: dict[str, Any], scale: float) -> dict[str, Any]:

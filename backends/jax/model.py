@@ -49,15 +49,32 @@ class KVCache(NamedTuple):
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
+class Lora(NamedTuple):
+    """Low-rank factors beside the kernels of some projections; `lora.add` makes them."""
+
+    rank: int
+    scale: float  # alpha / rank
+    targets: tuple[str, ...]  # "q_proj", ...
+
+
 class Linear(nnx.Module):
     """y = x W + b of one layer; parameters of all layers are stacked. LoRA factors stand beside W when there are any."""
 
-    def __init__(self, layers: int, inputs: int, outputs: int, bias: bool, dtype: DTypeLike, param_dtype: DTypeLike) -> None:
+    def __init__(
+        self,
+        layers: int,
+        inputs: int,
+        outputs: int,
+        bias: bool,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
+        lora: Lora | None = None,
+    ) -> None:
         self.kernel = nnx.Param(jnp.zeros((layers, inputs, outputs), param_dtype))
         self.bias = nnx.Param(jnp.zeros((layers, outputs), param_dtype)) if bias else None
-        self.lora_a: nnx.LoRAParam | None = None  # [layers, inputs, rank]
-        self.lora_b: nnx.LoRAParam | None = None  # [layers, rank, outputs]
-        self.lora_scale = 0.0
+        self.lora_scale = lora.scale if lora else 0.0
+        self.lora_a = nnx.LoRAParam(jnp.zeros((layers, inputs, lora.rank), param_dtype)) if lora else None
+        self.lora_b = nnx.LoRAParam(jnp.zeros((layers, lora.rank, outputs), param_dtype)) if lora else None
         self.dtype = jnp.dtype(dtype)
 
     def __call__(self, x: Array) -> Array:
@@ -123,9 +140,11 @@ class Layers(nnx.Module):
     q_norm: Norm  # this and the next: where spec.qk_norm
     k_norm: Norm
 
-    def __init__(self, spec: ModelSpec, dtype: DTypeLike, param_dtype: DTypeLike) -> None:
+    def __init__(self, spec: ModelSpec, dtype: DTypeLike, param_dtype: DTypeLike, lora: Lora | None = None) -> None:
         for name, (outputs, inputs, bias) in projections(spec).items():
-            setattr(self, name.split(".")[-1], Linear(spec.num_layers, inputs, outputs, bias, dtype, param_dtype))
+            short = name.split(".")[-1]
+            factors = lora if lora and short in lora.targets else None
+            setattr(self, short, Linear(spec.num_layers, inputs, outputs, bias, dtype, param_dtype, factors))
         offset = 1.0 if spec.gemma_norms else 0.0
         for name, size in norms(spec).items():
             setattr(self, name.split(".")[-1], Norm((spec.num_layers, size), spec.rms_norm_eps, offset, param_dtype))
@@ -190,7 +209,13 @@ class Transformer(nnx.Module):
     """A causal language model. Made by `hf.load`, or abstractly by `abstract`; a plain call leaves parameters zero."""
 
     def __init__(
-        self, spec: ModelSpec, *, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32, remat: str = "none"
+        self,
+        spec: ModelSpec,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+        remat: str = "none",
+        lora: Lora | None = None,
     ) -> None:
         """dtype is computed in, param_dtype stored; remat says what the backward pass recomputes of a layer."""
         if remat not in REMAT:
@@ -199,7 +224,7 @@ class Transformer(nnx.Module):
         self.dtype = jnp.dtype(dtype)
         self.remat = remat
         self.embed_tokens = Table(spec.vocab_size, spec.hidden_size, param_dtype)
-        self.layers = Layers(spec, dtype, param_dtype)
+        self.layers = Layers(spec, dtype, param_dtype, lora)
         self.norm = Norm((spec.hidden_size,), spec.rms_norm_eps, 1.0 if spec.gemma_norms else 0.0, param_dtype)
         self.lm_head = None if spec.tie_word_embeddings else Table(spec.vocab_size, spec.hidden_size, param_dtype)
 
@@ -281,10 +306,15 @@ class Transformer(nnx.Module):
 
 
 def abstract(
-    spec: ModelSpec, *, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32, remat: str = "none"
+    spec: ModelSpec,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    param_dtype: DTypeLike = jnp.float32,
+    remat: str = "none",
+    lora: Lora | None = None,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Graph definition and the shapes of the parameters (jax.ShapeDtypeStruct); nothing is allocated."""
-    model = nnx.eval_shape(lambda: Transformer(spec, dtype=dtype, param_dtype=param_dtype, remat=remat))
+    model = nnx.eval_shape(lambda: Transformer(spec, dtype=dtype, param_dtype=param_dtype, remat=remat, lora=lora))
     graphdef, state = nnx.split(model)
     return graphdef, nnx.to_pure_dict(state)
 

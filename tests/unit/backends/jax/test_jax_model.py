@@ -113,7 +113,7 @@ def test_window_is_the_number_of_tokens_seen():
 @given(data=st.data())
 def test_decode_through_the_cache_equals_the_whole_row(model, data):
     """Whatever the chunks; rows at different positions; stale content above a row's own position is never seen."""
-    spec, graphdef, params = model
+    _, graphdef, params = model
     token_ids = tokens(2, LENGTH)
     whole = hidden(graphdef, params, token_ids)
     stale = np.random.default_rng(3).normal(size=(3, 2, LENGTH, 2, 8)).astype(np.float32) * 9

@@ -1,0 +1,115 @@
+"""A sharded model computes what the whole one does. Eight devices need a process of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from rljax.backends.jax.sharding import AXES, check, fit, shardings
+from rljax.config import ModelConfig
+from rljax.errors import UserError
+from rljax.hf import spec_of
+
+ROOT = Path(__file__).resolve().parents[4]
+
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from flax import nnx
+from rljax.backends.jax import hf, lora
+from rljax.backends.jax.model import KVCache
+from rljax.backends.jax.sharding import activation_sharding, make_mesh, shardings, single_device_mesh
+from rljax.config import ModelConfig
+from rljax.hf import ModelSpec, WeightReader, init_directory, tensors
+
+directory = sys.argv[1]
+assert jax.device_count() == 8
+model = ModelConfig("gemma3", 32, 64, 2, 4, 2, 8, 64, False, "char")
+spec = init_directory(model, directory + "/model", seed=1, vocab_size=48, eos_token_ids=[2])
+token_ids = np.random.default_rng(0).integers(0, 48, (8, 12)).astype(np.int32)
+positions = np.broadcast_to(np.arange(12, dtype=np.int32), (8, 12))
+
+def close(a, b):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 1e-3))
+
+def run(mesh):
+    graphdef, params = hf.load(directory + "/model", mesh)
+    graphdef, adapters = lora.add(graphdef, params, rank=4, alpha=8.0, targets=("q_proj", "down_proj"), seed=1, mesh=mesh)
+    rows = [jax.device_put(x, activation_sharding(mesh, "rows", x.shape)) for x in (token_ids, positions)]
+    cache = KVCache.zeros(spec, 8, 16, jnp.float32)
+    cache = jax.device_put(cache, activation_sharding(mesh, "cache", cache.k.shape))
+
+    def loss(params, adapters, token_ids, positions):
+        model = nnx.merge(graphdef, params, adapters)
+        hidden, _ = model(token_ids, positions, jnp.ones_like(token_ids))
+        return jnp.sum(jnp.sin(model.logits(hidden) * 9)), hidden
+
+    with jax.set_mesh(mesh):
+        (_, hidden), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, adapters, *rows)
+        step = jax.jit(lambda params, adapters, *inputs: nnx.merge(graphdef, params, adapters)(*inputs))
+        cached, _ = step(params, adapters, *rows, None, cache)
+    assert jax.tree.map(lambda leaf: leaf.sharding, params) == shardings(spec, mesh)
+    return params, jax.device_get((hidden, cached, gradients))
+
+params, (hidden, cached, gradients) = run(single_device_mesh())
+np.testing.assert_allclose(cached, hidden, atol=1e-5)
+for sizes in (dict(data=2, fsdp=2, tensor=2), dict(fsdp=8), dict(data=2, tensor=4)):
+    sharded, results = run(make_mesh(jax.devices(), **sizes))
+    jax.tree.map(close, results, (hidden, cached, gradients))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), jax.device_get(sharded), jax.device_get(params))
+    matrix = sharded["layers"]["up_proj"]["kernel"]
+    split = sizes.get("fsdp", 1) * sizes.get("tensor", 1)
+    assert matrix.addressable_shards[0].data.size * split == matrix.size
+    hf.save(sharded, spec, directory + "/saved")
+    before, after = WeightReader(directory + "/model"), WeightReader(directory + "/saved")
+    for name in tensors(spec):
+        np.testing.assert_array_equal(before.read(name), after.read(name))
+print("equal")
+"""
+
+
+def test_eight_devices_equal_one(tmp_path):
+    """Hidden states, gradients, LoRA and a cache; with fewer key/value heads than tensor shards as well."""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.stdout.strip().endswith("equal"), done.stderr[-3000:]
+
+
+def mesh(data=1, fsdp=1, tensor=1):
+    return AbstractMesh((data, fsdp, tensor), AXES)
+
+
+MODEL = ModelConfig("llama", 32, 48, 2, 4, 2, 8, 64, True, "char")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (dict(tensor=8), "tensor size 8 does not divide the attention heads 4"),
+        (dict(fsdp=3), "fsdp size 3 does not divide the hidden size 32"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_by_name(sizes, message):
+    with pytest.raises(UserError, match=message):
+        check(spec_of(MODEL, vocab_size=41), mesh(**sizes))
+
+
+def test_every_parameter_has_a_sharding_and_odd_sizes_stay_whole():
+    """41 tokens are not split in two; two key heads are not split in four."""
+    whole = shardings(spec_of(MODEL, vocab_size=41), mesh(tensor=4))
+    assert whole["embed_tokens"]["kernel"].spec == PartitionSpec(None, "fsdp")
+    assert whole["layers"]["k_proj"]["kernel"].spec == PartitionSpec(None, "fsdp", None)
+    assert whole["layers"]["q_proj"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor")
+    assert whole["layers"]["o_proj"]["kernel"].spec == PartitionSpec(None, "tensor", "fsdp")
+
+
+def test_fit_drops_the_axes_that_do_not_divide():
+    sizes = {"data": 2, "fsdp": 4, "tensor": 3}
+    assert fit((("data", "fsdp"), None, "tensor"), (8, 5, 9), sizes) == PartitionSpec(("data", "fsdp"), None, "tensor")
+    assert fit((("data", "fsdp"), None, "tensor"), (6, 5, 8), sizes) == PartitionSpec("data", None, None)
