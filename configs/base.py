@@ -140,7 +140,7 @@ def get_config() -> ConfigDict:
     config.critic = ConfigDict(
         dict(optimizer=_optimizer(lr=5e-6), eps_clip_value=config_dict.placeholder(float), ppo_n_minibatches=1)
     )
-    config.warmup = ConfigDict(dict(steps=0, batch_size=64, optimizer=_optimizer(lr=1e-3)))
+    config.warmup = ConfigDict(dict(steps=0, batch_size=64, field="answer", optimizer=_optimizer(lr=1e-3)))
     config.train_dataset = _dataset("train", batch_size=8, shuffle=True)
     config.valid_dataset = _dataset("test", batch_size=64, shuffle=False)
     config.saver = ConfigDict(dict(freq_steps=50, freq_epochs=config_dict.placeholder(int), keep_last=2, export_final=True))

@@ -2,9 +2,11 @@
 
 python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
 
-Makes a Llama of about 1M parameters, teaches it the form of the answers by a few supervised steps, then trains it by
-reinforcement on "12+34=", scored by exact match, while completions up to two versions old are still used. Sized for 2 CPU
-cores; nothing is downloaded. eval-rollout/reward in metrics.jsonl is the share of held-out sums that it gets right.
+Makes a Llama of about 1M parameters and teaches it sums from demonstrations of which most are wrong: seven in ten give the
+digits of the answer backwards. What it says then is right about one time in three. Reinforcement on "12+34=", scored by exact
+match, finds out which of its answers are right, while completions up to two versions old are still used. Sized for 2 CPU
+cores; nothing is downloaded. eval-rollout/reward in metrics.jsonl is the share of held-out sums that it gets right, sampled as
+in training.
 """
 
 from ml_collections import ConfigDict
@@ -16,7 +18,7 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     config.allocation_mode = "jax:d1"
     config.total_train_epochs = 100
-    config.total_train_steps = 250
+    config.total_train_steps = 100
 
     # Model: 0.96M parameters, 100 characters
     config.actor.init_from_scratch = True
@@ -41,11 +43,15 @@ def get_config() -> ConfigDict:
     config.reward.name = "exact"
 
     # Supervised warm-up
-    config.warmup.steps = 180
+    config.train_dataset.task.misled = 0.7
+    config.warmup.field = "demonstration"
+    config.warmup.steps = 400
     config.warmup.batch_size = 64
     config.warmup.optimizer.lr = 2e-3
     config.warmup.optimizer.weight_decay = 0.0
     config.warmup.optimizer.warmup_steps_proportion = 0.05
+    config.warmup.optimizer.lr_scheduler_type = "cosine"
+    config.warmup.optimizer.min_lr_ratio = 0.1
 
     # Asynchronous GRPO with the decoupled objective
     config.rollout.max_head_offpolicyness = 2
@@ -54,7 +60,7 @@ def get_config() -> ConfigDict:
     config.actor.use_decoupled_loss = True
     config.actor.recompute_logprob = True
     config.actor.ppo_n_minibatches = 2
-    config.actor.optimizer.lr = 5e-4
+    config.actor.optimizer.lr = 3e-4
     config.actor.optimizer.weight_decay = 0.0
 
     # A row of the learner holds some ten sums, a slot of the sampler one
@@ -67,7 +73,8 @@ def get_config() -> ConfigDict:
     config.jax.cache_dtype = "float32"
     config.jax.sampler_dtype = "float32"
 
-    config.evaluator.freq_steps = 25
+    config.evaluator.freq_steps = 20
     config.evaluator.max_prompts = 256
+    config.evaluator.greedy = False
     config.saver.freq_steps = 50
     return config

@@ -34,13 +34,13 @@ def rollout() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Config and allocation
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import allocation, config_checks, config_io, engine
+    from rljax import config_checks, config_io, engine
 
     config = config_io.resolve(main.config_from_flags())
     config_checks.check_values(config)
     if OUT.value is None:
         raise UserError("--out: missing (a directory for the batch)")
-    pools = allocation.parse(config.allocation_mode, engine.find_plugin)
+    pools = engine.allocate(config)
     engine.check(config, pools)
     if pools.sampler is None:
         raise UserError(f"allocation_mode: {pools} cannot sample")

@@ -28,7 +28,7 @@ def train() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Config: strict, resolved, and checked for contradictions before anything starts
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import allocation, config_checks, config_io, engine
+    from rljax import config_checks, config_io, engine
 
     config = main.config_from_flags()
     config_checks.check(config)
@@ -37,7 +37,7 @@ def train() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Allocation: what samples and what learns where; each engine is asked whether it can
     # --------------------------------------------------------------------------------------------------------------------
-    pools = allocation.parse(config.allocation_mode, engine.find_plugin)
+    pools = engine.allocate(config)
     engine.check(config, pools)
 
     # --------------------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory) -> Outcom
     labelled, held_out = None, None
     if config.warmup.steps or config.actor.loss == "sft":
         examples = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=words)
-        labelled = Labelled(examples, lambda prompt: labelled_trajectory(prompt, words))
+        labelled = Labelled(examples, lambda prompt: labelled_trajectory(prompt, words, config.warmup.field))
     if config.evaluator.freq_steps or config.evaluator.freq_epochs:
         source = open_prompts(config.valid_dataset, key="valid_dataset", seed=config.seed, tokenizer=words)
         held_out = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))

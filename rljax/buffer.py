@@ -299,7 +299,7 @@ class Buffer:
 
 def oldest_version(trajectories: Iterable[Trajectory]) -> int:
     """Version of the oldest token that is trained on; NEVER if there is none."""
-    return min((int(np.min(t.versions, where=t.loss_mask, initial=NEVER)) for t in trajectories), default=NEVER)
+    return min((int(np.minimum.reduce(t.versions, where=t.loss_mask, initial=NEVER)) for t in trajectories), default=NEVER)
 
 
 def newest_version(trajectories: Iterable[Trajectory]) -> int:

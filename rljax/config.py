@@ -177,6 +177,7 @@ class WarmupConfig:
 
     steps: int
     batch_size: int  # examples
+    field: str  # of a record: the text that is learned ("answer"; a task may bring others)
     optimizer: OptimizerConfig
 
 

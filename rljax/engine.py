@@ -29,7 +29,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from rljax.allocation import Allocation, Pool
+from rljax.allocation import Allocation, Pool, parse
 from rljax.batch import Batch
 from rljax.config import Config
 from rljax.errors import UserError
@@ -37,6 +37,7 @@ from rljax.metrics import Mean
 from rljax.types import Completion, Piece, Request
 
 GROUP = "rljax.engines"  # of entry points
+ATTACHED = "http"  # the engine of servers that run already
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Engine:
 
     async def publish(self, version: int) -> None:
         """Learner weights become the sampler's. Requests in flight pause between two decode steps, then go on."""
-        directory = None if self.transport == "memory" else self.publish_dir / str(version)
+        directory = self.publish_dir / str(version) if self.transport == "directory" else None
         source = await asyncio.to_thread(self.learner.export, directory)
         await self.sampler.pause()
         try:
@@ -175,6 +176,18 @@ class Engine:
         await self.sampler.close()
         await asyncio.to_thread(self.learner.close)
         await asyncio.to_thread(shutil.rmtree, self.publish_dir, ignore_errors=True)
+
+
+def allocate(config: Config) -> Allocation:
+    """The pools of `allocation_mode`; with `rollout.addr` the sampler is the servers there, whatever the mode says.
+
+    Raises UserError for a mode that can't be read or done.
+    """
+    allocation = parse(config.allocation_mode, find_plugin)
+    if not config.rollout.addr:
+        return allocation
+    learner = allocation.learner and dataclasses.replace(allocation.learner, first_device=0)
+    return Allocation(sampler=Pool(ATTACHED), learner=learner)
 
 
 def check(config: Config, allocation: Allocation) -> None:

@@ -154,9 +154,14 @@ def split(trajectories: Sequence[Trajectory], n: int) -> list[list[int]]:
 
 
 def supervise(learner: Learner, config: Config, examples: Sequence[Trajectory]) -> dict[str, Mean]:
-    """One supervised step: the mean negative log-likelihood of the examples' trained tokens."""
+    """One supervised step: the mean negative log-likelihood of the examples' trained tokens.
+
+    Its metrics are named warmup/<name>, or sft/<name>, apart from those of the policy objective.
+    """
     weights = loss_weights([t.loss_mask for t in examples], "token-mean")
-    return learner.update_supervised(packing.batch_of(examples, _layout(examples, config), loss_weight=weights))
+    metrics = learner.update_supervised(packing.batch_of(examples, _layout(examples, config), loss_weight=weights))
+    prefix = "sft" if config.actor.loss == "sft" else "warmup"
+    return {f"{prefix}/{name.rpartition('/')[2]}": mean for name, mean in metrics.items()}
 
 
 def _layout(trajectories: Sequence[Trajectory], config: Config) -> Layout:

@@ -155,7 +155,8 @@ class Loop:
     async def _train(self) -> None:
         self._tell(State.RUNNING)
         await self._supervise()
-        if self.step and not self.stop.is_set():  # the sampler was made with the initial weights
+        made_elsewhere = bool(self.config.rollout.addr)  # else the sampler was made with the initial weights
+        if (self.step or made_elsewhere) and not self.stop.is_set():
             await self.parts.engine.publish(self.buffer.version)
         if self.buffer.version == 0:
             await self._evaluate()

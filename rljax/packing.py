@@ -76,7 +76,8 @@ def lay_out(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Layout:
     """
     lengths = np.asarray(lengths, np.int64)
     if lengths.size == 0:
-        return Layout(*(np.zeros(0, np.int32) for _ in range(3)), shape=(0, row_tokens))
+        nothing = np.zeros(0, np.int32)
+        return Layout(nothing, nothing, nothing, (0, row_tokens))
     if lengths.min() < 1 or lengths.max() > row_tokens:
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not fit rows of {row_tokens} tokens")
     unit = max(1, row_tokens // DISTINCT_LENGTHS) if len(lengths) > EXACT_BELOW else 1
@@ -86,7 +87,7 @@ def lay_out(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Layout:
     length, each, repeats, first_row, offset = fills[:, np.argsort(fills[0], kind="stable")]
     taken = each * repeats
     place = np.arange(len(lengths)) - np.repeat(np.cumsum(taken) - taken, taken)
-    row_of, nth = np.divmod(place, np.repeat(each, taken))
+    row_of, nth = np.divmod(place.astype(np.int32), np.repeat(each.astype(np.int32), taken))
     order = np.argsort(_narrow(units), kind="stable")
     row, start = np.empty(len(lengths), np.int32), np.empty(len(lengths), np.int32)
     row[order] = np.repeat(first_row, taken) + row_of
@@ -98,12 +99,12 @@ def lay_out(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Layout:
 
 def _close_gaps(row: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Offsets without the gaps that rounding lengths up left: trajectories keep their order in the row. [N] int32."""
-    order = np.argsort(row.astype(np.int64) * (int(start.max()) + 1) + start, kind="stable")
-    end = np.cumsum(lengths[order])
-    before = end - lengths[order]
-    first = np.searchsorted(row[order], row[order])
+    order = np.argsort(row.astype(np.int64) * (int(start.max()) + 1) + start)
+    in_order = lengths[order]
+    before = np.cumsum(in_order) - in_order
+    count = np.bincount(row)
     closed = np.empty(len(lengths), np.int32)
-    closed[order] = before - before[first]
+    closed[order] = before - np.repeat(before[np.cumsum(count) - count], count)
     return closed
 
 

@@ -23,7 +23,6 @@ from rljax.config import Config
 from rljax.engine import Sampler, WeightSource
 from rljax.errors import EpisodeError, SamplerError, TooManyFailures
 from rljax.journal import GroupLog, Record
-from rljax.metrics import Mean
 from rljax.seeding import seed_for
 from rljax.tally import Tally
 from rljax.types import Completion, Group, Prompt, Request, SamplingParams, Trajectory
@@ -158,7 +157,8 @@ class Producer:
                     await self._buffer.change()
                     self._tally.count(f"rollout/wait/producer_for_{reason}", time.perf_counter() - start)
         except BaseExceptionGroup as several:
-            raise _first(several) from None
+            first = _first(several)
+            raise first from first.__cause__
 
     async def _group(self, ticket: Ticket) -> None:
         """From a ticket to a group in the buffer, or to whatever else becomes of its prompt."""
@@ -196,7 +196,7 @@ class Producer:
         """A group that was generated now or by the process before: accepted, or rejected when it is None."""
         if group is not None:
             rewards = tuple(t.reward for t in group.trajectories)
-        self._tally.mean("rollout/reward", Mean.of(rewards))
+        self._tally.observe("rollout/reward", rewards)
         self._beat(f"group {ticket.prompt.uid}")
         self._note("rejected" if group is None else "accepted", ticket)
         if group is None:

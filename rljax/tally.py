@@ -4,43 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from rljax.metrics import Mean, merge
+from rljax.metrics import Mean
 
 
 class Tally:
-    """Counts and means that gather until they are drained.
+    """Counts and values that gather until they are drained. The order they come in changes no bit of what is drained.
 
-    Example: tally.count("rollout/rejected"); tally.mean("rollout/reward", Mean.of([1.0])); tally.drain()
+    Example: tally.count("rollout/rejected"); tally.observe("rollout/reward", [1.0]); tally.drain()
     """
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._means: dict[str, Mean] = {}
+        self._counts: dict[str, float] = {}
+        self._values: dict[str, list[float]] = {}
 
     def count(self, name: str, amount: float = 1) -> None:
-        self._counts[name] += amount  # type: ignore[assignment]
+        self._counts[name] = self._counts.get(name, 0) + amount
 
-    def mean(self, name: str, value: Mean) -> None:
-        self._means = merge([self._means, {name: value}])
+    def observe(self, name: str, values: Iterable[float]) -> None:
+        self._values.setdefault(name, []).extend(values)
 
     def drain(self) -> dict[str, Mean]:
         """All so far, counts as one number a step; what is counted once stays on record as 0."""
-        drained = self._means | {name: Mean(float(n), 1) for name, n in self._counts.items()}
-        self._means, self._counts = {}, Counter(dict.fromkeys(self._counts, 0))
+        counts = {name: Mean(float(n), 1) for name, n in self._counts.items()}
+        drained = counts | {name: Mean.of(values) for name, values in self._values.items()}
+        self._values, self._counts = {}, dict.fromkeys(self._counts, 0)
         return drained
 
     def state(self) -> dict[str, Any]:
         """JSON values."""
-        means = {name: (m.sum, m.count, m.min, m.max) for name, m in self._means.items()}
-        return {"counts": dict(self._counts), "means": means}
+        return {"counts": self._counts, "values": self._values}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._counts = Counter(state["counts"])
-        self._means = {name: Mean(*values) for name, values in state["means"].items()}
+        self._counts, self._values = dict(state["counts"]), {name: list(values) for name, values in state["values"].items()}
 
 
 class Clock:

@@ -57,7 +57,8 @@ class GradientStep:
 
     def compilations(self) -> int:
         """Programs compiled so far."""
-        return sum(f._cache_size() for f in (self._whole, self._accumulate, self._apply, self._zeros))
+        programs: tuple[Any, ...] = (self._whole, self._accumulate, self._apply, self._zeros)
+        return sum(program._cache_size() for program in programs)
 
     def _whole_step(self, params: Tree, state: Tree, frozen: Tree, part: Tree) -> tuple[Tree, Tree, Report]:
         out, grads = self._gradient(params, frozen, part)

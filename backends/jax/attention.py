@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +37,12 @@ def attention(
       window: keys a query sees, itself included; None: all. May be traced.
 
     Returns:
-      [B, T, N, D] in the dtype of value. Softmax is in float32.
+      [B, T, N, D] in the dtype of value. Softmax is in float32 or wider.
     """
     batch, length, heads, dim = query.shape
     groups = heads // key.shape[2]
     query = query.reshape(batch, length, key.shape[2], groups, dim)
-    block = functools.partial(_block, scale=scale, softcap=softcap, window=window)
+    block: Callable[..., Array] = functools.partial(_block, scale=scale, softcap=softcap, window=window)
     if length <= 2 * QUERY_BLOCK:
         index = jnp.arange(length)[None] if query_index is None else query_index
         out = block(query, key, value, index, segment_ids, segment_ids)
@@ -72,7 +73,8 @@ def _block(
 ) -> Array:
     """query [B, T, K, G, D], key and value [B, S, K, D], query_index [B or 1, T] -> [B, T, K, G, D]."""
     precision = jax.lax.Precision.HIGHEST if query.dtype == jnp.float32 else None
-    logits = jnp.einsum("btkgd,bskd->bkgts", query, key, precision=precision, preferred_element_type=jnp.float32) * scale
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    logits = jnp.einsum("btkgd,bskd->bkgts", query, key, precision=precision, preferred_element_type=wide) * scale
     if softcap is not None:
         logits = jnp.tanh(logits / softcap) * softcap
     key_index = jnp.arange(key.shape[1])[None, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -23,10 +24,10 @@ def predicting_hidden(model: Transformer, rows: Any) -> Array:
 def named_logprobs(model: Transformer, rows: Any, mesh: Mesh, *, temperature: float, chunk: int) -> tuple[Array, Array]:
     """Log-prob and entropy of the named tokens under logits / temperature: [r, m] float32, nats. No [T, V] is ever held."""
     hidden, unembedding = predicting_hidden(model, rows), model.unembedding()
-    settings = dict(temperature=temperature, softcap=model.spec.final_softcap, chunk=chunk)
+    scores = functools.partial(token_logprobs, temperature=temperature, softcap=model.spec.final_softcap, chunk=chunk)
 
     def flat(hidden: Array, unembedding: Array, labels: Array, mesh: Mesh | None = None) -> tuple[Array, Array]:
-        results = token_logprobs(hidden.reshape(-1, hidden.shape[-1]), unembedding, labels.reshape(-1), mesh=mesh, **settings)
+        results = scores(hidden.reshape(-1, hidden.shape[-1]), unembedding, labels.reshape(-1), mesh=mesh)
         logp, entropy = (result.reshape(labels.shape) for result in results)
         return logp, entropy
 

@@ -1,84 +1,121 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): y = x (W + scale A B), scale = alpha / rank, W frozen.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685): trained factors A, B beside a frozen W, y = x W + (alpha / rank) x A B.
 
-A is uniform in +-1 / sqrt(inputs) and B is zero, so that an adapted model begins as its base.
+graphdef, adapters = lora.add(graphdef, params, rank=16, alpha=32.0, targets=("q_proj", "v_proj"), seed=1)
+model = nnx.merge(graphdef, params, adapters)              # gradients with respect to adapters alone
+whole = lora.merge(params, adapters, scale=32.0 / 16)      # for `hf.save`, or a sampler that knows no LoRA
 """
 
 from __future__ import annotations
 
-import math
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
-from rljax.backends.jax.model import Transformer
-from rljax.backends.jax.parameters import parameters
-from rljax.backends.jax.sharding import fit
-from rljax.config import LoraConfig
+from rljax.backends.jax.model import Linear, Transformer, dot
+from rljax.backends.jax.parameters import nested, parameters
+from rljax.backends.jax.sharding import fit, single_device_mesh
 from rljax.errors import UserError
-from rljax.hf.tensors import projections
+from rljax.hf.spec import ModelSpec
+from rljax.hf.tensors import layer_tensor, projections
+from rljax.hf.weights import write_json, write_tensors
 
-Tree = dict[str, Any]
-FACTORS = ("lora_a", "lora_b")
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def add(graphdef: nnx.GraphDef, params: Tree, config: LoraConfig, mesh: Mesh, *, seed: int) -> tuple[nnx.GraphDef, Tree]:
-    """The model with float32 factors beside the kernels of `config.target_modules`, split over the mesh as their kernels are.
+def add(
+    graphdef: nnx.GraphDef,
+    params: dict[str, Any],
+    *,
+    rank: int,
+    alpha: float,
+    targets: Sequence[str],
+    seed: int,
+    mesh: Mesh | None = None,
+    dtype: jnp.dtype | type = jnp.float32,
+) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """Adapters for the projections in `targets`, all layers. B starts at zero, so nothing changes before training.
 
-    Raises UserError for a module that the model doesn't have.
+    Args:
+      params: of the base model, as from `hf.load`; not copied.
+      seed: of A, uniform in +-1/sqrt(inputs) as in peft. A factor depends on seed and its name only.
+      mesh: the base's; None is the first device alone.
+      dtype: stored.
+
+    Returns:
+      Graph definition for `nnx.merge(graphdef, params, adapters)`, and {"layers": {target: {"lora_a", "lora_b"}}} with
+      lora_a [L, inputs, rank], lora_b [L, rank, outputs].
     """
-    model: Transformer = nnx.merge(graphdef, params)
-    known = {name.split(".")[-1]: name for name in projections(model.spec)}
-    axes = {p.path[1]: p.axes for p in parameters(model.spec) if p.path[-1] == "kernel" and p.stacked}
-    for number, target in enumerate(config.target_modules):
-        if target not in known:
-            raise UserError(f"actor.lora.target_modules: no {target!r} ({', '.join(known)})")
-        linear = getattr(model.layers, target)
-        layers, inputs, outputs = linear.kernel.shape
-        bound = 1 / math.sqrt(inputs)
-        a = np.random.default_rng([seed, number]).uniform(-bound, bound, (layers, inputs, config.rank)).astype(np.float32)
-        b = np.zeros((layers, config.rank, outputs), np.float32)
-        linear.lora_a = nnx.data(nnx.LoRAParam(_place(a, (None, axes[target][1], None), mesh)))
-        linear.lora_b = nnx.data(nnx.LoRAParam(_place(b, (None, None, axes[target][2]), mesh)))
-        linear.lora_scale = config.alpha / config.rank
-    graphdef, state = nnx.split(model)
-    return graphdef, nnx.to_pure_dict(state)
+    unknown = [name for name in targets if name not in TARGETS]
+    if unknown or not targets:
+        raise UserError(f"actor.lora.target_modules: no {unknown[0] if unknown else 'target'!r} (of {', '.join(TARGETS)})")
+    model: Transformer = nnx.eval_shape(lambda: nnx.merge(graphdef, jax.tree.map(jnp.zeros_like, params)))
+    leaves: dict[tuple[str, ...], Any] = {}
+    mesh = single_device_mesh() if mesh is None else mesh
+    for parameter in parameters(model.spec):
+        if parameter.path[1] not in targets or parameter.path[2:] != ("kernel",):
+            continue
+        layers, inputs, outputs = parameter.shape
+        bound = inputs**-0.5
+        generator = np.random.default_rng([seed, zlib.crc32(parameter.tensor.encode())])
+        a = generator.uniform(-bound, bound, (layers, inputs, rank)).astype(dtype)
+        b = np.zeros((layers, rank, outputs), dtype)
+        linear: Linear = getattr(model.layers, parameter.path[1])
+        linear.lora_a, linear.lora_b = (
+            nnx.data(nnx.LoRAParam(jax.ShapeDtypeStruct(a.shape, a.dtype))),
+            nnx.data(nnx.LoRAParam(jax.ShapeDtypeStruct(b.shape, b.dtype))),
+        )
+        linear.lora_scale = alpha / rank
+        into, out = parameter.axes[1:]
+        for name, value, axes in (("lora_a", a, (None, into, None)), ("lora_b", b, (None, None, out))):
+            leaves[(*parameter.path[:2], name)] = jax.device_put(value, NamedSharding(mesh, fit(axes, value.shape, mesh.shape)))
+    return nnx.graphdef(model), nested(leaves)
 
 
-def _place(array: np.ndarray, axes: tuple[str | None, ...], mesh: Mesh) -> Array:
-    return jax.device_put(array, NamedSharding(mesh, fit(axes, array.shape, mesh.shape)))
+def merge(params: dict[str, Any], adapters: dict[str, Any], scale: float) -> dict[str, Any]:
+    """W + scale A B where there are adapters; every other leaf is the one of `params`. scale is alpha / rank."""
+    layers = dict(params["layers"])
+    for name, factors in adapters["layers"].items():
+        kernel = layers[name]["kernel"]
+        update = _product(factors["lora_a"], factors["lora_b"]) * scale
+        layers[name] = {**layers[name], "kernel": (kernel + update).astype(kernel.dtype)}
+    return {**params, "layers": layers}
 
 
-def split(params: Tree) -> tuple[Tree, Tree]:
-    """(factors, everything else), nested as they were."""
-    factors: Tree = {}
-    base: Tree = {}
-    for key, value in params.items():
-        if isinstance(value, dict):
-            inner, rest = split(value)
-            factors |= {key: inner} if inner else {}
-            base |= {key: rest} if rest else {}
-        else:
-            (factors if key in FACTORS else base)[key] = value
-    return factors, base
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jax.vmap(dot)(a, b)
 
 
-def join(factors: Tree, base: Tree) -> Tree:
-    """The inverse of `split`."""
-    joined = dict(base)
-    for key, value in factors.items():
-        joined[key] = join(value, base.get(key, {})) if isinstance(value, dict) else value
-    return joined
-
-
-def merge(params: Tree, scale: float) -> Tree:
-    """Kernels with their factors folded in, in float32, and no factors: parameters as `hf.load` gives them."""
-    if "lora_a" in params:
-        delta = jnp.matmul(params["lora_a"], params["lora_b"], precision=jax.lax.Precision.HIGHEST) * scale
-        rest = {key: value for key, value in params.items() if key not in FACTORS}
-        return rest | {"kernel": params["kernel"].astype(jnp.float32) + delta}
-    return {key: merge(value, scale) if isinstance(value, dict) else value for key, value in params.items()}
+def save(
+    adapters: dict[str, Any], spec: ModelSpec, directory: Path | str, *, alpha: float, base: str = "", dtype: str = "float32"
+) -> None:
+    """Writes adapter_model.safetensors and adapter_config.json as peft reads them."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    host = jax.device_get(adapters["layers"])
+    names = {name.split(".")[-1]: name for name in projections(spec)}
+    arrays = {}
+    for target, factors in host.items():
+        for layer in range(spec.num_layers):
+            stem = f"base_model.model.{layer_tensor(layer, names[target])}"
+            arrays[f"{stem}.lora_A.weight"] = factors["lora_a"][layer].T
+            arrays[f"{stem}.lora_B.weight"] = factors["lora_b"][layer].T
+    write_tensors(directory / "adapter_model.safetensors", arrays, dtype)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": int(next(iter(host.values()))["lora_a"].shape[-1]),
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(host),
+        "inference_mode": True,
+    }
+    write_json(directory / "adapter_config.json", config)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -70,7 +71,7 @@ class Linear(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """RMS norm, in float32 (Zhang and Sennrich 2019, arXiv:1910.07467). `offset` is added to the scale: 1 for Gemma."""
+    """RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467); float32 or wider. Gemma's scale is offset by 1."""
 
     def __init__(self, shape: tuple[int, ...], eps: float, offset: float, param_dtype: DTypeLike) -> None:
         self.scale = nnx.Param(jnp.zeros(shape, param_dtype))
@@ -78,9 +79,9 @@ class Norm(nnx.Module):
         self.offset = offset
 
     def __call__(self, x: Array) -> Array:
-        wide = x.astype(jnp.float32)
+        wide = x.astype(accumulated(x.dtype))
         wide *= jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        return (wide * (self.scale[...].astype(jnp.float32) + self.offset)).astype(x.dtype)
+        return (wide * (self.scale[...].astype(wide.dtype) + self.offset)).astype(x.dtype)
 
 
 class Table(nnx.Module):
@@ -93,7 +94,7 @@ class Table(nnx.Module):
 class LayerInputs(NamedTuple):
     """What differs from layer to layer beside the parameters: scanned over, so that one compiled body serves all."""
 
-    index: Array  # int32
+    layer: Array  # int32
     window: Array  # int32, tokens
     rope: Array  # int32, index of the rotary embedding
 
@@ -107,6 +108,20 @@ class Rotation(NamedTuple):
 
 class Layers(nnx.Module):
     """All layers, stacked; the methods compute one layer, whose slice of the parameters the scan has put in their place."""
+
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+    input_layernorm: Norm
+    post_attention_layernorm: Norm
+    pre_feedforward_layernorm: Norm  # this and the next: Gemma
+    post_feedforward_layernorm: Norm
+    q_norm: Norm  # this and the next: where spec.qk_norm
+    k_norm: Norm
 
     def __init__(self, spec: ModelSpec, dtype: DTypeLike, param_dtype: DTypeLike) -> None:
         for name, (outputs, inputs, bias) in projections(spec).items():
@@ -151,20 +166,19 @@ class Layers(nnx.Module):
         cos, sin = rotation.cos[inputs.rope], rotation.sin[inputs.rope]
         query, key = constrain(rotate(query, cos, sin), "heads"), constrain(rotate(key, cos, sin), "heads")
         value = constrain(value, "heads")
-        settings = dict(
-            scale=spec.attention_scale, softcap=spec.attention_softcap, window=inputs.window if spec.sliding else None
-        )
+        window = inputs.window if spec.sliding else None
+        see = functools.partial(attention, scale=spec.attention_scale, softcap=spec.attention_softcap, window=window)
         if write is None:
-            out, cache = attention(query, key, value, segment_ids=segment_ids, **settings), None
+            out, cache = see(query, key, value, segment_ids=segment_ids), None
         else:
             cache, slots, positions, keys = write
-            at = (inputs.index, jnp.arange(rows)[:, None], slots)
+            at = (inputs.layer, jnp.arange(rows)[:, None], slots)
             cache = KVCache(
                 cache.k.at[at].set(key.astype(cache.k.dtype), mode="drop"),
                 cache.v.at[at].set(value.astype(cache.v.dtype), mode="drop"),
             )
-            seen_k, seen_v = cache.k[inputs.index, :, :keys], cache.v[inputs.index, :, :keys]
-            out = attention(query, seen_k.astype(query.dtype), seen_v.astype(query.dtype), query_index=positions, **settings)
+            seen_k, seen_v = cache.k[inputs.layer, :, :keys], cache.v[inputs.layer, :, :keys]
+            out = see(query, seen_k.astype(query.dtype), seen_v.astype(query.dtype), query_index=positions)
         return self.o_proj(out.reshape(rows, length, spec.num_heads * spec.head_dim)), cache
 
     def feed(self, x: Array) -> Array:
@@ -260,7 +274,7 @@ class Transformer(nnx.Module):
             self.unembedding(),
             (((hidden.ndim - 1,), (1,)), ((), ())),
             precision=_precision(hidden.dtype),
-            preferred_element_type=jnp.float32,
+            preferred_element_type=accumulated(hidden.dtype),
         )
         cap = self.spec.final_softcap
         return out if cap is None else jnp.tanh(out / cap) * cap
@@ -277,7 +291,7 @@ def abstract(
 
 def rotation_at(spec: ModelSpec, positions: Array) -> Rotation:
     """Of every kind of rotary embedding, at positions [B, T]."""
-    inverse = jnp.asarray([frequencies(rope, spec.head_dim) for rope in spec.ropes])  # [kinds, D / 2]
+    inverse = jnp.asarray(np.stack([frequencies(rope, spec.head_dim) for rope in spec.ropes]))  # [kinds, D / 2]
     factor = jnp.asarray([rope.attention_factor for rope in spec.ropes], jnp.float32)[:, None, None, None, None]
     angle = positions.astype(jnp.float32)[None, :, :, None, None] * inverse[:, None, None, None, :]
     return Rotation(jnp.cos(angle) * factor, jnp.sin(angle) * factor)
@@ -285,41 +299,33 @@ def rotation_at(spec: ModelSpec, positions: Array) -> Rotation:
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Rotary embedding (Su et al. 2021, arXiv:2104.09864) of x [B, T, heads, D]; dimension i is paired with i + D / 2."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    first, second = jnp.split(x.astype(accumulated(x.dtype)), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 def rematerialized(body: Callable[..., Any], choice: str) -> Callable[..., Any]:
-    """The scan body under a remat choice: keep everything, keep nothing, keep matmul outputs."""
-    if choice == "none":
-        return body
-    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if choice == "dots" else None
+    """The scan body under a remat choice.
+
+    "none" keeps the output of every matmul, "dots" of those with weights (not the attention logits), "full" only what goes
+    from layer to layer. Elementwise work is always done again: on every device that is cheaper than storing it.
+    """
+    policies = jax.checkpoint_policies
+    policy = {"none": policies.dots_saveable, "dots": policies.dots_with_no_batch_dims_saveable, "full": None}[choice]
     return jax.checkpoint(body, prevent_cse=False, policy=policy)  # inside a scan nothing is merged across the boundary
 
 
-@jax.custom_vjp
 def dot(x: Array, kernel: Array) -> Array:
     """x [..., I] times kernel [I, O], in the dtype of both; float32 means float32 (not tf32 or bf16 passes).
 
-    With its own gradient: what JAX derives for the kernel's is a transposed product, for which XLA copies the cotangent turned
-    round before it multiplies (on a CPU that copy takes twice as long as the product).
+    As a matrix product of two dimensions: with more, XLA transposes activations for the weight gradient on the CPU.
     """
-    return jnp.matmul(x, kernel, precision=_precision(x.dtype))
+    flat = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, precision=_precision(x.dtype))
+    return flat.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
-def _dot_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return dot(x, kernel), (x, kernel)
-
-
-def _dot_backward(held: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
-    x, kernel = held
-    rows = tuple(range(x.ndim - 1))
-    precision = _precision(x.dtype)
-    d_x = jax.lax.dot_general(slope, kernel, (((x.ndim - 1,), (1,)), ((), ())), precision=precision)
-    return d_x, jax.lax.dot_general(x, slope, ((rows, rows), ((), ())), precision=precision)
-
-
-dot.defvjp(_dot_forward, _dot_backward)
+def accumulated(dtype: DTypeLike) -> jnp.dtype:
+    """What sums, norms and softmax are held in: float32, or float64 where that is computed in."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _precision(dtype: DTypeLike) -> jax.lax.Precision | None:

@@ -1,4 +1,4 @@
-"""The parameters of a `Transformer`, each declared once: where it stands, the HF tensor it is, the mesh axes it is split over."""
+"""Each parameter of a `Transformer`, declared once: where it stands, the HF tensor it is, the mesh axes it is split over."""
 
 from __future__ import annotations
 

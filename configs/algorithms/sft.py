@@ -13,4 +13,5 @@ from rljax.configs import quickstart
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
     config.actor.loss = "sft"
+    config.warmup.field = "answer"
     return config

@@ -61,7 +61,7 @@ class BroadcastGroup:
             post("/init_weights_update_group", body | {"rank_offset": 1 + index * self.tensor})
             for index, post in enumerate(posts)
         ]
-        ours = asyncio.to_thread(_join, self.backend, f"tcp://{self.host}:{port}", world, self.name)
+        ours = asyncio.to_thread(join, self.backend, f"tcp://{self.host}:{port}", 0, world, self.name)
         try:
             self.group, *_ = await asyncio.gather(ours, *joining)
         except (ServerLost, UserError, RuntimeError) as error:
@@ -165,7 +165,7 @@ def _broadcast(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
         handle.wait()
 
 
-def _join(backend: str, url: str, world: int, name: str) -> ProcessGroup:
+def join(backend: str, url: str, rank: int, world: int, name: str) -> ProcessGroup:
     """A group beside the learner's own, under the keys of the store that SGLang's side uses. Blocks until all are there.
 
     torch has no public call for a second group with processes outside the first one; SGLang uses the same two helpers.
@@ -173,9 +173,9 @@ def _join(backend: str, url: str, world: int, name: str) -> ProcessGroup:
     from torch.distributed import distributed_c10d as c10d
     from torch.distributed.rendezvous import rendezvous
 
-    store, rank, size = next(rendezvous(url, 0, world, timeout=TIMEOUT))
+    store, rank, size = next(rendezvous(url, rank, world, timeout=TIMEOUT))
     store.set_timeout(TIMEOUT)
-    helper = c10d._new_process_group_helper
+    helper: Any = c10d._new_process_group_helper
     options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"
     group, _ = helper(
         size,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from rljax.engine import WeightSource
 from rljax.engines.fake import model
 from rljax.errors import UserError
 from rljax.metrics import Mean
-from rljax.objective import PREFIX, Objective, TokenArrays
+from rljax.objective import PREFIX, Objective, TokenArrays, explained_variance
 
 CHECKPOINT = "learner.safetensors"
 
@@ -27,6 +26,7 @@ class Adam:
 
     def __init__(self, config: OptimizerConfig, shape: tuple[int, ...]) -> None:
         self._config = config
+        self.rate = config.lr
         self.moments = np.zeros((2, *shape))
         self.steps = 0
 
@@ -40,7 +40,7 @@ class Adam:
         powers = np.stack([gradient, gradient**2])
         self.moments = betas[:, None, None] * self.moments + (1 - betas)[:, None, None] * powers
         mean, square = self.moments / (1 - betas**self.steps)[:, None, None]
-        return -config.lr * mean / (np.sqrt(square) + config.eps)
+        return -self.rate * mean / (np.sqrt(square) + config.eps)
 
 
 class FakeLearner:
@@ -51,6 +51,7 @@ class FakeLearner:
         self._objective = Objective.from_config(config)
         self._temperature = config.gconfig.temperature
         self._table = model.read(model_dir)
+        self._shape = json.loads((model_dir / "config.json").read_text())  # a checkpoint of another model is refused
         self._reference = self._table.copy()
         self._values = np.zeros((len(self._table), 1))
         self._adam = {
@@ -63,6 +64,9 @@ class FakeLearner:
         return self._score(self._table, batch)
 
     def score_reference(self, batch: Batch) -> np.ndarray:
+        """Under the policy that reinforcement began with: the model directory's, or what the warm-up left."""
+        if not self._config.actor.kl_ctl:
+            raise UserError("actor.kl_ctl: 0 has no reference policy to score with")
         return self._score(self._reference, batch)
 
     def _score(self, table: np.ndarray, batch: Batch) -> np.ndarray:
@@ -70,37 +74,52 @@ class FakeLearner:
         return np.where(batch.loss_mask, logp, 0.0).astype(np.float32)
 
     def values(self, batch: Batch) -> np.ndarray:
+        if self._config.actor.adv_estimator != "gae":
+            raise UserError(f"actor.adv_estimator: {self._config.actor.adv_estimator!r} has no critic (gae has one)")
         return np.where(batch.loss_mask, self._values[_last(batch), 0], 0.0).astype(np.float32)
 
     def update(self, batch: Batch) -> dict[str, Mean]:
-        return self._step(batch, self._objective, "policy", PREFIX)
+        return self._step(batch, self._objective, "policy")
 
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
-        optimizer = "policy" if self._config.actor.loss == "sft" else "warmup"
-        return self._step(batch, Objective(loss="sft"), optimizer, "sft")
+        metrics = self._step(batch, Objective(loss="sft"), "policy" if self._config.actor.loss == "sft" else "warmup")
+        self._reference = self._table.copy()
+        return metrics
 
-    def _step(self, batch: Batch, objective: Objective, optimizer: str, prefix: str) -> dict[str, Mean]:
-        """One step. With z the logits / temperature of the row, d logp / dz = onehot - p and dH / dz = -p (log p + H)."""
-        last, mask, table_logp = _last(batch), batch.loss_mask, model.log_probs(self._table, self._temperature)
-        all_logp = table_logp[last]  # [R, T, V]
-        p = np.exp(all_logp)
-        logp = np.take_along_axis(all_logp, batch.token_ids[..., None], -1)[..., 0]
-        logp = logp.astype(np.float32).astype(np.float64)  # what the sampler reported, to the bit
-        entropy = -(p * all_logp).sum(-1)
-        tokens = _tokens(batch)
-        result = oracle.policy_objective(logp, entropy, tokens, objective)
-        d_logits = -p * (result.d_logp + result.d_entropy * entropy)[..., None] - result.d_entropy[..., None] * p * all_logp
-        rows, columns = np.nonzero(mask)
-        d_logits[rows, columns, batch.token_ids[rows, columns]] += result.d_logp[rows, columns]
-        gradient = np.zeros(self._table.shape)
-        np.add.at(gradient, last[mask], d_logits[mask] / self._temperature)
+    def _step(self, batch: Batch, objective: Objective, optimizer: str) -> dict[str, Mean]:
+        logp, entropy = self._logp_and_entropy(batch)
+        loss, gradient = self.loss_and_gradient(batch, objective)
         self._table = (self._table + self._adam[optimizer].step(gradient)).astype(np.float32)
-        one_step = {"loss": Mean(float(result.loss), 1), "grad_norm": Mean(float(np.sqrt((gradient**2).sum())), 1)}
-        rate = self._config.warmup.optimizer.lr if optimizer == "warmup" else self._config.actor.optimizer.lr
-        metrics = one_step | {"lr": Mean(rate, 1), "entropy": _mean(entropy, mask)}
-        if objective.loss != "sft":
-            metrics |= _ratios(logp, tokens, objective)
-        return {f"{prefix}/{name}": mean for name, mean in metrics.items()}
+        metrics = {"loss": Mean(loss, 1), "grad_norm": Mean(float(np.sqrt((gradient**2).sum())), 1)}
+        metrics |= {"lr": Mean(self._adam[optimizer].rate, 1), "entropy": _mean(entropy, batch.loss_mask)}
+        if objective.loss == "sft":
+            metrics["nll"] = _mean(-logp, batch.loss_mask)
+        else:
+            metrics |= _ratios(logp, _tokens(batch), objective)
+        return {f"{PREFIX}/{name}": mean for name, mean in metrics.items()}
+
+    def _logp_and_entropy(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """[R, T] float64, nats; log-probs rounded as the sampler reports them, so that a ratio of 1 is 1 to the bit."""
+        table = model.log_probs(self._table, self._temperature)
+        entropy = -(np.exp(table) * table).sum(1)
+        last = _last(batch)
+        return table[last, batch.token_ids].astype(np.float32).astype(np.float64), entropy[last]
+
+    def loss_and_gradient(self, batch: Batch, objective: Objective) -> tuple[float, np.ndarray]:
+        """The oracle's loss, and its gradient with respect to the table [V, V].
+
+        With z the logits / temperature of a row: d logp / dz = onehot - p and dH / dz = -p (log p + H).
+        """
+        logp, entropy = self._logp_and_entropy(batch)
+        result = oracle.policy_objective(logp, entropy, _tokens(batch), objective)
+        mask, last = batch.loss_mask, _last(batch)
+        all_logp = model.log_probs(self._table, self._temperature)[last[mask]]  # [trained tokens, V]
+        p, d_logp, d_entropy = np.exp(all_logp), result.d_logp[mask][:, None], result.d_entropy[mask][:, None]
+        d_logits = -p * d_logp - d_entropy * p * (all_logp + entropy[mask][:, None])
+        d_logits[np.arange(len(p)), batch.token_ids[mask]] += d_logp[:, 0]
+        gradient = np.zeros(self._table.shape)
+        np.add.at(gradient, last[mask], d_logits / self._temperature)
+        return float(result.loss), gradient
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """Squared error to the returns, weighted by loss_weight."""
@@ -110,8 +129,10 @@ class FakeLearner:
         gradient = np.zeros(self._values.shape)
         np.add.at(gradient, last[mask], (batch.loss_weight[mask] * (value - target))[:, None])
         self._values = self._values + self._adam["critic"].step(gradient)
-        moments = {"value": value, "return": target, "squared_error": (target - value) ** 2, "squared_return": target**2}
-        return {f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()}
+        error = (target - value) ** 2
+        moments = {"value": value, "return": target, "squared_error": error, "squared_return": target**2, "loss": error / 2}
+        metrics = {f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()}
+        return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)}
 
     def export(self, directory: Path | None) -> WeightSource:
         if directory is None:
@@ -121,22 +142,23 @@ class FakeLearner:
 
     def save(self, directory: Path) -> None:
         directory.mkdir(parents=True)
-        arrays = {"table": self._table, "values": self._values}
+        arrays = {"table": self._table, "reference": self._reference, "values": self._values}
         arrays |= {f"moments.{name}": adam.moments for name, adam in self._adam.items()}
         steps = {name: adam.steps for name, adam in self._adam.items()}
         save_file(arrays, directory / CHECKPOINT)
-        (directory / "learner.json").write_text(json.dumps({"engine": "fake", "steps": steps}))
+        (directory / "learner.json").write_text(json.dumps({"engine": "fake", "model": self._shape, "steps": steps}))
 
     def restore(self, directory: Path) -> None:
         try:
             arrays = load_file(directory / CHECKPOINT)
-            steps = json.loads((directory / "learner.json").read_text())["steps"]
-            if arrays["table"].shape != self._table.shape:
-                raise ValueError(f"a table of shape {arrays['table'].shape}, not {self._table.shape}")
+            saved = json.loads((directory / "learner.json").read_text())
+            if saved["model"] != self._shape:
+                raise ValueError("it is of another model")
+            steps = saved["steps"]
             moments = {name: arrays[f"moments.{name}"] for name in self._adam}
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise UserError(f"checkpoint {directory}: {error} (delete it to go on from an older one)") from error
-        self._table, self._values = arrays["table"], arrays["values"]
+        self._table, self._reference, self._values = arrays["table"], arrays["reference"], arrays["values"]
         for name, adam in self._adam.items():
             adam.moments, adam.steps = moments[name], steps[name]
 
@@ -166,7 +188,7 @@ def _tokens(batch: Batch) -> TokenArrays:
     )
 
 
-def _ratios(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> Mapping[str, Mean]:
+def _ratios(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> dict[str, Mean]:
     """Unweighted over the trained tokens."""
     mask, proximal = tokens.mask, oracle.proximal_of(logp, tokens, objective)
     log_ratio = np.where(mask, logp - proximal, 0.0)
@@ -178,7 +200,15 @@ def _ratios(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> Mapp
         "behave_imp_weight": Mean.of(behave[mask]),
         "approx_kl": _mean(ratio - 1 - log_ratio, mask),
         "clip_ratio": _mean(clipped, mask),
-    }
+    } | _reference_kl(logp, tokens)
+
+
+def _reference_kl(logp: np.ndarray, tokens: TokenArrays) -> dict[str, Mean]:
+    """k3 of the sampled tokens, where the batch has a reference."""
+    if tokens.reference_logp is None:
+        return {}
+    log_ratio = np.where(tokens.mask, tokens.reference_logp - logp, 0.0)
+    return {"reference_kl": _mean(np.expm1(log_ratio) - log_ratio, tokens.mask)}
 
 
 def _mean(x: np.ndarray, mask: np.ndarray) -> Mean:

@@ -45,11 +45,11 @@ class FakeSampler:
         self._trouble = trouble or Trouble(np.random.default_rng(config.seed))
         self._unpaused = asyncio.Event()
         self._unpaused.set()
-        self._closed = False
+        self._closed = asyncio.Event()
 
     async def generate(self, request: Request) -> Completion:
         """Raises SamplerError when trouble loses the request, or the sampler is closed."""
-        if self._closed:
+        if self._closed.is_set():
             raise SamplerError("the sampler is closed")
         if not len(request.prompt_ids):
             raise UserError(f"request {request.id}: the prompt is empty; a sampler needs at least one token")
@@ -61,7 +61,7 @@ class FakeSampler:
         while len(tokens) < params.max_new_tokens:
             await self._trouble.before_token()
             await self._unpaused.wait()
-            if self._closed:
+            if self._closed.is_set():
                 finish = Finish.ABORT
                 break
             if len(tokens) == lost_at:
@@ -100,7 +100,7 @@ class FakeSampler:
         self._table, self.version, self._by_temperature = table, version, {}
 
     async def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         self._unpaused.set()
 
 

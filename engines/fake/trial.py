@@ -33,7 +33,7 @@ from rljax.sinks import Status
 from rljax.trajectories import supervised, trajectory_of
 from rljax.types import Group, Prompt, Request, SamplingParams, Trajectory
 
-STOP, EPOCHS, HIGH, LOW = 0, 8, 40, 16  # the vocabulary: the stop token, then those that spell an epoch and an index
+STOP, EPOCHS, HIGH, LOW = 0, 40, 40, 16  # the vocabulary: the stop token, then those that spell an epoch and an index
 VOCAB = 1 + EPOCHS + HIGH + LOW
 
 
@@ -78,7 +78,7 @@ def example(prompt: Prompt) -> Trajectory:
 
 
 class Repeat:
-    """Reward 1 for the right first token, and half of it is for stopping after it."""
+    """Half a point for the right first token, half for stopping after it, and a tenth for odd tokens: never all equal."""
 
     def __init__(self, trouble: Trouble | None = None) -> None:
         self._trouble = trouble
@@ -91,7 +91,9 @@ class Repeat:
             raise RewardError(f"no reward for {prompt.uid}")
         right = float(completion.token_ids[0] == prompt_ids[-1])
         brief = right * (len(completion.token_ids) == 2 and completion.token_ids[1] == STOP)
-        return trajectory_of(prompt_ids, completion, (right + brief) / 2, {"right": right, "brief": float(brief)})
+        odd = float(np.mean(completion.token_ids % 2))
+        components = {"right": right, "brief": float(brief), "odd": odd}
+        return trajectory_of(prompt_ids, completion, (right + brief) / 2 + odd / 10, components)
 
 
 class RememberingLearner(FakeLearner):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 import logging
 import random
 import shutil
@@ -32,6 +31,7 @@ from rljax.engines.http import wire
 from rljax.engines.http.held import HeldWeights
 from rljax.engines.http.remote import Remote, ServerLost, describe, session_of
 from rljax.engines.http.replies import Reply
+from rljax.engines.http.resubmit import fitted, joined, remaining, shortened
 from rljax.engines.http.router import Closed, Router
 from rljax.engines.http.watch import Watch
 from rljax.errors import SamplerError, UserError
@@ -146,13 +146,13 @@ class HttpSampler:
             except Closed:
                 break
             try:
-                rest = _fitted(remaining(request, done), remote, len(done.token_ids))
+                rest = fitted(remaining(request, done), remote, len(done.token_ids))
                 if rest is None:
                     return dataclasses.replace(done, finish=Finish.LENGTH)
                 reply, error = await self._attempt(remote, rest)
             finally:
                 self._router.release(remote)
-            done = _joined(_shortened(done, request), reply)
+            done = joined(shortened(done, request), reply)
             if error is None and done.finish is not Finish.ABORT:
                 return done
             if error is not None:
@@ -229,6 +229,10 @@ class HttpSampler:
             return "in_place"
         return "retract" if remote.facts.retracts else "abort"
 
+    def _flushes(self, remote: Remote) -> bool:
+        """A retracted request still owns its prefix in SGLang's cache. In no other mode may its cache be flushed at all."""
+        return self._recompute and remote.facts.retracts
+
     async def resume(self) -> None:
         self._enter()
         self._paused = False
@@ -281,20 +285,20 @@ class HttpSampler:
         return current
 
     async def _load_one(self, remote: Remote, directory: str, version: int) -> None:
-        body = {"model_path": directory, "weight_version": str(version), "flush_cache": self._recompute}
+        body = {"model_path": directory, "weight_version": str(version), "flush_cache": self._flushes(remote)}
         await self._post(remote, "/update_weights_from_disk", body)
 
-    async def _broadcast(self, weights: Broadcast, remotes: Sequence[Remote], version: int) -> Sequence[Remote]:
+    async def _broadcast(self, weights: Broadcast, remotes: Sequence[Remote], version: int) -> list[Remote]:
         def post_to(remote: Remote) -> Post:
             return lambda path, body: self._post(remote, path, body)
 
         if not remotes:
             raise SamplerError(f"publishing version {version}: no server is there to take part in the broadcast")
         try:
-            await weights.send([post_to(remote) for remote in remotes], version, flush=self._recompute)
+            await weights.send([post_to(remote) for remote in remotes], version, flush=all(map(self._flushes, remotes)))
         except ServerLost as error:
             raise SamplerError(f"publishing version {version}: {error}") from error
-        return remotes
+        return list(remotes)
 
     async def _post(self, remote: Remote, path: str, body: dict[str, Any]) -> Any:
         assert self._session is not None
@@ -389,61 +393,3 @@ class HttpSampler:
             await asyncio.wait(tuple(self._attempts), timeout=ABORT_GRACE)
         for task in tuple(self._attempts):
             task.cancel()
-
-
-def remaining(request: Request, done: Completion) -> Request | None:
-    """What is still to be asked for behind the tokens that came; None when that is nothing.
-
-    Stop strings are matched within one answer only: of the tokens that came, as many are dropped as a stop string's beginning
-    may have, and drawn again. The seed changes, or the first tokens' random numbers would be used twice.
-    """
-    kept = len(_shortened(done, request).token_ids)
-    if not kept:
-        return request
-    left = request.params.max_new_tokens - kept
-    if left <= 0:
-        return None
-    params = dataclasses.replace(
-        request.params, max_new_tokens=left, min_new_tokens=max(0, request.params.min_new_tokens - kept)
-    )
-    prompt = np.concatenate([request.prompt_ids, done.token_ids[:kept]])
-    seed = int.from_bytes(hashlib.blake2b(f"{request.seed}/{kept}".encode(), digest_size=4).digest(), "big") % 2**31
-    return Request(request.id, prompt, params, seed)
-
-
-def _shortened(done: Completion, request: Request) -> Completion:
-    """Without the tokens in which a stop string may have begun: a token has at least one byte."""
-    drop = max((len(stop.encode()) for stop in request.params.stop), default=1) - 1
-    kept = max(0, len(done.token_ids) - drop)
-    return Completion(done.token_ids[:kept], done.logp[:kept], done.versions[:kept], done.finish)
-
-
-def _fitted(request: Request | None, remote: Remote, sampled: int) -> Request | None:
-    """Within the server's vocabulary and context; None when nothing is left to ask for behind the tokens sampled so far."""
-    if request is None:
-        return None
-    prompt, vocabulary, context = request.prompt_ids, remote.facts.vocabulary, remote.facts.context_length
-    if vocabulary is not None and (np.min(prompt) < 0 or np.max(prompt) >= vocabulary):
-        raise UserError(f"request {request.id}: the prompt has a token id outside the vocabulary [0, {vocabulary})")
-    if context is None:
-        return request
-    room = context - len(prompt)
-    if room <= 0 and sampled:
-        return None
-    if room <= 0:
-        raise UserError(f"request {request.id}: a prompt of {len(prompt)} tokens leaves no room in a context of {context}")
-    params = request.params
-    if params.max_new_tokens <= room:
-        return request
-    params = dataclasses.replace(params, max_new_tokens=room, min_new_tokens=min(params.min_new_tokens, room))
-    return dataclasses.replace(request, params=params)
-
-
-def _joined(done: Completion, reply: Reply) -> Completion:
-    token_ids, logp, versions = reply.arrays()
-    return Completion(
-        np.concatenate([done.token_ids, token_ids]),
-        np.concatenate([done.logp, logp]),
-        np.concatenate([done.versions, versions]),
-        reply.finish or Finish.ABORT,
-    )

@@ -89,7 +89,8 @@ def inspect(base: str, token: str | None, timeout: float = 30.0) -> tuple[Facts,
         release = str(server["version"])
         ours = release.startswith(OURS)
         numbers = () if ours else tuple(int(n) for n in re.findall(r"\d+", release)[:3])
-        context = server.get("context_length") or server.get("max_req_input_len")
+        # SGLang keeps the last few positions of a context for itself: so much of it is taken, and filled, always.
+        context = server.get("max_req_input_len") or server.get("context_length")
         facts = Facts(
             release=numbers,
             ours=ours,

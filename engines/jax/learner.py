@@ -25,6 +25,7 @@ from rljax.backends.jax.forward import named_logprobs
 from rljax.backends.jax.mesh import pool_mesh
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective, supervised_objective
+from rljax.backends.jax.portable import from_hf, to_hf
 from rljax.batch import Batch
 from rljax.compaction import kept
 from rljax.config import Config
@@ -241,6 +242,19 @@ class JaxLearner:
             supervised.load(tree["supervised"])
         if rl is not None:
             rl.load(tree["rl"])
+
+    def named_state(self) -> dict[str, dict[str, np.ndarray]]:
+        """Parameters and moments of the policy under HF tensor names: {"params", "mu", "nu"}, each {name: array} (law 9)."""
+        saved = self._reinforcement().actor.saved()
+        trees = {"params": self._policy.trained, "mu": saved["mu"], "nu": saved["nu"]}
+        return {name: to_hf(tree, self._policy.spec) for name, tree in trees.items()}
+
+    def load_named_state(self, state: dict[str, dict[str, np.ndarray]], updates: int) -> None:
+        """The inverse, after `updates` optimizer steps. Raises UserError, changing nothing, where they don't fit."""
+        like, spec, actor = self._policy.trained, self._policy.spec, self._reinforcement().actor
+        params, mu, nu = (from_hf(state[name], spec, like) for name in ("params", "mu", "nu"))
+        actor.load({"mu": mu, "nu": nu, "count": np.int32(updates)})
+        self._policy.trained, self._updates = params, updates
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be this run's. JSON values."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from rljax.backends.jax.accumulate import GradientStep, Loss, to_means
@@ -44,7 +45,7 @@ class Phase:
         return {"mu": mu, "nu": nu, "count": step_count(self._state)}
 
     def load(self, saved: dict[str, Tree]) -> None:
-        self._state = self._placed(set_moments(self._state, saved["mu"], saved["nu"], saved["count"]))
+        self._state = self._placed(set_moments(self._state, saved["mu"], saved["nu"], jnp.asarray(saved["count"])))
 
     def _placed(self, state: Tree) -> Tree:
         """Moments lie as the parameters do already; counters go to every device."""

@@ -35,20 +35,29 @@ class Policy:
         base_dtype = MASTER if actor.lora.rank == 0 or config.jax.bitwise else self.dtype  # a frozen base needs no master copy
         self.graphdef, params = hf.load(model_dir, mesh, actor.dtype, base_dtype, remat=actor.gradient_checkpointing)
         self.trained, self.frozen = params, {}
-        if actor.lora.rank > 0:
-            self.graphdef, params = lora.add(self.graphdef, params, actor.lora, mesh, seed=config.seed)
-            self.trained, self.frozen = lora.split(params)
         self._adapted = actor.lora.rank > 0
-        self._scale = actor.lora.alpha / actor.lora.rank if self._adapted else 0.0
+        if self._adapted:
+            self._scale = actor.lora.alpha / actor.lora.rank
+            targets = actor.lora.target_modules
+            self.graphdef, adapters = lora.add(
+                self.graphdef,
+                params,
+                rank=actor.lora.rank,
+                alpha=actor.lora.alpha,
+                targets=targets,
+                seed=config.seed,
+                mesh=mesh,
+            )
+            self.trained, self.frozen = adapters, params
         dtype = MASTER if config.jax.bitwise else jnp.dtype(config.jax.sampler_dtype)
         self._publish = jax.jit(lambda trained, frozen: _published(self._merged(trained, frozen), dtype))
         self._whole = jax.jit(self._merged)
 
     def model(self, trained: Tree, frozen: Tree) -> Transformer:
         """Inside a traced function."""
-        return nnx.merge(self.graphdef, lora.join(trained, frozen) if self._adapted else trained)
+        return nnx.merge(self.graphdef, frozen, trained) if self._adapted else nnx.merge(self.graphdef, trained)
 
-    def program(self, function: Callable[[Transformer, Any], Any]) -> Callable[[Tree, Tree, Any], Any]:
+    def program(self, function: Callable[[Transformer, Any], Any]) -> Any:
         """(trained, frozen, rows) -> function(model, rows), jitted, its result on every device so that any host can read it."""
         return jax.jit(
             lambda trained, frozen, rows: function(self.model(trained, frozen), rows), out_shardings=replicated(self.mesh)
@@ -71,7 +80,7 @@ class Policy:
         return self._publish(self.trained, self.frozen)
 
     def _merged(self, trained: Tree, frozen: Tree) -> Tree:
-        return lora.merge(lora.join(trained, frozen), self._scale) if self._adapted else trained
+        return lora.merge(frozen, trained, self._scale) if self._adapted else trained
 
 
 def _copy(array: jax.Array, dtype: Any) -> jax.Array:

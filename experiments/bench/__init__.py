@@ -1,1 +1,1 @@
-"""Benchmarks: each a binary that prints a table, next to the peer, in one run."""
+"""Benchmarks, one a file; each prints its numbers."""

@@ -48,13 +48,17 @@ def make_task(path: str, split: str, arguments: Mapping[str, Any], key: str) -> 
     return InMemory(path, records)
 
 
-def addition(split: str, *, digits: int = 2, n: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def addition(split: str, *, digits: int = 2, n: int | None = None, seed: int = 0, misled: float = 0.0) -> list[dict[str, Any]]:
     """Sums of two numbers of exactly `digits` digits: "12+34=" and "46".
 
     Args:
       n: examples; None for every sum of the split (a tenth of all sums is test).
       seed: which examples, and their order.
+      misled: share of the records whose field "demonstration" gives the answer's digits backwards, "64"; the others give
+        the answer. A policy that learned from demonstrations knows sums, and is right in 1 - misled of them.
     """
+    if not 0 <= misled <= 1:
+        raise UserError(f"misled: a share in [0, 1], not {misled}")
     if not 1 <= digits <= 9:
         raise UserError(f"digits must lie in [1, 9], not {digits}")
     low, high = (10 ** (digits - 1) if digits > 1 else 0), 10**digits
@@ -65,11 +69,13 @@ def addition(split: str, *, digits: int = 2, n: int | None = None, seed: int = 0
     share = 0.1 if split == "test" else 0.9
     draw = total if n is None else min(total, int(n / share * 1.3) + 1000)
     records = []
-    for pair in random.Random(seed).sample(range(total), draw):
+    generator = random.Random(seed)
+    for pair in generator.sample(range(total), draw):
         a, b = low + pair // width, low + pair % width
-        question = f"{a}+{b}="
+        question, answer = f"{a}+{b}=", str(a + b)
+        demonstration = answer[::-1] if generator.random() < misled else answer
         if _split_of(question, test_share=0.1) == split:
-            records.append({"prompt": question, "answer": str(a + b)})
+            records.append({"prompt": question, "answer": answer, "demonstration": demonstration})
         if len(records) == n:
             break
     return _enough(records, n, split)

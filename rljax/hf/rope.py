@@ -18,7 +18,7 @@ TYPES = ("default", "linear", "llama3", "yarn")
 class RopeSpec:
     """One kind of rotary embedding; Gemma 3 has two, one for sliding and one for full layers.
 
-    Example: RopeSpec(theta=500000.0, type="llama3", factor=8.0, original_length=8192, low_freq_factor=1.0, high_freq_factor=4.0)
+    Example: RopeSpec(500000.0, "llama3", factor=8.0, original_length=8192, low_freq_factor=1.0, high_freq_factor=4.0)
     """
 
     theta: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -71,7 +72,7 @@ def _weight_files(directory: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{index}: not an index of safetensors files (a JSON object with weight_map)") from None
         outside = [name for name in names if Path(name).name != name]
         if outside:
@@ -112,8 +113,7 @@ def write_weights(
     files = _split(shapes, DTYPES[dtype].itemsize, max_file_bytes)
     names = [SINGLE] if len(files) == 1 else [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
     for file, names_inside in zip(names, files, strict=True):
-        arrays = {name: np.ascontiguousarray(np.asarray(read(name)).astype(DTYPES[dtype], copy=False)) for name in names_inside}
-        _write_file(directory / file, arrays)
+        write_tensors(directory / file, {name: read(name) for name in names_inside}, dtype)
     if len(files) == 1:
         (directory / INDEX).unlink(missing_ok=True)
         return
@@ -137,13 +137,17 @@ def _split(shapes: Mapping[str, Shape], itemsize: int, limit: int) -> list[list[
     return files
 
 
-def _write_file(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def write_tensors(path: Path, arrays: Mapping[str, np.ndarray], dtype: str) -> None:
+    """One safetensors file, written aside and renamed. Raises UserError where the disk is full or not writable."""
     aside = path.with_name(path.name + ".part")
+    stored = {name: np.ascontiguousarray(np.asarray(array).astype(DTYPES[dtype], copy=False)) for name, array in arrays.items()}
     try:
-        save_file(arrays, aside, metadata={"format": "pt"})  # transformers reads the tensors only with this mark
+        save_file(stored, aside, metadata={"format": "pt"})  # transformers reads the tensors only with this mark
+        aside.chmod(0o644)  # safetensors keeps them to their owner; a server may run as someone else
         os.replace(aside, path)
     except (SafetensorError, OSError) as error:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
         raise UserError(f"{path}: cannot be written: {error}") from None
 
 

@@ -16,6 +16,7 @@ SHOWN = {
     "rollout/reward": "reward",
     "eval-rollout/reward": "eval reward",
     "warmup/loss": "warm-up loss",
+    "sft/loss": "supervised loss",
     "ppo_actor/update/loss": "loss",
     "ppo_actor/update/entropy": "entropy (nats)",
     "ppo_actor/update/approx_kl": "approx kl (nats)",
@@ -27,7 +28,7 @@ SHOWN = {
     "rollout/staleness": "lag (versions)",
     "critic/explained_variance": "explained variance",
 }
-ON_A_LINE = ("rollout/reward", "eval-rollout/reward", "warmup/loss", "ppo_actor/update/loss", "rollout/staleness")
+ON_A_LINE = ("rollout/reward", "eval-rollout/reward", "warmup/loss", "sft/loss", "ppo_actor/update/loss", "rollout/staleness")
 
 
 class LineSink:

@@ -226,7 +226,7 @@ class LearnerContract:
         assert ratio.count == sum(int(e.arrays["loss_mask"].sum()) for e in items)
         learner.close()
 
-    @pytest.mark.parametrize("level", ["token", "sequence"])
+    @pytest.mark.parametrize("level", ["token", pytest.param("sequence", marks=pytest.mark.slow)])
     def test_trap_03_trap_18_packing_and_micro_batches_change_neither_metrics_nor_the_step(self, model_dir, level):
         levels = {"actor.importance_sampling_level": level, "actor.behav_imp_weight_level": level}
         items = episodes(12)

@@ -19,6 +19,15 @@ def test_addition_without_n_is_every_sum_split_in_two():
     assert 0.08 < len(test) / len(sums) < 0.12
 
 
+def test_demonstrations_of_addition_mislead_in_their_share():
+    made = records("task:addition", "train", digits=2, misled=0.7)
+    assert all(record["demonstration"] in (record["answer"], record["answer"][::-1]) for record in made)
+    telling = [record for record in made if record["answer"] != record["answer"][::-1]]
+    wrong = sum(record["demonstration"] != record["answer"] for record in telling)
+    assert abs(wrong / len(telling) - 0.7) < 3 * (0.7 * 0.3 / len(telling)) ** 0.5
+    assert all(record["demonstration"] == record["answer"] for record in records("task:addition", "train", digits=2))
+
+
 @pytest.mark.parametrize("digits", [1, 3, 9])
 def test_addition_splits_stay_apart_whatever_their_sizes_and_seeds(digits):
     n = 5 if digits == 1 else 300
@@ -50,6 +59,7 @@ def test_reasoning_gym_arguments_reach_the_dataset():
         ("addition", "dev", {}, "train_dataset.split: a task has no split 'dev' (train or test)"),
         ("adition", "train", {}, "no task 'adition' (did you mean addition?"),
         ("addition", "train", {"digit": 2}, "no task argument 'digit' (did you mean digits?"),
+        ("addition", "train", {"misled": 2}, "misled: a share in [0, 1], not 2"),
         ("addition", "train", {"digits": 0}, "digits must lie in [1, 9], not 0"),
         ("addition", "train", {"digits": 5}, "n: say how many"),
         ("addition", "test", {"digits": 1, "n": 90}, "n: 90 examples asked for"),

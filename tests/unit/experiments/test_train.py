@@ -100,6 +100,22 @@ def test_metrics_of_section_6_are_there_and_finite(uninterrupted):
     assert all(value is not None for entry in entries for value in entry.values())
 
 
+def test_supervised_steps_are_told_apart_from_reinforcement(uninterrupted):
+    entries = lines(uninterrupted / "metrics.jsonl")
+    assert all(("warmup/loss" in entry) == (entry["step"] <= 4) for entry in entries)
+    assert all(("ppo_actor/update/loss" in entry) == (entry["step"] > 4) for entry in entries)
+
+
+def test_sft_is_the_learner_alone(tmp_path):
+    code, _, err = train(tmp_path / "sft", "--config.actor.loss=sft", "--config.actor.optimizer.lr=0.1")
+    assert code == 0, err
+    entries = lines(tmp_path / "sft" / "metrics.jsonl")
+    assert entries[-1]["sft/loss"] < entries[0]["sft/loss"]
+    assert not any(key.startswith("ppo_actor/") for entry in entries for key in entry)
+    evaluated = [entry["step"] for entry in entries if "eval-rollout/reward/avg" in entry]
+    assert evaluated and all(step % 6 == 0 for step in evaluated[:-1])
+
+
 def test_law_10_killed_and_resumed_is_as_if_never_killed(uninterrupted, tmp_path):
     workdir = tmp_path / "killed"
     process = start(workdir, SYNCHRONOUS)

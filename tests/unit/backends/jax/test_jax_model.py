@@ -1,0 +1,233 @@
+"""The transformer against itself: packing, caches, blocks, remat and depth change nothing."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljax.backends.jax import attention as attention_module
+from rljax.backends.jax.attention import attention
+from rljax.backends.jax.model import REMAT, KVCache, Transformer, abstract
+from rljax.config import ModelConfig
+from rljax.hf import spec_of
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+LENGTH = 20
+BOUND = 2e-5  # float32, another order of summation
+
+
+def small(architecture, layers=3):
+    """Windows shorter than LENGTH in every architecture that has them."""
+    model = ModelConfig(architecture, 32, 48, layers, 4, 2, 8, 64, True, "char")
+    spec = spec_of(model, vocab_size=41)
+    if architecture == "llama":
+        return spec
+    if architecture == "gemma3":
+        return dataclasses.replace(spec, windows=(5, None, 3)[:layers], rope_of_layer=(1, 0, 1)[:layers])
+    return dataclasses.replace(spec, windows=(None, 5, 5)[:layers])
+
+
+def random_params(spec, seed=0, dtype=jnp.float32, remat="none"):
+    graphdef, shapes = abstract(spec, dtype=dtype, param_dtype=dtype, remat=remat)
+    generator = np.random.default_rng(seed)
+    return graphdef, jax.tree.map(lambda leaf: jnp.asarray(generator.normal(0, 0.3, leaf.shape), leaf.dtype), shapes)
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="cache_length")
+def call(graphdef, params, *inputs, **settings):
+    return nnx.merge(graphdef, params)(*inputs, **settings)
+
+
+@jax.jit
+def positions_of(segment_ids):
+    """0, 1, ... in each run of equal ids."""
+    index = jnp.arange(segment_ids.shape[1])
+    starts = jnp.concatenate([jnp.ones_like(segment_ids[:, :1], bool), segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1)
+    return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
+
+
+def hidden(graphdef, params, token_ids, segment_ids=None):
+    token_ids = jnp.asarray(token_ids, jnp.int32)
+    segment_ids = jnp.ones_like(token_ids) if segment_ids is None else jnp.asarray(segment_ids)
+    return np.asarray(call(graphdef, params, token_ids, positions_of(segment_ids), segment_ids)[0])
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request):
+    spec = small(request.param)
+    return spec, *random_params(spec)
+
+
+def tokens(rows, length, seed=0):
+    return np.random.default_rng(seed).integers(0, 41, (rows, length)).astype(np.int32)
+
+
+def test_trap_19_packed_rows_equal_each_alone(model):
+    _, graphdef, params = model
+    token_ids = tokens(1, LENGTH)
+    segments = np.repeat([1, 2, 3, 0], [7, 9, 1, 3])[None]
+    packed = hidden(graphdef, params, token_ids, segments)
+    for start, stop in ((0, 7), (7, 16), (16, 17)):
+        alone = hidden(graphdef, params, token_ids[:, start:stop])
+        np.testing.assert_allclose(packed[:, start:stop], alone, atol=BOUND)
+
+
+def test_trap_19_left_padding_changes_nothing(model):
+    _, graphdef, params = model
+    token_ids = tokens(1, LENGTH)
+    padded = hidden(graphdef, params, token_ids, np.repeat([0, 1], [6, LENGTH - 6])[None])
+    np.testing.assert_allclose(padded[:, 6:], hidden(graphdef, params, token_ids[:, 6:]), atol=BOUND)
+
+
+def test_trap_19_no_token_sees_another_segment_or_the_future(model):
+    _, graphdef, params = model
+    segments = np.repeat([1, 2], [8, LENGTH - 8])[None]
+    before = hidden(graphdef, params, tokens(1, LENGTH), segments)
+    changed = tokens(1, LENGTH)
+    changed[:, :8] = (changed[:, :8] + 1) % 41  # the segment before
+    changed[:, 15:] = (changed[:, 15:] + 1) % 41  # the future
+    after = hidden(graphdef, params, changed, segments)
+    np.testing.assert_array_equal(after[:, 8:15], before[:, 8:15])
+    assert (after[:, 15:] != before[:, 15:]).any()
+
+
+def test_window_is_the_number_of_tokens_seen():
+    """One layer with a window of 4: the last token depends on itself and the three before it."""
+    spec = dataclasses.replace(small("qwen3", layers=1), windows=(4,))
+    graphdef, params = random_params(spec)
+    before = hidden(graphdef, params, tokens(1, 10))[0, -1]
+    for back in range(1, 10):
+        changed = tokens(1, 10)
+        changed[:, -1 - back] = (changed[:, -1 - back] + 1) % 41
+        same = np.array_equal(hidden(graphdef, params, changed)[0, -1], before)
+        assert same == (back >= 4), back
+
+
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_decode_through_the_cache_equals_the_whole_row(model, data):
+    """Whatever the chunks; rows at different positions; stale content above a row's own position is never seen."""
+    spec, graphdef, params = model
+    token_ids = tokens(2, LENGTH)
+    whole = hidden(graphdef, params, token_ids)
+    stale = np.random.default_rng(3).normal(size=(3, 2, LENGTH, 2, 8)).astype(np.float32) * 9
+    cache = KVCache(jnp.asarray(stale), jnp.asarray(-stale))
+    done = np.zeros(2, int)
+    out = np.zeros_like(whole)
+    while (done < LENGTH).any():
+        width = data.draw(st.sampled_from((1, 4, 8)))
+        counts = np.array([data.draw(st.integers(0, width)) for _ in range(2)])
+        counts = np.minimum(counts if counts.any() else counts + 1, LENGTH - done)
+        offsets = np.arange(width)[None]
+        valid = offsets < counts[:, None]
+        outside = data.draw(st.sampled_from((-1, LENGTH, LENGTH + 5)))  # where padding says it is: not written
+        positions = np.where(valid, done[:, None] + offsets, outside)
+        inputs = np.take_along_axis(token_ids, np.clip(positions, 0, LENGTH - 1), axis=1)
+        states, cache = call(graphdef, params, jnp.asarray(inputs), jnp.asarray(positions), None, cache)
+        for row in range(2):
+            out[row, done[row] : done[row] + counts[row]] = states[row, : counts[row]]
+        done += counts
+    np.testing.assert_allclose(out, whole, atol=BOUND)
+
+
+def test_cache_length_and_padding_by_segment_change_nothing(model):
+    """Looking at 12 of the cache's 16 keys; padding marked by segment 0 overwrites nothing."""
+    spec, graphdef, params = model
+    token_ids = tokens(1, 12)
+    run = functools.partial(call, graphdef, params)
+    cache = KVCache.zeros(spec, 1, 16, jnp.float32)
+    positions = jnp.asarray([[0, 1, 2, 3, 4, 5, 6, 7, 2, 3]])
+    segments = jnp.asarray([[1] * 8 + [0] * 2])
+    inputs = jnp.asarray(np.append(token_ids[:, :8], [[5, 5]], axis=1))
+    first, cache = run(inputs, positions, segments, cache, cache_length=12)
+    rest, _ = run(jnp.asarray(token_ids[:, 8:]), jnp.arange(8, 12)[None], None, cache, cache_length=12)
+    whole = hidden(graphdef, params, token_ids)
+    np.testing.assert_allclose(np.concatenate([first[:, :8], rest], axis=1), whole, atol=BOUND)
+
+
+def loss_and_gradient(graphdef, params, token_ids):
+    def loss(params):
+        out, _ = nnx.merge(graphdef, params)(token_ids, jnp.arange(token_ids.shape[1])[None])
+        return jnp.sum(jnp.sin(out))
+
+    return jax.jit(jax.value_and_grad(loss))(params)
+
+
+@pytest.mark.parametrize("remat", [choice for choice in REMAT if choice != "none"])
+def test_remat_changes_neither_loss_nor_gradient(remat):
+    spec = small("gemma3", layers=2)
+    results = [loss_and_gradient(*random_params(spec, remat=choice), tokens(1, 8)) for choice in ("none", remat)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *results)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_long_rows_in_blocks_equal_the_whole(monkeypatch, window):
+    """Values and gradients, with a soft-cap, over segments that cross blocks."""
+    generator = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(generator.normal(size=(2, 24, heads, 8)), jnp.float32) for heads in (4, 2, 2))
+    segments = jnp.asarray(np.repeat([[1, 2, 0]], [8, 12, 4], axis=1).repeat(2, axis=0))
+
+    @jax.jit
+    def run(query, key, value):
+        def loss(*inputs):
+            return jnp.sum(jnp.sin(attention(*inputs, scale=0.3, softcap=2.0, segment_ids=segments, window=window)))
+
+        return jax.value_and_grad(loss, (0, 1, 2))(query, key, value)
+
+    whole = run(query, key, value)
+    run.clear_cache()
+    monkeypatch.setattr(attention_module, "QUERY_BLOCK", 8)
+    blocks = run(query, key, value)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), blocks, whole)
+
+
+def test_attention_is_the_formula():
+    """Against float64 numpy, one query at a time; two query heads to a key head; soft-capped."""
+    generator = np.random.default_rng(1)
+    query, key, value = (generator.normal(size=(1, 6, heads, 8)) for heads in (4, 2, 2))
+    out = attention(*(jnp.asarray(x, jnp.float32) for x in (query, key, value)), scale=0.7, softcap=1.5, window=3)
+    for t in range(6):
+        for head in range(4):
+            seen = slice(max(t - 2, 0), t + 1)
+            logits = 1.5 * np.tanh(key[0, seen, head // 2] @ query[0, t, head] * 0.7 / 1.5)
+            weights = np.exp(logits) / np.exp(logits).sum()
+            np.testing.assert_allclose(out[0, t, head], weights @ value[0, seen, head // 2], atol=1e-6)
+
+
+def test_program_does_not_grow_with_depth():
+    def lines(layers):
+        spec = small("llama", layers)
+        graphdef, shapes = abstract(spec)
+        ids = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+        return len(str(jax.make_jaxpr(lambda p, i: nnx.merge(graphdef, p)(i, i)[0])(shapes, ids)).splitlines())
+
+    assert lines(2) == lines(12)
+
+
+def test_bfloat16_computes_in_bfloat16_and_is_near_float32():
+    spec = small("qwen3")
+    _, params = random_params(spec)
+    exact = hidden(abstract(spec)[0], params, tokens(1, LENGTH)).astype(np.float64)
+    near = hidden(abstract(spec, dtype=jnp.bfloat16)[0], params, tokens(1, LENGTH))
+    assert near.dtype == jnp.bfloat16
+    assert np.linalg.norm(near.astype(np.float64) - exact) < 0.1 * np.linalg.norm(exact)
+
+
+def test_logits_are_the_capped_product_with_the_embedding():
+    spec = dataclasses.replace(small("gemma3"), final_softcap=0.5)
+    graphdef, params = random_params(spec)
+    model = nnx.merge(graphdef, params)
+    states = np.random.default_rng(2).normal(size=(2, 32)).astype(np.float32)
+    expected = 0.5 * np.tanh(states @ np.asarray(params["embed_tokens"]["kernel"]).T / 0.5)
+    np.testing.assert_allclose(model.logits(jnp.asarray(states)), expected, atol=1e-5)
+
+
+def test_unknown_remat_choice_is_refused():
+    with pytest.raises(ValueError, match="none, full, dots"):
+        Transformer(small("llama"), remat="some")

@@ -1,0 +1,121 @@
+"""Safetensors of a directory: written, read in slices, and every kind of damage."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rljax.config import ModelConfig
+from rljax.errors import UserError
+from rljax.hf import ModelSpec, WeightReader, init_directory, tensors, write_weights
+
+MODEL = ModelConfig("qwen2", 32, 64, 2, 4, 2, 8, 64, False, "char")
+LIMIT = 20_000  # bytes a file, so that there are several
+
+
+@pytest.fixture
+def directory(tmp_path):
+    init_directory(MODEL, tmp_path, seed=3, vocab_size=50, eos_token_ids=[7])
+    return tmp_path
+
+
+def contents(directory):
+    reader = WeightReader(directory)
+    return {name: reader.read(name) for name in reader.shapes}
+
+
+def test_model_made_on_the_spot(directory, tmp_path_factory):
+    """The same bytes from the same seed, other ones from another; residual projections are smaller by sqrt(2 layers)."""
+    spec = ModelSpec.from_directory(directory)
+    WeightReader(directory).check(spec)
+    held = contents(directory)
+    again, other = tmp_path_factory.mktemp("again"), tmp_path_factory.mktemp("other")
+    init_directory(MODEL, again, seed=3, vocab_size=50, eos_token_ids=[7])
+    init_directory(MODEL, other, seed=4, vocab_size=50, eos_token_ids=[7])
+    assert (again / "model.safetensors").read_bytes() == (directory / "model.safetensors").read_bytes()
+    assert (other / "model.safetensors").read_bytes() != (directory / "model.safetensors").read_bytes()
+    up, down = (held[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("up", "down"))
+    assert up.std() / down.std() == pytest.approx(2.0, rel=0.1)
+    assert not np.array_equal(held["model.layers.0.mlp.up_proj.weight"], held["model.layers.1.mlp.up_proj.weight"])
+    assert json.loads((directory / "generation_config.json").read_text())["eos_token_id"] == 7
+
+
+def test_several_files_hold_the_same(directory, tmp_path):
+    """And a later save as one file leaves no index behind that names the old ones."""
+    held = contents(directory)
+    shapes = tensors(ModelSpec.from_directory(directory))
+    write_weights(directory, shapes, held.__getitem__, "float32", LIMIT)
+    files = sorted(directory.glob("*.safetensors"))
+    assert len(files) > 2
+    assert max(file.stat().st_size for file in files) < LIMIT + 4096  # headers
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(shapes)
+    again = contents(directory)
+    assert all(np.array_equal(held[name], again[name]) for name in shapes)
+    write_weights(directory, shapes, held.__getitem__, "bfloat16")
+    narrow = contents(directory)
+    assert all(np.array_equal(narrow[name], held[name].astype(narrow[name].dtype)) for name in shapes)
+    assert narrow["model.norm.weight"].dtype.name == "bfloat16"
+
+
+def test_slices_are_those_of_the_whole(directory):
+    reader = WeightReader(directory)
+    name = "model.embed_tokens.weight"
+    index = (slice(3, 9), slice(0, 5))
+    np.testing.assert_array_equal(reader.read(name, index), reader.read(name)[index])
+
+
+def rewrite(directory, change):
+    held = contents(directory)
+    change(held)
+    write_weights(directory, {name: array.shape for name, array in held.items()}, held.__getitem__, "float32")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda held: held.pop("model.layers.1.mlp.up_proj.weight"), "tensor 'model.layers.1.mlp.up_proj.weight' is missing"),
+        (lambda held: held.update({"model.norm.weight": np.ones(31)}), "'model.norm.weight' has shape [31], config.json means"),
+        (lambda held: held.update({"model.extra": np.ones(1)}), "tensor 'model.extra' has no place in a qwen2 model"),
+    ],
+)
+def test_wrong_tensors_are_named(directory, change, message):
+    rewrite(directory, change)
+    with pytest.raises(UserError) as error:
+        WeightReader(directory).check(ModelSpec.from_directory(directory))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 200, -1])
+def test_truncated_file_is_refused(directory, keep):
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"model\.safetensors: truncated or corrupt"):
+        WeightReader(directory)
+
+
+def test_missing_files_are_named(directory):
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="no weights"):
+        WeightReader(directory)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
+    with pytest.raises(UserError, match=r"model-00001-of-00002\.safetensors: no such file"):
+        WeightReader(directory)
+    index.write_text(json.dumps({"weight_map": {"a": "../other/model.safetensors"}}))
+    with pytest.raises(UserError, match="is not the name of a file"):
+        WeightReader(directory)
+    index.write_text("[]")
+    with pytest.raises(UserError, match="not an index"):
+        WeightReader(directory)
+
+
+def test_failed_write_leaves_the_old_file(directory):
+    """A write that cannot go through names the file, and what was there is still whole."""
+    before = contents(directory)
+    (directory / "model.safetensors.part").mkdir()  # in the way of the file that is written aside
+    with pytest.raises(UserError, match=r"model\.safetensors: cannot be written"):
+        write_weights(directory, {"model.norm.weight": (32,)}, lambda _: np.zeros(32, np.float32), "float32")
+    after = contents(directory)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
