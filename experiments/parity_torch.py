@@ -21,7 +21,7 @@ def run(case: Case) -> tuple[np.ndarray, np.ndarray, float, dict[str, np.ndarray
     """Log-probs, entropies, loss, and gradients by tensor name."""
     model = AutoModelForCausalLM.from_pretrained(case.model_dir, dtype=getattr(torch, case.dtype), attn_implementation="eager")
     # transformers gives the padding id's embedding no gradient; in a packed row it is a token like others (it may be EOS)
-    model.get_input_embeddings().padding_idx = None
+    setattr(model.get_input_embeddings(), "padding_idx", None)  # noqa: B010 (typed as a Module)
     spec = ModelSpec.from_directory(case.model_dir)
     hidden = model.model(input_ids=_tensor(case.token_ids), position_ids=_tensor(case.positions)).last_hidden_state
     source = _tensor(case.compacted.source)
