@@ -73,6 +73,7 @@ def get_config() -> ConfigDict:
             stale_policy="drop",
             recompute_kv_on_publish=False,
             workflow="rlvr",
+            workflow_args=ConfigDict(),
             should_accept_fn=config_dict.placeholder(str),
             request_timeout=3600.0,
             request_retries=3,
@@ -93,6 +94,7 @@ def get_config() -> ConfigDict:
                 head_dim=32,
                 max_position_embeddings=512,
                 tie_word_embeddings=True,
+                initializer_range=0.02,
                 tokenizer="char",
             ),
             dtype="bfloat16",
@@ -138,7 +140,7 @@ def get_config() -> ConfigDict:
     config.critic = ConfigDict(
         dict(optimizer=_optimizer(lr=5e-6), eps_clip_value=config_dict.placeholder(float), ppo_n_minibatches=1)
     )
-    config.warmup = ConfigDict(dict(steps=0, batch_size=64, optimizer=_optimizer(lr=1e-3)))
+    config.warmup = ConfigDict(dict(steps=0, batch_size=64, field="answer", optimizer=_optimizer(lr=1e-3)))
     config.train_dataset = _dataset("train", batch_size=8, shuffle=True)
     config.valid_dataset = _dataset("test", batch_size=64, shuffle=False)
     config.saver = ConfigDict(dict(freq_steps=50, freq_epochs=config_dict.placeholder(int), keep_last=2, export_final=True))
@@ -152,7 +154,7 @@ def get_config() -> ConfigDict:
             max_prompts=config_dict.placeholder(int),
         )
     )
-    config.recover = ConfigDict(dict(mode="auto", max_consecutive_failures=32, hang_timeout=1800.0))
+    config.recover = ConfigDict(dict(mode="auto", max_consecutive_failures=32, max_prompt_failures=4, hang_timeout=1800.0))
     config.stats_logger = ConfigDict(dict(tensorboard=False, wandb=False, wandb_project="rljax", live=True, samples_per_step=4))
     config.jax = ConfigDict(
         dict(
@@ -164,6 +166,32 @@ def get_config() -> ConfigDict:
             sampler_dtype="bfloat16",
             bitwise=False,
             compilation_cache="",
+        )
+    )
+    config.sglang = ConfigDict(
+        dict(
+            python="",
+            device="",
+            dtype="auto",
+            attention_backend="",
+            mem_fraction_static=config_dict.placeholder(float),
+            context_length=config_dict.placeholder(int),
+            max_running_requests=config_dict.placeholder(int),
+            stream_interval=16,
+            disable_overlap_schedule=False,
+            extra_args=(),
+            start_timeout=600.0,
+            restarts=3,
+            log_dir="",
+        )
+    )
+    config.serve = ConfigDict(
+        dict(
+            host="127.0.0.1",  # other machines can't reach it; a token should come with any other address
+            port=0,
+            max_requests=1024,
+            max_body_mb=64.0,
+            weight_roots=(),
         )
     )
     return config

@@ -8,11 +8,9 @@ SmolLM2-135M-Instruct, from a 92 MB wheel on PyPI (writes 540 MB):
 
 from __future__ import annotations
 
-import sys
+from absl import flags
 
-from absl import app, flags
-
-from rljax.errors import UserError
+from experiments import main
 from rljax.hf.gguf import convert, find_gguf
 from rljax.hf.tensors import parameter_count
 
@@ -23,14 +21,11 @@ OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is mis
 DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16", "float16"], "Type of the stored weights.")
 
 
-def main(_: list[str]) -> None:
-    try:
-        with find_gguf(GGUF.value) as path:
-            spec = convert(path, OUT.value, DTYPE.value)
-    except UserError as error:
-        sys.exit(str(error))
+def run() -> None:
+    with find_gguf(GGUF.value) as path:
+        spec = convert(path, OUT.value, DTYPE.value)
     print(f"{OUT.value}: {spec.architecture}, {spec.num_layers} layers, {parameter_count(spec) / 1e6:.1f}M parameters")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main.run_main(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,9 @@ class Batch:
     advantage: np.ndarray  # [R, T] float32
     proximal_logp: np.ndarray | None = None  # [R, T] float32, nats; None: the learner takes logp itself (ratio 1)
     reference_logp: np.ndarray | None = None  # [R, T] float32, nats; only with a KL term in the loss
+    interpolation: np.ndarray | None = (
+        None  # [R, T] float32 in [0, 1], rljax/proximal.py; only with prox_logp_method "loglinear"
+    )
     values: np.ndarray | None = None  # [R, T] float32, reward units; only with a critic
     returns: np.ndarray | None = None  # [R, T] float32, reward units; only with a critic
 
@@ -35,5 +39,5 @@ class Batch:
         rows, length = self.token_ids.shape
         return rows, length
 
-    def replace(self, **arrays: np.ndarray | None) -> Batch:
+    def replace(self, **arrays: Any) -> Batch:
         return dataclasses.replace(self, **arrays)

@@ -44,7 +44,8 @@ class RolloutConfig:
     enable_rollout_tracing: bool  # one line an episode event in trace.jsonl
     stale_policy: str  # "drop" (and generate again) or "mask" the tokens that would exceed the bound
     recompute_kv_on_publish: bool  # prefill in-flight requests again with the new weights
-    workflow: str  # a registered workflow ("rlvr"), or "package.module:Class"
+    workflow: str  # a registered workflow ("rlvr", "multi_turn"), or "package.module:Class"
+    workflow_args: dict[str, object]  # keyword arguments of the workflow, beside tokenizer and rewards
     should_accept_fn: str | None  # a registered filter ("mixed_rewards": DAPO's), or "package.module:function"
     request_timeout: float  # seconds
     request_retries: int
@@ -80,6 +81,7 @@ class ModelConfig:
     head_dim: int
     max_position_embeddings: int
     tie_word_embeddings: bool
+    initializer_range: float  # std of every matrix; those that write to the residual stream have less
     tokenizer: str  # "char": one token a printable ASCII character; or a directory with tokenizer.json
 
 
@@ -175,6 +177,7 @@ class WarmupConfig:
 
     steps: int
     batch_size: int  # examples
+    field: str  # of a record: the text that is learned ("answer"; a task may bring others)
     optimizer: OptimizerConfig
 
 
@@ -184,7 +187,7 @@ class DatasetConfig:
 
     # A directory with <split>.jsonl or .parquet, one such file, or "task:addition", "task:reasoning_gym/<dataset>"
     path: str
-    type: str  # a registered format: "gsm8k", "prompt_answer", "task"
+    type: str  # a format: "gsm8k", "prompt_answer", "task" (which a "task:" path implies), or "package.module:function"
     split: str
     batch_size: int  # prompts
     shuffle: bool
@@ -222,6 +225,7 @@ class RecoverConfig:
 
     mode: str  # "auto": continue what WORKDIR holds; "fresh": refuse a WORKDIR that holds a run
     max_consecutive_failures: int  # groups that fail with none that works between them
+    max_prompt_failures: int  # times a prompt may fail by its own fault; then it is dropped and counted
     hang_timeout: float  # seconds without progress; then all stacks are dumped and the run ends non-zero
 
 
@@ -251,6 +255,36 @@ class JaxConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class SglangConfig:
+    """`sglang`: the SGLang servers that a run starts, one a data-parallel replica; what is empty or None SGLang decides."""
+
+    python: str  # interpreter of the environment SGLang is installed in; empty: this one
+    device: str  # "cuda", "cpu"; empty: SGLang's choice
+    dtype: str  # "auto", "bfloat16", "float32", "float16"
+    attention_backend: str
+    mem_fraction_static: float | None  # of a device's memory, for weights and KV cache
+    context_length: int | None  # tokens of prompt and completion
+    max_running_requests: int | None
+    stream_interval: int  # tokens a reply brings at once; fewer cost time, more are lost with a server
+    disable_overlap_schedule: bool
+    extra_args: tuple[str, ...]  # more flags of sglang.launch_server, as on its command line
+    start_timeout: float  # seconds until a server answers
+    restarts: int  # times a server that died is started again, before it is dropped
+    log_dir: str  # of the servers' logs; empty: a directory in the system's temporary one
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeConfig:
+    """`serve`: our own server, of `experiments.serve`. A bearer token comes from the environment variable RLJAX_TOKEN."""
+
+    host: str  # address to listen on
+    port: int  # 0: a free one
+    max_requests: int  # completions under way at once; more are answered 503
+    max_body_mb: float  # of a request
+    weight_roots: tuple[str, ...]  # weights are loaded from directories below these only; empty: memory-backed storage
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """A whole run."""
 
@@ -272,3 +306,5 @@ class Config:
     recover: RecoverConfig
     stats_logger: StatsLoggerConfig
     jax: JaxConfig
+    sglang: SglangConfig
+    serve: ServeConfig

@@ -2,7 +2,7 @@
 
 The loop it serves, in outline (`rljax/loop.py` is the real one):
 
-    engine = build(config, workdir)
+    engine = build(config, allocation, model_dir, workdir)
     completion = await engine.sampler.generate(request)       # any number at once
     ...
     proximal_logp = engine.learner.score(batch)
@@ -17,22 +17,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
+import os
 import shutil
+import tempfile
 import tomllib
+from collections.abc import AsyncIterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from rljax.allocation import Pool
+from rljax.allocation import Allocation, Pool, parse
 from rljax.batch import Batch
 from rljax.config import Config
 from rljax.errors import UserError
 from rljax.metrics import Mean
-from rljax.types import Completion, Request
+from rljax.types import Completion, Piece, Request
 
 GROUP = "rljax.engines"  # of entry points
+ATTACHED = "http"  # the engine of servers that run already
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,10 @@ class WeightSource:
 class Sampler(Protocol):
     """Generates completions. `generate` may be called any number of times at once, from the event loop."""
 
-    version: int  # of the weights it samples from now
+    @property
+    def version(self) -> int:
+        """Of the weights it samples from now."""
+        ...
 
     async def generate(self, request: Request) -> Completion:
         """Token ids in; token ids, log-probs and a version a token out. Raises SamplerError when the request is lost."""
@@ -67,6 +75,15 @@ class Sampler(Protocol):
 
     async def close(self) -> None:
         """Ends every request in flight with finish `abort` and frees what the sampler holds."""
+        ...
+
+
+@runtime_checkable
+class StreamingSampler(Sampler, Protocol):
+    """A sampler that also hands out completions as they grow. Optional: a server before one that can't sends one piece."""
+
+    def stream(self, request: Request) -> AsyncIterator[Piece]:
+        """The completion of `generate`, piece by piece. Closing the iterator before its last piece aborts the request."""
         ...
 
 
@@ -116,11 +133,21 @@ class Plugin(Protocol):
     """What an entry point of `rljax.engines` resolves to. Constructors block; they may compile."""
 
     dims: str  # letters of `allocation_mode` it can do, of "dtpcef"
+    samples: bool  # it has a sampler
+    learns: bool  # it has a learner
     transports: tuple[str, ...]  # ways it can take or give weights, best first: "memory", "nccl", "ipc", "directory"
 
-    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler: ...
+    def check(self, config: Config, allocation: Allocation) -> None:
+        """Raises UserError for a setting that this engine, in the roles it has there, can't do; before anything starts."""
+        ...
 
-    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner: ...
+    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
+        """Raises UserError where samples is False."""
+        ...
+
+    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
+        """Raises UserError where learns is False."""
+        ...
 
 
 @dataclasses.dataclass
@@ -134,7 +161,7 @@ class Engine:
 
     async def publish(self, version: int) -> None:
         """Learner weights become the sampler's. Requests in flight pause between two decode steps, then go on."""
-        directory = None if self.transport == "memory" else self.publish_dir / str(version)
+        directory = self.publish_dir / str(version) if self.transport == "directory" else None
         source = await asyncio.to_thread(self.learner.export, directory)
         await self.sampler.pause()
         try:
@@ -143,6 +170,73 @@ class Engine:
             await self.sampler.resume()
         if directory is not None:
             await asyncio.to_thread(shutil.rmtree, directory)
+
+    async def close(self) -> None:
+        """Ends both sides and leaves no published weights behind."""
+        await self.sampler.close()
+        await asyncio.to_thread(self.learner.close)
+        await asyncio.to_thread(shutil.rmtree, self.publish_dir, ignore_errors=True)
+
+
+def allocate(config: Config) -> Allocation:
+    """The pools of `allocation_mode`; with `rollout.addr` the sampler is the servers there, whatever the mode says.
+
+    Raises UserError for a mode that can't be read or done.
+    """
+    allocation = parse(config.allocation_mode, find_plugin)
+    if not config.rollout.addr:
+        return allocation
+    learner = allocation.learner and dataclasses.replace(allocation.learner, first_device=0)
+    return Allocation(sampler=Pool(ATTACHED), learner=learner)
+
+
+def check(config: Config, allocation: Allocation) -> None:
+    """Asks each engine of the allocation whether it can do what the config wants. Raises UserError; starts nothing."""
+    for name in {pool.engine for pool in (allocation.sampler, allocation.learner) if pool}:
+        find_plugin(name).check(config, allocation)
+
+
+def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path) -> Engine:
+    """Makes a sampler and a learner from the same model directory. Blocks; both may compile.
+
+    Args:
+      workdir: of the run, which this process has for itself; weights are published through a directory named after it.
+
+    Raises:
+      UserError: when the allocation lacks one of them, or no transport leads from one to the other.
+    """
+    if allocation.sampler is None or allocation.learner is None:
+        alone = "learns" if allocation.sampler is None else "samples"
+        raise UserError(f"allocation_mode: {allocation} only {alone}; training needs both, as in SAMPLER:d1+LEARNER:d1")
+    sampling, learning = find_plugin(allocation.sampler.engine), find_plugin(allocation.learner.engine)
+    transport = _transport(allocation.sampler.engine, sampling, allocation.learner.engine, learning)
+    learner = learning.make_learner(config, allocation.learner, model_dir)
+    sampler = sampling.make_sampler(config, allocation.sampler, model_dir)
+    return Engine(sampler, learner, transport, _fresh_publish_dir(workdir))
+
+
+def _transport(sampler: str, sampling: Plugin, learner: str, learning: Plugin) -> str:
+    """The sampler's best way that the learner has too; arrays in memory are of one engine's own layout."""
+    for way in sampling.transports:
+        if way in learning.transports and (way != "memory" or sampler == learner):
+            return way
+    raise UserError(
+        f"allocation_mode: no way for weights from {learner} ({', '.join(learning.transports)}) "
+        f"to {sampler} ({', '.join(sampling.transports)})"
+    )
+
+
+def _fresh_publish_dir(workdir: Path) -> Path:
+    """An empty directory, in memory where Linux has one. The same for every process of a run: a killed one leaks nothing."""
+    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest()
+    directory = _memory_backed() / name
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+def _memory_backed() -> Path:
+    return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 
 
 def find_plugin(name: str) -> Plugin:

@@ -30,3 +30,7 @@ class SamplerError(EpisodeError):
     """A request was lost with its server; it may be sent again."""
 
     kind = "server_lost"
+
+
+class TooManyFailures(Exception):
+    """So many groups failed in a row that the run ends (recover.max_consecutive_failures). Its cause is the first failure."""

@@ -1,21 +1,260 @@
-"""The tokenizer that both paths share: token ids, text and chat templates of a HF model directory."""
+"""The tokenizer that both paths share: token ids, text and chat templates of a HF model directory.
+
+    tokenizer = load(model_dir)
+    prompt_ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is 12+30?"}])
+    text = tokenizer.decode(completion.token_ids)
+
+transformers renders the chat template, in its sandbox, so that a prompt here has the ids that it has there.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from rljax.errors import UserError
+
+Message = Mapping[str, str]  # role and content
+
+_REPLY = "\x02reply\x03"  # stands for an assistant's text while a template is taken apart; no template changes it
+
+# The character-level tokenizer
+CHAR_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")  # ids 0 to 3
+CHAR_ALPHABET = "\n" + "".join(map(chr, range(0x20, 0x7F)))  # ids 4 to 99: a newline, then printable ASCII in order
+CHAR_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"  # "12+34=" in, "46" and EOS out
 
 
 class Tokenizer(Protocol):
     """What workflows, samplers and logs need of a tokenizer."""
 
     eos_token_ids: tuple[int, ...]  # every id that ends a turn: generation_config.json, config.json, tokenizer, joined
+    eos_token_id: int  # the one of them that ends an assistant's turn in the chat template
     pad_token_id: int  # may equal an EOS id: padding is known by length, never by id
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text alone: no BOS, no EOS."""
+        ...
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+    def decode(self, token_ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = True) -> str: ...
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
-    ) -> list[int]: ...
+    def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]: ...
+
+    def next_turn(self, messages: Sequence[Message], last_token_id: int) -> list[int]:
+        """Ids that follow a sampled reply, up to where the next one is sampled.
+
+        Args:
+          messages: the conversation; its last assistant turn is the reply, what follows it is what the ids say.
+          last_token_id: the last id that was sampled for the reply: a turn's end that the policy sampled is not repeated.
+        """
+        ...
+
+
+class HFTokenizer:
+    """A Tokenizer over one of transformers. Every method may be called from any thread once constructed."""
+
+    def __init__(self, inner: Any, directory: Path, eos_token_ids: Sequence[int]) -> None:
+        self._inner = inner
+        self._directory = directory
+        self._system_role: bool | None = None  # found out when the first system message comes
+        turn_end = self._turn_end() if inner.chat_template else None
+        known = list(dict.fromkeys([*eos_token_ids, *([] if turn_end is None else [turn_end])]))
+        if not known:
+            raise UserError(f"{directory}: no EOS id in generation_config.json, config.json or tokenizer_config.json")
+        self.eos_token_ids: tuple[int, ...] = tuple(known)
+        self.eos_token_id: int = known[0] if turn_end is None else turn_end
+        self.pad_token_id: int = self.eos_token_id if inner.pad_token_id is None else int(inner.pad_token_id)
+        self.vocab_size: int = 1 + max(inner.get_vocab().values())  # ids are below it
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._inner.encode(text, add_special_tokens=False, verbose=False))
+
+    def decode(self, token_ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = True) -> str:
+        ids = [int(i) for i in token_ids]
+        return cast(str, self._inner.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
+
+    def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        return self.encode(self.render(messages, add_generation_prompt=add_generation_prompt))
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The chat template's text. A template with no system role gets the system message atop the first user turn.
+
+        Raises:
+          UserError: when the directory has no chat template, or the template refuses the messages.
+        """
+        if not self._inner.chat_template:
+            raise UserError(f"{self._directory}: the tokenizer has no chat template (put one into chat_template.jinja)")
+        if messages and messages[0]["role"] == "system" and not self._has_system_role():
+            messages = _without_system(messages)
+        return self._render(messages, add_generation_prompt)
+
+    def next_turn(self, messages: Sequence[Message], last_token_id: int) -> list[int]:
+        reply = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        marked = [*messages[:reply], {"role": "assistant", "content": _REPLY}, *messages[reply + 1 :]]
+        ids = self.encode(self._after_reply(self.render(marked)))
+        return ids[1:] if ids[:1] == [last_token_id] and last_token_id in self.eos_token_ids else ids
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        import jinja2
+
+        try:
+            return cast(
+                str,
+                self._inner.apply_chat_template(
+                    [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+                ),
+            )
+        except jinja2.TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise UserError(f"{self._directory}: the chat template refuses messages of roles {roles}: {error}") from error
+
+    def _has_system_role(self) -> bool:
+        """Whether a system message comes through: some templates raise on one, some leave it out."""
+        if self._system_role is None:
+            probe = [{"role": "system", "content": _REPLY}, {"role": "user", "content": "?"}]
+            try:
+                self._system_role = _REPLY in self._render(probe, True)
+            except UserError:
+                self._system_role = False
+        return self._system_role
+
+    def _after_reply(self, text: str) -> str:
+        _, mark, after = text.rpartition(_REPLY)
+        if not mark:
+            raise UserError(f"{self._directory}: the chat template leaves out what an assistant says")
+        return after
+
+    def _turn_end(self) -> int | None:
+        """The special token that the chat template puts right after an assistant's text."""
+        probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY}]
+        try:
+            ids = self.encode(self._after_reply(self._render(probe, False)))
+        except UserError:  # a template for one turn only
+            return None
+        special = {i for i, token in self._inner.added_tokens_decoder.items() if token.special}
+        return ids[0] if ids and ids[0] in special else None
+
+
+class IncrementalDecoder:
+    """Text of a completion that grows by a few tokens at a time, without decoding all of it each time.
+
+    A token may end in the middle of a character, and some decoders drop a leading space, so a short tail of ids is
+    decoded again with each push, and text is held back until its characters are whole.
+
+    Example: "".join(decoder.push(i) for i in ids) + decoder.flush() == tokenizer.decode(ids)
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []  # the tail: [: _told] has been given out as text, and gives context to the rest
+        self._told = 0
+
+    def push(self, *token_ids: int) -> str:
+        """The text that these ids complete; empty while a character is not whole."""
+        self._ids.extend(token_ids)
+        before, now = self._texts()
+        if len(now) <= len(before) or now.endswith("�"):
+            return ""
+        self._ids, self._told = self._ids[self._told :], len(self._ids) - self._told
+        return now[len(before) :]
+
+    def flush(self) -> str:
+        """What was held back: at the end of a completion a broken character stays one."""
+        before, now = self._texts()
+        self._ids, self._told = [], 0
+        return now[len(before) :]
+
+    def _texts(self) -> tuple[str, str]:
+        decode = self._tokenizer.decode
+        return decode(self._ids[: self._told], skip_special_tokens=self._skip), decode(
+            self._ids, skip_special_tokens=self._skip
+        )
+
+
+def load(directory: str | Path) -> HFTokenizer:
+    """The tokenizer of a HF model directory. Imports transformers (about a second), not torch.
+
+    Raises:
+      UserError: when the directory or its tokenizer is missing or broken.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise UserError(f"tokenizer: no such directory: {directory} (a HF model directory with tokenizer.json)")
+    try:
+        inner = _transformers_class(directory).from_pretrained(str(directory), local_files_only=True)
+    except UserError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception on a broken file
+        reason = " ".join(str(error).split())
+        raise UserError(f"tokenizer: cannot load {directory}: {reason}") from error
+    return HFTokenizer(inner, directory, _eos_ids(directory, inner))
+
+
+def build_char_tokenizer(directory: str | Path) -> int:
+    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, which transformers and SGLang load as well.
+
+    One token a character, 100 in all; text outside ASCII becomes `<unk>`. The chat template is the messages' content
+    and nothing around it.
+
+    Returns:
+      The vocabulary's size, for config.json.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {token: i for i, token in enumerate((*CHAR_SPECIAL, *CHAR_ALPHABET))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CHAR_SPECIAL])
+
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(CHAR_TEMPLATE, encoding="utf-8")
+    return len(vocabulary)
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    system, rest = messages[0], list(messages[1:])
+    if rest and rest[0]["role"] == "user":
+        first = {**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}
+        return [first, *rest[1:]]
+    return [{"role": "user", "content": system["content"]}, *rest]
+
+
+def _transformers_class(directory: Path) -> Any:
+    if (directory / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast  # reads tokenizer.json as it is
+
+        return PreTrainedTokenizerFast
+    if (directory / "tokenizer_config.json").is_file():
+        from transformers import AutoTokenizer  # makes one from sentencepiece or vocabulary files
+
+        return AutoTokenizer
+    raise UserError(f"tokenizer: {directory} has no tokenizer.json")
+
+
+def _eos_ids(directory: Path, inner: Any) -> list[int]:
+    """EOS ids of generation_config.json, config.json (and its text_config) and the tokenizer, joined, in that order."""
+    ids: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        path = directory / name
+        if not path.is_file():
+            continue
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{path}: not JSON: {error}") from None
+        for section in (content, content.get("text_config")):
+            found = section.get("eos_token_id") if isinstance(section, dict) else None
+            ids += found if isinstance(found, list) else [] if found is None else [found]
+    if inner.eos_token_id is not None:
+        ids.append(inner.eos_token_id)
+    return list(dict.fromkeys(int(i) for i in ids))

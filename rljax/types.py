@@ -83,6 +83,19 @@ class Completion:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of a completion as they come; the pieces of one request, joined, are its completion.
+
+    Example: Piece(token_ids=[42, 7], logp=[-0.1, -2.3], versions=[5, 5], finish=None)
+    """
+
+    token_ids: np.ndarray  # [T] int32, T >= 0
+    logp: np.ndarray  # [T] float32, nats
+    versions: np.ndarray  # [T] int32
+    finish: Finish | None  # of the last piece; None on those before it
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Prompt:
     """One example as a workflow sees it.
 

@@ -14,7 +14,6 @@ from rljax.hf.spec import CLASSES, CONFIG, DEFAULTS, MODEL_TYPES, ModelSpec
 from rljax.hf.tensors import tensors
 from rljax.hf.weights import write_json, write_weights
 
-STD = 0.02  # of every matrix, embeddings included
 GENERATION_CONFIG = "generation_config.json"
 
 
@@ -31,8 +30,8 @@ def init_directory(
 ) -> ModelSpec:
     """Writes config.json, generation_config.json and model.safetensors of a random model; the tokenizer is not its business.
 
-    Matrices are normal with std 0.02, those that write to the residual stream with std 0.02 / sqrt(2 layers) (Radford et
-    al. 2019, section 2.3), norms are the identity, biases 0. A tensor depends on seed and its name only.
+    Matrices are normal with std `initializer_range`, those that write to the residual stream with that / sqrt(2 layers)
+    (Radford et al. 2019, section 2.3), norms are the identity, biases 0. A tensor depends on seed and its name only.
 
     Raises:
       UserError: an architecture that is not implemented, or a disk that is full.
@@ -42,10 +41,10 @@ def init_directory(
     ids = list(eos_token_ids)
     special = {"eos_token_id": ids[0] if len(ids) == 1 else ids, "bos_token_id": bos_token_id, "pad_token_id": pad_token_id}
     spec = spec_of(model, vocab_size)
-    write_json(directory / CONFIG, spec.to_config() | special | {"dtype": dtype})
+    write_json(directory / CONFIG, spec.to_config() | special | {"dtype": dtype, "initializer_range": model.initializer_range})
     write_json(directory / GENERATION_CONFIG, {"do_sample": True, **special})
     shapes = tensors(spec)
-    write_weights(directory, shapes, lambda name: _random(spec, name, shapes[name], seed), dtype)
+    write_weights(directory, shapes, lambda name: _random(spec, name, shapes[name], seed, model.initializer_range), dtype)
     return spec
 
 
@@ -71,12 +70,12 @@ def spec_of(model: ModelConfig, vocab_size: int) -> ModelSpec:
     return ModelSpec.from_config(config, "actor.init")
 
 
-def _random(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+def _random(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int, std: float) -> np.ndarray:
     if name.endswith("norm.weight"):
         return np.full(shape, 0.0 if spec.gemma_norms else 1.0, np.float32)
     if name.endswith(".bias"):
         return np.zeros(shape, np.float32)
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-    std = STD / (2 * spec.num_layers) ** 0.5 if residual else STD
+    std = std / (2 * spec.num_layers) ** 0.5 if residual else std
     return (generator.standard_normal(shape, np.float32) * np.float32(std)).astype(np.float32)

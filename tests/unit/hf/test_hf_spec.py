@@ -35,6 +35,7 @@ LLAMA = {
         head_dim=st.sampled_from((8, 16)),
         max_position_embeddings=st.integers(1, 100),
         tie_word_embeddings=st.booleans(),
+        initializer_range=st.just(0.02),
         tokenizer=st.just("char"),
     )
 )
@@ -90,6 +91,6 @@ def test_directories_that_are_none(tmp_path):
 
 
 def test_unknown_architecture_of_a_model_made_on_the_spot():
-    model = ModelConfig("gpt2", 32, 64, 2, 4, 4, 8, 64, True, "char")
+    model = ModelConfig("gpt2", 32, 64, 2, 4, 4, 8, 64, True, 0.02, "char")
     with pytest.raises(UserError, match=r"actor\.init\.architecture: no 'gpt2' \(implemented: llama, qwen2, qwen3, gemma3\)"):
         spec_of(model, vocab_size=10)

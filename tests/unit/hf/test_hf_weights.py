@@ -9,7 +9,7 @@ from rljax.config import ModelConfig
 from rljax.errors import UserError
 from rljax.hf import ModelSpec, WeightReader, init_directory, tensors, write_weights
 
-MODEL = ModelConfig("qwen2", 32, 64, 2, 4, 2, 8, 64, False, "char")
+MODEL = ModelConfig("qwen2", 32, 64, 2, 4, 2, 8, 64, False, 0.02, "char")
 LIMIT = 20_000  # bytes a file, so that there are several
 
 

@@ -14,7 +14,7 @@ from rljax.config import ModelConfig
 from rljax.errors import UserError
 from rljax.hf import WeightReader, init_directory
 
-MODEL = ModelConfig("qwen2", 32, 48, 2, 4, 2, 8, 64, True, "char")
+MODEL = ModelConfig("qwen2", 32, 48, 2, 4, 2, 8, 64, True, 0.02, "char")
 TARGETS = ("q_proj", "v_proj", "down_proj")
 RANK, ALPHA = 4, 10.0
 

@@ -27,7 +27,7 @@ from rljax.hf import ModelSpec, WeightReader, init_directory, tensors
 
 directory = sys.argv[1]
 assert jax.device_count() == 8
-model = ModelConfig("gemma3", 32, 64, 2, 4, 2, 8, 64, False, "char")
+model = ModelConfig("gemma3", 32, 64, 2, 4, 2, 8, 64, False, 0.02, "char")
 spec = init_directory(model, directory + "/model", seed=1, vocab_size=48, eos_token_ids=[2])
 token_ids = np.random.default_rng(0).integers(0, 48, (8, 12)).astype(np.int32)
 positions = np.broadcast_to(np.arange(12, dtype=np.int32), (8, 12))
@@ -85,7 +85,7 @@ def mesh(data=1, fsdp=1, tensor=1):
     return AbstractMesh((data, fsdp, tensor), AXES)
 
 
-MODEL = ModelConfig("llama", 32, 48, 2, 4, 2, 8, 64, True, "char")
+MODEL = ModelConfig("llama", 32, 48, 2, 4, 2, 8, 64, True, 0.02, "char")
 
 
 @pytest.mark.parametrize(

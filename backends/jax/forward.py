@@ -1,0 +1,47 @@
+"""From packed rows to log-probs, entropies and values of the named tokens, on any mesh."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh, PartitionSpec
+
+from rljax.backends.jax.logprobs import token_logprobs
+from rljax.backends.jax.model import Transformer
+from rljax.backends.jax.sharding import BATCH
+
+
+def predicting_hidden(model: Transformer, rows: Any) -> Array:
+    """Hidden states that predict the named tokens of each row: those of the tokens before them. [r, m, H]"""
+    hidden, _ = model(rows.token_ids, rows.positions, rows.segment_ids)
+    return jnp.take_along_axis(hidden, rows.source[..., None], axis=1)
+
+
+def named_logprobs(model: Transformer, rows: Any, mesh: Mesh, *, temperature: float, chunk: int) -> tuple[Array, Array]:
+    """Log-prob and entropy of the named tokens under logits / temperature: [r, m] float32, nats. No [T, V] is ever held."""
+    hidden, unembedding = predicting_hidden(model, rows), model.unembedding()
+    scores = functools.partial(token_logprobs, temperature=temperature, softcap=model.spec.final_softcap, chunk=chunk)
+
+    def flat(hidden: Array, unembedding: Array, labels: Array, mesh: Mesh | None = None) -> tuple[Array, Array]:
+        results = scores(hidden.reshape(-1, hidden.shape[-1]), unembedding, labels.reshape(-1), mesh=mesh)
+        logp, entropy = (result.reshape(labels.shape) for result in results)
+        return logp, entropy
+
+    if mesh.size == 1:
+        return flat(hidden, unembedding, rows.labels)
+    if unembedding.shape[0] % mesh.shape["tensor"] == 0:
+        return flat(hidden, unembedding, rows.labels, mesh)
+    # The tensor axis does not divide the vocabulary, so it takes a share of every row's slots instead.
+    slots = PartitionSpec(BATCH, "tensor")
+    return jax.shard_map(flat, mesh=mesh, in_specs=(slots, PartitionSpec(), slots), out_specs=(slots, slots), check_vma=False)(
+        hidden, unembedding, rows.labels
+    )
+
+
+def named_values(model: Transformer, head: Array, rows: Any) -> Array:
+    """What a critic expects of the episode before each named token is drawn: [r, m] float32, reward units."""
+    return predicting_hidden(model, rows).astype(jnp.float32) @ head.astype(jnp.float32)

@@ -1,0 +1,134 @@
+"""AdamW with a schedule, global-norm clipping, and steps that are skipped when the gradient isn't finite."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rljax.config import OptimizerConfig
+from rljax.errors import UserError
+
+Tree = Any  # a pytree of arrays
+
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+class StepStats(NamedTuple):
+    """What one optimizer step reports. Scalars, float32."""
+
+    grad_norm: jax.Array  # global norm before clipping
+    lr: jax.Array  # of this step
+    skipped: jax.Array  # 1 when the gradient was not finite and nothing changed
+
+
+def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) -> optax.Schedule:
+    """Learning rate by optimizer step, counted from 0.
+
+    It rises linearly over the first `warmup_steps_proportion` of the run, reaching `lr` at the last of those steps, and
+    then falls to `lr * min_lr_ratio` at the last step of the run (not at all when "constant").
+
+    Args:
+      total_steps: optimizer steps of the run; None when it is not known, which only a constant rate can do with.
+      key: config key of `config`, for messages.
+    """
+    if config.lr_scheduler_type not in SCHEDULES:
+        raise UserError(f"{key}.lr_scheduler_type: no schedule {config.lr_scheduler_type!r} ({', '.join(SCHEDULES)})")
+    if config.lr_scheduler_type == "constant" and config.warmup_steps_proportion == 0:
+        return optax.constant_schedule(config.lr)
+    if total_steps is None:
+        raise UserError(f"total_train_steps: needed for the schedule of {key} (set it, or a constant rate with no warmup)")
+    warmup = round(config.warmup_steps_proportion * total_steps)
+    decay = max(total_steps - 1 - max(warmup - 1, 0), 1)  # steps from the peak to the last one
+    if config.lr_scheduler_type == "constant":
+        tail = optax.constant_schedule(config.lr)
+    elif config.lr_scheduler_type == "linear":
+        tail = optax.linear_schedule(config.lr, config.lr * config.min_lr_ratio, decay)
+    else:
+        tail = optax.cosine_decay_schedule(config.lr, decay, alpha=config.min_lr_ratio)
+    if warmup == 0:
+        return tail
+    rise = optax.linear_schedule(config.lr / warmup, config.lr, max(warmup - 1, 1))
+    return optax.join_schedules([rise, tail], [warmup - 1])
+
+
+def decays(path: tuple[Any, ...]) -> bool:
+    """Whether weight decay applies to the parameter at a path of the tree: not to norms and biases."""
+    name = jax.tree_util.keystr(path).lower()
+    return "norm" not in name and "bias" not in name
+
+
+def decay_mask(params: Tree) -> Tree:
+    return jax.tree_util.tree_map_with_path(lambda path, _: decays(path), params)
+
+
+class Optimizer:
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) as functions of (parameters, state, gradient).
+
+    Example: params, state, stats = optimizer.apply(params, optimizer.init(params), grads)
+    """
+
+    def __init__(self, config: OptimizerConfig, total_steps: int | None, key: str) -> None:
+        if config.type != "adamw":
+            raise UserError(f"{key}.type: no optimizer {config.type!r} (adamw)")
+        self.schedule = make_schedule(config, total_steps, key)
+        adamw = optax.adamw(
+            self.schedule, config.beta1, config.beta2, config.eps, weight_decay=config.weight_decay, mask=decay_mask
+        )
+        clip = optax.clip_by_global_norm(config.gradient_clipping) if config.gradient_clipping > 0 else optax.identity()
+        self.transform = optax.chain(clip, adamw)
+
+    def init(self, params: Tree) -> Tree:
+        """State of zeros, in the shapes and dtypes of the parameters."""
+        return self.transform.init(params)
+
+    def apply(self, params: Tree, state: Tree, grads: Tree) -> tuple[Tree, Tree, StepStats]:
+        """One step. A gradient that isn't finite changes neither parameters nor state. Traceable; no host transfer."""
+        norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(norm)
+        updates, stepped = self.transform.update(grads, state, params)
+        stats = StepStats(
+            norm.astype(jnp.float32),
+            jnp.asarray(self.schedule(step_count(state)), jnp.float32),
+            jnp.where(finite, 0.0, 1.0).astype(jnp.float32),
+        )
+
+        def keep(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(finite, new, old)
+
+        params = jax.tree.map(lambda p, u: jnp.where(finite, p + u, p).astype(p.dtype), params, updates)
+        return params, jax.tree.map(keep, stepped, state), stats
+
+
+def step_count(state: Tree) -> jax.Array:
+    """Steps applied so far: scalar int32. Skipped steps don't count."""
+    return _adam(state).count
+
+
+def moments(state: Tree) -> tuple[Tree, Tree]:
+    """First and second moments, trees like the parameters."""
+    adam = _adam(state)
+    return adam.mu, adam.nu
+
+
+def set_moments(state: Tree, mu: Tree, nu: Tree, count: jax.Array) -> Tree:
+    """The state with other moments and another step count (a buffer of its own for each counter, so that it can be donated)."""
+
+    def replace(node: Any) -> Any:
+        if isinstance(node, optax.ScaleByAdamState):
+            return node._replace(mu=mu, nu=nu, count=count)
+        if isinstance(node, optax.ScaleByScheduleState):
+            return node._replace(count=jnp.array(count, copy=True))
+        return node
+
+    return jax.tree.map(replace, state, is_leaf=_is_counted)
+
+
+def _is_counted(node: Any) -> bool:
+    return isinstance(node, optax.ScaleByAdamState | optax.ScaleByScheduleState)
+
+
+def _adam(state: Tree) -> optax.ScaleByAdamState:
+    return next(n for n in jax.tree.leaves(state, is_leaf=_is_counted) if isinstance(n, optax.ScaleByAdamState))

@@ -1,0 +1,132 @@
+"""The policy objective from hidden states, its gradient taken while the logits are there, in PyTorch.
+
+What a token's loss needs beside its own logp and entropy (proximal and behavior log-probs, advantage, normaliser) is
+known before the unembedding runs. So a chunk of logits goes through objective, softmax gradient and both gradient matmuls
+at once and is never computed again: 6 MHV operations where recomputing takes 8. Only objectives in which a token's loss
+depends on that token alone (`Objective.by_token`) can be cut so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rljax.backends.torch.logprobs import Scoring, blocks, d_logits, elementwise, local_labels, logits_of, matmul, statistics
+from rljax.backends.torch.objective import policy_objective
+from rljax.objective import MeanArrays, Objective, TokenArrays
+
+
+def fused_objective(
+    hidden: Float[Tensor, "M H"],
+    unembedding: Float[Tensor, "V H"],
+    labels: Int[Tensor, " M"],
+    tokens: TokenArrays,
+    objective: Objective,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    chunk: int = 1024,
+    accumulator: torch.dtype | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
+    """`policy_objective` of `token_logprobs`: the same loss, metrics and gradients in hidden and unembedding.
+
+    When gradients are wanted they are made in the forward pass, and the backward scales them by that of the loss, once:
+    a second backward raises. Metrics have no gradient.
+
+    Args:
+      tokens: arrays of [M], or of [R, m] with R * m = M in the order of hidden.
+      objective: one whose `by_token` holds; others raise ValueError.
+      chunk: rows; chunk * V logits are held at once.
+      accumulator: dtype in which dL/d unembedding is summed over chunks; None for that of unembedding. float32 beside
+        bfloat16 costs 4 V H bytes more and rounds once instead of once a chunk.
+      group: ranks that hold a shard of the vocabulary each; None for a whole unembedding.
+    """
+    if not objective.by_token:
+        raise ValueError(
+            "a sequence-level objective cannot be cut into chunks of rows; use token_logprobs and policy_objective"
+        )
+    flat = TokenArrays(*(x if x is None else x.reshape(-1) for x in tokens))
+    scoring = Scoring(temperature, softcap, chunk, group)
+    wants = torch.is_grad_enabled() and (hidden.requires_grad or unembedding.requires_grad)
+    with torch.no_grad():
+        loss, metrics, grads = _loss_and_grads(hidden, unembedding, labels, flat, objective, scoring, accumulator, wants)
+    return (_Attach.apply(hidden, unembedding, loss, grads) if wants else loss), metrics
+
+
+class _Attach(torch.autograd.Function):
+    """Gives a loss the gradients that were computed with it."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, unembedding: Tensor, loss: Tensor, grads: list[Tensor]) -> Tensor:
+        ctx.grads = grads
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.grads:
+            raise RuntimeError("fused_objective: its gradients were used up by the first backward")
+        d_unembedding, d_hidden = ctx.grads.pop(), ctx.grads.pop()  # let go, so that .grad takes them over without a copy
+        return d_hidden.mul_(d_loss), d_unembedding.mul_(d_loss), None, None
+
+
+def _loss_and_grads(
+    hidden: Tensor,
+    unembedding: Tensor,
+    labels: Tensor,
+    tokens: TokenArrays,
+    objective: Objective,
+    scoring: Scoring,
+    accumulator: torch.dtype | None,
+    wants_grads: bool,
+) -> tuple[Tensor, dict[str, MeanArrays], list[Tensor]]:
+    """Loss, metrics and [d_hidden, d_unembedding], a chunk of rows at a time."""
+    labels = local_labels(labels, unembedding, scoring)
+    d_hidden = torch.empty_like(hidden)
+    d_unembedding = torch.zeros_like(unembedding, dtype=accumulator or unembedding.dtype) if wants_grads else None
+    parts = []
+    for part in blocks(len(labels), scoring.chunk):
+        logits = logits_of(hidden[part], unembedding)
+        logp, entropy, lse = statistics(logits, labels[part], scoring)
+        row = TokenArrays(*(x if x is None else x[None, part] for x in tokens))
+        loss, metrics, d_logp, d_entropy = _slopes(logp, entropy, row, objective)
+        parts.append((loss, metrics))
+        if d_unembedding is None:
+            continue
+        slope = d_logits(logits, labels[part], entropy, lse, d_logp, d_entropy, scoring, hidden.dtype)
+        del logits
+        if scoring.group is None:
+            torch.mm(slope, unembedding, out=d_hidden[part])
+        else:
+            d_hidden[part] = scoring.all_reduce(matmul(slope, unembedding))
+        if d_unembedding.dtype == slope.dtype:
+            d_unembedding.addmm_(slope.T, hidden[part])
+        else:
+            d_unembedding += matmul(slope.T, hidden[part])
+    grads = [] if d_unembedding is None else [d_hidden, d_unembedding.to(unembedding.dtype)]
+    return torch.stack([loss for loss, _ in parts]).sum(), _merged([metrics for _, metrics in parts]), grads
+
+
+def _slopes(
+    logp: Tensor, entropy: Tensor, row: TokenArrays, objective: Objective
+) -> tuple[Tensor, dict[str, MeanArrays], Tensor, Tensor]:
+    """Loss and metrics of a chunk, and the loss's slope in each logp and entropy."""
+    compute = elementwise(policy_objective, logp)  # tens of tiny kernels a chunk otherwise
+    with torch.enable_grad():
+        leaves = logp.detach().requires_grad_(), entropy.detach().requires_grad_()
+        loss, metrics = compute(leaves[0][None], leaves[1][None], row, objective)
+        d_logp, d_entropy = torch.autograd.grad(loss, leaves, allow_unused=True)
+    zeros = torch.zeros_like(logp)
+    return loss.detach(), metrics, zeros if d_logp is None else d_logp, zeros if d_entropy is None else d_entropy
+
+
+def _merged(parts: list[dict[str, MeanArrays]]) -> dict[str, MeanArrays]:
+    def merge(means: list[MeanArrays]) -> MeanArrays:
+        total, count, low, high = (torch.stack(column) for column in zip(*means, strict=True))
+        return MeanArrays(total.sum(), count.sum(), low.amin(), high.amax())
+
+    return {name: merge([part[name] for part in parts]) for name in parts[0]}

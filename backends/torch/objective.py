@@ -1,0 +1,155 @@
+"""The objective in PyTorch: terms put together as an `Objective` says, with the metrics of an update."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rljax.backends.torch import losses
+from rljax.objective import PREFIX, MeanArrays, Objective, TokenArrays
+
+
+def policy_objective(
+    logp: Float[Tensor, "R m"],
+    entropy: Float[Tensor, "R m"],
+    tokens: TokenArrays,
+    objective: Objective,
+) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
+    """The loss of some rows of a minibatch and its metrics; differentiable in logp and entropy.
+
+    Losses of the parts of a minibatch add up to that of the whole: the normaliser is in tokens.loss_weight.
+
+    Args:
+      logp, entropy: of the current policy, nats; anything where tokens.mask is False.
+
+    Returns:
+      sum(loss_weight * token_loss), and metrics by name, unweighted over the trained tokens. The loss is not among them,
+      for it is a sum over parts and not a mean: the caller adds it up.
+    """
+    if objective.loss == "sft":
+        return supervised_objective(logp, tokens.loss_weight, tokens.mask)
+    mask = tokens.mask
+    proximal = proximal_of(logp, tokens, objective)
+    weight = torch.where(mask, losses.wide(tokens.loss_weight), 0.0)
+    weighted = weight
+    if objective.decoupled:
+        weighted = weight * losses.behavior_weight(
+            proximal,
+            tokens.behavior_logp,
+            mask,
+            tokens.segment_ids,
+            cap=objective.weight_cap,
+            mode=objective.cap_mode,
+            level=objective.cap_level,
+        )
+    loss = _surrogate(logp, proximal, tokens, weighted, objective)
+    if objective.kl_coef:
+        importance = losses.behavior_weight(
+            logp, tokens.behavior_logp, mask, tokens.segment_ids, cap=objective.weight_cap, mode="clamp", level="token"
+        )
+        kl = losses.kl_loss(logp, tokens.reference_logp, importance, mask, weight, estimator=objective.kl_estimator)
+        loss = loss + objective.kl_coef * kl.sum
+    if objective.entropy_coef:
+        loss = loss + objective.entropy_coef * losses.entropy_bonus(entropy, mask, weight).sum
+    return loss, _metrics(logp.detach(), entropy.detach(), proximal, tokens, objective)
+
+
+def proximal_of(logp: Float[Tensor, "R m"], tokens: TokenArrays, objective: Objective) -> Float[Tensor, "R m"]:
+    """Log-probs of the proximal policy, no gradient: given, the behavior policy's, interpolated, or the current one's."""
+    if objective.proximal == "behavior":
+        return tokens.behavior_logp
+    if objective.proximal == "interpolated" and tokens.interpolation is not None:
+        return losses.interpolated_proximal(logp, tokens.behavior_logp, tokens.interpolation, tokens.mask)
+    return logp.detach() if tokens.proximal_logp is None else tokens.proximal_logp
+
+
+def supervised_objective(
+    logp: Float[Tensor, "R m"],
+    loss_weight: Float[Tensor, "R m"],
+    mask: Bool[Tensor, "R m"],
+) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
+    """Negative log-likelihood of labelled tokens: sum(loss_weight * -logp), and its unweighted mean as a metric, nats."""
+    loss = losses.negative_log_likelihood(logp, mask, loss_weight).sum
+    return loss, {f"{PREFIX}/nll": mean(-logp.detach(), mask)}
+
+
+def value_objective(
+    values: Float[Tensor, "R m"],
+    proximal_values: Float[Tensor, "R m"],
+    returns: Float[Tensor, "R m"],
+    loss_weight: Float[Tensor, "R m"],
+    mask: Bool[Tensor, "R m"],
+    *,
+    clip: float | None,
+) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
+    """Squared error of the critic: sum(loss_weight * value_loss), and the moments that explained variance is made of.
+
+    critic/explained_variance is 1 - E[error^2] / Var[returns], from the merged means (`explained_variance`).
+    """
+    loss = losses.value_loss(values, proximal_values, returns, mask, loss_weight, clip=clip).sum
+    values, returns = losses.select(values.detach(), mask), losses.select(returns, mask)
+    metrics = {
+        "critic/value": mean(values, mask, spread=True),
+        "critic/return": mean(returns, mask, spread=True),
+        "critic/squared_error": mean((values - returns) ** 2, mask),
+        "critic/squared_return": mean(returns**2, mask),
+    }
+    if clip is not None:
+        moved = torch.abs(values - losses.select(proximal_values, mask)) > clip
+        metrics["critic/clip_ratio"] = mean(moved, mask)
+    return loss, metrics
+
+
+def mean(x: Tensor, mask: Bool[Tensor, "R m"], spread: bool = False) -> MeanArrays:
+    """Unweighted over the trained tokens; with min and max where it is a distribution."""
+    x = losses.wide(x)
+    kept = mask if spread else torch.zeros_like(mask)
+    low, high = (pad(torch.where(kept, x, end).flatten(), (0, 1), value=end) for end in (torch.inf, -torch.inf))
+    return MeanArrays(torch.sum(torch.where(mask, x, 0.0)), torch.sum(mask), low.amin(), high.amax())
+
+
+def _surrogate(logp: Tensor, proximal: Tensor, tokens: TokenArrays, weight: Tensor, objective: Objective) -> Tensor:
+    clip = dict(clip_low=objective.clip_low, clip_high=objective.clip_high)
+    if objective.loss == "cispo":
+        return losses.cispo(logp, proximal, tokens.advantage, tokens.mask, weight, **clip).sum
+    if objective.ratio_level == "token":
+        surrogate = losses.clipped_surrogate
+        return surrogate(logp, proximal, tokens.advantage, tokens.mask, weight, **clip, dual_clip=objective.dual_clip).sum
+    return losses.sequence_surrogate(
+        logp, proximal, tokens.advantage, tokens.mask, weight, tokens.segment_ids, **clip, dual_clip=objective.dual_clip
+    ).sum
+
+
+def _metrics(
+    logp: Tensor, entropy: Tensor, proximal: Tensor, tokens: TokenArrays, objective: Objective
+) -> dict[str, MeanArrays]:
+    mask = tokens.mask
+    drift = losses.log_ratio(logp, proximal, mask)
+    if objective.ratio_level == "sequence":
+        drift = losses.over_segments(drift, mask, tokens.segment_ids) / losses.over_segments(
+            torch.ones_like(drift), mask, tokens.segment_ids
+        )
+    ratio = torch.exp(drift)
+    dual_clip = objective.dual_clip if objective.loss == "ppo" else None
+    used = losses.clipped_ratio(
+        ratio, losses.select(tokens.advantage, mask), objective.clip_low, objective.clip_high, dual_clip
+    )
+    behave = torch.exp(losses.log_ratio(proximal, tokens.behavior_logp, mask))
+    metrics = {
+        "importance_weight": mean(ratio, mask, spread=True),
+        "behave_imp_weight": mean(behave, mask, spread=True),
+        "approx_kl": mean(torch.expm1(drift) - drift, mask),
+        "clip_ratio": mean(used != ratio, mask),
+        "entropy": mean(entropy, mask),
+    }
+    if objective.decoupled and objective.weight_cap is not None:
+        metrics["behave_cap_ratio"] = mean(behave > objective.weight_cap, mask)
+    if objective.kl_coef:
+        metrics["reference_kl"] = mean(
+            losses.kl_penalty(logp, tokens.reference_logp, mask, estimator=objective.kl_estimator), mask
+        )
+    if objective.proximal == "interpolated" and tokens.proximal_logp is not None:
+        metrics["proximal_error"] = mean(torch.abs(proximal - tokens.proximal_logp), mask, spread=True)
+    return {f"{PREFIX}/{name}": value for name, value in metrics.items()}

@@ -1,0 +1,17 @@
+"""Supervised training on the quickstart's answers: the same learner, fed labelled data and no samples.
+
+python -m experiments.train --config=configs/algorithms/sft.py --workdir=runs/sft
+
+The negative log-likelihood of answers falls; eval-rollout/reward is still what the trained policy samples.
+"""
+
+from ml_collections import ConfigDict
+
+from rljax.configs import quickstart
+
+
+def get_config() -> ConfigDict:
+    config = quickstart.get_config()
+    config.actor.loss = "sft"
+    config.warmup.field = "answer"
+    return config

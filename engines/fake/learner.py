@@ -1,0 +1,215 @@
+"""Learns the bigram table by the exact gradient of the oracle's objective, with Adam."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from rljax import oracle
+from rljax.batch import Batch
+from rljax.config import Config, OptimizerConfig
+from rljax.engine import WeightSource
+from rljax.engines.fake import model
+from rljax.errors import UserError
+from rljax.metrics import Mean
+from rljax.objective import PREFIX, Objective, TokenArrays, explained_variance
+
+CHECKPOINT = "learner.safetensors"
+
+
+class Adam:
+    """Adam on one array, with a clipped gradient norm and a constant rate."""
+
+    def __init__(self, config: OptimizerConfig, shape: tuple[int, ...]) -> None:
+        self._config = config
+        self.rate = config.lr
+        self.moments = np.zeros((2, *shape))
+        self.steps = 0
+
+    def step(self, gradient: np.ndarray) -> np.ndarray:
+        """What to add to the array."""
+        config, norm = self._config, float(np.sqrt((gradient**2).sum()))
+        if config.gradient_clipping and norm > config.gradient_clipping:
+            gradient = gradient * (config.gradient_clipping / norm)
+        self.steps += 1
+        betas = np.array([config.beta1, config.beta2])
+        powers = np.stack([gradient, gradient**2])
+        self.moments = betas[:, None, None] * self.moments + (1 - betas)[:, None, None] * powers
+        mean, square = self.moments / (1 - betas**self.steps)[:, None, None]
+        return -self.rate * mean / (np.sqrt(square) + config.eps)
+
+
+class FakeLearner:
+    """A policy table, its reference, and a critic that knows only the last token."""
+
+    def __init__(self, config: Config, model_dir: Path) -> None:
+        self._config = config
+        self._objective = Objective.from_config(config)
+        self._temperature = config.gconfig.temperature
+        self._table = model.read(model_dir)
+        self._shape = json.loads((model_dir / "config.json").read_text())  # a checkpoint of another model is refused
+        self._reference = self._table.copy()
+        self._values = np.zeros((len(self._table), 1))
+        self._adam = {
+            "policy": Adam(config.actor.optimizer, self._table.shape),
+            "warmup": Adam(config.warmup.optimizer, self._table.shape),
+            "critic": Adam(config.critic.optimizer, self._values.shape),
+        }
+
+    def score(self, batch: Batch) -> np.ndarray:
+        return self._score(self._table, batch)
+
+    def score_reference(self, batch: Batch) -> np.ndarray:
+        """Under the policy that reinforcement began with: the model directory's, or what the warm-up left."""
+        if not self._config.actor.kl_ctl:
+            raise UserError("actor.kl_ctl: 0 has no reference policy to score with")
+        return self._score(self._reference, batch)
+
+    def _score(self, table: np.ndarray, batch: Batch) -> np.ndarray:
+        logp = model.log_probs(table, self._temperature)[_last(batch), batch.token_ids]
+        return np.where(batch.loss_mask, logp, 0.0).astype(np.float32)
+
+    def values(self, batch: Batch) -> np.ndarray:
+        if self._config.actor.adv_estimator != "gae":
+            raise UserError(f"actor.adv_estimator: {self._config.actor.adv_estimator!r} has no critic (gae has one)")
+        return np.where(batch.loss_mask, self._values[_last(batch), 0], 0.0).astype(np.float32)
+
+    def update(self, batch: Batch) -> dict[str, Mean]:
+        return self._step(batch, self._objective, "policy")
+
+    def update_supervised(self, batch: Batch) -> dict[str, Mean]:
+        metrics = self._step(batch, Objective(loss="sft"), "policy" if self._config.actor.loss == "sft" else "warmup")
+        self._reference = self._table.copy()
+        return metrics
+
+    def _step(self, batch: Batch, objective: Objective, optimizer: str) -> dict[str, Mean]:
+        logp, entropy = self._logp_and_entropy(batch)
+        loss, gradient = self.loss_and_gradient(batch, objective)
+        self._table = (self._table + self._adam[optimizer].step(gradient)).astype(np.float32)
+        metrics = {"loss": Mean(loss, 1), "grad_norm": Mean(float(np.sqrt((gradient**2).sum())), 1)}
+        metrics |= {"lr": Mean(self._adam[optimizer].rate, 1), "entropy": _mean(entropy, batch.loss_mask)}
+        if objective.loss == "sft":
+            metrics["nll"] = _mean(-logp, batch.loss_mask)
+        else:
+            metrics |= _ratios(logp, _tokens(batch), objective)
+        return {f"{PREFIX}/{name}": mean for name, mean in metrics.items()}
+
+    def _logp_and_entropy(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """[R, T] float64, nats; log-probs rounded as the sampler reports them, so that a ratio of 1 is 1 to the bit."""
+        table = model.log_probs(self._table, self._temperature)
+        entropy = -(np.exp(table) * table).sum(1)
+        last = _last(batch)
+        return table[last, batch.token_ids].astype(np.float32).astype(np.float64), entropy[last]
+
+    def loss_and_gradient(self, batch: Batch, objective: Objective) -> tuple[float, np.ndarray]:
+        """The oracle's loss, and its gradient with respect to the table [V, V].
+
+        With z the logits / temperature of a row: d logp / dz = onehot - p and dH / dz = -p (log p + H).
+        """
+        logp, entropy = self._logp_and_entropy(batch)
+        result = oracle.policy_objective(logp, entropy, _tokens(batch), objective)
+        mask, last = batch.loss_mask, _last(batch)
+        all_logp = model.log_probs(self._table, self._temperature)[last[mask]]  # [trained tokens, V]
+        p, d_logp, d_entropy = np.exp(all_logp), result.d_logp[mask][:, None], result.d_entropy[mask][:, None]
+        d_logits = -p * d_logp - d_entropy * p * (all_logp + entropy[mask][:, None])
+        d_logits[np.arange(len(p)), batch.token_ids[mask]] += d_logp[:, 0]
+        gradient = np.zeros(self._table.shape)
+        np.add.at(gradient, last[mask], d_logits / self._temperature)
+        return float(result.loss), gradient
+
+    def update_critic(self, batch: Batch) -> dict[str, Mean]:
+        """Squared error to the returns, weighted by loss_weight."""
+        assert batch.returns is not None
+        last, mask = _last(batch), batch.loss_mask
+        value, target = self._values[last, 0][mask], batch.returns[mask].astype(np.float64)
+        gradient = np.zeros(self._values.shape)
+        np.add.at(gradient, last[mask], (batch.loss_weight[mask] * (value - target))[:, None])
+        self._values = self._values + self._adam["critic"].step(gradient)
+        error = (target - value) ** 2
+        moments = {"value": value, "return": target, "squared_error": error, "squared_return": target**2, "loss": error / 2}
+        metrics = {f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()}
+        return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)}
+
+    def export(self, directory: Path | None) -> WeightSource:
+        if directory is None:
+            return WeightSource(params=self._table.copy())
+        model.write(directory, self._table)
+        return WeightSource(directory=directory)
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        arrays = {"table": self._table, "reference": self._reference, "values": self._values}
+        arrays |= {f"moments.{name}": adam.moments for name, adam in self._adam.items()}
+        steps = {name: adam.steps for name, adam in self._adam.items()}
+        save_file(arrays, directory / CHECKPOINT)
+        (directory / "learner.json").write_text(json.dumps({"engine": "fake", "model": self._shape, "steps": steps}))
+
+    def restore(self, directory: Path) -> None:
+        try:
+            arrays = load_file(directory / CHECKPOINT)
+            saved = json.loads((directory / "learner.json").read_text())
+            if saved["model"] != self._shape:
+                raise ValueError("it is of another model")
+            steps = saved["steps"]
+            moments = {name: arrays[f"moments.{name}"] for name in self._adam}
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise UserError(f"checkpoint {directory}: {error} (delete it to go on from an older one)") from error
+        self._table, self._reference, self._values = arrays["table"], arrays["reference"], arrays["values"]
+        for name, adam in self._adam.items():
+            adam.moments, adam.steps = moments[name], steps[name]
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def _last(batch: Batch) -> np.ndarray:
+    """The token before each, [R, T]; whatever stands there for the first of a segment, which is never trained on."""
+    return np.roll(batch.token_ids, 1, axis=1)
+
+
+def _tokens(batch: Batch) -> TokenArrays:
+    def wide(x: np.ndarray | None) -> np.ndarray | None:
+        return None if x is None else x.astype(np.float64)
+
+    return TokenArrays(
+        loss_weight=wide(batch.loss_weight),
+        mask=batch.loss_mask,
+        advantage=wide(batch.advantage),
+        behavior_logp=wide(batch.behavior_logp),
+        segment_ids=batch.segment_ids,
+        proximal_logp=wide(batch.proximal_logp),
+        reference_logp=wide(batch.reference_logp),
+        interpolation=wide(batch.interpolation),
+        versions=batch.versions,
+    )
+
+
+def _ratios(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> dict[str, Mean]:
+    """Unweighted over the trained tokens."""
+    mask, proximal = tokens.mask, oracle.proximal_of(logp, tokens, objective)
+    log_ratio = np.where(mask, logp - proximal, 0.0)
+    ratio = np.exp(log_ratio)
+    clipped = (ratio < 1 - objective.clip_low) | (ratio > 1 + objective.clip_high)
+    behave = np.exp(np.where(mask, proximal - tokens.behavior_logp, 0.0))
+    return {
+        "importance_weight": Mean.of(ratio[mask]),
+        "behave_imp_weight": Mean.of(behave[mask]),
+        "approx_kl": _mean(ratio - 1 - log_ratio, mask),
+        "clip_ratio": _mean(clipped, mask),
+    } | _reference_kl(logp, tokens)
+
+
+def _reference_kl(logp: np.ndarray, tokens: TokenArrays) -> dict[str, Mean]:
+    """k3 of the sampled tokens, where the batch has a reference."""
+    if tokens.reference_logp is None:
+        return {}
+    log_ratio = np.where(tokens.mask, tokens.reference_logp - logp, 0.0)
+    return {"reference_kl": _mean(np.expm1(log_ratio) - log_ratio, tokens.mask)}
+
+
+def _mean(x: np.ndarray, mask: np.ndarray) -> Mean:
+    return Mean(float(x[mask].sum()), int(mask.sum()))

@@ -1,0 +1,34 @@
+"""What the entry point `fake` resolves to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rljax.allocation import Allocation, Pool
+from rljax.config import Config
+from rljax.engines.fake.learner import FakeLearner
+from rljax.engines.fake.sampler import FakeSampler
+from rljax.errors import UserError
+
+
+class FakePlugin:
+    """One process, no device."""
+
+    dims = ""
+    samples = True
+    learns = True
+    transports = ("memory", "directory")
+
+    def check(self, config: Config, allocation: Allocation) -> None:
+        """Its sampler draws from the whole distribution or takes the best token."""
+        if config.gconfig.top_p < 1 or config.gconfig.top_k > 0 or config.gconfig.stop:
+            raise UserError("allocation_mode: the engine fake has no top_p, top_k or stop strings (leave them out of gconfig)")
+
+    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> FakeSampler:
+        return FakeSampler(config, model_dir)
+
+    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> FakeLearner:
+        return FakeLearner(config, model_dir)
+
+
+PLUGIN = FakePlugin()

@@ -1,0 +1,222 @@
+"""Starts SGLang servers on this machine, one a data-parallel replica, and stops them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rljax.allocation import Pool
+from rljax.config import Config, SglangConfig
+from rljax.engines.http import guard
+from rljax.engines.http.remote import SPANS_AND_INTERVALS, Remote, ServerLost, fetch, inspect
+from rljax.errors import UserError
+
+GRACE = 3.0  # seconds between SIGTERM and SIGKILL: SGLang would finish its requests first
+PORT_ATTEMPTS = 3  # between our look and the server's, somebody else may take a port
+TAIL = 30  # lines of a log that are shown
+LOCAL = "127.0.0.1"
+_PORT_TAKEN = re.compile(r"address already in use|port \d+ is (not available|in use)", re.IGNORECASE)
+
+
+@dataclasses.dataclass
+class Process:
+    """A server and the guard it runs under."""
+
+    guard: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    @property
+    def base(self) -> str:
+        return f"http://{LOCAL}:{self.port}"
+
+    def tail(self) -> str:
+        with self.log.open(errors="replace") as lines:
+            return "".join(collections.deque(lines, TAIL)).rstrip()
+
+    def stop(self) -> None:
+        """Returns when the server and all its children are gone."""
+        assert self.guard.stdin is not None
+        self.guard.stdin.close()
+        try:
+            self.guard.wait(GRACE + 10)
+        except subprocess.TimeoutExpired:
+            self.guard.kill()
+            self.guard.wait()
+
+
+class SglangServers:
+    """The SGLang servers of a pool: `data` of them, each over `tensor` devices. They end with this process, however it ends.
+
+    Example:
+        servers = SglangServers(config, Pool("sglang", data=2), Path("models/SmolLM2-135M-Instruct"))   # minutes
+        sampler = HttpSampler(servers.remotes, version=0, replicas=servers)
+    """
+
+    def __init__(self, config: Config, pool: Pool, model_dir: Path, token: str | None = None) -> None:
+        """Starts them all at once and returns when all answer.
+
+        Raises:
+          UserError: no SGLang, or one that doesn't start, with the end of its log; then none is left running.
+        """
+        self._config, self._settings, self._pool, self._model_dir, self._token = config, config.sglang, pool, model_dir, token
+        self._python = interpreter(self._settings)
+        self._release = installed_release(self._python)
+        self._logs = Path(self._settings.log_dir or tempfile.mkdtemp(prefix="rljax-sglang-"))
+        self._restarts = [0] * pool.data
+        self._processes: list[Process] = []
+        self._closed = False
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            self._processes = [self._start(index) for index in range(pool.data)]
+            self.remotes = [self._ready(index) for index in range(pool.data)]
+        except BaseException:
+            self.close()
+            raise
+
+    def died(self, index: int) -> str | None:
+        process = self._processes[index]
+        status = process.guard.poll()
+        return None if status is None else f"server {index} ended with status {status} ({process.log})"
+
+    def restart(self, index: int) -> Remote:
+        """Starts a server again, with the weights of the model directory. Blocks."""
+        if self._closed:
+            raise UserError(f"server {index}: the servers are closed")
+        if self._restarts[index] >= self._settings.restarts:
+            raise UserError(
+                f"server {index} died {self._restarts[index] + 1} times (sglang.restarts; {self._processes[index].log})"
+            )
+        self._restarts[index] += 1
+        self._processes[index].stop()
+        self._processes[index] = self._start(index)
+        return self._ready(index)
+
+    def close(self) -> None:
+        self._closed = True
+        for process in self._processes:
+            assert process.guard.stdin is not None
+            process.guard.stdin.close()  # all at once; then wait for each
+        for process in self._processes:
+            process.stop()
+
+    def _start(self, index: int) -> Process:
+        port = free_port()
+        log = self._logs / f"sglang-{index}.log"
+        command = launch_command(self._settings, self._pool, self._model_dir, port, self._release)
+        command += ["--random-seed", str((self._config.seed + index) % 2**31)]
+        command += ["--enable-deterministic-inference"] if self._config.deterministic else []
+        command += ["--api-key", self._token] if self._token else []
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, guard.__file__, str(GRACE), self._python, *command],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment(self._settings, self._pool, index, os.environ),
+                start_new_session=True,  # Ctrl-C is for us; we say when it ends
+            )
+        return Process(process, port, log)
+
+    def _ready(self, index: int) -> Remote:
+        """Waits until a server answers."""
+        deadline = time.monotonic() + self._settings.start_timeout
+        attempts = 1
+        while True:
+            process = self._processes[index]
+            try:
+                fetch(process.base, "/health", self._token, timeout=60.0)
+                facts, _ = inspect(process.base, self._token)
+                return Remote(process.base, facts, self._token)
+            except ServerLost:
+                pass
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"server {index}: no answer in {self._settings.start_timeout:g} s (sglang.start_timeout); "
+                    f"the end of {process.log}:\n{process.tail()}"
+                )
+            try:
+                status = process.guard.wait(0.5)
+            except subprocess.TimeoutExpired:
+                continue
+            tail = process.tail()
+            if attempts == PORT_ATTEMPTS or not _PORT_TAKEN.search(tail):
+                raise UserError(f"server {index} ended with status {status}; the end of {process.log}:\n{tail}")
+            attempts += 1
+            self._processes[index] = self._start(index)
+
+
+def interpreter(settings: SglangConfig) -> str:
+    """Path of the Python that has SGLang. Raises UserError."""
+    if not settings.python:
+        return sys.executable
+    found = shutil.which(os.path.expanduser(settings.python))
+    if found is None:
+        raise UserError(f"sglang.python: no such interpreter: {settings.python} (bin/python of the environment with SGLang)")
+    return found
+
+
+def installed_release(python: str) -> tuple[int, ...]:
+    """(0, 5, 23), of the SGLang that an interpreter finds. Raises UserError where it finds none."""
+    question = "import importlib.metadata as m; print(m.version('sglang'))"
+    answer = subprocess.run([python, "-c", question], capture_output=True, text=True, timeout=60)
+    if answer.returncode:
+        raise UserError(
+            f"sglang.python: {python} has no SGLang (pip install 'rljax[sglang]', or name the interpreter that has it)"
+        )
+    return tuple(int(number) for number in re.findall(r"\d+", answer.stdout)[:3])
+
+
+def launch_command(settings: SglangConfig, pool: Pool, model_dir: Path, port: int, release: Sequence[int]) -> list[str]:
+    """Arguments of the interpreter."""
+    options: dict[str, object | None] = {
+        "model-path": model_dir,
+        "host": LOCAL,
+        "port": port,
+        "weight-version": 0,
+        "tp-size": pool.tensor,
+        "dtype": settings.dtype,
+        "stream-interval": settings.stream_interval,
+        "device": settings.device or None,
+        "attention-backend": settings.attention_backend or None,
+        "mem-fraction-static": settings.mem_fraction_static,
+        "context-length": settings.context_length,
+        "max-running-requests": settings.max_running_requests,
+    }
+    command = ["-m", "sglang.launch_server"]
+    for name, value in options.items():
+        command += [] if value is None else [f"--{name}", str(value)]
+    command += ["--disable-overlap-schedule"] if settings.disable_overlap_schedule else []
+    command += ["--incremental-streaming-output"] if tuple(release) >= SPANS_AND_INTERVALS else []
+    return [*command, *settings.extra_args]
+
+
+def environment(settings: SglangConfig, pool: Pool, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Replica `index` sees its own devices only."""
+    env = dict(inherited)
+    if settings.device == "cpu":
+        return env | {"SGLANG_USE_CPU_ENGINE": "1"}
+    first = pool.first_device + index * pool.tensor
+    wanted = range(first, first + pool.tensor)
+    if visible := inherited.get("CUDA_VISIBLE_DEVICES"):
+        names = visible.split(",")
+        if wanted.stop > len(names):
+            raise UserError(f"allocation_mode: the servers need device {wanted.stop - 1}, CUDA_VISIBLE_DEVICES={visible}")
+        return env | {"CUDA_VISIBLE_DEVICES": ",".join(names[i] for i in wanted)}
+    return env | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, wanted))}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOCAL, 0))
+        return int(probe.getsockname()[1])

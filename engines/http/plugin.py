@@ -1,0 +1,73 @@
+"""The engine `http`: a sampler that runs elsewhere already, at `rollout.addr`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rljax.allocation import Allocation, Pool
+from rljax.config import Config
+from rljax.engine import Learner, Sampler
+from rljax.engines.http.client import HttpSampler, Replicas
+from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, ServerLost, inspect, normalized
+from rljax.errors import SamplerError, UserError
+
+
+def attach(config: Config) -> HttpSampler:
+    """A sampler of the servers at `rollout.addr`, one or several with commas between. Blocks.
+
+    Its version is the newest that a server has; servers with older weights wait for the next publish.
+
+    Raises UserError when an address doesn't answer as a server does.
+    """
+    token = os.environ.get(TOKEN_VARIABLE)
+    addresses = [part.strip() for part in config.rollout.addr.split(",") if part.strip()]
+    if not addresses:
+        raise UserError("rollout.addr: empty (HOST:PORT of a running server; experiments.serve starts one)")
+    found = []
+    for base in map(normalized, addresses):
+        try:
+            facts, version = inspect(base, token)
+        except (ServerLost, SamplerError) as error:
+            raise UserError(f"rollout.addr: {error} (is a server running there?)") from None
+        found.append((Remote(base, facts, token), version))
+    newest = max(version for _, version in found)
+    for remote, version in found:
+        if version != newest:
+            remote.lost(f"{remote.base}: has version {version}, not {newest}")
+            remote.behind = True
+    return sampler_of(config, [remote for remote, _ in found], newest)
+
+
+def sampler_of(config: Config, remotes: Sequence[Remote], version: int, replicas: Replicas | None = None) -> HttpSampler:
+    """As `rollout` wants it."""
+    rollout = config.rollout
+    return HttpSampler(
+        remotes,
+        version=version,
+        request_timeout=rollout.request_timeout,
+        request_retries=rollout.request_retries,
+        recompute=rollout.recompute_kv_on_publish,
+        replicas=replicas,
+    )
+
+
+class HttpPlugin:
+    dims = "d"
+    samples = True
+    learns = False
+    transports = ("nccl", "gloo", "directory")
+
+    def check(self, config: Config, allocation: Allocation) -> None:
+        for part in config.rollout.addr.split(","):
+            normalized(part.strip())
+
+    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
+        return attach(config)
+
+    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
+        raise UserError("allocation_mode: http cannot learn (it is a sampler that runs elsewhere)")
+
+
+PLUGIN = HttpPlugin()

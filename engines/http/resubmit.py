@@ -1,0 +1,71 @@
+"""A completion in several answers: what is left to ask for when one broke off, and the answers joined."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import numpy as np
+
+from rljax.engines.http.remote import Remote
+from rljax.engines.http.replies import Reply
+from rljax.errors import UserError
+from rljax.types import Completion, Finish, Request
+
+
+def remaining(request: Request, done: Completion) -> Request | None:
+    """What is still to be asked for behind the tokens that came; None when that is nothing.
+
+    Stop strings are matched within one answer only: of the tokens that came, as many are dropped as a stop string's beginning
+    may have, and drawn again. The seed changes, or the first tokens' random numbers would be used twice.
+    """
+    kept = len(shortened(done, request).token_ids)
+    if not kept:
+        return request
+    left = request.params.max_new_tokens - kept
+    if left <= 0:
+        return None
+    params = dataclasses.replace(
+        request.params, max_new_tokens=left, min_new_tokens=max(0, request.params.min_new_tokens - kept)
+    )
+    prompt = np.concatenate([request.prompt_ids, done.token_ids[:kept]])
+    seed = int.from_bytes(hashlib.blake2b(f"{request.seed}/{kept}".encode(), digest_size=4).digest(), "big") % 2**31
+    return Request(request.id, prompt, params, seed)
+
+
+def shortened(done: Completion, request: Request) -> Completion:
+    """Without the tokens in which a stop string may have begun: a token has at least one byte."""
+    drop = max((len(stop.encode()) for stop in request.params.stop), default=1) - 1
+    kept = max(0, len(done.token_ids) - drop)
+    return Completion(done.token_ids[:kept], done.logp[:kept], done.versions[:kept], done.finish)
+
+
+def fitted(request: Request | None, remote: Remote, sampled: int) -> Request | None:
+    """Within the server's vocabulary and context; None when nothing is left to ask for behind the tokens sampled so far."""
+    if request is None:
+        return None
+    prompt, vocabulary, context = request.prompt_ids, remote.facts.vocabulary, remote.facts.context_length
+    if vocabulary is not None and (np.min(prompt) < 0 or np.max(prompt) >= vocabulary):
+        raise UserError(f"request {request.id}: the prompt has a token id outside the vocabulary [0, {vocabulary})")
+    if context is None:
+        return request
+    room = context - len(prompt)
+    if room <= 0 and sampled:
+        return None
+    if room <= 0:
+        raise UserError(f"request {request.id}: a prompt of {len(prompt)} tokens leaves no room in a context of {context}")
+    params = request.params
+    if params.max_new_tokens <= room:
+        return request
+    params = dataclasses.replace(params, max_new_tokens=room, min_new_tokens=min(params.min_new_tokens, room))
+    return dataclasses.replace(request, params=params)
+
+
+def joined(done: Completion, reply: Reply) -> Completion:
+    token_ids, logp, versions = reply.arrays()
+    return Completion(
+        np.concatenate([done.token_ids, token_ids]),
+        np.concatenate([done.logp, logp]),
+        np.concatenate([done.versions, versions]),
+        reply.finish or Finish.ABORT,
+    )

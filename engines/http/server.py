@@ -1,0 +1,250 @@
+"""Our server: any sampler behind SGLang's endpoints, so that one client drives either.
+
+    POST /generate                     input_ids, sampling_params, return_logprob, stream -> output_ids, meta_info
+    GET  /health, /get_model_info (/model_info), /get_server_info (/server_info)
+    POST /pause_generation, /continue_generation, /abort_request, /flush_cache, /update_weights_from_disk
+
+Bodies and replies are SGLang's (rljax/engines/http/wire.py). What carries pickles, or needs torch, is refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+import rljax
+from rljax.engine import Sampler, WeightSource
+from rljax.engines.http import wire
+from rljax.engines.http.admission import answer_errors, authorize, error_response, json_body, weight_directory
+from rljax.engines.http.calls import Call
+from rljax.engines.http.remote import OURS
+from rljax.engines.http.wire import BadRequest
+from rljax.errors import SamplerError, UserError
+from rljax.tokenizer import Tokenizer
+from rljax.types import Piece
+
+PAUSE_MODES = ("abort", "retract", "in_place")
+NOT_OFFERED = (
+    "/update_weights_from_tensor",
+    "/update_weights_from_distributed",
+    "/update_weights_from_ipc",
+    "/init_weights_update_group",
+    "/destroy_weights_update_group",
+    "/begin_weight_update",
+    "/end_weight_update",
+)
+MAX_VERSION = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """What a server allows and says of itself."""
+
+    model_path: str
+    weight_roots: Sequence[Path]
+    context_length: int | None = None  # tokens of prompt and completion; None: the sampler alone knows
+    token: str | None = None
+    max_requests: int = 1024
+    max_body: int = 64 << 20  # bytes
+
+
+class SamplerServer:
+    """The application around a sampler, which it doesn't close."""
+
+    def __init__(self, sampler: Sampler, options: ServerOptions, tokenizer: Tokenizer | None = None) -> None:
+        self._sampler, self._options, self._tokenizer = sampler, options, tokenizer
+        self._calls: dict[str, Call] = {}
+        self._control = asyncio.Lock()  # one pause, load or resume at a time
+        self._runner: web.AppRunner | None = None
+
+    def application(self) -> web.Application:
+        app = web.Application(
+            middlewares=[answer_errors, authorize(self._options.token)], client_max_size=self._options.max_body
+        )
+        for path in ("/health", "/health_generate"):
+            app.router.add_get(path, self.health)
+        for path in ("/get_model_info", "/model_info"):
+            app.router.add_get(path, self.model_info)
+        for path in ("/get_server_info", "/server_info"):
+            app.router.add_get(path, self.server_info)
+        app.router.add_post("/generate", self.generate)
+        app.router.add_post("/pause_generation", self.pause)
+        app.router.add_post("/continue_generation", self.resume)
+        app.router.add_post("/abort_request", self.abort)
+        app.router.add_post("/flush_cache", self.flush_cache)
+        app.router.add_post("/update_weights_from_disk", self.load_weights)
+        for path in NOT_OFFERED:
+            app.router.add_post(path, self.not_offered)
+        return app
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listens, and returns (host, port) with the port that was found for 0. Raises OSError."""
+        self._runner = web.AppRunner(self.application(), handler_cancellation=True, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port, reuse_address=True)
+        await site.start()
+        listening = self._runner.addresses[0]
+        return str(listening[0]), int(listening[1])
+
+    async def close(self) -> None:
+        """Ends what is under way and stops listening."""
+        for call in tuple(self._calls.values()):
+            call.abort()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # Completions
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        encode = self._tokenizer.encode if self._tokenizer else None
+        stop_ids = self._tokenizer.eos_token_ids if self._tokenizer else ()
+        parsed = wire.parse_generate(await json_body(request), encode=encode, default_stop_ids=stop_ids)
+        rid = parsed.request.id
+        if rid in self._calls:
+            raise BadRequest(f"rid: {rid!r} is under way already")
+        if len(self._calls) >= self._options.max_requests:
+            return error_response(503, f"{self._options.max_requests} requests are under way (serve.max_requests)")
+        call = self._calls[rid] = Call(parsed, self._sampler)
+        try:
+            if parsed.stream:
+                return await self._stream(request, call)
+            piece = await call.whole()
+            return web.json_response(self._reply(call, piece, len(piece.token_ids)))
+        finally:
+            del self._calls[rid]
+            await call.close()
+
+    async def _stream(self, request: web.Request, call: Call) -> web.StreamResponse:
+        """Nothing is sent before the first tokens, so that a refused request gets its own status."""
+        await call.wait()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        sent = 0
+        try:
+            while True:
+                total, finished = call.total, call.finish is not None
+                if total > sent or finished:
+                    piece = call.tokens_from(sent if call.call.incremental else 0)
+                    await self._event(response, json.dumps(self._reply(call, piece, total)))
+                    sent = total
+                if finished:
+                    break
+                await call.wait()
+        except (UserError, SamplerError) as error:  # too late for a status
+            await self._event(response, json.dumps({"error": {"message": str(error), "code": 503}}))
+        await self._event(response, "[DONE]")
+        await response.write_eof()
+        return response
+
+    async def _event(self, response: web.StreamResponse, data: str) -> None:
+        await response.write(f"data: {data}\n\n".encode())
+
+    def _reply(self, call: Call, piece: Piece, total: int) -> dict[str, Any]:
+        text = self._tokenizer.decode(piece.token_ids.tolist()) if self._tokenizer else ""
+        return wire.reply(
+            call.call,
+            piece.token_ids,
+            piece.logp,
+            piece.versions,
+            piece.finish,
+            total=total,
+            version=self._sampler.version,
+            text=text,
+        )
+
+    async def abort(self, request: web.Request) -> web.Response:
+        """By id, and not by prefix as SGLang does it."""
+        body = await json_body(request)
+        rid, every = body.get("rid"), body.get("abort_all", False)
+        if not isinstance(every, bool) or not (rid is None or isinstance(rid, str)):
+            raise BadRequest("abort_request: rid is a string, abort_all true or false")
+        for call in [call for name, call in self._calls.items() if every or name == rid]:
+            call.abort()
+        return web.json_response({})
+
+    # Control
+
+    async def pause(self, request: web.Request) -> web.Response:
+        mode = (await json_body(request)).get("mode", "abort")
+        if mode not in PAUSE_MODES:
+            raise BadRequest(f"mode: one of {', '.join(PAUSE_MODES)}")
+        async with self._control:
+            if mode == "abort":
+                for call in tuple(self._calls.values()):
+                    call.abort()
+            await self._sampler.pause()
+        return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        await json_body(request)
+        async with self._control:
+            await self._sampler.resume()
+        return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def load_weights(self, request: web.Request) -> web.Response:
+        """Without a weight_version, the version goes up by one. What is in flight goes on; flush_cache changes nothing: no
+        cache of older weights serves later requests either way, and requests in flight are the sampler's own choice."""
+        body = await json_body(request)
+        directory = await asyncio.to_thread(weight_directory, body.get("model_path"), self._options.weight_roots)
+        async with self._control:
+            version = _version(body.get("weight_version"), self._sampler.version + 1)
+            await self._sampler.load_weights(WeightSource(directory=directory), version)
+        message = f"Succeeded to update model weights. Weight version updated to {version}."
+        return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
+
+    async def flush_cache(self, request: web.Request) -> web.Response:
+        await json_body(request)
+        return web.Response(text="Nothing to flush: prefixes are shared only under the weights that made them.\n")
+
+    async def not_offered(self, request: web.Request) -> web.Response:
+        raise BadRequest(f"{request.path}: not offered by this server (use /update_weights_from_disk)")
+
+    # What it is
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        info = {
+            "model_path": self._options.model_path,
+            "tokenizer_path": self._options.model_path,
+            "is_generation": True,
+            "weight_version": str(self._sampler.version),
+        }
+        return web.json_response(info)
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        info = {
+            "version": f"{OURS}-{rljax.__version__}",
+            "model_path": self._options.model_path,
+            "context_length": self._options.context_length,
+            "max_running_requests": self._options.max_requests,
+            "disable_overlap_schedule": True,  # no step straddles a pause
+            "running_requests": len(self._calls),
+        }
+        return web.json_response(info)
+
+
+def _version(value: object, default: int) -> int:
+    if value is None:
+        return default
+    text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= MAX_VERSION):
+        raise BadRequest(f"weight_version: a number from 0 to {MAX_VERSION}")
+    return int(text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on can be reached from this machine only."""
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return all(str(address).startswith("127.") or address == "::1" for address in addresses)

@@ -1,0 +1,316 @@
+"""The JSON of SGLang's native protocol, both ways: requests as bodies of /generate, completions as its replies.
+
+    client                                          server
+    generate_body(request) -> {...}   -- HTTP -->   parse_generate({...}) -> GenerateCall
+    replies.Reply.add({...})          <-- SSE --    reply({...}) of the tokens so far
+
+Only what rljax needs is understood: one prompt of token ids (or text, where the server has a tokenizer), one completion.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from rljax.types import Finish, Request, SamplingParams
+
+GREEDY_TEMPERATURE = 0.0  # SGLang's word for argmax
+NO_TOP_K = -1
+MAX_SEED = 2**63
+MAX_STOPS = 32  # stop strings, as in SGLang
+MAX_STOP_LENGTH = 1024  # characters of one
+
+# Keys of sampling_params that change what is sampled in ways we don't offer, and the value at which they change nothing.
+NEUTRAL: Mapping[str, Any] = {
+    "n": 1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "json_schema": None,
+    "regex": None,
+    "ebnf": None,
+    "structural_tag": None,
+    "stop_regex": None,
+    "logit_bias": None,
+    "custom_params": None,
+    "beam_width": None,
+    "watermark": None,
+}
+# Keys that only shape the text or the rhythm of a reply.
+IGNORED = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval"})
+
+
+class BadRequest(Exception):
+    """The body of a request is wrong; the message says where. Answered with status 400."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerateCall:
+    """A parsed /generate."""
+
+    request: Request
+    stream: bool
+    return_logprob: bool
+    incremental: bool  # each chunk of a stream has its own tokens only; SGLang's default is all tokens so far
+
+
+# Requests, from our client ------------------------------------------------------------------------------------------------
+
+
+def generate_body(
+    request: Request, *, cache_key: str, incremental: bool = False, interval: int | None = None
+) -> dict[str, Any]:
+    """The body of /generate for a request, streamed, with log-probs.
+
+    Args:
+      cache_key: requests share cached prefixes only under the same key; it must change with the weights (law 7).
+      incremental: ask our own server for chunks of new tokens only.
+      interval: tokens a chunk, for servers that take it by request.
+    """
+    params = request.params
+    sampling = {
+        "max_new_tokens": params.max_new_tokens,
+        "min_new_tokens": params.min_new_tokens,
+        "temperature": GREEDY_TEMPERATURE if params.greedy else params.temperature,
+        "top_p": 1.0 if params.greedy else params.top_p,
+        "top_k": NO_TOP_K if params.greedy or not params.top_k else params.top_k,
+        "stop": list(params.stop),
+        "stop_token_ids": [int(i) for i in params.stop_token_ids],
+        "ignore_eos": not params.stop_token_ids,  # of SGLang: neither the model's EOS ids nor stop_token_ids end anything
+        "sampling_seed": int(request.seed),
+    }
+    if interval is not None:
+        sampling["stream_interval"] = interval
+    body = {
+        "rid": request.id,
+        "input_ids": [int(i) for i in request.prompt_ids],
+        "sampling_params": sampling,
+        "return_logprob": True,
+        "stream": True,
+        "extra_key": cache_key,
+    }
+    return body | ({"incremental": True} if incremental else {})
+
+
+# Requests, at our server --------------------------------------------------------------------------------------------------
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """A JSON object, strictly: no NaN, no other top-level value. Raises BadRequest."""
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant) if body else {}
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise BadRequest(f"body: not JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise BadRequest(f"body: a JSON object is needed, not {type(value).__name__}")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def parse_generate(
+    body: Mapping[str, Any], *, encode: Callable[[str], list[int]] | None = None, default_stop_ids: Sequence[int] = ()
+) -> GenerateCall:
+    """Reads the body of /generate. Raises BadRequest.
+
+    Args:
+      encode: of the server's tokenizer, for "text" prompts; None: only "input_ids" are taken.
+      default_stop_ids: the model's EOS ids, for requests that name none and don't ignore them.
+    """
+    sampling = _get(body, "sampling_params", dict, {})
+    stop_ids = _stop_token_ids(sampling)
+    if not stop_ids and not _get(sampling, "ignore_eos", bool, False):
+        stop_ids = tuple(default_stop_ids)
+    temperature = _number(sampling, "temperature", 1.0)
+    greedy = temperature == GREEDY_TEMPERATURE
+    top_k = _integer(sampling, "top_k", NO_TOP_K)
+    for name, value in sampling.items():
+        if name in NEUTRAL and value is not None and value != NEUTRAL[name]:
+            raise BadRequest(f"sampling_params.{name}: not offered by this server (leave it at {NEUTRAL[name]})")
+        if name not in NEUTRAL and name not in IGNORED and name not in _READ:
+            raise BadRequest(f"sampling_params.{name}: no such parameter")
+    try:
+        params = SamplingParams(
+            max_new_tokens=_integer(sampling, "max_new_tokens", 128),
+            min_new_tokens=_integer(sampling, "min_new_tokens", 0),
+            temperature=1.0 if greedy else temperature,
+            top_p=_number(sampling, "top_p", 1.0),
+            top_k=0 if top_k == NO_TOP_K or greedy else top_k,
+            greedy=greedy,
+            stop=_stop_strings(sampling),
+            stop_token_ids=stop_ids,
+        )
+    except ValueError as error:
+        raise BadRequest(f"sampling_params: {error}") from None
+    seed = _integer(sampling, "sampling_seed", None)
+    if not -MAX_SEED <= seed < MAX_SEED:
+        raise BadRequest(f"sampling_params.sampling_seed: must lie in [-2**63, 2**63), not {seed}")
+    request = Request(_rid(body), _prompt(body, encode), params, seed)
+    return GenerateCall(
+        request,
+        stream=_get(body, "stream", bool, False),
+        return_logprob=_get(body, "return_logprob", bool, False),
+        incremental=_get(body, "incremental", bool, False),
+    )
+
+
+_READ = frozenset(
+    ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k")
+    + ("stop", "stop_token_ids", "ignore_eos", "sampling_seed")
+)
+
+
+def _get(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise BadRequest(f"{name}: must be {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def _integer(body: Mapping[str, Any], name: str, default: int | None) -> int:
+    """None as the default draws a number: a request without a seed is different every time."""
+    value = body.get(name)
+    if value is None:
+        return uuid.uuid4().int % 2**31 if default is None else default
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadRequest(f"{name}: must be an integer, not {type(value).__name__}")
+    if abs(value) > MAX_SEED:
+        raise BadRequest(f"{name}: {name} is out of range")
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str, default: float) -> float:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise BadRequest(f"{name}: must be a number, not {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):  # 1e999 is valid JSON
+        raise BadRequest(f"{name}: must be finite")
+    return number
+
+
+def _rid(body: Mapping[str, Any]) -> str:
+    rid = _get(body, "rid", str, None)
+    if rid is None:
+        return uuid.uuid4().hex
+    if not 0 < len(rid) <= 256:
+        raise BadRequest("rid: 1 to 256 characters")
+    return str(rid)
+
+
+def _prompt(body: Mapping[str, Any], encode: Callable[[str], list[int]] | None) -> np.ndarray:
+    """[P] int32. Whether the ids are in the vocabulary, and fit the context, the sampler says."""
+    text, ids = _get(body, "text", str, None), _get(body, "input_ids", list, None)
+    if (text is None) == (ids is None):
+        raise BadRequest("input_ids: one of input_ids (a list of token ids) and text is needed")
+    if ids is None:
+        if encode is None:
+            raise BadRequest("text: this server has no tokenizer (send input_ids)")
+        try:
+            ids = encode(text)
+        except UnicodeEncodeError:
+            raise BadRequest("text: holds half of a surrogate pair") from None
+    if not ids:
+        raise BadRequest("input_ids: the prompt is empty")
+    return np.array(_token_ids(ids, "input_ids"), np.int32)
+
+
+def _token_ids(ids: Sequence[Any], name: str) -> list[int]:
+    if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
+        raise BadRequest(f"{name}: must be a list of token ids (one prompt a request)")
+    return list(ids)
+
+
+def _stop_token_ids(sampling: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(_token_ids(_get(sampling, "stop_token_ids", list, []), "sampling_params.stop_token_ids"))
+
+
+def _stop_strings(sampling: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = sampling.get("stop")
+    stops = [stop] if isinstance(stop, str) else _get(sampling, "stop", list, [])
+    if not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_LENGTH for s in stops) or len(stops) > MAX_STOPS:
+        raise BadRequest(f"stop: at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters")
+    return tuple(stops)
+
+
+# Replies, from our server -------------------------------------------------------------------------------------------------
+
+
+def reply(
+    call: GenerateCall,
+    token_ids: np.ndarray,
+    logp: np.ndarray,
+    versions: np.ndarray,
+    finish: Finish | None,
+    *,
+    total: int,
+    version: int,
+    text: str,
+) -> dict[str, Any]:
+    """A chunk of a stream, or a whole reply.
+
+    Args:
+      token_ids, logp, versions: [T], of the tokens this chunk brings.
+      total: tokens of the completion so far, those of earlier chunks included.
+      version: of the weights now; the label of a chunk with no token.
+    """
+    meta: dict[str, Any] = {
+        "id": call.request.id,
+        "finish_reason": None if finish is None else _finish_reason(finish, call, token_ids, total),
+        "prompt_tokens": len(call.request.prompt_ids),
+        "completion_tokens": total,
+        "cached_tokens": 0,
+        "weight_version": str(int(versions[-1]) if len(versions) else version),
+        "weight_versions": spans(versions, total - len(versions)),
+    }
+    if call.return_logprob:
+        meta["output_token_logprobs"] = [
+            [_finite(value), int(token), None] for value, token in zip(logp, token_ids, strict=True)
+        ]
+    return {"text": text, "output_ids": [int(i) for i in token_ids], "meta_info": meta}
+
+
+def _finish_reason(finish: Finish, call: GenerateCall, token_ids: np.ndarray, total: int) -> dict[str, Any]:
+    if finish is Finish.LENGTH:
+        return {"type": "length", "length": total}
+    if finish is Finish.ABORT:
+        return {"type": "abort", "message": "Aborted"}
+    last = int(token_ids[-1]) if len(token_ids) else None
+    return {"type": str(finish), "matched": last if last in call.request.params.stop_token_ids else None}
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def spans(versions: Iterable[int], start: int = 0) -> list[dict[str, Any]]:
+    """Runs of equal versions as SGLang 0.5.23 reports them, from token `start` of the completion on.
+
+    Example: spans([5, 5, 6]) == [{"version": "5", "start": 0, "end": 2}, {"version": "6", "start": 2, "end": 3}]
+    """
+    found: list[dict[str, Any]] = []
+    for index, version in enumerate(versions, start):
+        if found and found[-1]["version"] == str(version):
+            found[-1]["end"] = index + 1
+        else:
+            found.append({"version": str(version), "start": index, "end": index + 1})
+    return found

@@ -1,0 +1,56 @@
+"""What the entry point `jax` resolves to: the JAX sampler and learner, on TPU, GPU or CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rljax.allocation import Allocation, Pool
+from rljax.config import Config
+from rljax.engine import Learner, Sampler
+from rljax.errors import UserError
+
+NAME = "jax"  # of the entry point
+
+
+class JaxPlugin:
+    """Imports the engines when they are made: naming the plugin loads no jax."""
+
+    dims = "dtf"
+    samples = True
+    learns = True
+    transports = ("memory", "directory")
+
+    def check(self, config: Config, allocation: Allocation) -> None:
+        """What JAX itself can't do; whether the machine has the devices is seen when an engine is made."""
+        sampler, learner = allocation.sampler, allocation.learner
+        if sampler is not None and sampler.engine == NAME:
+            _check_context(config)
+        if not config.jax.bitwise or sampler is None or learner is None:
+            return
+        if sampler.engine != learner.engine:
+            raise UserError("jax.bitwise: sampler and learner must both be jax, for one program scores for both")
+        if (sampler.data, sampler.fsdp, sampler.tensor) != (learner.data, learner.fsdp, learner.tensor):
+            raise UserError(f"jax.bitwise: pools of one shape only ({sampler} and {learner} add up in different orders)")
+
+    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
+        from rljax.engines.jax.sampler import JaxSampler
+
+        return JaxSampler(config, pool, model_dir)
+
+    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
+        from rljax.engines.jax.learner import JaxLearner
+
+        return JaxLearner(config, pool, model_dir)
+
+
+def _check_context(config: Config) -> None:
+    """A slot must hold the longest prompt that the data may bring, and what is sampled after it."""
+    prompt, completion = config.train_dataset.max_length or 1, config.gconfig.max_new_tokens
+    if config.jax.context_length < prompt + completion:
+        raise UserError(
+            f"jax.context_length: {config.jax.context_length} tokens cannot hold a prompt "
+            f"(train_dataset.max_length={config.train_dataset.max_length}) and gconfig.max_new_tokens={completion}"
+        )
+
+
+PLUGIN = JaxPlugin()

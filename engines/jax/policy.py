@@ -1,0 +1,91 @@
+"""The policy's network: what is trained of it, what is frozen, and programs that run on both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from rljax.backends.jax import hf, lora
+from rljax.backends.jax.model import Transformer
+from rljax.backends.jax.sharding import replicated
+from rljax.config import Config
+from rljax.hf.spec import ModelSpec
+
+Tree = Any  # a pytree of arrays
+MASTER = jnp.float32  # weights and moments
+
+
+class Policy:
+    """A model in two trees of parameters: `trained` (all, or the LoRA adapters) and `frozen` (nothing, or the base).
+
+    Example: program = policy.program(lambda model, rows: model.logits(...)); program(policy.trained, policy.frozen, rows)
+    """
+
+    def __init__(self, config: Config, mesh: Mesh, model_dir: Path) -> None:
+        actor = config.actor
+        self.mesh = mesh
+        self.dtype = jnp.dtype(actor.dtype)
+        self.spec = ModelSpec.from_directory(model_dir)
+        base_dtype = MASTER if actor.lora.rank == 0 or config.jax.bitwise else self.dtype  # a frozen base needs no master copy
+        self.graphdef, params = hf.load(model_dir, mesh, actor.dtype, base_dtype, remat=actor.gradient_checkpointing)
+        self.trained, self.frozen = params, {}
+        self._adapted = actor.lora.rank > 0
+        if self._adapted:
+            self._scale = actor.lora.alpha / actor.lora.rank
+            targets = actor.lora.target_modules
+            self.graphdef, adapters = lora.add(
+                self.graphdef,
+                params,
+                rank=actor.lora.rank,
+                alpha=actor.lora.alpha,
+                targets=targets,
+                seed=config.seed,
+                mesh=mesh,
+            )
+            self.trained, self.frozen = adapters, params
+        dtype = MASTER if config.jax.bitwise else jnp.dtype(config.jax.sampler_dtype)
+        self._publish = jax.jit(lambda trained, frozen: _published(self._merged(trained, frozen), dtype))
+        self._whole = jax.jit(self._merged)
+
+    def model(self, trained: Tree, frozen: Tree) -> Transformer:
+        """Inside a traced function."""
+        return nnx.merge(self.graphdef, frozen, trained) if self._adapted else nnx.merge(self.graphdef, trained)
+
+    def program(self, function: Callable[[Transformer, Any], Any]) -> Any:
+        """(trained, frozen, rows) -> function(model, rows), jitted, its result on every device so that any host can read it."""
+        return jax.jit(
+            lambda trained, frozen, rows: function(self.model(trained, frozen), rows), out_shardings=replicated(self.mesh)
+        )
+
+    def merged(self) -> Tree:
+        """The parameters with the adapters folded in, as `hf.load` gives them. Not to be kept: an update may donate them."""
+        return self._whole(self.trained, self.frozen) if self._adapted else self.trained
+
+    def copied(self, dtype: Any) -> Tree:
+        """A copy of what is trained, in buffers of its own."""
+        return jax.jit(lambda trained: jax.tree.map(lambda a: _copy(a, dtype), trained))(self.trained)
+
+    def published(self) -> Tree:
+        """A copy of `merged` for a sampler: matrices in `jax.sampler_dtype` (float32 in the bitwise mode), norms in float32.
+
+        The buffers are new and the learner keeps no hold of them, so that no later update can donate them away: a sampler may
+        keep them as they are, or reshard them.
+        """
+        return self._publish(self.trained, self.frozen)
+
+    def _merged(self, trained: Tree, frozen: Tree) -> Tree:
+        return lora.merge(frozen, trained, self._scale) if self._adapted else trained
+
+
+def _copy(array: jax.Array, dtype: Any) -> jax.Array:
+    return jnp.array(array, dtype, copy=True)  # jit would hand an unchanged input through, buffer and all
+
+
+def _published(params: Tree, dtype: Any) -> Tree:
+    return jax.tree.map_with_path(lambda path, a: _copy(a, MASTER if path[-1].key == "scale" else dtype), params)

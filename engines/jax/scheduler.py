@@ -1,0 +1,337 @@
+"""The sampler's loop, in a thread of its own: admit, prefill, decode, collect.
+
+    generate --> inbox --> slot --> prefix copied --> prefilled --> decoding --> completion
+                                                       ^                |
+                     publish with recompute_kv_on_publish               a stop id, a stop string, a limit, an abort
+
+Prompts are prefilled before anything is decoded, so that a decode step is as full as it can be; as slots are few,
+decoding never waits long. Requests, pauses and weight swaps come through one inbox and are looked at between dispatches.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rljax.engine import WeightSource
+from rljax.engines.jax.programs import HALT, ORDER, START, Decoded, Programs
+from rljax.engines.jax.slots import SlotTable, Work
+from rljax.errors import SamplerError
+from rljax.types import Completion, Finish
+
+log = logging.getLogger(__name__)
+
+Scorer = Callable[[Any, Sequence[np.ndarray]], Sequence[np.ndarray]]
+"""(weights, sequences of T token ids) -> their log-probs, [T] float32, nats, at the temperature of the run."""
+
+
+@dataclasses.dataclass
+class Command:
+    """Something to do between two dispatches."""
+
+    act: Callable[[], None]
+    future: concurrent.futures.Future[None] = dataclasses.field(default_factory=concurrent.futures.Future)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatch:
+    """A decode dispatch whose tokens have not been read yet."""
+
+    drawn: Decoded
+    version: int
+    tenants: dict[int, Work]
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerStats:
+    """Counts since the start, and what goes on now."""
+
+    generated_tokens: int
+    prompt_tokens: int
+    prefilled_tokens: int  # less than prompt_tokens where prefixes were shared
+    running: int  # requests in slots
+    waiting: int  # requests without one
+    tokens_per_second: float  # over the last dispatches
+
+
+class Scheduler:
+    """Owns programs and slots; everything but `submit`, `command` and `stats` runs in its thread."""
+
+    def __init__(
+        self, programs: Programs, *, recompute: bool, ahead: int, scorer: Scorer | None = None, scored_temperature: float = 1.0
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+          recompute: `rollout.recompute_kv_on_publish`.
+          ahead: decode dispatches sent before the oldest is read; 1 hides the host's work behind a device's.
+          scorer: of `jax.bitwise`: its log-probs replace those of sampling when a completion ends.
+        """
+        self.version = 0
+        self._weights = 0  # how many have been loaded: a server outlives runs, and the next one's version 3 is another
+        self._scorer, self._scored_temperature = scorer, scored_temperature
+        self._programs, self._recompute, self._ahead = programs, recompute, ahead
+        self._table = SlotTable(programs.slots, programs.context)
+        self._inbox: queue.SimpleQueue[Work | Command] = queue.SimpleQueue()
+        self._waiting: collections.deque[Work] = collections.deque()
+        self._decoding: dict[int, Work] = {}  # what the device has in its slots
+        self._dispatched: collections.deque[Dispatch] = collections.deque()
+        self._paused = False
+        self._ended: BaseException | None = None  # why nothing runs any more
+        self._lock = threading.Lock()  # nothing enters the inbox after the thread has emptied it for the last time
+        self._generated = self._prompted = self._prefilled = 0
+        self._rate: collections.deque[tuple[float, int]] = collections.deque(maxlen=64)  # (when, generated so far)
+        self._thread = threading.Thread(target=self._run, name="rljax-sampler", daemon=True)
+        self._thread.start()
+
+    # From any thread
+
+    def submit(self, work: Work) -> concurrent.futures.Future[Completion]:
+        self._put(work)
+        return work.future
+
+    def command(self, act: Callable[[], None]) -> concurrent.futures.Future[None]:
+        command = Command(act)
+        self._put(command)
+        return command.future
+
+    def _put(self, item: Work | Command) -> None:
+        with self._lock:
+            if self._ended is not None:
+                raise SamplerError(f"the sampler has ended: {self._ended}") from self._ended
+            self._inbox.put(item)
+
+    def close(self) -> None:
+        """Ends every request with finish `abort`; returns when the thread is gone."""
+        with self._lock:
+            if self._ended is None:
+                self._inbox.put(Command(self._stop))
+        self._thread.join()
+
+    def stats(self) -> SamplerStats:
+        points = list(self._rate)
+        seconds = points[-1][0] - points[0][0] if len(points) > 1 else 0.0
+        return SamplerStats(
+            generated_tokens=self._generated,
+            prompt_tokens=self._prompted,
+            prefilled_tokens=self._prefilled,
+            running=len(self._table.occupied),
+            waiting=len(self._waiting) + self._inbox.qsize(),
+            tokens_per_second=(points[-1][1] - points[0][1]) / seconds if seconds else 0.0,
+        )
+
+    # Commands: run in the thread, when nothing is dispatched
+
+    def pause(self) -> None:
+        self._programs.wait()
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def load(self, source: WeightSource, version: int) -> None:
+        self._programs.load(source)
+        self.version = version
+        self._weights += 1
+        self._table.swap(self._weights, self._recompute)
+
+    def _stop(self) -> None:
+        self._ended = SamplerError("closed")
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            while self._ended is None:
+                self._receive()
+                if not self._paused and self._ended is None:
+                    self._step()
+            self._abort_all()
+        except BaseException as error:
+            self._fail_all(error)
+            raise
+        finally:
+            self._programs.free()
+
+    def _step(self) -> None:
+        """One dispatch, or the tokens of one."""
+        self._drop_cancelled()
+        while self._waiting and self._table.has_room():
+            self._admit(self._waiting.popleft())
+        if pairs := self._table.copies(self._programs.copies):
+            self._programs.copy(pairs)
+        if chunk := self._table.chunk(self._programs.shapes):
+            self._prefilled += int(chunk.counts.sum())
+            self._programs.prefill(chunk)
+        if self._table.filling:
+            return
+        sent = self._decode()
+        if len(self._dispatched) > (self._ahead if sent else 0):
+            self._collect(self._dispatched.popleft())
+
+    def _receive(self) -> None:
+        """Takes in what has arrived; waits for something where there is nothing to do."""
+        idle = self._paused or not (self._table.occupied or self._dispatched or self._waiting)
+        while idle or not self._inbox.empty():
+            item = self._inbox.get()
+            idle = False
+            if isinstance(item, Work):
+                self._waiting.append(item)
+                continue
+            while self._dispatched:
+                self._collect(self._dispatched.popleft())
+            try:
+                item.act()
+            except Exception as error:  # the command's own: a missing file, weights of another model
+                reject(item.future, error)
+            else:
+                resolve(item.future, None)
+
+    def _admit(self, work: Work) -> None:
+        self._prompted += len(work.request.prompt_ids)
+        self._table.admit(work, self._weights)
+
+    def _drop_cancelled(self) -> None:
+        for slot in self._table.occupied:
+            work = self._table.work[slot]
+            if work is not None and work.future.cancelled():
+                self._table.release(slot)
+        if any(work.future.cancelled() for work in self._waiting):
+            self._waiting = collections.deque(work for work in self._waiting if not work.future.cancelled())
+
+    def _decode(self) -> bool:
+        """Sends the next decode dispatch, if some slot has tokens to come."""
+        steps = self._programs.decode_steps
+        pending = collections.Counter(slot for dispatch in self._dispatched for slot in dispatch.tenants)
+        tenants = {slot: work for slot, work in enumerate(self._table.work) if work is not None}
+        going = {slot: work for slot, work in tenants.items() if work.emitted + steps * pending[slot] < work.limit}
+        if not going:
+            return False
+        orders = np.zeros(self._programs.slots, ORDER)
+        for slot, work in self._decoding.items():
+            if tenants.get(slot) is not work:
+                orders[slot]["action"] = HALT
+        for slot, work in tenants.items():
+            if self._decoding.get(slot) is not work:
+                orders[slot] = self._order(slot, work)
+        self._decoding = tenants
+        longest = max(int(self._table.length[slot]) + steps * (pending[slot] + 1) for slot in going)
+        drawn = self._programs.decode(orders, self._programs.span(longest))
+        self._dispatched.append(Dispatch(drawn, self.version, tenants))
+        return True
+
+    def _order(self, slot: int, work: Work) -> np.void:
+        params = work.request.params
+        order = np.zeros((), ORDER)
+        last = int(self._table.length[slot]) - 1
+        order["action"], order["token"], order["position"] = START, self._table.tokens[slot, last], last
+        order["limit"], order["token_index"] = work.limit, work.emitted
+        order["seed"] = np.uint32(work.request.seed % 2**32).view(np.int32)
+        order["min_new_tokens"], order["top_k"], order["greedy"] = params.min_new_tokens, params.top_k, params.greedy
+        order["temperature"], order["top_p"] = params.temperature, params.top_p
+        order["stop_ids"] = self._programs.spec.vocab_size  # an id that nothing draws
+        order["stop_ids"][: len(params.stop_token_ids)] = params.stop_token_ids
+        return order[()]
+
+    def _collect(self, dispatch: Dispatch) -> None:
+        """Waits for a dispatch and hands out its tokens."""
+        tokens, logp = np.asarray(dispatch.drawn.tokens), np.asarray(dispatch.drawn.logp)
+        counts = (tokens >= 0).sum(axis=0).tolist()
+        ended = []
+        for slot, work in dispatch.tenants.items():
+            count = counts[slot]
+            if self._table.work[slot] is work and count:
+                finish = self._take(slot, work, tokens[:count, slot], logp[:count, slot], dispatch.version)
+                if finish is not None:
+                    self._table.release(slot)
+                    ended.append((work, work.completion(finish)))
+        self._rate.append((time.monotonic(), self._generated))
+        for work, completion in self._rescored(ended):
+            resolve(work.future, completion)
+
+    def _take(self, slot: int, work: Work, tokens: np.ndarray, logp: np.ndarray, version: int) -> Finish | None:
+        """Adds tokens to a completion, as far as they belong to it, and says whether that ended it."""
+        params = work.request.params
+        finish = None
+        if work.stops is not None:
+            for count, token in enumerate(tokens.tolist(), 1):
+                if work.stops.push(token) and work.emitted + count >= params.min_new_tokens:
+                    tokens, logp, finish = tokens[:count], logp[:count], Finish.STOP
+                    break
+        work.append(tokens, logp, version)
+        self._generated += len(tokens)
+        self._table.extend(slot, tokens)
+        if int(tokens[-1]) in params.stop_token_ids:
+            finish = Finish.STOP
+        if finish is None and work.emitted >= work.limit:
+            finish = Finish.LENGTH
+        return finish
+
+    def _rescored(self, ended: list[tuple[Work, Completion]]) -> list[tuple[Work, Completion]]:
+        """With the scorer's log-probs, where they are of the distribution that was sampled: the whole softmax at the run's
+        temperature, under the weights that are here now. Other completions keep what sampling gave."""
+        if self._scorer is None:
+            return ended
+        exact = [i for i, (work, completion) in enumerate(ended) if self._is_scorable(work, completion)]
+        sequences = [np.concatenate([ended[i][0].request.prompt_ids, ended[i][1].token_ids]) for i in exact]
+        for i, scores in zip(exact, self._scorer(self._programs.params, sequences) if exact else (), strict=True):
+            work, completion = ended[i]
+            logp = np.asarray(scores[len(work.request.prompt_ids) :], np.float32)
+            ended[i] = work, dataclasses.replace(completion, logp=logp)
+        return ended
+
+    def _is_scorable(self, work: Work, completion: Completion) -> bool:
+        params = work.request.params
+        whole = not params.greedy and params.top_p == 1 and params.top_k == 0 and params.min_new_tokens == 0
+        return whole and params.temperature == self._scored_temperature and bool(np.all(completion.versions == self.version))
+
+    def _abort_all(self) -> None:
+        for work in self._close_inbox(SamplerError("closed")):
+            resolve(work.future, work.completion(Finish.ABORT))
+
+    def _fail_all(self, error: BaseException) -> None:
+        for work in self._close_inbox(error):
+            lost = SamplerError(f"request {work.request.id}: the sampler failed: {type(error).__name__}: {error}")
+            lost.__cause__ = error
+            reject(work.future, lost)
+
+    def _close_inbox(self, why: BaseException) -> Sequence[Work]:
+        """Every request there is; commands that wait fail. Nothing is accepted from here on."""
+        with self._lock:
+            self._ended = why
+        works = [work for work in self._table.work if work is not None] + list(self._waiting)
+        while not self._inbox.empty():
+            item = self._inbox.get()
+            if isinstance(item, Work):
+                works.append(item)
+            else:
+                reject(item.future, SamplerError(f"the sampler has ended: {why}"))
+        for slot in self._table.occupied:
+            self._table.release(slot)
+        self._waiting.clear()
+        return works
+
+
+def resolve(future: concurrent.futures.Future[Any], result: Any) -> None:
+    """Unless the caller has cancelled it, now or a moment ago."""
+    try:
+        future.set_result(result)
+    except concurrent.futures.InvalidStateError:
+        log.debug("a request was cancelled as it ended")
+
+
+def reject(future: concurrent.futures.Future[Any], error: BaseException) -> None:
+    """Unless the caller has cancelled it, now or a moment ago."""
+    try:
+        future.set_exception(error)
+    except concurrent.futures.InvalidStateError:
+        log.debug("a request was cancelled as it failed")

@@ -1,0 +1,54 @@
+"""What experiments.bench.logprobs gives its variants, and what it asks of them."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+
+import numpy as np
+
+from rljax.objective import Objective, TokenArrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Inputs as numpy arrays; hidden and unembedding in the dtype that is benchmarked."""
+
+    hidden: np.ndarray  # [M, H]
+    unembedding: np.ndarray  # [V, H]
+    labels: np.ndarray  # [M] int32
+    tokens: TokenArrays  # [1, M]
+    objective: Objective
+    temperature: float
+    softcap: float | None
+    chunk: int
+
+    def head(self, rows: int) -> Case:
+        """The first rows, in as many chunks."""
+        chunk = max(self.chunk * rows // len(self.hidden), 1)
+        tokens = TokenArrays(*(x if x is None else x[:, :rows] for x in self.tokens))
+        return dataclasses.replace(self, hidden=self.hidden[:rows], labels=self.labels[:rows], tokens=tokens, chunk=chunk)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one call gives, as float64 numpy; logp is None where a variant does not return it."""
+
+    logp: np.ndarray | None  # [M]
+    d_hidden: np.ndarray  # [M, H]
+    d_unembedding: np.ndarray  # [V, H]
+
+
+class Variant(abc.ABC):
+    """One implementation, of one backend."""
+
+    name: str
+    exact: bool = True  # computes the very objective, so that its gradients can be checked
+
+    @abc.abstractmethod
+    def check(self, case: Case) -> Outcome:
+        """One call's results."""
+
+    @abc.abstractmethod
+    def measure(self, case: Case, repeats: int) -> tuple[float, float | None]:
+        """Median seconds a call, and bytes beside inputs and gradients (None where they cannot be known)."""

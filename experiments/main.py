@@ -1,0 +1,138 @@
+"""What every binary shares: the flags that name a config, and errors as one line.
+
+main.define_config_flags()
+
+def run() -> None:
+    config = main.config_from_flags()
+    ...
+
+if __name__ == "__main__":
+    main.run_main(run)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from absl import app, flags, logging
+
+from rljax.config import Config
+from rljax.errors import UserError
+
+if TYPE_CHECKING:
+    from rljax.sinks.run_directory import RunDirectory
+
+FLAGS = flags.FLAGS
+flags.disclaim_key_flags()  # flags defined by a function here belong to the binary that calls it, and show up in its --help
+
+_OVERRIDE = re.compile(r"--?config\.([^=]+)(?:=(.*))?", re.DOTALL)
+_HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+_overrides: list[tuple[str, str]] = []  # of this process's command line, in order
+
+
+def define_config_flags(*, workdir: bool = True) -> None:
+    """--config, --config.KEY and, unless it is False, --workdir."""
+    flags.DEFINE_string(
+        "config", None, "A config file, as in configs/. --config.KEY=VALUE sets one of its keys (rljax/config.py has them all)."
+    )
+    if workdir:
+        flags.DEFINE_string("workdir", None, "Directory of the run; made where it is missing, resumed where it holds one.")
+
+
+def config_from_flags() -> Config:
+    """The config file with the overrides of the command line. Raises UserError."""
+    from rljax import config_io
+
+    if FLAGS.config is None:
+        raise UserError("--config: missing (a Python file with get_config, such as configs/quickstart.py)")
+    return config_io.load(FLAGS.config, _overrides)
+
+
+def workdir_from_flags() -> Path:
+    if not FLAGS.workdir:
+        raise UserError("--workdir: missing (a directory for the run)")
+    return Path(FLAGS.workdir)
+
+
+def run_main(run: Callable[[], None]) -> NoReturn:
+    """Parses the flags, calls `run` and exits: 0, or 1 with one line on stderr for what a user can put right.
+
+    Anything else is a fault of ours and keeps its traceback.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch
+    try:
+        app.run(lambda _: run(), flags_parser=_parse_flags)
+    except UserError as error:
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        _fail(f"{error.filename or 'disk'}: {error.strerror} (free some, and run the same command again to go on)")
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    sys.exit(0)
+
+
+def _fail(message: str, status: int = 1) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(status)
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    """absl's flags after the overrides are taken out. Raises UserError for what it doesn't know."""
+    if _HELP & set(argv[1:]):
+        app.usage(shorthelp=True, writeto_stdout=True)
+        sys.exit(0)
+    rest = _take_overrides(argv)
+    try:
+        left: list[str] = FLAGS(rest)
+    except flags.Error as error:
+        raise UserError(" ".join(str(error).split())) from None
+    if len(left) > 1:
+        raise UserError(f"{left[1]}: unexpected argument (--help names the flags)")
+    if FLAGS["verbosity"].using_default_value:
+        # Checkpoints and data report each step otherwise
+        FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
+    return left
+
+
+def _take_overrides(argv: Sequence[str]) -> list[str]:
+    """What is left without `--config.a.b=v`, `--config.a.b v` and, for true, `--config.a.b`."""
+    _overrides.clear()
+    rest: list[str] = []
+    arguments = iter(range(len(argv)))
+    for i in arguments:
+        match = _OVERRIDE.fullmatch(argv[i])
+        if match is None:
+            rest.append(argv[i])
+            continue
+        key, value = match[1], match[2]
+        if value is None and i + 1 < len(argv) and not argv[i + 1].startswith("--"):
+            value = argv[next(arguments)]
+        _overrides.append((key, "true" if value is None else value))
+    return rest
+
+
+@contextlib.contextmanager
+def recorded(run: RunDirectory) -> Iterator[None]:
+    """A run that ends by an error says so in status.json, in one line, before the error goes on."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code not in (0, None):
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            with contextlib.suppress(UserError):  # the disk may be what failed; the first error is the one to see
+                run.fail(" ".join(reason.split()))
+        raise
+    finally:
+        run.close()

@@ -1,0 +1,84 @@
+"""Trains on a batch that experiments.rollout dumped: the learner alone, no sampler and no reward.
+
+python -m experiments.replay --config=configs/quickstart.py --batch=runs/batch --workdir=runs/replay
+
+Each of total_train_steps steps (one, unless it is set) is the training step of experiments.train on the next of the batches,
+in turn: advantages, packing, scoring, minibatches. For a look at the arithmetic on the same data again and again, on either
+path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+from absl import flags
+
+from experiments import main
+from rljax.errors import UserError
+
+main.define_config_flags()
+BATCH = flags.DEFINE_multi_string("batch", [], "A directory that experiments.rollout wrote; may be given several times.")
+
+
+def replay() -> None:
+    # --------------------------------------------------------------------------------------------------------------------
+    # Config and allocation
+    # --------------------------------------------------------------------------------------------------------------------
+    from rljax import allocation, config_checks, config_io, engine
+
+    config = main.config_from_flags()
+    config_checks.check(config)
+    warmup = dataclasses.replace(config.warmup, steps=0)
+    config = dataclasses.replace(config_io.resolve(config), warmup=warmup, total_train_steps=config.total_train_steps or 1)
+    pools = allocation.parse(config.allocation_mode, engine.find_plugin)
+    if pools.learner is None:
+        raise UserError(f"allocation_mode: {pools} cannot learn")
+    engine.check(config, dataclasses.replace(pools, sampler=None))
+
+    # --------------------------------------------------------------------------------------------------------------------
+    # Batches
+    # --------------------------------------------------------------------------------------------------------------------
+    from rljax import dump, model_directory, tokenizer
+    from rljax.learning import learn
+    from rljax.sinks import State, Status
+    from rljax.sinks.build import build as build_sinks
+    from rljax.sinks.run_directory import RunDirectory
+    from rljax.tally import Clock
+
+    if not BATCH.value:
+        raise UserError("--batch: missing (a directory that experiments.rollout wrote)")
+    batches = [dump.load(Path(directory)) for directory in BATCH.value]
+
+    # --------------------------------------------------------------------------------------------------------------------
+    # Learner
+    # --------------------------------------------------------------------------------------------------------------------
+    run = RunDirectory(main.workdir_from_flags())
+    with main.recorded(run):
+        if run.holds_a_run:
+            raise UserError(f"--workdir: {run.path} holds a run; a replay starts in a directory of its own")
+        run.begin(config)
+        model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
+        words = tokenizer.load(model_dir)
+        learner = engine.find_plugin(pools.learner.engine).make_learner(config, pools.learner, model_dir)
+        sinks = build_sinks(config, run, words, first_step=0)
+
+        # ----------------------------------------------------------------------------------------------------------------
+        # Steps
+        # ----------------------------------------------------------------------------------------------------------------
+        total = config.total_train_steps
+        clock = Clock(lambda _: None)
+        for step, groups in enumerate(itertools.islice(itertools.cycle(batches), total)):
+            metrics = learn(learner, config, groups, step, clock)
+            sinks.write(step + 1, metrics | clock.drain())
+            sinks.status(Status(State.RUNNING, step=step + 1, version=step + 1, total_steps=total))
+        if config.saver.export_final:
+            learner.export(run.export)
+        sinks.status(Status(State.FINISHED, step=total or 0, version=total or 0, total_steps=total))
+        sinks.close()
+        learner.close()
+
+
+if __name__ == "__main__":
+    main.run_main(replay)

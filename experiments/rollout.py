@@ -1,0 +1,117 @@
+"""Runs the workflow once over a batch of prompts, with no learner, and writes what came out.
+
+python -m experiments.rollout --config=configs/quickstart.py --out=runs/batch
+
+OUT/batch.safetensors holds token ids, masks, log-probs and versions, OUT/batch.json text, rewards and components: for a look,
+or for experiments.replay, which trains on them. The prompts are the first rollout.consumer_batch_size that training would
+take, and the completions those that it would sample with the same seed and weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from experiments import main
+from rljax.config import Config
+from rljax.errors import EpisodeError, UserError
+
+if TYPE_CHECKING:
+    from rljax.engine import Sampler
+    from rljax.tokenizer import Tokenizer
+    from rljax.types import Group, Prompt, Trajectory
+
+main.define_config_flags(workdir=False)
+OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is missing.")
+
+
+def rollout() -> None:
+    # --------------------------------------------------------------------------------------------------------------------
+    # Config and allocation
+    # --------------------------------------------------------------------------------------------------------------------
+    from rljax import config_checks, config_io, engine
+
+    config = config_io.resolve(main.config_from_flags())
+    config_checks.check_values(config)
+    if OUT.value is None:
+        raise UserError("--out: missing (a directory for the batch)")
+    pools = engine.allocate(config)
+    engine.check(config, pools)
+    if pools.sampler is None:
+        raise UserError(f"allocation_mode: {pools} cannot sample")
+
+    # --------------------------------------------------------------------------------------------------------------------
+    # Model directory, tokenizer, data
+    # --------------------------------------------------------------------------------------------------------------------
+    from rljax import dump, model_directory, tokenizer
+    from rljax.data import open_prompts
+
+    out = Path(OUT.value)
+    out.mkdir(parents=True, exist_ok=True)
+    model_dir = model_directory.prepare(config.actor, out / "init", seed=config.seed)
+    words = tokenizer.load(model_dir)
+    source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words)
+    prompts = [next(source) for _ in range(config.rollout.consumer_batch_size or config.train_dataset.batch_size)]
+
+    # --------------------------------------------------------------------------------------------------------------------
+    # Sampler and workflow
+    # --------------------------------------------------------------------------------------------------------------------
+    sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
+    groups, failures = asyncio.run(_groups(config, sampler, prompts, words))
+    dump.save(out, groups, words)
+    _report(groups, failures, out)
+
+
+async def _groups(
+    config: Config, sampler: Sampler, prompts: Sequence[Prompt], words: Tokenizer
+) -> tuple[list[Group], collections.Counter[str]]:
+    """A group a prompt, of the episodes that worked, and how often each kind of failure came."""
+    from rljax.rewards import RewardPool
+    from rljax.seeding import seed_for
+    from rljax.types import Group
+    from rljax.workflows import build_workflow, sampling_params
+
+    failures: collections.Counter[str] = collections.Counter()
+    params = sampling_params(config.gconfig, words)
+
+    async with RewardPool(config.reward) as rewards:
+        workflow = build_workflow(
+            config.rollout.workflow, tokenizer=words, rewards=rewards, arguments=config.rollout.workflow_args
+        )
+
+        async def episode(prompt: Prompt, sample: int) -> Trajectory | None:
+            try:
+                done = await workflow.episode(sampler, prompt, params, seed_for(config.seed, prompt.uid, sample))
+            except EpisodeError as error:
+                failures[error.kind] += 1
+                return None
+            failures["rejected"] += done is None
+            return done
+
+        async def group(prompt: Prompt) -> Group:
+            episodes = await asyncio.gather(*(episode(prompt, sample) for sample in range(config.gconfig.n_samples)))
+            return Group(prompt.uid, tuple(done for done in episodes if done is not None))
+
+        try:
+            groups = await asyncio.gather(*map(group, prompts))
+        finally:
+            await sampler.close()
+    return list(groups), failures
+
+
+def _report(groups: Sequence[Group], failures: collections.Counter[str], out: Path) -> None:
+    rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
+    failed = "".join(f", {count} {kind}" for kind, count in failures.items() if count)
+    if not rewards:
+        raise UserError(f"no episode worked (0 trajectories{failed}): see rollout.workflow and reward.name")
+    mean = sum(rewards) / len(rewards)
+    print(f"{out}: {len(groups)} groups, {len(rewards)} trajectories{failed}; reward {mean:.4g}")
+
+
+if __name__ == "__main__":
+    main.run_main(rollout)

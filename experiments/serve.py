@@ -1,0 +1,80 @@
+"""A standalone inference server, of the sampler that `allocation_mode` names. It runs until it is told to stop.
+
+python -m experiments.serve --config=configs/smollm2_gsm8k.py --config.serve.port=30000
+python -m experiments.train --config=configs/smollm2_gsm8k.py --config.rollout.addr=127.0.0.1:30000 --workdir=runs/attached
+
+Prints its address once it answers. It speaks SGLang's native protocol, and outlives the runs that attach to it: each publishes
+its own weights. With RLJAX_TOKEN in the environment, clients must have the same there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import logging
+
+from experiments import main
+
+if TYPE_CHECKING:
+    from rljax.config import Config
+    from rljax.engine import Sampler
+    from rljax.tokenizer import Tokenizer
+
+main.define_config_flags()
+
+
+def serve() -> None:
+    from rljax import config_checks, config_io, engine, model_directory, tokenizer
+    from rljax.errors import UserError
+
+    config = config_io.resolve(main.config_from_flags())
+    config_checks.check_values(config)
+    pools = engine.allocate(config)
+    if pools.sampler is None:
+        raise UserError(f"allocation_mode: {pools} cannot sample")
+    workdir = main.workdir_from_flags() if config.actor.init_from_scratch else Path()
+    model_dir = model_directory.prepare(config.actor, workdir / "init", seed=config.seed)
+    words = tokenizer.load(model_dir)
+    sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
+    asyncio.run(_serve(config, sampler, model_dir, words))
+
+
+async def _serve(config: Config, sampler: Sampler, model_dir: Path, words: Tokenizer) -> None:
+    from rljax.engines.http.remote import TOKEN_VARIABLE
+    from rljax.engines.http.server import SamplerServer, ServerOptions, is_loopback
+    from rljax.errors import UserError
+
+    settings, token = config.serve, os.environ.get(TOKEN_VARIABLE)
+    roots = settings.weight_roots or ("/dev/shm", tempfile.gettempdir())
+    options = ServerOptions(
+        model_path=str(model_dir.resolve()),
+        weight_roots=[Path(root) for root in roots],
+        token=token,
+        max_requests=settings.max_requests,
+        max_body=int(settings.max_body_mb * 2**20),
+    )
+    server = SamplerServer(sampler, options, words)
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    try:
+        try:
+            host, port = await server.start(settings.host, settings.port)
+        except OSError as error:
+            raise UserError(f"serve.port: cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+        if not token and not is_loopback(settings.host):
+            logging.warning("serve.host: anyone who reaches %s can use this server (set %s)", host, TOKEN_VARIABLE)
+        print(f"serving {model_dir} at {host}:{port}", flush=True)
+        await stopped.wait()
+    finally:
+        await server.close()
+        await sampler.close()
+
+
+if __name__ == "__main__":
+    main.run_main(serve)

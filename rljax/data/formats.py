@@ -1,0 +1,91 @@
+"""How a record becomes a prompt: chat messages, and the fields that the reward needs.
+
+A format is a function of (record, where) that returns (messages, fields) and raises UserError. Fields hold JSON values,
+"answer" among them: the text that supervised training teaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rljax import registry
+from rljax.errors import UserError
+
+Messages = tuple[Mapping[str, str], ...]
+Format = Callable[[Mapping[str, Any], str], tuple[Messages, dict[str, Any]]]
+
+FORMATS = {
+    "gsm8k": "rljax.data.formats:gsm8k",
+    "prompt_answer": "rljax.data.formats:prompt_answer",
+    "task": "rljax.data.formats:prompt_answer",
+}
+
+
+def find_format(name: str, key: str) -> Format:
+    """A format of ours by name, or the user's by "package.module:function"."""
+    return registry.resolve(f"{key}.type", name, FORMATS, "format")
+
+
+def gsm8k(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:
+    """Grade-school mathematics: a question, and an answer whose last line is `#### N`. Field "final" is N.
+
+    Cobbe et al. 2021, arXiv:2110.14168.
+    """
+    question, answer = _text(record, "question", where), _text(record, "answer", where)
+    _, mark, final = answer.rpartition("####")
+    if not mark or not final.strip():
+        raise UserError(f"{where}: the answer has no line '#### N' (format gsm8k)")
+    fields = {"question": question, "answer": answer, "final": final.strip().replace(",", "")}
+    return ({"role": "user", "content": question},), fields
+
+
+def prompt_answer(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:
+    """`prompt`, `question` or `messages`, and `answer`. Every other field of the record is kept for the reward.
+
+    Messages that end with an assistant's turn need no answer: that turn is it.
+    """
+    source = next((name for name in ("messages", "prompt", "question") if name in record), None)
+    if source is None:
+        raise UserError(f"{where}: none of the fields messages, prompt, question ({_fields_of(record)})")
+    fields = {name: value for name, value in record.items() if name != source or source == "question"}
+    if source != "messages":
+        messages: Messages = ({"role": "user", "content": _text(record, source, where)},)
+    else:
+        messages = _messages(record["messages"], where)
+        if "answer" not in record and messages[-1]["role"] == "assistant":
+            fields["answer"] = messages[-1]["content"]
+            messages = messages[:-1]
+            if not messages:
+                raise UserError(f"{where}: messages hold nothing but the answer")
+    fields["answer"] = _text(fields, "answer", where)
+    return messages, fields
+
+
+def with_system(messages: Messages, system_prompt: str) -> Messages:
+    """The system prompt before the messages; a record that brings its own keeps it."""
+    if not system_prompt or messages[0]["role"] == "system":
+        return messages
+    return ({"role": "system", "content": system_prompt}, *messages)
+
+
+def _messages(value: Any, where: str) -> Messages:
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{where}: messages must be a list of objects with role and content, at least one")
+    for message in value:
+        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise UserError(f"{where}: a message needs role and content, both text")
+    return tuple({"role": message["role"], "content": message["content"]} for message in value)
+
+
+def _text(record: Mapping[str, Any], name: str, where: str) -> str:
+    if name not in record:
+        raise UserError(f"{where}: no field {name!r} ({_fields_of(record)})")
+    value = record[name]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserError(f"{where}: field {name!r} is {type(value).__name__}, not text")
+    return str(value)
+
+
+def _fields_of(record: Mapping[str, Any]) -> str:
+    return "it has: " + ", ".join(record) if record else "it is empty"

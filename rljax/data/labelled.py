@@ -1,0 +1,24 @@
+"""Labelled examples for supervised training: the prompt's chat template, then the answer and the EOS that ends a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rljax.errors import UserError
+from rljax.tokenizer import Tokenizer
+from rljax.trajectories import supervised
+from rljax.types import Prompt, Trajectory
+
+
+def labelled_trajectory(prompt: Prompt, tokenizer: Tokenizer, field: str = "answer") -> Trajectory:
+    """A prompt and the text of one of its fields; the text and the EOS after it are trained on, the prompt is not."""
+    if field not in prompt.fields:
+        raise UserError(f"prompt {prompt.uid}: no field {field!r} to train on (it has: {', '.join(prompt.fields)})")
+    prompt_ids = tokenizer.apply_chat_template(prompt.messages)
+    target_ids = [*tokenizer.encode(str(prompt.fields[field])), tokenizer.eos_token_id]
+    return supervised(prompt_ids, target_ids)
+
+
+def labelled(prompts: Iterable[Prompt], tokenizer: Tokenizer, field: str = "answer") -> Iterator[Trajectory]:
+    """Trajectories for supervised training, endless when the prompts are."""
+    return (labelled_trajectory(prompt, tokenizer, field) for prompt in prompts)

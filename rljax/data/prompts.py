@@ -1,0 +1,186 @@
+"""The stream of prompts: shuffled every epoch, sharded by process, resumable at any position."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from rljax.config import DatasetConfig
+from rljax.data.formats import Format, find_format, with_system
+from rljax.data.records import Records, open_records
+from rljax.data.tasks import PREFIX, make_task
+from rljax.errors import UserError
+from rljax.tokenizer import Tokenizer
+from rljax.types import Prompt
+
+
+class Examples:
+    """A grain RandomAccessDataSource of prompts; their uid is the index in the dataset, still without an epoch."""
+
+    def __init__(self, records: Records, form: Format, system_prompt: str) -> None:
+        self._records = records
+        self._form = form
+        self._system_prompt = system_prompt
+        self.digest = records.digest
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Prompt:
+        messages, fields = self._form(self._records[index], self._records.where(index))
+        return Prompt(uid=str(index), messages=with_system(messages, self._system_prompt), fields=fields)
+
+
+class PromptSource:
+    """Endless over epochs. Each epoch has each of its prompts once, in an order that seed and epoch alone decide.
+
+    A position is a number of prompts given out. Prompts that are too long were left out before the stream was laid, so
+    that a position means the same whatever their lengths.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        kept: np.ndarray,
+        *,
+        key: str,
+        seed: int,
+        shuffle: bool,
+        skipped: int = 0,
+        shard: tuple[int, int] = (0, 1),
+    ) -> None:
+        """
+        Args:
+          kept: [n] int64, rising: indices of the examples that are used.
+          key: the config section, for errors.
+          skipped: examples that were left out for their length, to be reported.
+          shard: (index, count) of this process among those that share the prompts of an epoch.
+        """
+        import grain  # takes a second, most of it jax
+
+        self._examples = examples
+        self._key = key
+        self._kept = kept
+        self._position = 0
+        self.skipped = skipped  # prompts longer than max_length, each epoch
+        order = grain.MapDataset.source(kept)
+        if shuffle:
+            order = order.shuffle(seed=_grain_seed(seed))
+        index, count = shard
+        self._order = order.slice(slice(index, None, count))
+        if len(kept) < count:
+            raise UserError(f"{key}: {len(kept)} prompts are too few for {count} processes")
+        self._identity = {
+            "data": examples.digest,
+            "prompts": len(kept),
+            "kept": hashlib.blake2b(kept.tobytes(), digest_size=8).hexdigest(),
+            "shuffle": shuffle,
+            "seed": seed if shuffle else 0,
+            "shard": f"{index} of {count}",
+        }
+
+    def __len__(self) -> int:
+        """Prompts an epoch."""
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return self
+
+    def __next__(self) -> Prompt:
+        prompt = self._at(self._position)
+        self._position += 1
+        return prompt
+
+    def epoch(self, number: int) -> Iterator[Prompt]:
+        """The prompts of one epoch, in order, whatever the stream's position; it stays where it is."""
+        return (self._at(number * len(self) + i) for i in range(len(self)))
+
+    def prompt(self, uid: str) -> Prompt:
+        """The prompt of a uid, as the stream gave it out."""
+        epoch, _, index = uid.partition("/")
+        if not (epoch.isdigit() and index.isdigit() and self._has(int(index))):
+            raise UserError(f"{self._key}: no prompt {uid!r} in this dataset")
+        return self._numbered(int(epoch), int(index))
+
+    def state(self) -> dict[str, Any]:
+        """Where the stream stands and what it runs over, as JSON values."""
+        return {"position": self._position, **self._identity}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken. Raises UserError when the data is not what it was."""
+        for name, now in self._identity.items():
+            if state[name] != now:
+                change = f"{name} was {state[name]}, now {now}"
+                raise UserError(f"{self._key}: cannot resume: {change} (restore the data, or start a fresh --workdir)")
+        self._position = int(state["position"])
+
+    def _has(self, index: int) -> bool:
+        place = int(np.searchsorted(self._kept, index))
+        return place < len(self._kept) and int(self._kept[place]) == index
+
+    def _at(self, position: int) -> Prompt:
+        return self._numbered(position // len(self), int(self._order[position]))
+
+    def _numbered(self, epoch: int, index: int) -> Prompt:
+        example = self._examples[index]
+        return Prompt(f"{epoch}/{index}", example.messages, example.fields)
+
+
+def open_prompts(
+    dataset: DatasetConfig,
+    *,
+    key: str = "train_dataset",
+    seed: int,
+    tokenizer: Tokenizer | None = None,
+    shard: tuple[int, int] = (0, 1),
+) -> PromptSource:
+    """Opens and checks a dataset: every record is read once, so that a broken one fails before anything starts.
+
+    Args:
+      key: the config section, for errors.
+      tokenizer: counts the tokens of prompts; needed with `max_length` only.
+      shard: (index, count) of this process among those that share the prompts of an epoch.
+
+    Raises:
+      UserError: one line with file, line and remedy.
+    """
+    if dataset.path.startswith(PREFIX):
+        records: Records = make_task(dataset.path, dataset.split, dataset.task, key)
+        form = find_format("task", key)
+    elif dataset.type == "task":
+        raise UserError(f"{key}.type: 'task' needs a path such as task:addition, not {dataset.path!r}")
+    else:
+        records = open_records(dataset.path, dataset.split, key)
+        form = find_format(dataset.type, key)
+    examples = Examples(records, form, dataset.system_prompt)
+    kept, skipped = _kept(examples, dataset, tokenizer, key)
+    return PromptSource(examples, kept, key=key, seed=seed, shuffle=dataset.shuffle, skipped=skipped, shard=shard)
+
+
+def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | None, key: str) -> tuple[np.ndarray, int]:
+    """Indices [n] int64 of the first `limit` examples that are not too long, and how many are. Reads every one."""
+    if dataset.max_length is not None and tokenizer is None:
+        raise ValueError(f"{key}.max_length counts tokens and needs a tokenizer")
+    if dataset.limit is not None and dataset.limit < 1:
+        raise UserError(f"{key}.limit: {dataset.limit} leaves no example (at least 1, or None)")
+    count = len(examples) if dataset.limit is None else min(len(examples), dataset.limit)
+    kept = []
+    for index in range(count):
+        messages = examples[index].messages
+        length = len(tokenizer.apply_chat_template(messages)) if tokenizer and dataset.max_length is not None else 0
+        if dataset.max_length is None or length <= dataset.max_length:
+            kept.append(index)
+    if not kept:
+        raise UserError(f"{key}.max_length: every prompt is longer than {dataset.max_length} tokens")
+    if len(kept) < count:
+        logging.info("%s: %d of %d prompts are longer than %s tokens", key, count - len(kept), count, dataset.max_length)
+    return np.array(kept, np.int64), count - len(kept)
+
+
+def _grain_seed(seed: int) -> int:
+    """grain adds the epoch to its seed, so that near seeds would share epochs: spread them over 32 bits first."""
+    return int.from_bytes(hashlib.blake2b(f"prompts/{seed}".encode(), digest_size=4).digest(), "big")

@@ -1,0 +1,180 @@
+"""Files as random-access records, the data sources that grain reads from. Everything is checked when a file is opened."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rljax.errors import UserError
+
+KINDS = "a directory with train.jsonl and test.jsonl, or a .jsonl, .parquet file"
+
+
+class Records(Protocol):
+    """A grain RandomAccessDataSource of JSON-like objects that can say where each came from."""
+
+    digest: str  # of the content: a resumed run has the same one
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    def where(self, index: int) -> str:
+        """Where record `index` stands, for an error: "train.jsonl:17"."""
+        ...
+
+
+class JsonLines:
+    """A .jsonl file by memory map: the lines stay on disk, 16 bytes a line in memory. Empty lines are no records."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.digest = hashlib.blake2b(self._bytes, digest_size=16).hexdigest()
+        starts, numbers = [], []
+        start = 0
+        for number, line in enumerate(iter(self._bytes.readline, b""), start=1):
+            if line.strip():
+                starts.append(start)
+                numbers.append(number)
+                _parse_line(line, f"{path}:{number}")
+            start += len(line)
+        self._starts = np.array(starts, np.int64)
+        self._numbers = np.array(numbers, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        start = int(self._starts[index])
+        end = self._bytes.find(b"\n", start)
+        return _parse_line(self._bytes[start : end if end >= 0 else len(self._bytes)], self.where(index))
+
+    def where(self, index: int) -> str:
+        return f"{self._path}:{self._numbers[index]}"
+
+
+class Parquet:
+    """A .parquet file as a table in memory. Values that JSON has no word for (dates, decimals) become text."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        self._path = path
+        try:
+            self._table = pyarrow.parquet.read_table(path)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError(f"{path}: not a parquet file: {' '.join(str(error).split())}") from error
+        with path.open("rb") as file:
+            self.digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self._table.slice(int(index), 1).to_pylist()[0]
+        return dict(json.loads(json.dumps(row, default=str)))
+
+    def where(self, index: int) -> str:
+        return f"{self._path}: row {index + 1}"
+
+
+class InMemory:
+    """Records that a task has made."""
+
+    def __init__(self, name: str, records: Iterable[dict[str, Any]]) -> None:
+        self._name = name
+        self._records = list(records)
+        text = json.dumps(self._records, sort_keys=True)
+        self.digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._records[index]
+
+    def where(self, index: int) -> str:
+        return f"{self._name}: example {index}"
+
+
+class Joined:
+    """Several files one after another, as one."""
+
+    def __init__(self, parts: Sequence[Records]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+        self.digest = hashlib.blake2b("".join(p.digest for p in parts).encode(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        part, offset = self._locate(index)
+        return part[offset]
+
+    def where(self, index: int) -> str:
+        part, offset = self._locate(index)
+        return part.where(offset)
+
+    def _locate(self, index: int) -> tuple[Records, int]:
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return self._parts[number], int(index - (self._ends[number - 1] if number else 0))
+
+
+def open_records(path: str, split: str, key: str) -> Records:
+    """The records of a file, or of a split in a directory.
+
+    Args:
+      path: a .jsonl or .parquet file, or a directory with SPLIT.jsonl, SPLIT.parquet or SPLIT-*.parquet.
+      key: the config section that names it, "train_dataset", for errors.
+
+    Raises:
+      UserError: when the path is missing, a file is empty, or a line is not a JSON object.
+    """
+    if not path:
+        raise UserError(f"{key}.path: not set ({KINDS})")
+    files = _files(Path(path), split, key)
+    parts: list[Records] = []
+    for file in files:
+        if not file.stat().st_size:
+            raise UserError(f"{key}.path: empty file: {file}")
+        parts.append(JsonLines(file) if file.suffix == ".jsonl" else Parquet(file))
+    records = parts[0] if len(parts) == 1 else Joined(parts)
+    if not len(records):
+        raise UserError(f"{key}.path: no records in {files[0]}")
+    return records
+
+
+def _files(path: Path, split: str, key: str) -> list[Path]:
+    if path.is_dir():
+        for pattern in (f"{split}.jsonl", f"{split}.parquet", f"{split}-*.parquet"):
+            if found := sorted(path.glob(pattern)):
+                return found
+        there = ", ".join(sorted(p.name for p in path.iterdir() if p.suffix in (".jsonl", ".parquet"))) or "no such file"
+        raise UserError(f"{key}.path: {path} has no {split}.jsonl or {split}.parquet (there: {there}; split is {key}.split)")
+    if not path.exists():
+        raise UserError(f"{key}.path: no such file: {path} ({KINDS})")
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise UserError(f"{key}.path: {path} is neither .jsonl nor .parquet ({KINDS})")
+    return [path]
+
+
+def _parse_line(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise UserError(f"{where}: not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: a JSON {type(record).__name__}, not an object")
+    return record

@@ -1,0 +1,136 @@
+"""Tasks whose examples are made in memory: "task:addition", "task:reasoning_gym/<dataset>".
+
+A task is a function of (split, **arguments) that returns records in the prompt_answer format. Splits are disjoint
+whatever their sizes and seeds, since a question's own hash decides which split it belongs to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rljax.data.records import InMemory
+from rljax.errors import UserError
+from rljax.registry import nearest
+
+PREFIX = "task:"
+SPLITS = ("train", "test")
+
+
+def make_task(path: str, split: str, arguments: Mapping[str, Any], key: str) -> InMemory:
+    """The records of a task.
+
+    Args:
+      path: "task:NAME".
+      split: "train" or "test".
+      arguments: `train_dataset.task`, the task's keyword arguments.
+      key: the config section, for errors.
+
+    Raises:
+      UserError: for a task, split or argument that does not exist, or more examples than there are.
+    """
+    name = path.removeprefix(PREFIX)
+    if split not in SPLITS:
+        raise UserError(f"{key}.split: a task has no split {split!r} (train or test)")
+    try:
+        if name.startswith("reasoning_gym/"):
+            records = reasoning_gym(name.removeprefix("reasoning_gym/"), split, **arguments)
+        elif name in TASKS:
+            _check_arguments(TASKS[name], arguments)
+            records = TASKS[name](split, **arguments)
+        else:
+            raise UserError(f"no task {name!r} ({nearest(name, [*TASKS, 'reasoning_gym/<dataset>'])})")
+    except UserError as error:
+        raise UserError(f"{key}: {path}: {error}") from error.__cause__
+    return InMemory(path, records)
+
+
+def addition(split: str, *, digits: int = 2, n: int | None = None, seed: int = 0, misled: float = 0.0) -> list[dict[str, Any]]:
+    """Sums of two numbers of exactly `digits` digits: "12+34=" and "46".
+
+    Args:
+      n: examples; None for every sum of the split (a tenth of all sums is test).
+      seed: which examples, and their order.
+      misled: share of the records whose field "demonstration" gives the answer's digits backwards, "64"; the others give
+        the answer. A policy that learned from demonstrations knows sums, and is right in 1 - misled of them.
+    """
+    if not 0 <= misled <= 1:
+        raise UserError(f"misled: a share in [0, 1], not {misled}")
+    if not 1 <= digits <= 9:
+        raise UserError(f"digits must lie in [1, 9], not {digits}")
+    low, high = (10 ** (digits - 1) if digits > 1 else 0), 10**digits
+    width = high - low
+    total = width * width
+    if n is None and digits > 3:
+        raise UserError(f"n: say how many of the {total:.0e} sums of {digits} digits")
+    share = 0.1 if split == "test" else 0.9
+    draw = total if n is None else min(total, int(n / share * 1.3) + 1000)
+    records = []
+    generator = random.Random(seed)
+    for pair in generator.sample(range(total), draw):
+        a, b = low + pair // width, low + pair % width
+        question, answer = f"{a}+{b}=", str(a + b)
+        demonstration = answer[::-1] if generator.random() < misled else answer
+        if _split_of(question, test_share=0.1) == split:
+            records.append({"prompt": question, "answer": answer, "demonstration": demonstration})
+        if len(records) == n:
+            break
+    return _enough(records, n, split)
+
+
+def reasoning_gym(dataset: str, split: str, *, n: int = 1000, seed: int = 0, **arguments: Any) -> list[dict[str, Any]]:
+    """A dataset of the reasoning-gym package by name. The reward "reasoning_gym" scores with the dataset's own scorer.
+
+    Args:
+      n: examples.
+      seed: of the generator.
+      arguments: of the dataset's own config, e.g. `min_digits`.
+    """
+    made = make_reasoning_gym(dataset, {"size": 4 * n + 200, "seed": seed, **arguments})
+    records = []
+    for index in range(len(made)):
+        entry = made[index]
+        if _split_of(entry["question"], test_share=0.5) == split:
+            scorer = {"dataset": dataset, "arguments": {"size": len(made), "seed": seed, **arguments}, "index": index}
+            records.append({"question": entry["question"], "answer": str(entry["answer"]), "reasoning_gym": scorer})
+        if len(records) == n:
+            break
+    return _enough(records, n, split)
+
+
+def make_reasoning_gym(dataset: str, arguments: Mapping[str, Any]) -> Any:
+    """The package's dataset object. Raises UserError for a name or an argument it does not have."""
+    import reasoning_gym as package
+    from reasoning_gym.factory import DATASETS
+
+    if dataset not in DATASETS:
+        raise UserError(f"reasoning_gym has no dataset {dataset!r} ({nearest(dataset, DATASETS)})")
+    try:
+        return package.create_dataset(dataset, **arguments)
+    except (TypeError, ValueError, AssertionError) as error:  # how the package refuses its arguments
+        raise UserError(f"task arguments refused: {' '.join(str(error).split())}") from error
+
+
+TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {"addition": addition}
+
+
+def _check_arguments(task: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    known = [name for name, p in inspect.signature(task).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    for name in arguments:
+        if name not in known:
+            raise UserError(f"no task argument {name!r} ({nearest(name, known)})")
+
+
+def _split_of(question: str, test_share: float) -> str:
+    """The split of a question, by its hash alone."""
+    fraction = int.from_bytes(hashlib.blake2b(question.encode(), digest_size=8).digest(), "big") / 2**64
+    return "test" if fraction < test_share else "train"
+
+
+def _enough(records: list[dict[str, Any]], n: int | None, split: str) -> list[dict[str, Any]]:
+    if n is not None and (n < 1 or len(records) < n):
+        raise UserError(f"n: {n} examples asked for, but split {split} gives between 1 and {len(records)}")
+    return records

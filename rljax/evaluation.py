@@ -1,0 +1,66 @@
+"""Evaluation: the same workflow with no learner, on other prompts. A failed episode is counted, never a zero reward."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rljax.config import Config
+from rljax.engine import Sampler
+from rljax.learning import components
+from rljax.metrics import Mean
+from rljax.rollout import Failure, PatientSampler, run_episode
+from rljax.seeding import seed_for
+from rljax.trajectories import no_eos_ratio
+from rljax.types import PROMPT_VERSION, Prompt, SamplingParams, Trajectory
+from rljax.workflow import Workflow
+
+PREFIX = "eval-rollout"
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What is evaluated, and how."""
+
+    prompts: Sequence[Prompt]
+    workflow: Workflow
+    params: SamplingParams
+    n_samples: int
+
+
+async def evaluate(sampler: Sampler, evaluation: Evaluation, config: Config, beat: Callable[[str], None]) -> dict[str, Mean]:
+    """Metrics of n_samples episodes a prompt; as many prompts at once as training has in flight.
+
+    Samples are those of the run's seed and the prompt alone, so evaluations of a run are about the same draws.
+    """
+    lost: Counter[str] = Counter()
+    patient = PatientSampler(
+        sampler,
+        timeout=config.rollout.request_timeout,
+        retries=config.rollout.request_retries,
+        lost=lambda error: lost.update([error.kind]),
+    )
+    concurrent = config.rollout.max_concurrent_rollouts or config.train_dataset.batch_size
+    room = asyncio.Semaphore(concurrent * config.gconfig.n_samples)
+
+    async def episode(prompt: Prompt, sample: int) -> Trajectory | Failure | None:
+        seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
+        async with room:
+            result = await run_episode(evaluation.workflow, patient, prompt, evaluation.params, seed)
+        beat(f"evaluation {prompt.uid}")
+        return result
+
+    results = await asyncio.gather(*(episode(p, i) for p in evaluation.prompts for i in range(evaluation.n_samples)))
+    trajectories = [r for r in results if isinstance(r, Trajectory)]
+    failed = Counter(r.kind for r in results if isinstance(r, Failure))
+    metrics = {
+        f"{PREFIX}/reward": Mean.of(t.reward for t in trajectories),
+        f"{PREFIX}/no_eos_ratio": no_eos_ratio(trajectories),
+        f"{PREFIX}/seq_len": Mean.of(int((t.versions != PROMPT_VERSION).sum()) for t in trajectories),
+        f"{PREFIX}/failed": Mean(sum(failed.values()), 1),
+    }
+    metrics |= {f"{PREFIX}/failed/{kind}": Mean(count, 1) for kind, count in failed.items()}
+    metrics |= {f"{PREFIX}/lost/{kind}": Mean(count, 1) for kind, count in lost.items()}
+    return metrics | components(trajectories, "eval-reward")

@@ -1,0 +1,387 @@
+"""One loop for synchronous, asynchronous and supervised training. This is the system; the rest is its parts.
+
+               +------------------- the prompt again: failed, or too old ---------------------+
+               v                                                                              |
+    prompts -> admit -> generate x n_samples -> reward -> filter -> journal -> buffer -> take |
+               ^        (sampler, workflow)                                      |         |  |
+               |                                                                 +---------|--+
+               |                                                                           v
+               |            metrics <- publish <- update x minibatches <- pack <- score <- advantages
+               |                          |        (learner)
+               +--------------------------+  a version more: there is room again
+
+    who              waits for                                          who unblocks it
+    producer         room: max lag, concurrency (buffer.py)             publish; a group that ends
+    request          the sampler, rollout.request_timeout               the sampler, or the timeout (rollout.py)
+    learner          consumer_batch_size groups, oldest first           the producer
+    publish          the sampler to stop between two decode steps       the sampler
+    evaluation       its episodes; training's go on beside them         the sampler
+    save             the disk; generating goes on                       the disk
+    everyone         nothing for more than recover.hang_timeout         the watchdog ends the run
+
+The producer (rollout.py) is a task of the event loop that keeps prompts in flight; the learner (learning.py) works in a
+thread, so that sampling goes on during an update. Between them stands the buffer (buffer.py), which decides what may be
+generated and what may be trained on: at `max_head_offpolicyness=0` it admits nothing while an update runs, and that is
+synchronous RL. Evaluation is the workflow with no learner (evaluation.py); supervised warm-up and SFT are the learner with
+no sampler.
+
+Order of a step, which is a contract: take at version v -> update (every token is at most max_head_offpolicyness versions
+older than v) -> publish, version v + 1 -> room for the next prompts -> metrics -> evaluate -> save. A checkpoint therefore
+holds a learner of v + 1 steps, a book at version v + 1, and no half of anything; what was in flight is generated again
+(recovery.py, checkpoints.py, journal.py).
+
+A step counts from the start of the run, supervised ones included; a version counts those of RL alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rljax.buffer import Buffer, Entry, Limits, PromptSource
+from rljax.config import Config, FrequencyConfig
+from rljax.engine import Engine
+from rljax.errors import TooManyFailures, UserError
+from rljax.evaluation import PREFIX, Evaluation, evaluate
+from rljax.journal import Record
+from rljax.learning import learn, supervise
+from rljax.metrics import Mean, merge
+from rljax.recovery import Recovery
+from rljax.rollout import Producer
+from rljax.sinks import Sink, State, Status
+from rljax.tally import Clock, Tally
+from rljax.types import Group, Prompt, SamplingParams, Trajectory
+from rljax.watchdog import Watchdog
+from rljax.workflow import Workflow
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+    """Labelled examples, for a supervised warm-up or SFT: a stream of its own, and what makes a prompt an example."""
+
+    prompts: PromptSource
+    encode: Callable[[Prompt], Trajectory]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """All that a run is made of. `config` is resolved (rljax/config_io.py)."""
+
+    config: Config
+    engine: Engine
+    prompts: PromptSource
+    workflow: Workflow
+    params: SamplingParams
+    open_sinks: Callable[[int], Sink]  # given the steps that are finished: what files say of later ones is to be cut
+    workdir: Path
+    accept: Callable[[Group], bool] = lambda group: True  # rollout.should_accept_fn
+    labelled: Labelled | None = None
+    evaluation: Evaluation | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended: `finished` is False when a signal asked it to stop; it was saved then and goes on when run again."""
+
+    step: int
+    version: int
+    finished: bool
+
+
+def train(run: Run) -> Outcome:
+    """Trains to the end, or until SIGTERM or SIGINT. Blocks; closes engine and sinks.
+
+    Raises:
+      UserError: bad input, a checkpoint of another run, a full disk.
+      TooManyFailures: by `recover.max_consecutive_failures`.
+    """
+    return asyncio.run(Loop(run).run())
+
+
+class Loop:
+    """The state of a run between two steps, and the steps."""
+
+    def __init__(self, run: Run) -> None:
+        self.parts = run
+        self.config = config = run.config
+        self.buffer = Buffer(run.prompts, limits_of(config, len(run.prompts)))
+        self.recovery = Recovery(config, run.workdir, run.engine.learner, self.buffer)
+        self.tally = Tally()
+        self.supervised_steps = 0  # finished
+        self.supervised_total = supervised_total(config, len(run.prompts))
+        self.stop = asyncio.Event()  # asked to, by a signal
+        self.known: dict[tuple[str, int], Record] = {}  # groups of a process that was killed, by uid and attempt
+        self.evaluated: tuple[int, float] | None = None  # step, reward
+        self.written: Counter[str] = Counter()  # of buffer.counts, those that metrics have told of
+        self.epochs = 0  # whole ones that are done
+        run.workdir.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def step(self) -> int:
+        """Finished, supervised ones included."""
+        return self.supervised_steps + self.buffer.version
+
+    async def run(self) -> Outcome:
+        run = self.parts
+        with Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog, self._signals():
+            self.beat, self.clock = watchdog.beat, Clock(watchdog.beat)
+            try:
+                await self._restore()
+                self.sinks = run.open_sinks(self.step)
+                try:
+                    await self._train()
+                finally:
+                    self.sinks.close()
+            finally:
+                self.recovery.close()
+                await run.engine.close()
+        return Outcome(self.step, self.buffer.version, finished=not self.stop.is_set())
+
+    async def _train(self) -> None:
+        self._tell(State.RUNNING)
+        await self._supervise()
+        made_elsewhere = bool(self.config.rollout.addr)  # else the sampler was made with the initial weights
+        if (self.step or made_elsewhere) and not self.stop.is_set():
+            await self.parts.engine.publish(self.buffer.version)
+        if self.buffer.version == 0:
+            await self._evaluate()
+        if self.config.actor.loss != "sft":
+            await self._reinforce()
+        await self._evaluate()
+        await self._save()
+        if self.stop.is_set():
+            log.warning("stopped at step %d, which is saved; the same command goes on from it", self.step)
+            return
+        if self.config.saver.export_final:
+            await asyncio.to_thread(self._export)
+        self._tell(State.FINISHED)
+
+    async def _supervise(self) -> None:
+        """Warm-up, or all of SFT: the learner alone."""
+        labelled, sft = self.parts.labelled, self.config.actor.loss == "sft"
+        if self.supervised_steps >= self.supervised_total:
+            return
+        if labelled is None:
+            raise UserError("warmup.steps: supervised steps need labelled examples (a dataset whose format has answers)")
+        size = self.buffer.limits.batch_size if sft else self.config.warmup.batch_size
+        while self.supervised_steps < self.supervised_total and not self.stop.is_set():
+            examples = [labelled.encode(next(labelled.prompts)) for _ in range(size)]
+            with self.clock.phase("update"):
+                metrics = await asyncio.to_thread(supervise, self.parts.engine.learner, self.config, examples)
+            self.supervised_steps += 1
+            epochs = self.supervised_steps * size // len(labelled.prompts)
+            self._write(metrics)
+            if sft and self._due(self.config.evaluator, epochs):
+                await self.parts.engine.publish(self.step)
+                await self._evaluate()
+            if self._due(self.config.saver, epochs):
+                await self._save()
+            self.epochs = epochs
+        self.epochs = self.epochs if sft else 0
+        await self._save()  # version 0 is these weights: a run that is killed goes on with them, to the bit
+
+    async def _reinforce(self) -> None:
+        """The loop."""
+        producer = asyncio.create_task(self._producer().run(), name="producer")
+        try:
+            while (entries := await self._take(producer)) is not None:
+                await self._step(entries)
+        except TooManyFailures:
+            await self._save(failed=True)
+            raise
+        finally:
+            producer.cancel()
+            await asyncio.wait([producer])
+
+    async def _take(self, producer: asyncio.Task[None]) -> list[Entry] | None:
+        """The next batch; None at the end of the data, or when the run is to stop."""
+        start = time.perf_counter()
+        try:
+            while not self.stop.is_set():
+                if producer.done():
+                    producer.result()  # raises what ended it
+                change = self.buffer.change()
+                if (entries := self.buffer.take()) is not None:
+                    return entries
+                if self.buffer.complete:
+                    return None
+                await asyncio.wait([producer, change], return_when=asyncio.FIRST_COMPLETED)
+            return None
+        finally:
+            self.tally.count("rollout/wait/learner", time.perf_counter() - start)
+
+    async def _step(self, entries: Sequence[Entry]) -> None:
+        """One batch: update, publish, metrics, evaluate, save. Sampling goes on all the while, as far as the lag allows."""
+        engine, version, groups = self.parts.engine, self.buffer.version, [entry.group for entry in entries]
+        with self.clock.phase("step"):
+            metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
+            with self.clock.phase("publish"):
+                await engine.publish(version + 1)
+            self.buffer.publish()
+        trajectories = ((group.uid, t) for group in groups for t in group.trajectories)
+        for uid, trajectory in itertools.islice(trajectories, self.config.stats_logger.samples_per_step):
+            self.sinks.sample(self.step, uid, trajectory)
+        self._write(merge([metrics, self._of_buffer(len(groups))]))
+        epochs = self.buffer.done // len(self.parts.prompts)
+        if self._due(self.config.evaluator, epochs):
+            await self._evaluate()
+        if self._due(self.config.saver, epochs):
+            await self._save(epochs)
+        self.epochs = epochs
+
+    # Parts of it
+
+    def _producer(self) -> Producer:
+        run = self.parts
+        return Producer(
+            self.config,
+            sampler=run.engine.sampler,
+            workflow=run.workflow,
+            params=run.params,
+            accept=run.accept,
+            buffer=self.buffer,
+            journals=self.recovery.journals,
+            known=self.known,
+            tally=self.tally,
+            beat=self.beat,
+            trace=run.workdir / "trace.jsonl" if self.config.rollout.enable_rollout_tracing else None,
+        )
+
+    async def _evaluate(self) -> None:
+        """At this step, if the run has evaluations and it was not done; given up when the run is asked to stop."""
+        run, evaluator = self.parts, self.config.evaluator
+        never = run.evaluation is None or (evaluator.freq_steps is None and evaluator.freq_epochs is None)
+        if never or self.stop.is_set() or (self.evaluated is not None and self.evaluated[0] == self.step):
+            return
+        assert run.evaluation is not None
+        with self.clock.phase("evaluate"):
+            work = asyncio.create_task(evaluate(run.engine.sampler, run.evaluation, self.config, self.beat))
+            stop = asyncio.create_task(self.stop.wait())
+            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait([work])
+                return
+        metrics = work.result()
+        self.evaluated = (self.step, metrics[f"{PREFIX}/reward"].value)
+        self.sinks.write(self.step, metrics | self.clock.drain())
+
+    async def _save(self, epochs: int | None = None, *, failed: bool = False) -> None:
+        labelled = self.parts.labelled
+        state: dict[str, Any] = {
+            "supervised_steps": self.supervised_steps,
+            "labelled": labelled.prompts.state() if labelled else None,
+            "tally": self.tally.state(),
+            "written": dict(self.written),
+            "epochs": self.epochs if epochs is None else epochs,
+        }
+        reward = self.evaluated[1] if self.evaluated and self.evaluated[0] == self.step else math.nan
+        with self.clock.phase("save"):
+            score = None if math.isnan(reward) else reward
+            await self.recovery.save(self.step, state, score=score, failed=failed)
+
+    async def _restore(self) -> None:
+        state, self.known = await self.recovery.restore()
+        if state is None:
+            return
+        self.supervised_steps, self.epochs = state["supervised_steps"], state["epochs"]
+        if self.parts.labelled and state["labelled"]:
+            self.parts.labelled.prompts.restore(state["labelled"])
+        self.tally.restore(state["tally"])
+        self.written = Counter(state["written"])
+
+    def _write(self, metrics: dict[str, Mean]) -> None:
+        """A step's metrics, and what was counted and timed since the last."""
+        self.sinks.write(self.step, merge([metrics, self.tally.drain(), self.clock.drain()]))
+        self._tell(State.RUNNING)
+
+    def _of_buffer(self, groups: int) -> dict[str, Mean]:
+        """What became of prompts since the last step, and what is under way now."""
+        buffer, names = self.buffer, ("rejected", "stale", "stale_tokens", "dropped", "again")
+        since = {f"rollout/{name}": buffer.counts[name] - self.written[name] for name in names}
+        self.written = Counter(buffer.counts)
+        now = {"rollout/running": buffer.running, "rollout/ready": buffer.ready, "rollout/groups": groups}
+        return {name: Mean(float(value), 1) for name, value in (since | now).items()}
+
+    def _due(self, frequency: FrequencyConfig, epochs: int) -> bool:
+        """Whether it is time for what is done every so many steps or epochs, the step just finished being the newest."""
+        by_steps = frequency.freq_steps is not None and self.step % frequency.freq_steps == 0
+        every = frequency.freq_epochs
+        return by_steps or (every is not None and epochs // every > self.epochs // every)
+
+    def _tell(self, state: State) -> None:
+        total = total_steps(self.config, len(self.parts.prompts))
+        self.sinks.status(Status(state, step=self.step, version=self.buffer.version, total_steps=total))
+
+    def _export(self) -> None:
+        """The policy as a HF directory in WORKDIR/export, there as a whole or not at all."""
+        target, aside = self.parts.workdir / "export", self.parts.workdir / ".export.tmp"
+        shutil.rmtree(aside, ignore_errors=True)
+        self.parts.engine.learner.export(aside)
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(aside, target)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT: finish the step, save, exit. A second one ends the process as it always did."""
+        loop, names = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+        mine = threading.current_thread() is threading.main_thread()
+
+        def stop() -> None:
+            self.stop.set()
+            self.buffer.wake()
+            for name in names:
+                loop.remove_signal_handler(name)
+
+        for name in names if mine else ():
+            loop.add_signal_handler(name, stop)
+        try:
+            yield
+        finally:
+            for name in names if mine else ():
+                loop.remove_signal_handler(name)
+
+
+def limits_of(config: Config, prompts_per_epoch: int) -> Limits:
+    """The buffer's limits. Epochs and steps both bound a run; it ends with whichever comes first."""
+    rollout, steps = config.rollout, config.total_train_steps
+    batch_size = rollout.consumer_batch_size or config.train_dataset.batch_size
+    return Limits(
+        max_lag=rollout.max_head_offpolicyness,
+        batch_size=batch_size,
+        max_concurrent=rollout.max_concurrent_rollouts or (rollout.max_head_offpolicyness + 1) * batch_size,
+        prompts=config.total_train_epochs * prompts_per_epoch,
+        groups=None if steps is None else steps * batch_size,
+        stale_policy=rollout.stale_policy,
+    )
+
+
+def supervised_total(config: Config, prompts_per_epoch: int) -> int:
+    """Supervised steps of a run: those of the warm-up, or all of SFT."""
+    return total_steps(config, prompts_per_epoch) if config.actor.loss == "sft" else config.warmup.steps
+
+
+def total_steps(config: Config, prompts_per_epoch: int) -> int:
+    """Steps of a run in which no prompt is rejected, the warm-up's included."""
+    limits = limits_of(config, prompts_per_epoch)
+    assert limits.prompts is not None
+    steps = math.ceil(limits.prompts / limits.batch_size)
+    if config.total_train_steps is not None:
+        steps = min(steps, config.total_train_steps)
+    return steps if config.actor.loss == "sft" else steps + config.warmup.steps

@@ -1,0 +1,58 @@
+"""What a config names: something we ship, by its short name, or something of the user's, as "package.module:attribute"."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rljax.errors import UserError
+
+
+def resolve(key: str, name: str, shipped: Mapping[str, str], kind: str) -> Any:
+    """The object that `name` stands for.
+
+    Example: resolve("reward.name", "exact", {"exact": "rljax.rewards.exact:reward"}, "reward")
+
+    Args:
+      key: the config key that holds the name, for the error.
+      shipped: short name -> "package.module:attribute".
+      kind: what it is, in the words of the error: "reward", "workflow", ...
+
+    Raises:
+      UserError: for a name that is neither, or that cannot be imported.
+    """
+    if name in shipped:
+        return _import(key, shipped[name], kind)
+    if ":" not in name:
+        raise UserError(f"{key}: no {kind} named {name!r} ({nearest(name, shipped)}, or 'package.module:attribute')")
+    return _import(key, name, kind)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The remedy for a wrong name: the names most like it, or all of them when they are few."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(close) + "?"
+    return f"there are {len(names)}: " + ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def _import(key: str, location: str, kind: str) -> Any:
+    module_name, _, attribute = location.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the module is the user's own code: it may raise anything
+        reason = " ".join(str(error).split())
+        raise UserError(f"{key}: cannot import {module_name}: {type(error).__name__}: {reason}") from error
+    if not hasattr(module, attribute):
+        raise UserError(f"{key}: {module_name} has no {attribute!r} ({nearest(attribute, public_names(module))})")
+    found = getattr(module, attribute)
+    if not callable(found):
+        raise UserError(f"{key}: {location} is a {type(found).__name__}, not a {kind}")
+    return found
+
+
+def public_names(module: Any) -> list[str]:
+    return [name for name in vars(module) if not name.startswith("_") and callable(getattr(module, name))]

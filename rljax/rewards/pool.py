@@ -1,0 +1,171 @@
+"""Rewards in processes: off the event loop, killed when they do not end, replaced when they die.
+
+    who                waits for                      who unblocks it
+    a call of score    a free process, in order       a call that ends, fails or is killed after reward.timeout
+    a process          a job, on a pipe               score; the pipe's end when the pool or the parent is gone
+
+Law 6: a reward that fails is an error of its kind, never a zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections import Counter
+from typing import Any
+
+from rljax.config import RewardConfig
+from rljax.errors import RewardError, RewardTimeout, UserError
+from rljax.metrics import Mean, merge
+from rljax.rewards.process import ProcessDied, RewardProcess
+from rljax.rewards.score import Score
+from rljax.types import Prompt
+
+ASYNC_CALLS = 64  # of an async reward, at once in a process
+GRACE = 1.0  # seconds an async reward has to be cancelled in before its process is killed
+
+
+class _Slot:
+    """A place for one process, which is started again when it is found dead."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        self._config = config
+        self._start: asyncio.Task[RewardProcess] | None = None
+
+    @property
+    def process(self) -> RewardProcess | None:
+        """The process, dead or alive; None while there is none."""
+        started = self._start is not None and self._start.done() and not self._start.cancelled()
+        return self._start.result() if self._start and started and self._start.exception() is None else None
+
+    async def running(self) -> RewardProcess:
+        """The process, started if need be. Raises UserError when that fails; the next call tries again."""
+        if self._start is None or (self._start.done() and (self.process is None or not self.process.alive)):
+            self._start = asyncio.create_task(RewardProcess.start(self._config))
+        return await asyncio.shield(self._start)  # a caller that is cancelled leaves the process to the next one
+
+    async def close(self) -> None:
+        if self._start is not None and not self._start.done():
+            self._start.cancel()
+            await asyncio.wait([self._start])
+        if self.process is not None:
+            self.process.kill()
+            await self.process.ended()
+
+
+class RewardPool:
+    """Scores completions in `reward.workers` processes.
+
+    Example:
+        async with RewardPool(config.reward) as rewards:
+            score = await rewards.score(prompt, "46")
+    """
+
+    def __init__(self, config: RewardConfig) -> None:
+        if config.workers < 1:
+            raise UserError(f"reward.workers: {config.workers} (at least 1)")
+        if not config.timeout > 0:
+            raise UserError(f"reward.timeout: {config.timeout} (seconds, more than 0)")
+        self._config = config
+        self._slots: list[_Slot] = []
+        # A slot is in it once for each call that it could take now; None: closed
+        self._free: asyncio.Queue[_Slot | None] = asyncio.Queue()
+        self._retired: list[RewardProcess] = []  # killed, perhaps not reaped yet
+        self._closed = False
+        self._metrics: dict[str, Mean] = {}
+        self.counts: Counter[str] = Counter()  # "reward_error", "reward_timeout": attempts that failed, since the start
+
+    async def start(self) -> None:
+        """Starts every process. Raises UserError with one line when the reward cannot be imported."""
+        self._slots = [_Slot(self._config) for _ in range(self._config.workers)]
+        started = await asyncio.gather(*(slot.running() for slot in self._slots), return_exceptions=True)
+        failures = [outcome for outcome in started if isinstance(outcome, BaseException)]
+        if failures:
+            await self.close()
+            raise failures[0]
+        for slot in self._slots:
+            calls = ASYNC_CALLS if slot.process is not None and slot.process.is_async else 1
+            for _ in range(calls):
+                self._free.put_nowait(slot)
+
+    async def score(self, prompt: Prompt, completion: str) -> Score:
+        """Scores one completion; an attempt that fails is made again `reward.retries` times.
+
+        Raises:
+          RewardTimeout: it ran longer than `reward.timeout`; its process was killed.
+          RewardError: it raised, returned no number, or its process died.
+        """
+        job = {"prompt": dataclasses.asdict(prompt), "completion": completion}
+        for attempt in range(self._config.retries + 1):
+            try:
+                return await self._attempt(job, prompt.uid)
+            except (RewardError, RewardTimeout) as error:
+                self.counts[error.kind] += 1
+                if attempt == self._config.retries:
+                    raise
+        raise AssertionError("unreachable")
+
+    def take_metrics(self) -> dict[str, Mean]:
+        """What was measured since the last call: seconds a scored completion took, waiting for a process not counted."""
+        taken, self._metrics = self._metrics, {}
+        return taken
+
+    async def close(self) -> None:
+        """Kills every process and waits until it is gone. Calls of score that still wait get RewardError."""
+        self._closed = True
+        self._free.put_nowait(None)
+        await asyncio.gather(*(slot.close() for slot in self._slots), *(process.ended() for process in self._retired))
+        self._slots, self._retired = [], []
+
+    async def __aenter__(self) -> RewardPool:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _attempt(self, job: dict[str, Any], uid: str) -> Score:
+        while True:
+            slot = await self._free.get()
+            if slot is None or self._closed:
+                self._free.put_nowait(None)  # for the next that waits
+                raise RewardError(f"prompt {uid}: the reward pool is closed")
+            try:
+                process = await slot.running()
+                began = time.monotonic()
+                answer = await self._ask(process, job)
+                break
+            except ProcessDied as died:
+                if not died.killed:
+                    raise RewardError(f"prompt {uid}: {died}") from None
+                # By another call that ran out of time in the same process: this one was not at fault, and asks again.
+            except UserError as error:  # a process could not be started again
+                raise RewardError(f"prompt {uid}: {error}") from error
+            finally:
+                self._free.put_nowait(slot)
+        if answer.get("timeout"):
+            raise RewardTimeout(self._too_long(uid))
+        if "error" in answer:
+            raise RewardError(f"prompt {uid}: {answer['error']}\n{answer['traceback']}")
+        self._metrics = merge([self._metrics, {"timeperf/reward": Mean.of([time.monotonic() - began])}])
+        return Score(answer["reward"], answer["components"])
+
+    async def _ask(self, process: RewardProcess, job: dict[str, Any]) -> dict[str, Any]:
+        limit = self._config.timeout + (GRACE if process.is_async else 0.0)
+        try:
+            return await process.ask(job, limit)
+        except TimeoutError:
+            self._retire(process)
+            raise RewardTimeout(self._too_long(job["prompt"]["uid"])) from None
+        except asyncio.CancelledError:
+            if not process.is_async:  # nobody wants the answer, and the next call wants the process
+                self._retire(process)
+            raise
+
+    def _retire(self, process: RewardProcess) -> None:
+        process.kill()
+        self._retired = [retired for retired in self._retired if not retired.gone] + [process]
+
+    def _too_long(self, uid: str) -> str:
+        return f"prompt {uid}: the reward {self._config.name} ran longer than {self._config.timeout:g} s"

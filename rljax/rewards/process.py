@@ -1,0 +1,147 @@
+"""A reward process, seen from the event loop: started, asked, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from rljax.config import RewardConfig
+from rljax.errors import UserError
+
+START_TIMEOUT = 120.0  # seconds; the user's module may import much
+_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+# Not by multiprocessing: it would import the parent's main module, and jax with it. The import path is the parent's.
+_BOOT = """
+import json, sys
+path, *arguments = json.loads(sys.argv[1])
+sys.path[:] = path
+from rljax.rewards.worker import main
+main(*arguments)
+"""
+
+
+class ProcessDied(Exception):
+    """The process ended before it answered; `killed` when we ended it, for another call's sake."""
+
+    def __init__(self, reason: str, killed: bool) -> None:
+        super().__init__(reason)
+        self.killed = killed
+
+
+class RewardProcess:
+    """One process. Made by `start`; `ask` any number of times at once; `kill` at any time."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._number = 0
+        self._killed = False
+        self.is_async = False
+        self._reader: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, config: RewardConfig) -> RewardProcess:
+        """Raises UserError when the reward cannot be imported or the process does not come up."""
+        package = str(Path(__file__).resolve().parents[2])
+        path = [p or os.getcwd() for p in sys.path]
+        arguments = json.dumps([[*path, package], config.name, config.memory_mb, config.timeout, os.getpid()])
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            _BOOT,
+            arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=1 << 20,  # bytes of an answer's line
+            env={**os.environ, **_ONE_THREAD},
+            start_new_session=True,  # a group of its own: Ctrl-C passes it by, and kill takes its children too
+        )
+        started = cls(process)
+        try:
+            await started._greet(config)
+        except BaseException:
+            started.kill()
+            await started.ended()
+            raise
+        started._reader = asyncio.create_task(started._read())
+        return started
+
+    @property
+    def alive(self) -> bool:
+        return not self._killed and not self.gone
+
+    @property
+    def gone(self) -> bool:
+        """Ended and reaped."""
+        return self._process.returncode is not None
+
+    async def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """The process's answer. Raises TimeoutError after `timeout` seconds, ProcessDied when it ended before."""
+        assert self._process.stdin is not None
+        if self._reader is None or self._reader.done():
+            raise ProcessDied(f"the reward process {self._how_it_ended()}", self._killed)
+        self._number += 1
+        number = self._number
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            async with asyncio.timeout(timeout):
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: the reader tells how
+                    self._process.stdin.write(json.dumps({"id": number, **job}).encode() + b"\n")
+                    await self._process.stdin.drain()
+                return await answer
+        finally:
+            self._waiting.pop(number, None)
+
+    def kill(self) -> None:
+        """At once, with all it started. What waits for it gets ProcessDied."""
+        self._killed = True
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # gone by itself
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def ended(self) -> None:
+        """Waits until the process is gone and reaped."""
+        await self._process.wait()
+        if self._reader is not None:
+            await self._reader
+
+    async def _greet(self, config: RewardConfig) -> None:
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), START_TIMEOUT)
+        except TimeoutError:
+            raise UserError(f"reward.name: {config.name} was not imported within {START_TIMEOUT:.0f} s") from None
+        if not line:
+            limit = f" (reward.memory_mb is {config.memory_mb})" if config.memory_mb else ""
+            await self._process.wait()
+            raise UserError(f"reward.name: {config.name}: its process {self._how_it_ended()} while it started{limit}")
+        greeting = json.loads(line)
+        if "refused" in greeting:
+            await self._process.wait()
+            raise UserError(greeting["refused"])
+        self.is_async = greeting["async"]
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            answer = json.loads(line)
+            waiting = self._waiting.get(answer["id"])  # gone when the call was given up
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+        await self._process.wait()
+        for waiting in list(self._waiting.values()):
+            if not waiting.done():
+                waiting.set_exception(ProcessDied(f"the reward process {self._how_it_ended()}", self._killed))
+
+    def _how_it_ended(self) -> str:
+        code = self._process.returncode
+        if code is not None and code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with status {code}"

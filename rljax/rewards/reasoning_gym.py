@@ -1,0 +1,31 @@
+"""The score of a reasoning-gym dataset's own scorer, in [0, 1], for prompts of "task:reasoning_gym/<dataset>".
+
+The answer is what stands in the last <answer>...</answer>, or the whole completion when it has none.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from rljax.data.tasks import make_reasoning_gym
+from rljax.types import Prompt
+
+
+def reward(prompt: Prompt, completion: str) -> dict[str, float]:
+    from reasoning_gym.utils import extract_answer
+
+    made = prompt.fields["reasoning_gym"]
+    dataset = _dataset(made["dataset"], json.dumps(made["arguments"], sort_keys=True))
+    entry = dataset[made["index"]]  # made again: entries hold tuples and more that JSON would change
+    if entry["question"] != prompt.fields["question"]:
+        raise ValueError(f"reasoning_gym made another question of index {made['index']}: its version differs?")
+    answer = extract_answer(completion)
+    score = float(dataset.score_answer(completion.strip() if answer is None else answer, entry))
+    return {"reward": score, "reasoning_gym": score}
+
+
+@functools.lru_cache(maxsize=8)
+def _dataset(name: str, arguments: str) -> Any:
+    return make_reasoning_gym(name, json.loads(arguments))

@@ -1,0 +1,124 @@
+"""Progress on a terminal, or one plain line a step where there is none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from rljax.metrics import Mean, merge
+from rljax.sinks import State, Status
+from rljax.types import Trajectory
+
+# Shown in this order, under these short names, when a run has them.
+SHOWN = {
+    "rollout/reward": "reward",
+    "eval-rollout/reward": "eval reward",
+    "warmup/loss": "warm-up loss",
+    "sft/loss": "supervised loss",
+    "ppo_actor/update/loss": "loss",
+    "ppo_actor/update/entropy": "entropy (nats)",
+    "ppo_actor/update/approx_kl": "approx kl (nats)",
+    "ppo_actor/update/importance_weight": "importance weight",
+    "ppo_actor/update/clip_ratio": "clip ratio",
+    "ppo_actor/update/grad_norm": "grad norm",
+    "ppo_actor/seq_len": "tokens a sequence",
+    "ppo_actor/no_eos_ratio": "no EOS",
+    "rollout/staleness": "lag (versions)",
+    "critic/explained_variance": "explained variance",
+}
+ON_A_LINE = ("rollout/reward", "eval-rollout/reward", "warmup/loss", "sft/loss", "ppo_actor/update/loss", "rollout/staleness")
+
+
+class LineSink:
+    """One line a step, and one for what comes after it, as an evaluation does: for logs, pipes and dumb terminals."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._latest: dict[str, Mean] = {}  # written and not told yet
+        self._told: Status | None = None
+        self._since = time.monotonic()
+
+    def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
+        self._latest = merge([self._latest, metrics])
+        if self._told is not None and step == self._told.step:
+            self._tell(self._told)
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+        """Samples are in samples.jsonl."""
+
+    def status(self, status: Status) -> None:
+        self._told = status
+        self._tell(status)
+
+    def _tell(self, status: Status) -> None:
+        """Prints what was written since the last line, if a line has room for it."""
+        shown = [f"{SHOWN[name]} {self._latest[name].value:.4g}" for name in ON_A_LINE if name in self._latest]
+        self._latest = {}
+        if status.state is State.RUNNING and not shown:
+            return
+        step = f"step {status.step}" + (f"/{status.total_steps}" if status.total_steps else "")
+        now = time.monotonic()
+        end = [] if status.state is State.RUNNING else [str(status.state)]
+        print("  ".join([step, *shown, f"{now - self._since:.1f} s", *end]), file=self._stream, flush=True)
+        self._since = now
+
+    def close(self) -> None:
+        """The stream is not ours to close."""
+
+
+class LiveSink:
+    """A progress bar and a table of the latest values with their history, redrawn in place."""
+
+    def __init__(self) -> None:
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._history: dict[str, list[float]] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+        )
+        self._task = self._progress.add_task("starting", total=None)
+        self._live = Live(self._progress, refresh_per_second=4)
+        self._live.start()
+
+    def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
+        for name in SHOWN:
+            if name in metrics and metrics[name].count:
+                self._history.setdefault(name, []).append(metrics[name].value)
+        self._draw()
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+        """Samples are in samples.jsonl."""
+
+    def status(self, status: Status) -> None:
+        self._progress.update(
+            self._task,
+            completed=status.step,
+            total=status.total_steps,
+            description=f"{status.state}, version {status.version}",
+        )
+        self._draw()
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> None:
+        from rich.console import Group
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        for name, short in SHOWN.items():
+            if name in self._history:
+                table.add_row(short, f"{self._history[name][-1]:.4g}", sparkline(self._history[name][-40:]))
+        self._live.update(Group(self._progress, table))
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One block character a value, from the least (▁) to the greatest (█); a space where it isn't finite."""
+    blocks = "▁▂▃▄▅▆▇█"
+    finite = [value for value in values if abs(value) < float("inf")]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
+    return "".join(blocks[round((value - low) * scale)] if abs(value) < float("inf") else " " for value in values)

@@ -1,0 +1,230 @@
+"""The run directory.
+
+config.json       resolved config
+metrics.jsonl     one object a step, `step` strictly increasing, a key a scalar; null is NaN or infinite
+samples.jsonl     trajectories with text, reward components and versions
+status.json       step, version, state; the error of a failed run
+checkpoints/      to resume from
+export/           Hugging Face safetensors and tokenizer, at the end
+init/             the initial model of a run with actor.init_from_scratch
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import itertools
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from rljax import config_io
+from rljax.config import Config
+from rljax.errors import UserError
+from rljax.metrics import Mean, flatten, merge
+from rljax.sinks import State, Status
+from rljax.tokenizer import Tokenizer
+from rljax.types import Trajectory
+
+
+class RunDirectory:
+    """A workdir that this process holds the lock of.
+
+    Raises:
+      UserError: when another process has it, or it can't be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / ".lock").open("a+")
+        except OSError as error:
+            raise UserError(f"--workdir: cannot write to {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            owner = self._lock.read().strip()
+            self._lock.close()
+            raise UserError(f"--workdir: {path} is in use by process {owner} (wait for it, or choose another)") from None
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export"
+
+    @property
+    def init(self) -> Path:
+        return self.path / "init"
+
+    @property
+    def holds_a_run(self) -> bool:
+        """Whether there is something to resume, or to overwrite."""
+        return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
+
+    def begin(self, config: Config) -> None:
+        """Writes config.json. Raises UserError where `recover.mode` forbids to go on with what is there."""
+        if config.recover.mode == "fresh" and self.holds_a_run:
+            raise UserError(f"--workdir: {self.path} holds a run (choose another, or recover.mode=auto to go on with it)")
+        self.write_text("config.json", config_io.to_json(config))
+
+    def write_text(self, name: str, text: str) -> None:
+        """Writes a small file atomically: readers see the old one or the new one."""
+        aside = self.path / f".{name}.tmp"
+        try:
+            aside.write_text(text)
+            os.replace(aside, self.path / name)
+        except OSError as error:
+            raise UserError(f"--workdir: cannot write {self.path / name}: {error.strerror}") from error
+
+    def write_status(self, status: Status) -> None:
+        self.write_text("status.json", dump(dataclasses.asdict(status) | {"pid": os.getpid(), "time": time.time()}) + "\n")
+
+    def fail(self, error: str) -> None:
+        """Marks the run as failed at the step that status.json last told of."""
+        status = self.read_status()
+        self.write_status(dataclasses.replace(status, state=State.FAILED, error=error))
+
+    def read_status(self) -> Status:
+        """What was last written; a fresh directory is at step 0."""
+        path = self.path / "status.json"
+        if not path.exists():
+            return Status(State.RUNNING, step=0, version=0)
+        try:
+            fields = json.loads(path.read_text())
+            names = [field.name for field in dataclasses.fields(Status)]
+            return Status(**{name: fields[name] for name in names} | {"state": State(fields["state"])})
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"--workdir: {path} is not a status of ours (delete it to go on)") from None
+
+    def close(self) -> None:
+        """Lets go of the lock."""
+        self._lock.close()
+
+
+class RunDirectorySink:
+    """metrics.jsonl, samples.jsonl and status.json of a run that goes on after `first_step` finished steps."""
+
+    def __init__(self, run: RunDirectory, tokenizer: Tokenizer, *, first_step: int, samples_per_step: int) -> None:
+        self._run = run
+        self._tokenizer = tokenizer
+        self._samples_per_step = samples_per_step
+        self._sampled = (first_step, 0)  # a step, and how many of its samples are written
+        self._step: int | None
+        self._start, self._step, self._scalars = cut(run.path / "metrics.jsonl", first_step)
+        cut(run.path / "samples.jsonl", first_step)
+        self._means: dict[str, Mean] = {}
+        self._metrics_file = _open_end(run.path / "metrics.jsonl")
+        self._samples_file = _open_end(run.path / "samples.jsonl")
+
+    def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
+        """Appends the step's line, or rewrites it, merged, where it is the last one."""
+        if self._step is not None and step < self._step:
+            raise ValueError(f"metrics of step {step} after those of step {self._step}")
+        if step != self._step:
+            self._start, self._step, self._scalars, self._means = self._metrics_file.seek(0, os.SEEK_END), step, {}, {}
+        self._means = merge([self._means, metrics])
+        self._scalars |= flatten(self._means)
+        self._metrics_file.seek(self._start)
+        self._metrics_file.write(f"{dump({'step': step} | self._scalars)}\n".encode())
+        self._metrics_file.truncate()
+        self._metrics_file.flush()
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+        at, count = self._sampled
+        count = count if at == step else 0
+        if count >= self._samples_per_step:
+            return
+        self._sampled = (step, count + 1)
+        self._samples_file.write(f"{dump({'step': step, 'uid': uid} | describe(trajectory, self._tokenizer))}\n".encode())
+        self._samples_file.flush()
+
+    def status(self, status: Status) -> None:
+        self._run.write_status(status)
+
+    def close(self) -> None:
+        self._metrics_file.close()
+        self._samples_file.close()
+
+
+def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A trajectory as one object of samples.jsonl. Versions are runs of [version, tokens], over the sampled part."""
+    sampled = np.flatnonzero(trajectory.versions >= 0)
+    start = int(sampled[0]) if sampled.size else len(trajectory)
+    runs = itertools.groupby(trajectory.versions[start:].tolist())
+    return {
+        "prompt": tokenizer.decode(trajectory.token_ids[:start].tolist(), skip_special_tokens=False),
+        "completion": tokenizer.decode(trajectory.token_ids[start:].tolist(), skip_special_tokens=False),
+        "tokens": len(trajectory),
+        "trained_tokens": int(trajectory.loss_mask.sum()),
+        "reward": trajectory.reward,
+        "components": dict(trajectory.components),
+        "versions": [[version, sum(1 for _ in run)] for version, run in runs],
+        "finish": str(trajectory.finish),
+    }
+
+
+def cut(path: Path, step: int) -> tuple[int, int | None, dict[str, Any]]:
+    """Cuts a JSONL file behind its last whole line of a step up to `step`.
+
+    Returns:
+      Where its last line starts (bytes), that line's step (None in an empty file) and its other keys.
+    """
+    if not path.exists():
+        return 0, None, {}
+    start, end, last = 0, 0, {}
+    with path.open("rb+") as file:
+        for line in file:
+            entry = _entry(line)
+            if entry is None or entry["step"] > step:
+                break
+            start, end, last = end, end + len(line), entry
+        file.truncate(end)
+    return start, last.pop("step", None), last
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """A line's object; None for one that was torn by a kill."""
+    try:
+        entry = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("step"), int) else None
+
+
+def _open_end(path: Path) -> IO[bytes]:
+    try:
+        path.touch()
+        file = path.open("rb+")
+    except OSError as error:
+        raise UserError(f"--workdir: cannot write {path}: {error.strerror}") from None
+    file.seek(0, os.SEEK_END)
+    return file
+
+
+def dump(value: Any) -> str:
+    """One line of JSON. NaN and infinities, which JSON can't say, are null."""
+    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

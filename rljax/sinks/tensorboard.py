@@ -1,0 +1,40 @@
+"""TensorBoard event files in WORKDIR/tensorboard, by the `tensorboard` package alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rljax.errors import UserError
+from rljax.metrics import Mean, flatten
+from rljax.sinks import Status
+from rljax.types import Trajectory
+
+
+class TensorBoardSink:
+    """Scalars under the names of metrics.jsonl. Steps after `first_step` of an earlier process are purged."""
+
+    def __init__(self, directory: Path, *, first_step: int) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError:
+            raise UserError("stats_logger.tensorboard: not installed (pip install 'rljax[tensorboard]')") from None
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._writer = EventFileWriter(str(directory))
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._writer.add_event(self._event(wall_time=time.time(), step=first_step + 1, session_log=start))
+
+    def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in flatten(metrics).items()]
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+        """Samples are in samples.jsonl."""
+
+    def status(self, status: Status) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

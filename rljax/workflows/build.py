@@ -1,0 +1,55 @@
+"""From the config's words to a workflow and its sampling parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+from rljax import registry
+from rljax.config import GenerationConfig
+from rljax.errors import UserError
+from rljax.rewards.score import Rewards
+from rljax.tokenizer import Tokenizer
+from rljax.types import SamplingParams
+from rljax.workflow import Workflow
+
+WORKFLOWS = {
+    "rlvr": "rljax.workflows.rlvr:RLVR",
+    "multi_turn": "rljax.workflows.multi_turn:MultiTurn",
+}
+
+
+def build_workflow(name: str, *, tokenizer: Tokenizer, rewards: Rewards, arguments: Mapping[str, Any]) -> Workflow:
+    """The workflow of `rollout.workflow`, with `rollout.workflow_args`.
+
+    Raises:
+      UserError: for a name that is no workflow, or an argument that it does not take.
+    """
+    cls = registry.resolve("rollout.workflow", name, WORKFLOWS, "workflow")
+    try:
+        inspect.signature(cls).bind(tokenizer=tokenizer, rewards=rewards, **arguments)
+    except TypeError as error:
+        takes = ", ".join(p for p in inspect.signature(cls).parameters if p not in ("tokenizer", "rewards")) or "none"
+        raise UserError(f"rollout.workflow_args: {name}: {error} (it takes: {takes})") from error
+    workflow = cls(tokenizer=tokenizer, rewards=rewards, **arguments)
+    if not inspect.iscoroutinefunction(getattr(workflow, "episode", None)):
+        raise UserError(f"rollout.workflow: {name} has no 'async def episode' (see rljax/workflow.py)")
+    return cast(Workflow, workflow)
+
+
+def sampling_params(config: GenerationConfig, tokenizer: Tokenizer) -> SamplingParams:
+    """`gconfig` with the tokenizer's EOS ids among the stop ids. Raises UserError when a value is out of range."""
+    try:
+        return SamplingParams(
+            max_new_tokens=config.max_new_tokens,
+            min_new_tokens=config.min_new_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            greedy=config.greedy,
+            stop=tuple(config.stop),
+            stop_token_ids=tuple(dict.fromkeys([*tokenizer.eos_token_ids, *config.stop_token_ids])),
+        )
+    except ValueError as error:
+        raise UserError(f"gconfig: {error}") from None

@@ -1,0 +1,82 @@
+"""Several turns: a wrong answer gets feedback, and the policy tries again in the same context.
+
+    prompt --> completion --> reward --> feedback --> completion --> ...
+    given      sampled                   given        sampled
+
+The ids of all that was sampled stand in the next request's prompt as they were sampled, not as their text would encode.
+"""
+
+from __future__ import annotations
+
+from rljax.engine import Sampler
+from rljax.errors import UserError
+from rljax.rewards.score import Rewards, Score
+from rljax.tokenizer import Tokenizer
+from rljax.trajectories import Episode
+from rljax.types import Completion, Finish, Prompt, SamplingParams, Trajectory
+from rljax.workflows.rlvr import generate
+
+FEEDBACK = "Your answer is not right. Read the question again, find the mistake, and answer once more."
+
+
+class MultiTurn:
+    """Ends with the first answer whose reward is `success`, after `max_turns`, or when a completion is cut short.
+
+    The reward is that of the last turn, times turn_discount for each turn before it; component "turns" counts them.
+
+    Args:
+      feedback: the user's words after a wrong answer.
+      max_tokens: an episode that has this many tokens gets no further turn; None for no limit.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        rewards: Rewards,
+        *,
+        max_turns: int = 2,
+        feedback: str = FEEDBACK,
+        success: float = 1.0,
+        turn_discount: float = 1.0,
+        max_tokens: int | None = None,
+    ) -> None:
+        if max_turns < 1:
+            raise UserError(f"rollout.workflow_args.max_turns: {max_turns} (at least 1)")
+        self._tokenizer = tokenizer
+        self._rewards = rewards
+        self._max_turns = max_turns
+        self._feedback = feedback
+        self._success = success
+        self._turn_discount = turn_discount
+        self._max_tokens = max_tokens
+
+    async def episode(self, sampler: Sampler, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
+        messages = list(prompt.messages)
+        episode = Episode(self._tokenizer.apply_chat_template(messages))
+        turn = 0
+        while True:
+            request_id = f"{prompt.uid}#{seed}.{turn}"
+            completion = await generate(sampler, request_id, episode.token_ids, params, _turn_seed(seed, turn))
+            episode.sampled(completion)
+            turn += 1
+            text = self._tokenizer.decode(completion.token_ids)
+            score = await self._rewards.score(prompt, text)
+            if self._is_over(turn, completion, score, len(episode.token_ids)):
+                discounted = score.reward * self._turn_discount ** (turn - 1)
+                return episode.trajectory(discounted, {**score.components, "turns": float(turn)})
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self._feedback}]
+            last = int(completion.token_ids[-1]) if len(completion.token_ids) else -1
+            episode.given(self._tokenizer.next_turn(messages, last))
+
+    def _is_over(self, turn: int, completion: Completion, score: Score, length: int) -> bool:
+        return (
+            turn >= self._max_turns
+            or score.reward >= self._success
+            or completion.finish is not Finish.STOP
+            or (self._max_tokens is not None and length >= self._max_tokens)
+        )
+
+
+def _turn_seed(seed: int, turn: int) -> int:
+    """Turn 0 has the episode's own seed; later ones are spread over [0, 2**31) by a multiplicative hash."""
+    return (seed + turn * 0x9E3779B1) % 2**31

@@ -1,0 +1,46 @@
+"""The JAX sampler under the contract of all samplers, its weights published through memory and through a directory."""
+
+import functools
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import ClassVar
+
+from rljax.allocation import Pool
+from rljax.backends.jax import hf
+from rljax.engine import WeightSource
+from rljax.engines.jax.sampler import JaxSampler
+from rljax.tokenizer import load
+from tests.contract.sampler_contract import SamplerContract
+from tests.models import VOCABULARY, config_of, make_model
+
+
+@functools.cache
+def models() -> tuple[TemporaryDirectory, list[Path]]:
+    root = TemporaryDirectory()
+    return root, [make_model(Path(root.name) / str(seed), seed=seed) for seed in (0, 1)]
+
+
+class TestJaxSampler(SamplerContract):
+    vocabulary = VOCABULARY
+    settings: ClassVar[dict[str, object]] = {}
+
+    def make(self, model):
+        return JaxSampler(config_of(**self.settings), Pool("jax"), models()[1][model])
+
+    def source(self, model):
+        return WeightSource(params=hf.load(models()[1][model])[1])
+
+    def text(self, token_ids):
+        return load(models()[1][0]).decode(token_ids, skip_special_tokens=False)
+
+
+class TestJaxSamplerFromDirectories(TestJaxSampler):
+    """Results read one dispatch later, as on a device; keys and values recomputed; weights from files."""
+
+    settings: ClassVar[dict[str, object]] = {"rollout.recompute_kv_on_publish": True}
+
+    def make(self, model):
+        return JaxSampler(config_of(**self.settings), Pool("jax"), models()[1][model], ahead=1)
+
+    def source(self, model):
+        return WeightSource(directory=models()[1][model])

@@ -1,0 +1,257 @@
+"""The stream of prompts: each once an epoch, resumable anywhere, and one clear line for each kind of bad input."""
+
+import dataclasses
+import json
+from collections import Counter
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from rljax.config import DatasetConfig
+from rljax.data import labelled, open_prompts
+from rljax.errors import UserError
+from rljax.tokenizer import build_char_tokenizer, load
+
+DEFAULTS = DatasetConfig(
+    path="",
+    type="prompt_answer",
+    split="train",
+    batch_size=4,
+    shuffle=True,
+    max_length=None,
+    limit=None,
+    system_prompt="",
+    task={},
+)
+
+
+def config(path, **changes):
+    return dataclasses.replace(DEFAULTS, path=str(path), **changes)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("char")
+    build_char_tokenizer(directory)
+    return load(directory)
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture(scope="module")
+def eleven(tmp_path_factory):
+    """Eleven records whose prompts have 1 to 11 characters."""
+    records = [{"prompt": "x" * (i + 1), "answer": i, "extra": [i]} for i in range(11)]
+    return write(tmp_path_factory.mktemp("data") / "eleven.jsonl", records)
+
+
+@pytest.fixture(scope="module")
+def hundreds(tmp_path_factory):
+    """Three hundred records whose prompts have 1 to 11 characters."""
+    records = [{"prompt": "x" * (i % 11 + 1), "answer": i} for i in range(300)]
+    return write(tmp_path_factory.mktemp("data") / "hundreds.jsonl", records)
+
+
+def uids(prompts, count):
+    return [next(prompts).uid for _ in range(count)]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_epoch_has_every_prompt_once_in_its_own_order(eleven, shuffle):
+    prompts = open_prompts(config(eleven, shuffle=shuffle), seed=3)
+    assert len(prompts) == 11
+    epochs = [uids(prompts, 11) for _ in range(4)]
+    for number, epoch in enumerate(epochs):
+        assert sorted(epoch) == sorted(f"{number}/{i}" for i in range(11))
+    orders = {tuple(uid.partition("/")[2] for uid in epoch) for epoch in epochs}
+    assert len(orders) == (4 if shuffle else 1)
+    other = open_prompts(config(eleven, shuffle=shuffle), seed=4)
+    ahead = [{uid.partition("/")[2]: i for i, uid in enumerate(uids(other, 11))} for _ in range(4)]
+    places = {tuple(sorted(epoch, key=epoch.get)) for epoch in ahead}
+    assert (orders & places == set()) == shuffle  # another seed shares no epoch with this one, not even a later one
+
+
+@hypothesis.given(
+    position=st.integers(0, 700),
+    max_length=st.sampled_from([None, 3, 10]),
+    limit=st.sampled_from([None, 200]),
+    shard=st.sampled_from([(0, 1), (1, 3)]),
+)
+@hypothesis.settings(max_examples=12, deadline=None)
+def test_trap_15_resume_is_exact_at_any_position_whatever_the_lengths(hundreds, tokenizer, position, max_length, limit, shard):
+    dataset = config(hundreds, max_length=max_length, limit=limit)
+    straight, resumed = (open_prompts(dataset, seed=3, tokenizer=tokenizer, shard=shard) for _ in range(2))
+    uids(straight, position)
+    resumed.restore(json.loads(json.dumps(straight.state())))
+    assert uids(straight, 250) == uids(resumed, 250)
+    assert straight.state() == resumed.state()
+    too_long = sum(i % 11 + 1 > (max_length or 11) for i in range(limit or 300))
+    assert straight.skipped == resumed.skipped == too_long
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_shards_share_an_epoch_between_them_and_lose_none(eleven, count):
+    sources = [open_prompts(config(eleven), seed=3, shard=(i, count)) for i in range(count)]
+    for epoch in range(3):
+        seen = Counter(uid for source in sources for uid in uids(source, len(source)))
+        assert seen == Counter(f"{epoch}/{i}" for i in range(11))
+
+
+def test_a_prompt_is_found_again_by_its_uid_and_an_epoch_leaves_the_stream_alone(eleven, tokenizer):
+    prompts = open_prompts(config(eleven, max_length=10), seed=3, tokenizer=tokenizer)
+    given = [next(prompts) for _ in range(23)]
+    state = prompts.state()
+    assert [prompts.prompt(p.uid) for p in given] == given
+    assert list(prompts.epoch(1)) == given[10:20]
+    assert prompts.state() == state
+    for unknown in ("0/10", "0/11", "x", "0/-1"):  # index 10 is too long and never in the stream
+        with pytest.raises(UserError, match="no prompt"):
+            prompts.prompt(unknown)
+
+
+def test_a_state_of_other_data_is_refused_and_names_what_changed(eleven, tokenizer, tmp_path):
+    base = open_prompts(config(eleven), seed=3)
+    for other, name in (
+        (open_prompts(config(eleven), seed=4), "seed"),
+        (open_prompts(config(eleven, shuffle=False), seed=3), "shuffle"),
+        (open_prompts(config(eleven, limit=5), seed=3), "prompts"),
+        (open_prompts(config(eleven, max_length=5), seed=3, tokenizer=tokenizer), "prompts"),
+        (open_prompts(config(eleven), seed=3, shard=(0, 2)), "shard"),
+        (open_prompts(config(write(tmp_path / "a.jsonl", [{"prompt": "y", "answer": "y"}] * 11)), seed=3), "data"),
+    ):
+        with pytest.raises(UserError, match=f"train_dataset: cannot resume: {name} was"):
+            other.restore(base.state())
+
+
+def test_parquet_and_jsonl_give_the_same_prompts(tmp_path):
+    import datetime
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"question": f"q{i}", "answer": f"a{i}", "level": i, "day": datetime.date(2024, 1, i + 1)} for i in range(5)]
+    write(tmp_path / "train.jsonl", [{**row, "day": str(row["day"])} for row in rows])
+    for name, part in (("test-00000-of-00002", rows[:2]), ("test-00001-of-00002", rows[2:])):
+        pq.write_table(pa.Table.from_pylist(part), tmp_path / f"{name}.parquet")
+    lines = open_prompts(config(tmp_path, split="train"), seed=1)
+    table = open_prompts(config(tmp_path, split="test"), seed=1)
+    assert list(lines.epoch(0)) == list(table.epoch(0))
+    assert next(table).fields.keys() == {"question", "answer", "level", "day"}
+
+
+def test_formats_of_chat_records_and_system_prompts(tmp_path):
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    own = [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}]
+    path = write(
+        tmp_path / "c.jsonl", [{"messages": chat}, {"messages": own, "answer": 7, "x": 1}, {"prompt": "p", "answer": ""}]
+    )
+    first, second, third = open_prompts(config(path, shuffle=False, system_prompt="Be brief."), seed=1).epoch(0)
+    assert [m["content"] for m in first.messages] == ["Be brief.", "hi"] and first.fields == {"answer": "ho"}
+    assert [m["content"] for m in second.messages] == ["own", "hi"] and second.fields == {"answer": "7", "x": 1}
+    assert [m["content"] for m in third.messages] == ["Be brief.", "p"] and third.fields == {"answer": ""}
+
+
+def test_blank_lines_are_no_records_and_a_last_line_needs_no_newline(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('\n{"prompt": "a", "answer": "1"}\n\n  \n{"prompt": "é\\n", "answer": "2"}')
+    prompts = list(open_prompts(config(path, shuffle=False), seed=1).epoch(0))
+    assert [(p.uid, p.messages[0]["content"]) for p in prompts] == [("0/0", "a"), ("0/1", "é\n")]
+
+
+def test_the_users_own_format(tmp_path, monkeypatch):
+    (tmp_path / "own_format.py").write_text(
+        "def f(record, where):\n    return ({'role': 'user', 'content': record['q']},), {'n': 1}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    prompts = open_prompts(config(write(tmp_path / "a.jsonl", [{"q": "Q"}]), type="own_format:f"), seed=1)
+    assert next(prompts).messages[0]["content"] == "Q"
+
+
+GOOD = '{"prompt": "a", "answer": "1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "changes", "line"),
+    [
+        (
+            None,
+            "",
+            {},
+            "train_dataset.path: no such file: {} (a directory with train.jsonl and test.jsonl, or a .jsonl, .parquet file)",
+        ),
+        ("a.jsonl", "", {}, "train_dataset.path: empty file: {}"),
+        ("a.jsonl", "\n\n", {}, "train_dataset.path: no records in {}"),
+        ("a.csv", "x", {}, "train_dataset.path: {} is neither .jsonl nor .parquet"),
+        ("a.parquet", "not one", {}, "{}: not a parquet file"),
+        ("a.jsonl", GOOD + "\n{oops}\n", {}, "{}:3: not JSON: "),
+        ("a.jsonl", GOOD + "[1]\n", {}, "{}:2: a JSON list, not an object"),
+        ("a.jsonl", GOOD + '{"prompt": "a", "anser": "1"}', {}, "{}:2: no field 'answer' (it has: anser)"),
+        (
+            "a.jsonl",
+            '{"promt": "a", "answer": "1"}',
+            {},
+            "{}:1: none of the fields messages, prompt, question (it has: promt, answer)",
+        ),
+        ("a.jsonl", '{"prompt": null, "answer": "1"}', {}, "{}:1: field 'prompt' is NoneType, not text"),
+        ("a.jsonl", '{"messages": [{"role": "user"}], "answer": "1"}', {}, "{}:1: a message needs role and content"),
+        ("a.jsonl", '{"messages": [], "answer": "1"}', {}, "{}:1: messages must be a list"),
+        ("a.jsonl", GOOD, {"type": "gsm8k"}, "{}:1: no field 'question' (it has: prompt, answer)"),
+        ("a.jsonl", '{"question": "a", "answer": "72"}', {"type": "gsm8k"}, "{}:1: the answer has no line '#### N'"),
+        ("a.jsonl", GOOD, {"type": "gsm8"}, "train_dataset.type: no format named 'gsm8' (did you mean gsm8k?"),
+        ("a.jsonl", GOOD, {"type": "task"}, "train_dataset.type: 'task' needs a path such as task:addition"),
+        ("a.jsonl", GOOD, {"limit": 0}, "train_dataset.limit: 0 leaves no example"),
+        ("a.jsonl", GOOD, {"max_length": 0}, "train_dataset.max_length: every prompt is longer than 0 tokens"),
+    ],
+)
+def test_bad_input_is_one_line_with_the_culprit_and_the_remedy(tmp_path, tokenizer, name, content, changes, line):
+    path = tmp_path / (name or "missing.jsonl")
+    if name is not None:
+        path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        open_prompts(config(path, **changes), seed=1, tokenizer=tokenizer)
+    assert str(caught.value).startswith(line.format(path)) and "\n" not in str(caught.value)
+
+
+def test_a_directory_without_the_split_says_what_it_has(tmp_path):
+    write(tmp_path / "train.jsonl", [{"prompt": "a", "answer": "1"}])
+    with pytest.raises(
+        UserError, match=r"has no dev.jsonl or dev.parquet \(there: train.jsonl; split is train_dataset.split\)"
+    ):
+        open_prompts(config(tmp_path, split="dev"), seed=1)
+    with pytest.raises(UserError, match="1 prompts are too few for 2 processes"):
+        open_prompts(config(tmp_path), seed=1, shard=(0, 2))
+
+
+def test_trap_08_labelled_targets_train_the_eos_and_nothing_of_the_prompt(tokenizer):
+    prompts = open_prompts(config("task:addition", task={"n": 5}), seed=1)
+    expected = list(prompts.epoch(0))
+    for prompt, trajectory in zip(expected, labelled(prompts, tokenizer), strict=False):
+        text = prompt.messages[0]["content"] + prompt.fields["answer"]
+        assert trajectory.token_ids.tolist() == [*tokenizer.encode(text), tokenizer.eos_token_id]
+        target = len(prompt.fields["answer"]) + 1
+        assert trajectory.loss_mask.tolist() == [False] * (len(text) + 1 - target) + [True] * target
+    with pytest.raises(UserError, match="no field 'solution' to train on"):
+        next(labelled(prompts, tokenizer, "solution"))
+
+
+def test_gsm8k_on_the_real_files(gsm8k_dir):
+    for split, count in (("train", 7473), ("test", 1319)):
+        prompts = open_prompts(config(gsm8k_dir, type="gsm8k", split=split), seed=1)
+        assert len(prompts) == count  # Cobbe et al. 2021
+        for prompt in prompts.epoch(0):
+            assert prompt.fields["answer"].endswith(prompt.fields["answer"].rpartition("#### ")[2])
+            assert float(prompt.fields["final"]) == int(prompt.fields["final"])  # every one is a whole number
+
+
+def test_gsm8k_rewards_its_own_solutions(gsm8k_dir):
+    from rljax.rewards import gsm8k
+
+    prompts = list(open_prompts(config(gsm8k_dir, type="gsm8k", split="test", limit=60), seed=1).epoch(0))
+    for prompt, other in zip(prompts, prompts[1:] + prompts[:1], strict=True):
+        assert gsm8k.reward(prompt, prompt.fields["answer"])["reward"] == 1.0
+        same = prompt.fields["final"] == other.fields["final"]
+        assert gsm8k.reward(prompt, other.fields["answer"])["reward"] == float(same)

@@ -1,0 +1,400 @@
+"""The client against servers that break off, abort, refuse, hang and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from rljax.engine import WeightSource
+from rljax.engines.http import client as client_module
+from rljax.engines.http import watch as watch_module
+from rljax.engines.http.resubmit import remaining
+from rljax.errors import SamplerError, UserError
+from rljax.types import Completion, Finish, Request, SamplingParams
+from tests.contract.sampler_contract import publish
+from tests.unit.engines.http.scripted import CONTEXT, SGLANG_17, SGLANG_23, ScriptedServer, client_of, continuation
+
+PROMPT = [5, 6, 7]
+
+
+def request(name: str = "0/1#0", prompt=PROMPT, **params) -> Request:
+    return Request(name, np.array(prompt, np.int32), SamplingParams(**({"max_new_tokens": 12} | params)), seed=9)
+
+
+def with_servers(count: int):
+    """Runs a coroutine test with started servers, which are stopped whatever happens."""
+
+    def decorate(test):
+        @functools.wraps(test)
+        def run(**fixtures):
+            async def body() -> None:
+                servers = [ScriptedServer() for _ in range(count)]
+                for server in servers:
+                    await server.start()
+                try:
+                    async with asyncio.timeout(30):
+                        await test(*servers, **fixtures)
+                finally:
+                    for server in servers:
+                        await server.stop()
+
+            asyncio.run(body())
+
+        signature = inspect.signature(test)
+        run.__signature__ = signature.replace(parameters=list(signature.parameters.values())[count:])
+        del run.__wrapped__
+        return run
+
+    return decorate
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(client_module, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(watch_module, "INTERVAL", 0.05)
+
+
+def break_at(token: int, times: int = 1):
+    """A script that breaks a stream off before a token, so many times."""
+    left = [times]
+
+    def script(server: ScriptedServer, at: int):
+        if at == token and left[0]:
+            left[0] -= 1
+            return "break"
+        return None
+
+    return script
+
+
+def is_whole(completion: Completion, count: int = 12, prompt=PROMPT) -> None:
+    want = continuation(prompt, count)
+    assert completion.token_ids.tolist() == want
+    np.testing.assert_allclose(completion.logp, -np.array(want) / 1000, rtol=1e-6)
+    assert completion.finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+@with_servers(1)
+async def test_cumulative_and_incremental_streams_give_one_completion(server, incremental):
+    server.incremental = incremental
+    sampler = client_of(server)
+    is_whole(await sampler.generate(request()))
+    await sampler.close()
+
+
+@with_servers(2)
+async def test_a_broken_stream_goes_on_at_another_server_behind_its_tokens(one, two):
+    one.script = break_at(5)
+    sampler = client_of(one, two)
+    is_whole(await sampler.generate(request()))
+    (first,), (second,) = one.bodies, two.bodies
+    assert second["input_ids"] == PROMPT + continuation(PROMPT, 5)
+    assert second["sampling_params"]["max_new_tokens"] == 7
+    assert first["rid"] != second["rid"]
+    assert first["sampling_params"]["sampling_seed"] != second["sampling_params"]["sampling_seed"]
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_the_only_server_is_waited_for(server):
+    server.script = break_at(5)
+    sampler = client_of(server)
+    is_whole(await sampler.generate(request()))
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_attempts_without_a_token_are_counted_and_then_the_request_is_lost(server):
+    server.script = lambda _, at: web.json_response({"detail": "busy"}, status=503) if at == -1 else None
+    sampler = client_of(server, request_retries=2)
+    with pytest.raises(SamplerError, match="busy"):
+        await sampler.generate(request())
+    assert len(server.bodies) == 3
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_attempts_that_bring_tokens_do_not_count(server):
+    server.script = lambda _, at: "break" if at == 1 else None  # a token an attempt
+    sampler = client_of(server, request_retries=0)
+    is_whole(await sampler.generate(request(max_new_tokens=6)), 6)
+    assert len(server.bodies) == 6
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_an_abort_by_somebody_else_is_submitted_again(server):
+    left = ["abort"]
+    server.script = lambda _, at: left.pop() if at == 4 and left else None
+    sampler = client_of(server)
+    is_whole(await sampler.generate(request()))
+    assert len(server.bodies) == 2
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_a_refused_request_is_the_callers_error_and_not_repeated(server):
+    body = {"error": {"message": "max_new_tokens is odd"}}
+    server.script = lambda _, at: web.json_response(body, status=400) if at == -1 else None
+    sampler = client_of(server)
+    with pytest.raises(UserError, match="max_new_tokens is odd"):
+        await sampler.generate(request())
+    assert len(server.bodies) == 1
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_a_request_that_takes_too_long_is_lost_and_aborted(server):
+    server.step = 5.0
+    sampler = client_of(server, request_timeout=0.2)
+    with pytest.raises(SamplerError, match=r"rollout\.request_timeout"):
+        await sampler.generate(request())
+    while not any(name == "abort_request" for name, _ in server.calls):
+        await asyncio.sleep(0.01)
+    assert server.calls[-1][1] == {"rid": server.bodies[0]["rid"]}
+    await sampler.close()
+
+
+@with_servers(2)
+async def test_samples_of_a_prompt_go_to_one_server_and_prompts_to_all(one, two):
+    for server in (one, two):
+        server.step = 0.01
+    sampler = client_of(one, two)
+    groups = [[request(f"0/{g}#{i}", [g + 1, 2, 3]) for i in range(4)] for g in range(4)]
+    await asyncio.gather(*(sampler.generate(r) for group in groups for r in group))
+    assert len(one.bodies) == len(two.bodies) == 8
+    homes = [{server.base for server in (one, two) for b in server.bodies if b["input_ids"][0] == g + 1} for g in range(4)]
+    assert all(len(home) == 1 for home in homes)
+    await sampler.close()
+
+
+@with_servers(2)
+async def test_a_group_overflows_when_its_server_is_far_busier(one, two):
+    for server in (one, two):
+        server.step = 0.01
+    sampler = client_of(one, two)
+    await asyncio.gather(*(sampler.generate(request(f"0/0#{i}")) for i in range(40)))
+    assert min(len(one.bodies), len(two.bodies)) >= 10
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_a_prompt_is_checked_against_vocabulary_and_context_before_it_is_sent(server):
+    """SGLang on the CPU dies of an id outside the vocabulary, and refuses what the context has no room for."""
+    sampler = client_of(server)
+    for prompt in ([3, 1000], [-1], [], [1] * CONTEXT):
+        with pytest.raises(UserError):
+            await sampler.generate(request(prompt=prompt))
+    assert not server.bodies
+    full = await sampler.generate(request(prompt=[1] * (CONTEXT - 3), max_new_tokens=100))
+    is_whole(full, 3, [1] * (CONTEXT - 3))
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_the_token_is_sent(server):
+    sampler = client_of(server, token="secret")
+    await sampler.generate(request())
+    assert server.headers == ["Bearer secret"]
+    await sampler.close()
+
+
+# Versions
+
+
+async def swapped(server: ScriptedServer, sampler, tmp_path, at: int, count: int = 24) -> Completion:
+    """A publish while the server has sampled `at` tokens of a completion."""
+    reached = asyncio.Event()
+    server.script = lambda _, token: reached.set() if token == at else None
+    server.step = 0.005
+    task = asyncio.create_task(sampler.generate(request(max_new_tokens=count)))
+    await reached.wait()
+    await publish(sampler, WeightSource(directory=tmp_path), 1)
+    return await task
+
+
+@pytest.mark.parametrize("facts", [SGLANG_23, SGLANG_17], ids=["spans", "labels"])
+@with_servers(1)
+async def test_a_swap_under_a_request_is_seen_at_its_token(server, tmp_path, facts):
+    server.spans = facts is SGLANG_23
+    sampler = client_of(server, facts=facts)
+    completion = await swapped(server, sampler, tmp_path, at=8)
+    is_whole(completion, 24)
+    old = int((completion.versions == 0).sum())
+    # Spans are exact; a first label under new weights is held to be late by one chunk, here one token.
+    assert 8 <= old - (facts is SGLANG_17) <= 10
+    assert np.all(np.diff(completion.versions) >= 0) and completion.versions[-1] == 1
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_a_label_read_after_the_reply_never_makes_a_token_younger(server, tmp_path):
+    """The front end of an old server knows of new weights before the tokens of the old ones have passed it."""
+    early = [False]
+    server.relabel = lambda version: 1 if early[0] else version
+    sampler = client_of(server)
+
+    def script(_, token):
+        early[0] = early[0] or token == 11  # token 11, made by version 0, is labelled 1
+
+    server.script = script
+    completion = await sampler.generate(request())
+    assert completion.versions.tolist() == [0] * 12
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_requests_use_a_cache_of_their_weights_and_of_their_run_alone(server, tmp_path):
+    """Law 7 at a server that keeps the cache of older weights for what is in flight."""
+    sampler, another_run = client_of(server), client_of(server)
+    await sampler.generate(request())
+    await publish(sampler, WeightSource(directory=tmp_path), 1)
+    await sampler.generate(request())
+    await another_run.generate(request())
+    assert len({body["extra_key"] for body in server.bodies}) == 3
+    await sampler.close()
+    await another_run.close()
+
+
+@pytest.mark.parametrize(
+    ("recompute", "facts", "mode"), [(False, SGLANG_17, "in_place"), (True, SGLANG_23, "retract"), (True, SGLANG_17, "abort")]
+)
+@with_servers(1)
+async def test_recomputing_retracts_or_aborts_and_submits_again(server, tmp_path, recompute, facts, mode):
+    sampler = client_of(server, facts=facts, recompute=recompute)
+    completion = await swapped(server, sampler, tmp_path, at=6)
+    is_whole(completion, 24)
+    assert ("pause_generation", {"mode": mode}) in server.calls
+    (loaded,) = [body for name, body in server.calls if name == "update_weights_from_disk"]
+    assert loaded["flush_cache"] == (mode == "retract")  # SGLang 0.5.17 dies of a flush with requests in its queue
+    assert len(server.bodies) == (2 if mode == "abort" else 1)
+    if mode == "abort":
+        kept = len(server.bodies[1]["input_ids"]) - len(PROMPT)
+        assert completion.versions.tolist() == [0] * kept + [1] * (24 - kept)
+    await sampler.close()
+
+
+# Servers that go and come
+
+
+@with_servers(2)
+async def test_a_server_that_refuses_weights_is_left_out_until_it_takes_them(one, two, tmp_path):
+    (tmp_path / "weights").mkdir()
+    two.refuse_load = True
+    sampler = client_of(one, two)
+    await publish(sampler, WeightSource(directory=tmp_path / "weights"), 1)
+    await asyncio.gather(*(sampler.generate(request(f"{i}#0")) for i in range(4)))
+    assert len(one.bodies) == 4 and not two.bodies
+    two.refuse_load = False  # the watch brings it back with the weights it holds
+    while two.version != 1:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    await asyncio.gather(*(sampler.generate(request(f"new {i}#0")) for i in range(4)))
+    assert two.bodies
+    await sampler.close()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("held-")]
+
+
+@with_servers(1)
+async def test_weights_that_every_server_refuses_are_the_callers_error(server, tmp_path):
+    server.refuse_load = True
+    sampler = client_of(server)
+    with pytest.raises(UserError, match="no such tensor"):
+        await publish(sampler, WeightSource(directory=tmp_path), 1)
+    assert sampler.version == 0
+    is_whole(await sampler.generate(request()))
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_a_server_that_comes_back_with_old_weights_gets_the_present_ones_first(server, tmp_path):
+    (tmp_path / "1").mkdir()
+    sampler = client_of(server)
+    await publish(sampler, WeightSource(directory=tmp_path / "1"), 1)
+    (tmp_path / "1").rmdir()  # as publishers do
+    port = int(server.base.rpartition(":")[2])
+    await server.stop()
+    waiting = asyncio.create_task(sampler.generate(request()))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    again = ScriptedServer()
+    await again.start(port)
+    try:
+        completion = await waiting
+        is_whole(completion)
+        assert set(completion.versions) == {1} and again.version == 1
+    finally:
+        await again.stop()
+        await sampler.close()
+
+
+@with_servers(1)
+async def test_a_server_that_stays_away_is_dropped_and_requests_fail(server, monkeypatch):
+    monkeypatch.setattr(watch_module, "PATIENCE", 0.2)
+    sampler = client_of(server)
+    await server.stop()
+    with pytest.raises(SamplerError):
+        await sampler.generate(request())
+    with pytest.raises(SamplerError, match="no server is left"):
+        await sampler.pause()
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_a_publish_while_the_only_server_is_away_waits_for_it_with_the_weights(server, tmp_path):
+    (tmp_path / "1").mkdir()
+    sampler = client_of(server)
+    await sampler.generate(request())
+    port = int(server.base.rpartition(":")[2])
+    await server.stop()
+    await publish(sampler, WeightSource(directory=tmp_path / "1"), 1)
+    again = ScriptedServer()
+    await again.start(port)
+    try:
+        assert set((await sampler.generate(request())).versions) == {1}
+    finally:
+        await again.stop()
+        await sampler.close()
+
+
+@with_servers(1)
+async def test_closing_keeps_tokens_and_lets_a_paused_server_go_on(server):
+    server.step = 0.005
+    sampler = client_of(server)
+    task = asyncio.create_task(sampler.generate(request(max_new_tokens=200)))
+    while not server.bodies:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    await sampler.pause()
+    await sampler.close()
+    completion = await task
+    assert completion.finish is Finish.ABORT and 0 < len(completion.token_ids) < 200
+    assert completion.token_ids.tolist() == continuation(PROMPT, len(completion.token_ids))
+    assert server.calls[-1][0] == "continue_generation"
+
+
+def test_what_remains_drops_the_tokens_a_stop_string_may_have_begun_in():
+    done = Completion(np.arange(10, dtype=np.int32), np.zeros(10, np.float32), np.zeros(10, np.int32), Finish.ABORT)
+    rest = remaining(request(max_new_tokens=20, min_new_tokens=9, stop=("abc", "é")), done)
+    assert rest.prompt_ids.tolist() == [*PROMPT, *range(8)]  # "abc" may have begun in the last two
+    assert (rest.params.max_new_tokens, rest.params.min_new_tokens) == (12, 1)
+    assert remaining(request(max_new_tokens=10), done) is None
+    start_over = request(max_new_tokens=20, stop=("x" * 40,))
+    assert remaining(start_over, done) is start_over
+
+
+def test_a_request_body_is_what_sglang_takes():
+    from rljax.engines.http.wire import generate_body
+
+    body = generate_body(request(greedy=True, top_p=0.5, top_k=7, stop_token_ids=(2,), stop=("\n",)), cache_key="k")
+    assert json.loads(json.dumps(body)) == body
+    sampling = body["sampling_params"]
+    assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (0.0, 1.0, -1)
+    assert sampling["stop_token_ids"] == [2] and sampling["stop"] == ["\n"] and not sampling["ignore_eos"]

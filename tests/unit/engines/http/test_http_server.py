@@ -1,0 +1,438 @@
+"""Our server: what it answers, whom it lets in, and that no body makes it fail or hang."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rljax.engine import WeightSource
+from rljax.engines.http.admission import weight_directory
+from rljax.engines.http.server import NOT_OFFERED, SamplerServer, ServerOptions, is_loopback
+from rljax.engines.http.wire import BadRequest
+from rljax.errors import SamplerError, UserError
+from rljax.types import Completion, Finish, Piece, Request
+from tests.contract.sampler_contract import Loop
+
+ANSWER = 10.0  # seconds after which an answer is a hang
+VOCABULARY = 50
+
+
+class Counting:
+    """A streaming sampler of 1, 2, 3, ...; its log-probs are minus the version."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.running = asyncio.Event()
+        self.running.set()
+        self.step = 0.0
+        self.under_way = 0
+        self.broken: Exception | None = None
+
+    async def stream(self, request: Request) -> AsyncIterator[Piece]:
+        if self.broken:
+            raise self.broken
+        if np.max(request.prompt_ids) >= VOCABULARY:
+            raise UserError("the prompt has a token id outside the vocabulary")
+        self.under_way += 1
+        try:
+            for index in range(min(request.params.max_new_tokens, 100)):
+                await asyncio.sleep(self.step)
+                await self.running.wait()
+                last = index + 1 == min(request.params.max_new_tokens, 100)
+                one = [np.array([value], dtype) for value, dtype in ((index + 1, np.int32), (-self.version, np.float32))]
+                yield Piece(*one, np.array([self.version], np.int32), Finish.LENGTH if last else None)
+        finally:
+            self.under_way -= 1
+
+    async def generate(self, request: Request) -> Completion:
+        raise AssertionError("the server streams where it can")
+
+    async def pause(self) -> None:
+        self.running.clear()
+
+    async def resume(self) -> None:
+        self.running.set()
+
+    async def load_weights(self, source: WeightSource, version: int) -> None:
+        self.version = version
+
+    async def close(self) -> None: ...
+
+
+class Served:
+    """A server and a client in an event loop of their own."""
+
+    def __init__(self, weights: Path, **options: Any) -> None:
+        self.loop = Loop()
+        self.loop.run(self._start(weights, options))
+
+    async def _start(self, weights: Path, options: dict[str, Any]) -> None:
+        self.sampler = Counting()
+        self.server = SamplerServer(self.sampler, ServerOptions("model", [weights], **options))
+        host, port = await self.server.start("127.0.0.1", 0)
+        self.address, self.base = (host, port), f"http://{host}:{port}"
+        self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER))
+
+    def call(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, str]:
+        async def send() -> tuple[int, str]:
+            data = body if isinstance(body, bytes) else json.dumps(body) if body is not None else None
+            async with self.session.request(method, self.base + path, data=data, **options) as response:
+                return response.status, await response.text()
+
+        return self.loop.run(send())
+
+    def post(self, path: str, body: Any, **options: Any) -> tuple[int, str]:
+        return self.call("POST", path, body, **options)
+
+    def close(self) -> None:
+        async def stop() -> None:
+            await self.session.close()
+            await self.server.close()
+
+        self.loop.run(stop())
+        self.loop.close()
+
+
+@pytest.fixture
+def weights(tmp_path) -> Path:
+    (tmp_path / "roots" / "7").mkdir(parents=True)
+    (tmp_path / "roots" / "7" / "config.json").write_text("{}")
+    (tmp_path / "roots" / "7" / "model.safetensors").touch()
+    return tmp_path / "roots"
+
+
+@pytest.fixture
+def served(weights):
+    with contextlib.closing(Served(weights)) as served:
+        yield served
+
+
+GENERATE = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3}, "return_logprob": True}
+
+
+def test_a_whole_reply_has_sglangs_fields(served):
+    status, text = served.post("/generate", GENERATE)
+    reply = json.loads(text)
+    meta = reply["meta_info"]
+    assert status == 200 and reply["output_ids"] == [1, 2, 3]
+    assert meta["finish_reason"] == {"type": "length", "length": 3}
+    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["weight_version"]) == (2, 3, "0")
+    assert meta["output_token_logprobs"] == [[0.0, 1, None], [0.0, 2, None], [0.0, 3, None]]
+    assert meta["weight_versions"] == [{"version": "0", "start": 0, "end": 3}]
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_a_stream_brings_the_same_in_chunks(served, incremental):
+    _, text = served.post("/generate", GENERATE | {"stream": True, "incremental": incremental})
+    *chunks, done = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert done == "[DONE]"
+    ids = [json.loads(chunk)["output_ids"] for chunk in chunks]
+    assert ([i for some in ids for i in some] if incremental else ids[-1]) == [1, 2, 3]
+    finishes = [json.loads(chunk)["meta_info"]["finish_reason"] for chunk in chunks]
+    assert finishes[-1]["type"] == "length" and not any(finishes[:-1])
+
+
+def test_a_swap_under_a_stream_shows_at_its_token(served, weights):
+    served.sampler.step = 0.01
+
+    async def swap() -> list[dict[str, Any]]:
+        chunks = []
+        body = GENERATE | {"stream": True, "sampling_params": {"max_new_tokens": 20}}
+        async with served.session.post(served.base + "/generate", json=body) as response:
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    chunks.append(json.loads(line[6:]))
+                if len(chunks) == 5:
+                    for path, sent in (
+                        ("/pause_generation", {"mode": "in_place"}),
+                        ("/update_weights_from_disk", {"model_path": str(weights / "7"), "weight_version": "4"}),
+                        ("/continue_generation", {}),
+                    ):
+                        async with served.session.post(served.base + path, json=sent) as answer:
+                            assert answer.status == 200
+        return chunks
+
+    last = served.loop.run(swap())[-1]
+    first, second = last["meta_info"]["weight_versions"]
+    assert (first["version"], second["version"]) == ("0", "4") and 5 <= first["end"] == second["start"] < 20
+    by_version = [0.0] * first["end"] + [-4.0] * (20 - first["end"])
+    assert [entry[0] for entry in last["meta_info"]["output_token_logprobs"]] == by_version
+
+
+def test_an_abort_keeps_the_tokens_so_far(served):
+    served.sampler.step = 0.01
+
+    async def abort() -> dict[str, Any]:
+        body = GENERATE | {"rid": "a", "sampling_params": {"max_new_tokens": 90}}
+        task = asyncio.ensure_future(served.session.post(served.base + "/generate", json=body))
+        await asyncio.sleep(0.1)
+        async with served.session.post(served.base + "/abort_request", json={"rid": "no prefix of a"}):
+            pass
+        async with served.session.post(served.base + "/abort_request", json={"rid": "a"}):
+            pass
+        async with await task as response:
+            return await response.json()
+
+    reply = served.loop.run(abort())
+    assert reply["meta_info"]["finish_reason"]["type"] == "abort" and 0 < len(reply["output_ids"]) < 90
+    assert served.sampler.under_way == 0
+
+
+def test_a_client_that_leaves_frees_its_slot(served):
+    served.sampler.step = 0.01
+
+    async def leave() -> None:
+        for stream in (False, True):
+            body = GENERATE | {"sampling_params": {"max_new_tokens": 90}, "stream": stream}
+            task = asyncio.ensure_future(served.session.post(served.base + "/generate", json=body))
+            await asyncio.sleep(0.05)
+            assert served.sampler.under_way == 1
+            if task.done():
+                task.result().close()
+            task.cancel()
+            async with asyncio.timeout(ANSWER):
+                while served.sampler.under_way:
+                    await asyncio.sleep(0.01)
+
+    served.loop.run(leave())
+
+
+def test_a_sampler_that_fails_is_a_503_and_a_refusal_a_400(served):
+    for error, want in ((SamplerError("it died"), 503), (UserError("no room"), 400)):
+        served.sampler.broken = error
+        for stream in (False, True):
+            status, text = served.post("/generate", GENERATE | {"stream": stream})
+            assert status == want and str(error) in text
+
+
+def test_too_many_requests_are_turned_away(weights):
+    with contextlib.closing(Served(weights, max_requests=2)) as served:
+        served.sampler.running.clear()
+
+        async def flood() -> list[int]:
+            tasks = [asyncio.ensure_future(served.session.post(served.base + "/generate", json=GENERATE)) for _ in range(5)]
+            await asyncio.sleep(0.2)
+            served.sampler.running.set()
+            return sorted([(await task).status for task in tasks])
+
+        assert served.loop.run(flood()) == [200, 200, 503, 503, 503]
+
+
+def test_a_body_past_the_limit_is_refused(weights):
+    with contextlib.closing(Served(weights, max_body=1000)) as served:
+        assert served.post("/generate", GENERATE | {"input_ids": [1] * 1000})[0] == 413
+        assert served.post("/generate", GENERATE)[0] == 200
+
+
+def test_a_token_guards_everything_but_the_probes(weights):
+    with contextlib.closing(Served(weights, token="sesame")) as served:
+        for route in served.server.application().router.routes():
+            path = route.resource.canonical
+            for headers in ({}, {"Authorization": "Bearer Sesame"}, {"Authorization": "sesame"}, {"Authorization": "Bearer é"}):
+                if route.method in ("GET", "POST"):
+                    status, _ = served.call(route.method, path, {} if route.method == "POST" else None, headers=headers)
+                    assert (status == 200) if path.startswith("/health") else (status == 401), path
+        assert served.post("/generate", GENERATE, headers={"Authorization": "Bearer sesame"})[0] == 200
+
+
+# Weights
+
+
+def test_weights_come_from_their_roots_only(served, weights, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "model.safetensors").touch()
+    (outside / "config.json").write_text("{}")
+    (weights / "link").symlink_to(outside)
+    (weights / "file").mkdir()
+    (weights / "file" / "config.json").write_text("{}")
+    (weights / "file" / "model.safetensors").symlink_to(outside / "model.safetensors")
+    (weights / "loop").symlink_to(weights / "loop")
+    bad = [
+        outside,
+        weights / ".." / "outside",
+        weights / "link",
+        weights / "file",
+        weights / "loop",
+        weights / "none",
+        "/",
+        ".",
+    ]
+    for path in [*map(str, bad), "", "\0", "a" * 5000, None, 7, ["x"], f"{weights}/7/../../outside"]:
+        status, text = served.post("/update_weights_from_disk", {"model_path": path, "weight_version": "9"})
+        assert status == 400 and "model_path" in text, path
+    assert served.sampler.version == 0
+    assert served.post("/update_weights_from_disk", {"model_path": str(weights / "7"), "weight_version": "9"})[0] == 200
+    assert served.sampler.version == 9
+
+
+def test_pickles_and_code_of_the_models_own_are_never_loaded(weights):
+    (weights / "pickle").mkdir()
+    (weights / "pickle" / "config.json").write_text("{}")
+    (weights / "pickle" / "pytorch_model.bin").touch()
+    with pytest.raises(BadRequest, match="pickle"):
+        weight_directory(str(weights / "pickle"), [weights])
+    (weights / "7" / "config.json").write_text('{"auto_map": {"AutoModel": "evil.Model"}}')
+    with pytest.raises(BadRequest, match="auto_map"):
+        weight_directory(str(weights / "7"), [weights])
+
+
+@pytest.mark.parametrize("path", NOT_OFFERED)
+def test_what_would_unpickle_is_refused_by_name(served, path):
+    status, text = served.post(path, {"serialized_named_tensors": ["gASV"]})
+    assert status == 400 and "update_weights_from_disk" in text
+
+
+def test_only_loopback_counts_as_private():
+    assert is_loopback("127.0.0.1") and is_loopback("localhost") and not is_loopback("0.0.0.0")
+
+
+# Fuzz
+
+PATHS = (
+    "/generate",
+    "/pause_generation",
+    "/continue_generation",
+    "/abort_request",
+    "/flush_cache",
+    "/update_weights_from_disk",
+    *NOT_OFFERED,
+)
+GETS = ("/health", "/health_generate", "/get_model_info", "/model_info", "/get_server_info", "/server_info")
+KEYS = st.sampled_from(
+    ["rid", "input_ids", "text", "sampling_params", "stream", "return_logprob", "incremental", "extra_key", "mode", "n"]
+    + ["abort_all", "model_path", "weight_version", "flush_cache", "max_new_tokens", "min_new_tokens", "temperature", "min_p"]
+    + ["top_p", "top_k", "stop", "stop_token_ids", "ignore_eos", "sampling_seed"]
+)
+NUMBERS = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False) | st.sampled_from([0, 1, -1, 2**31, 2**63, 1e308])
+SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=20) | st.sampled_from(["in_place", "abort", "..", "/etc"])
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(KEYS | st.text(max_size=5), inner, max_size=5),
+    max_leaves=15,
+)
+OBJECTS = st.dictionaries(KEYS, VALUES, max_size=8)
+
+
+@st.composite
+def nearly_right(draw) -> dict[str, Any]:
+    """A good /generate with a few fields broken."""
+    body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}, "stream": draw(st.booleans())}
+    for _ in range(draw(st.integers(1, 2))):
+        target = draw(st.sampled_from([body, body["sampling_params"]]))
+        if isinstance(target, dict):
+            target[draw(KEYS)] = draw(VALUES)
+        if not isinstance(body["sampling_params"], dict):
+            break
+    return body
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory):
+    with contextlib.closing(Served(tmp_path_factory.mktemp("weights"))) as served:
+        yield served
+
+
+def survives(served: Served, status: int, text: str, sent: object) -> None:
+    assert status < 500, (status, text, sent)
+    served.loop._loop.call_soon_threadsafe(served.sampler.running.set)  # a pause that was meant so
+
+
+FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FUZZ
+@given(st.sampled_from(PATHS), OBJECTS | VALUES)
+def test_fuzz_any_json_anywhere(fuzzed, path, body):
+    survives(fuzzed, *fuzzed.post(path, json.dumps(body).encode()), (path, body))
+
+
+@FUZZ
+@given(nearly_right())
+def test_fuzz_almost_right_requests(fuzzed, body):
+    status, text = fuzzed.post("/generate", json.dumps(body).encode())
+    survives(fuzzed, status, text, body)
+    assert status in (200, 400, 413)
+
+
+@FUZZ
+@given(st.sampled_from(PATHS), st.binary(max_size=200))
+def test_fuzz_bytes(fuzzed, path, body):
+    survives(fuzzed, *fuzzed.post(path, body), (path, body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"input_ids": [' + b"9" * 10_000 + b"]}",
+        b'{"temperature": NaN}',
+        b'{"input_ids": [1], "sampling_params": {"temperature": 1e999}}',
+        b'{"text": "\\ud800"}',
+        b'{"rid": "\\ud800", "input_ids": [1], "sampling_params": {"max_new_tokens": 1}}',
+        b"\xff\xfe\x00",
+        b'{"input_ids": [[1, 2], [3]]}',
+        b'{"input_ids": [true]}',
+    ],
+)
+def test_bodies_that_parsers_choke_on(fuzzed, body):
+    for path in PATHS:
+        status, text = fuzzed.post(path, body)
+        survives(fuzzed, status, text, body[:50])
+        assert path != "/generate" or status == (200 if b"rid" in body else 400), (text, body[:50])
+
+
+def test_wrong_methods_paths_and_encodings(fuzzed):
+    for path in (*PATHS, *GETS, "/", "/nothing", "/../etc/passwd", "/%00", "/generate/"):
+        for method in ("GET", "POST", "PUT", "DELETE", "HEAD", "PATCH", "OPTIONS", "BREW"):
+            status, text = fuzzed.call(method, path)
+            survives(fuzzed, status, text, (method, path))
+    for headers in (
+        {"Content-Encoding": "gzip"},
+        {"Content-Encoding": "nonsense"},
+        {"Content-Type": "text/x; charset=nonsense"},
+    ):
+        status, text = fuzzed.post("/generate", b"not gzip", headers=headers)
+        survives(fuzzed, status, text, headers)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\0\0\0\0\r\n\r\n",
+        b"GET /health HTTP/9.9\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 50_000 + b"\r\n",
+    ],
+)
+def test_broken_http_is_answered_or_cut_off(fuzzed, raw):
+    with socket.create_connection(fuzzed.address, timeout=ANSWER) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(raw)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+        assert not answer.startswith(b"HTTP/1.1 5") or answer.startswith(b"HTTP/1.1 505"), answer[:100]
+    assert fuzzed.call("GET", "/health")[0] == 200
+
+
+def test_after_all_that_the_server_works_and_holds_nothing(fuzzed):
+    assert fuzzed.post("/generate", GENERATE)[0] == 200
+    assert fuzzed.sampler.under_way == 0
+    assert len(os.listdir("/proc/self/fd")) < 200

@@ -1,0 +1,197 @@
+"""Starting, watching and stopping servers. A small process stands in for SGLang, which tests/contract starts for real."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rljax.allocation import Pool
+from rljax.engines.http import guard
+from rljax.engines.http.launcher import SglangServers, environment, free_port, installed_release, launch_command
+from rljax.errors import UserError
+from tests.models import config_of
+
+STAND_IN = """
+import http.server, json, os, subprocess, sys, time
+here = os.path.dirname(__file__)
+args = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+def once(name):
+    path = os.path.join(here, name)
+    if os.path.exists(path):
+        os.remove(path)
+        return True
+    return False
+print("arguments", sys.argv[1:], flush=True)
+if once("port"):
+    sys.exit("[Errno 98] Address already in use")
+if os.path.exists(os.path.join(here, "broken")):
+    print("ValueError: no such attention backend", flush=True)
+    sys.exit(3)
+if os.path.exists(os.path.join(here, "mute")):
+    time.sleep(600)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        info = {"version": "0.5.23", "model_path": args["--model-path"], "weight_version": args["--weight-version"],
+                "disable_overlap_schedule": False, "context_length": 64}
+        body = b"" if self.path == "/health" else json.dumps(info).encode()
+        self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers(); self.wfile.write(body)
+    def log_message(self, *args): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", int(args["--port"])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch) -> Path:
+    """A package `sglang` that only the servers find."""
+    package = tmp_path / "site" / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "launch_server.py").write_text(STAND_IN)
+    info = tmp_path / "site" / "sglang-0.5.23.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.23\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    return package
+
+
+def config(tmp_path: Path, **options):
+    sglang = {f"sglang.{key}": value for key, value in options.items()}
+    return config_of(
+        **({"sglang.device": "cpu", "sglang.log_dir": str(tmp_path / "logs"), "sglang.start_timeout": 30.0} | sglang)
+    )
+
+
+def children() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def gone(pids: list[int], within: float = 10.0) -> bool:
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_servers_start_on_their_own_ports_and_stop_with_their_children(stand_in, tmp_path):
+    before = children()
+    servers = SglangServers(config(tmp_path), Pool("sglang", data=2), tmp_path)
+    started = [p.pid for p in children() if p not in before]
+    assert len({remote.base for remote in servers.remotes}) == 2
+    assert servers.remotes[0].facts.overlapped and servers.remotes[0].facts.context_length == 64
+    assert servers.died(0) is None and len(started) == 6  # a guard, a server and its child, twice
+    servers.close()
+    assert gone(started)
+
+
+def test_a_port_that_somebody_took_is_replaced_by_another(stand_in, tmp_path):
+    (stand_in / "port").touch()
+    servers = SglangServers(config(tmp_path), Pool("sglang"), tmp_path)
+    assert "already in use" in (tmp_path / "logs" / "sglang-0.log").read_text()
+    servers.close()
+
+
+def test_a_start_that_fails_shows_the_end_of_the_log_and_leaves_nothing_running(stand_in, tmp_path):
+    (stand_in / "broken").touch()
+    before = children()
+    with pytest.raises(UserError, match=r"(?s)status 3.*no such attention backend"):
+        SglangServers(config(tmp_path), Pool("sglang", data=2), tmp_path)
+    assert gone([p.pid for p in children() if p not in before])
+
+
+def test_a_server_that_never_answers_is_given_up(stand_in, tmp_path):
+    (stand_in / "mute").touch()
+    with pytest.raises(UserError, match=r"sglang\.start_timeout"):
+        SglangServers(config(tmp_path, start_timeout=1.0), Pool("sglang"), tmp_path)
+
+
+def test_a_dead_server_is_started_again_until_it_has_died_too_often(stand_in, tmp_path):
+    servers = SglangServers(config(tmp_path, restarts=1), Pool("sglang"), tmp_path)
+    for attempt in range(2):
+        guarded = psutil.Process(servers._processes[0].guard.pid).children()[0]
+        os.kill(guarded.pid, signal.SIGKILL)
+        servers._processes[0].guard.wait(10)
+        assert "ended with status" in str(servers.died(0))
+        if attempt == 0:
+            assert servers.restart(0).base == servers._processes[0].base
+            assert servers.died(0) is None
+    with pytest.raises(UserError, match=r"sglang\.restarts"):
+        servers.restart(0)
+    servers.close()
+
+
+def test_servers_end_with_a_process_that_is_killed(tmp_path):
+    """Nobody is left to say so: the guard sees that its stdin was closed."""
+    program = f"""
+        import subprocess, sys, time
+        sleep = "import time; time.sleep(600)"
+        tree = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {{sleep!r}}]); {{sleep}}"
+        guard = subprocess.Popen([sys.executable, {guard.__file__!r}, "1", sys.executable, "-c", tree],
+                                 stdin=subprocess.PIPE, start_new_session=True)
+        print(guard.pid, flush=True)
+        time.sleep(600)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    guardian = psutil.Process(int(parent.stdout.readline()))
+    end = time.monotonic() + 10
+    while len(tree := guardian.children(recursive=True)) < 2 and time.monotonic() < end:
+        time.sleep(0.02)
+    assert len(tree) == 2
+    parent.kill()
+    parent.wait()
+    assert gone([guardian.pid, *(process.pid for process in tree)])
+
+
+def test_a_guard_that_is_killed_takes_the_server_along(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, guard.__file__, "1", sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.PIPE
+    )
+    end = time.monotonic() + 10
+    while not (tree := psutil.Process(process.pid).children()) and time.monotonic() < end:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert gone([tree[0].pid])
+
+
+def test_an_interpreter_without_sglang_or_none_at_all_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"has no SGLang"):
+        installed_release(sys.executable)
+    with pytest.raises(UserError, match=r"sglang\.python: no such interpreter"):
+        SglangServers(config(tmp_path, python=str(tmp_path / "python")), Pool("sglang"), tmp_path)
+
+
+def test_the_command_says_what_the_config_says():
+    options = config_of(
+        **{"sglang.attention_backend": "fa3", "sglang.mem_fraction_static": 0.5, "sglang.extra_args": ("--x", "1")}
+    )
+    command = launch_command(options.sglang, Pool("sglang", tensor=2), Path("m"), 7, (0, 5, 17))
+    pairs = dict(itertools.pairwise(command))
+    assert pairs["--model-path"] == "m" and pairs["--tp-size"] == "2" and pairs["--host"] == "127.0.0.1"
+    assert pairs["--weight-version"] == "0" and pairs["--mem-fraction-static"] == "0.5" and pairs["--x"] == "1"
+    assert "--device" not in command and "--context-length" not in command  # SGLang decides
+    assert "--incremental-streaming-output" not in command
+    assert "--incremental-streaming-output" in launch_command(options.sglang, Pool("sglang"), Path("m"), 7, (0, 5, 23))
+
+
+def test_replicas_have_devices_of_their_own():
+    settings, pool = config_of().sglang, Pool("sglang", data=2, tensor=2, first_device=1)
+    assert [environment(settings, pool, i, {})["CUDA_VISIBLE_DEVICES"] for i in (0, 1)] == ["1,2", "3,4"]
+    assert environment(settings, pool, 1, {"CUDA_VISIBLE_DEVICES": "a,b,c,d,e"})["CUDA_VISIBLE_DEVICES"] == "d,e"
+    with pytest.raises(UserError, match="device 4"):
+        environment(settings, pool, 1, {"CUDA_VISIBLE_DEVICES": "a,b"})
+
+
+def test_free_ports_are_free():
+    assert len({free_port() for _ in range(5)}) > 1

@@ -1,0 +1,166 @@
+"""How the learner runs: few programs, one transfer, buffers that outlive a donation, numbers under HF names."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rljax.allocation import Pool
+from rljax.backends.jax.mesh import pool_mesh
+from rljax.backends.jax.portable import from_hf, to_hf
+from rljax.engines.jax.learner import JaxLearner
+from rljax.engines.jax.rows import padded_length
+from rljax.errors import UserError
+from tests import models
+from tests.contract.learner_contract import UPDATE, config_of, episodes, first_fit, pack
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return models.make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def learner(model_dir):
+    return JaxLearner(config_of(), Pool("jax"), model_dir)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    items = episodes(8)
+    return pack(items, first_fit(items, 64), 64)
+
+
+def test_batches_of_many_sizes_take_few_programs(model_dir):
+    learner = JaxLearner(config_of(**{"actor.mb_spec.rows_per_mb": 2}), Pool("jax"), model_dir)
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        items = episodes(int(rng.integers(6, 14)), seed=number, longest=30)
+        length = int(rng.integers(50, 65))
+        batch = pack(items, first_fit(items, length), length)
+        learner.score(batch)
+        learner.update(batch)
+    widths = 8  # of rljax.compaction.BUCKETS; a full row of 64 tokens here falls in two or three
+    assert learner.compilations() <= 3 * widths
+    before = learner.compilations()
+    learner.update(batch)
+    learner.score(batch)
+    assert learner.compilations() == before
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 48, 49, 1000, 4096])
+def test_padding_of_rows_is_less_than_half_and_idempotent(length):
+    padded = padded_length(length)
+    assert max(length, 32) <= padded <= max(1.5 * length, 32)
+    assert padded_length(padded) == padded
+
+
+def test_an_update_reads_the_device_once(learner, batch, monkeypatch):
+    learner.update(batch)
+    transfers = []
+    monkeypatch.setattr(jax, "device_get", lambda x, get=jax.device_get: transfers.append(1) or get(x))
+    learner.update(batch)
+    assert len(transfers) == 1
+
+
+def test_published_weights_outlive_the_updates_that_donate_the_learners(learner, batch):
+    published = learner.export(None).params
+    held = jax.tree.map(np.array, published)
+    learner.update(batch)
+    jax.tree.map(np.testing.assert_array_equal, published, held)
+    after = learner.export(None).params
+    assert any((np.asarray(a) != b).any() for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(held), strict=True))
+
+
+def test_published_matrices_are_in_the_samplers_dtype_and_norms_in_float32(model_dir):
+    learner = JaxLearner(config_of(**{"jax.sampler_dtype": "bfloat16"}), Pool("jax"), model_dir)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(learner.export(None).params):
+        assert leaf.dtype == (jnp.float32 if path[-1].key == "scale" else jnp.bfloat16)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(learner._policy.trained))
+
+
+def test_bfloat16_compute_keeps_float32_weights_and_is_near_float32(learner, model_dir, batch):
+    half = JaxLearner(config_of(**{"actor.dtype": "bfloat16"}), Pool("jax"), model_dir)
+    whole = JaxLearner(config_of(), Pool("jax"), model_dir)
+    np.testing.assert_allclose(half.score(batch), whole.score(batch), atol=0.05)
+    half.update(batch)
+    state = half._rl.actor.saved()
+    assert {a.dtype for a in jax.tree.leaves((half._policy.trained, state["mu"], state["nu"]))} == {np.dtype("float32")}
+
+
+def test_log_probs_and_the_export_are_those_of_transformers(learner, batch, tmp_path):
+    source = learner.export(tmp_path / "export")
+    model = AutoModelForCausalLM.from_pretrained(source.directory, dtype=torch.float32)
+    scored = learner.score(batch)
+    for row in range(batch.shape[0]):
+        for segment in range(1, batch.segment_ids[row].max() + 1):
+            where = np.flatnonzero(batch.segment_ids[row] == segment)
+            ids = torch.tensor(batch.token_ids[row, where])[None].long()
+            with torch.no_grad():
+                logp = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0].numpy()
+            expected = np.where(batch.loss_mask[row, where[1:]], logp, 0)
+            np.testing.assert_allclose(scored[row, where[1:]], expected, atol=2e-5)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(model_dir, batch):
+    learner = JaxLearner(config_of(), Pool("jax"), model_dir)
+    before = learner.score(batch)
+    advantage = batch.advantage.copy()
+    advantage[batch.loss_mask] = np.nan
+    means = learner.update(batch.replace(advantage=advantage))
+    assert means[f"{UPDATE}/skipped"].value == 1
+    assert means[f"{UPDATE}/grad_norm"].count == 0
+    np.testing.assert_array_equal(learner.score(batch), before)
+    means = learner.update(batch)
+    assert means[f"{UPDATE}/skipped"].value == 0
+    assert math.isfinite(means[f"{UPDATE}/grad_norm"].value)
+
+
+def test_the_gradient_norm_is_that_of_the_whole_minibatch(model_dir, batch):
+    """From the first moments after one step, which are (1 - beta1) times the clipped gradient."""
+    config = config_of(**{"actor.optimizer.gradient_clipping": 0.05})
+    learner = JaxLearner(config, Pool("jax"), model_dir)
+    norm = learner.update(batch)[f"{UPDATE}/grad_norm"].value
+    mu = learner._rl.actor.saved()["mu"]
+    clipped = math.sqrt(sum(float((np.asarray(a, np.float64) ** 2).sum()) for a in jax.tree.leaves(mu)))
+    assert norm > 0.05
+    assert clipped / (1 - config.actor.optimizer.beta1) == pytest.approx(0.05, rel=1e-4)
+
+
+def test_parameters_and_moments_go_to_hf_names_and_back(learner, batch):
+    learner.update(batch)
+    spec, trained = learner._policy.spec, learner._policy.trained
+    saved = learner._rl.actor.saved()
+    for tree in (trained, saved["mu"], saved["nu"]):
+        named = to_hf(tree, spec)
+        jax.tree.map(np.testing.assert_array_equal, from_hf(named, spec, tree), tree)
+    kernel = to_hf(saved["mu"], spec)["model.layers.1.mlp.up_proj.weight"]
+    np.testing.assert_array_equal(kernel, np.asarray(saved["mu"]["layers"]["up_proj"]["kernel"])[1].T)
+    named = to_hf(trained, spec)
+    model_names = set(AutoModelForCausalLM.from_pretrained(learner._model_dir).state_dict()) - {"lm_head.weight"}
+    assert set(named) == model_names
+    del named["model.layers.0.self_attn.q_proj.weight"]
+    with pytest.raises(UserError, match=r"layers\.0\.self_attn\.q_proj"):
+        from_hf(named, spec, trained)
+
+
+def test_law_9_a_run_moves_by_hf_names_and_goes_on_with_the_same_bits(model_dir, batch):
+    learner, other = (JaxLearner(config_of(), Pool("jax"), model_dir) for _ in range(2))
+    for _ in range(2):
+        learner.update(batch)
+    other.load_named_state(learner.named_state(), 2)
+    assert other.update(batch) == learner.update(batch)
+    np.testing.assert_array_equal(other.score(batch), learner.score(batch))
+
+
+def test_too_few_devices_are_named_with_the_remedy():
+    count = len(jax.devices())
+    with pytest.raises(UserError, match=r"jax:d1000.*XLA_FLAGS"):
+        pool_mesh(Pool("jax", data=1000))
+    with pytest.raises(UserError, match=rf"devices {count} to {count}"):
+        pool_mesh(dataclasses.replace(Pool("jax"), first_device=count))

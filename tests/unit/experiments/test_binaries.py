@@ -1,0 +1,112 @@
+"""Binaries: --help works, bad input is one clear line and exit status 1, and neither waits for jax."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import main
+from rljax.errors import UserError
+from rljax.sinks import State
+from rljax.sinks.run_directory import RunDirectory
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+HEAVY = ("jax", "torch", "transformers", "grain", "flax", "orbax")
+
+
+def train(*arguments: str) -> subprocess.CompletedProcess:
+    """Runs experiments.train from the repository's root; names the heavy modules that it imported on stdout's last line."""
+    script = (
+        "import runpy, sys, atexit\n"
+        f"atexit.register(lambda: print(*(m for m in {HEAVY} if m in sys.modules), sep=','))\n"
+        "sys.argv[0] = 'train'\n"
+        "runpy.run_module('experiments.train', run_name='__main__', alter_sys=True)\n"
+    )
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+def test_help_says_the_command_and_the_flags():
+    done = train("--help")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "python -m experiments.train --config=configs/quickstart.py" in done.stdout
+    assert "--config:" in done.stdout and "--workdir:" in done.stdout
+    assert done.stdout.splitlines()[-1] == ""  # nothing heavy was imported
+
+
+QUICKSTART = "--config=configs/quickstart.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "--config: missing"),
+        (["--config=nowhere.py"], "--config: no such file: nowhere.py"),
+        ([QUICKSTART, "--config.actor.eps_clip_highr=0.3"], "actor.eps_clip_highr: no such key (did you mean eps_clip_higher)"),
+        ([QUICKSTART, "--config.seed", "x"], "seed: expected an integer, got 'x'"),
+        ([QUICKSTART, "--config.gconfig.top_p=0.8"], "gconfig.top_p: training needs top_p=1"),
+        ([QUICKSTART, "--config.allocation_mode=jax:d1p2"], "allocation_mode: jax has no pipeline parallelism (p)"),
+        ([QUICKSTART, "--config.allocation_mode=jaxx:d1"], "allocation_mode: no engine named 'jaxx'"),
+        ([QUICKSTART], "--workdir: missing"),
+        ([QUICKSTART, "--workdr=x"], "Unknown command line flag 'workdr'"),
+        ([QUICKSTART, "stray"], "stray: unexpected argument"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_1_before_anything_heavy(arguments, expected):
+    done = train(*arguments)
+    assert done.returncode == 1
+    first, *rest = done.stderr.splitlines()
+    assert first.startswith(f"error: {expected}")
+    assert not rest or expected.startswith("allocation_mode")  # which shows where, in two lines more
+    assert done.stdout.splitlines()[-1] == ""
+
+
+def test_a_failed_run_says_so_in_its_status(tmp_path):
+    done = train(
+        QUICKSTART,
+        f"--workdir={tmp_path}",
+        "--config.train_dataset.path=nowhere.jsonl",
+        "--config.train_dataset.type=prompt_answer",
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: train_dataset") and "nowhere.jsonl" in line
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert status["state"] == "failed" and f"error: {status['error']}" == line
+    assert json.loads((tmp_path / "config.json").read_text())["train_dataset"]["path"] == "nowhere.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("argv", "overrides", "rest"),
+    [
+        (["--config.a.b=1"], [("a.b", "1")], []),
+        (["--config.a", "-1", "--workdir=x"], [("a", "-1")], ["--workdir=x"]),
+        (["--config.a", "--config.b=c=d"], [("a", "true"), ("b", "c=d")], []),
+        (["-config.a="], [("a", "")], []),
+        (["--config.a=x\ny"], [("a", "x\ny")], []),
+        (["--config=file.py", "--configuration.a=1"], [], ["--config=file.py", "--configuration.a=1"]),
+        (["--config.a=1", "--config.a=2"], [("a", "1"), ("a", "2")], []),
+    ],
+)
+def test_overrides_are_taken_out_of_the_command_line(argv, overrides, rest):
+    assert main._take_overrides(["train", *argv]) == ["train", *rest]
+    assert main._overrides == overrides
+
+
+def test_recorded_keeps_the_first_line_of_any_error_and_lets_go_of_the_lock(tmp_path):
+    for error, expected in [(UserError("x: wrong"), "x: wrong"), (ValueError("two\nlines"), "ValueError: two lines")]:
+        run = RunDirectory(tmp_path)
+        with pytest.raises(type(error)), main.recorded(run):
+            raise error
+        again = RunDirectory(tmp_path)
+        assert (again.read_status().state, again.read_status().error) == (State.FAILED, expected)
+        again.close()
+
+
+def test_recorded_leaves_a_run_that_ends_well_alone(tmp_path):
+    run = RunDirectory(tmp_path)
+    with main.recorded(run):
+        pass
+    assert not (tmp_path / "status.json").exists()

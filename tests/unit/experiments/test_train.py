@@ -1,0 +1,193 @@
+"""experiments.train on the fake engine: a run directory that is whole, a kill that costs nothing, a lock that holds."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+CONFIG = """
+from rljax.configs import quickstart
+
+def get_config():
+    config = quickstart.get_config()
+    config.allocation_mode = "fake:d1"
+    config.warmup.steps = 4
+    config.total_train_steps = 30
+    config.train_dataset.batch_size = 4
+    config.gconfig.n_samples = 4
+    config.saver.freq_steps = 3
+    config.evaluator.freq_steps = 6
+    config.evaluator.max_prompts = 8
+    config.reward.workers = 1
+    return config
+"""
+
+
+def start(workdir: Path, *overrides: str) -> subprocess.Popen:
+    config = workdir.with_suffix(".py")
+    config.write_text(CONFIG)
+    return binary("train", f"--config={config}", f"--workdir={workdir}", *overrides)
+
+
+def binary(name: str, *arguments: str, path: Path | None = None) -> subprocess.Popen:
+    """Starts experiments.<name> with a folder of the test's own modules on the path."""
+    folders = [str(path)] if path else []
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    command = [sys.executable, "-m", f"experiments.{name}", *arguments]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=240)
+    return process.returncode, out, err
+
+
+def train(workdir: Path, *overrides: str) -> tuple[int, str, str]:
+    return finish(start(workdir, *overrides))
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def comparable(entries: list[dict]) -> list[dict]:
+    """Metrics without what a clock or the machine's load decides."""
+    return [{k: v for k, v in entry.items() if not k.startswith(("timeperf/", "rollout/wait"))} for entry in entries]
+
+
+SYNCHRONOUS = "--config.rollout.max_head_offpolicyness=0"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> Path:
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    code, out, err = train(workdir, SYNCHRONOUS)
+    assert code == 0, err
+    assert "step 34/34" in out and "finished" in out
+    return workdir
+
+
+def test_run_directory_is_whole(uninterrupted):
+    status = json.loads((uninterrupted / "status.json").read_text())
+    assert (status["state"], status["step"], status["version"], status["error"]) == ("finished", 34, 30, None)
+    assert [entry["step"] for entry in lines(uninterrupted / "metrics.jsonl")] == list(range(1, 35))
+    config = json.loads((uninterrupted / "config.json").read_text())
+    assert config["rollout"]["max_head_offpolicyness"] == 0 and config["rollout"]["consumer_batch_size"] == 4
+    samples = lines(uninterrupted / "samples.jsonl")
+    assert {sample["step"] for sample in samples} == set(range(5, 35))
+    assert all(
+        sample["prompt"].endswith("=") and sample["versions"] == [[sample["step"] - 5, sample["trained_tokens"]]]
+        for sample in samples
+    )
+    assert {path.name for path in (uninterrupted / "checkpoints").iterdir()} >= {"33", "34"}
+    assert (uninterrupted / "export").is_dir()
+
+
+def test_metrics_of_section_6_are_there_and_finite(uninterrupted):
+    entries = lines(uninterrupted / "metrics.jsonl")
+    trained = entries[-1]
+    for name in ("importance_weight", "behave_imp_weight", "approx_kl", "clip_ratio", "entropy", "grad_norm", "lr"):
+        assert any(key.startswith(f"ppo_actor/update/{name}") for key in trained), name
+    for name in ("rollout/reward", "eval-rollout/reward", "ppo/actor/task_reward", "rollout/staleness", "reward/exact"):
+        assert any(key.startswith(name) for entry in entries for key in entry), name
+    assert all(value is not None for entry in entries for value in entry.values())
+
+
+def test_supervised_steps_are_told_apart_from_reinforcement(uninterrupted):
+    entries = lines(uninterrupted / "metrics.jsonl")
+    assert all(("warmup/loss" in entry) == (entry["step"] <= 4) for entry in entries)
+    assert all(("ppo_actor/update/loss" in entry) == (entry["step"] > 4) for entry in entries)
+
+
+def test_sft_is_the_learner_alone(tmp_path):
+    code, _, err = train(tmp_path / "sft", "--config.actor.loss=sft", "--config.actor.optimizer.lr=0.1")
+    assert code == 0, err
+    entries = lines(tmp_path / "sft" / "metrics.jsonl")
+    assert entries[-1]["sft/loss"] < entries[0]["sft/loss"]
+    assert not any(key.startswith("ppo_actor/") for entry in entries for key in entry)
+    evaluated = [entry["step"] for entry in entries if "eval-rollout/reward/avg" in entry]
+    assert evaluated and all(step % 6 == 0 for step in evaluated[:-1])
+
+
+def test_law_10_killed_and_resumed_is_as_if_never_killed(uninterrupted, tmp_path):
+    workdir = tmp_path / "killed"
+    process = start(workdir, SYNCHRONOUS)
+    deadline = time.monotonic() + 120
+    while not (workdir / "checkpoints" / "9").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    code, _, err = train(workdir, SYNCHRONOUS)
+    assert code == 0, err
+    assert comparable(lines(workdir / "metrics.jsonl")) == comparable(lines(uninterrupted / "metrics.jsonl"))
+    assert lines(workdir / "samples.jsonl") == lines(uninterrupted / "samples.jsonl")
+
+
+def test_a_second_run_in_the_same_directory_is_refused_while_the_first_lives(tmp_path):
+    workdir = tmp_path / "shared"
+    first = start(workdir, "--config.total_train_steps=100000", "--config.total_train_epochs=100000")
+    while not (workdir / "metrics.jsonl").exists() and first.poll() is None:
+        time.sleep(0.01)
+    code, _, err = train(workdir)
+    assert (
+        code == 1 and err == f"error: --workdir: {workdir} is in use by process {first.pid} (wait for it, or choose another)\n"
+    )
+    first.send_signal(signal.SIGTERM)  # it saves and ends well
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 0, err
+    assert json.loads((workdir / "status.json").read_text())["state"] == "running"
+
+
+def test_trap_17_a_workflow_that_always_fails_ends_the_run_with_its_traceback(tmp_path):
+    (tmp_path / "broken_reward.py").write_text("def reward(prompt, completion):\n    raise KeyError('no such field')\n")
+    (tmp_path / "config.py").write_text(CONFIG)
+    workdir = tmp_path / "failing"
+    code, _, err = finish(
+        binary(
+            "train",
+            f"--config={tmp_path / 'config.py'}",
+            f"--workdir={workdir}",
+            "--config.reward.name=broken_reward:reward",
+            "--config.recover.max_consecutive_failures=3",
+            "--config.evaluator.freq_steps=None",
+            path=tmp_path,
+        )
+    )
+    assert code == 1
+    assert "KeyError" in err and "no such field" in err
+    status = json.loads((workdir / "status.json").read_text())
+    assert status["state"] == "failed" and status["error"]
+
+
+def test_rollout_and_replay_are_the_first_step_of_train(tmp_path):
+    """The same prompts, samples, advantages and update, apart and together: their metrics agree to the bit."""
+    (tmp_path / "some_reward.py").write_text("def reward(prompt, completion):\n    return len(completion) % 3\n")
+    (tmp_path / "config.py").write_text(CONFIG)
+    common = [
+        f"--config={tmp_path / 'config.py'}",
+        SYNCHRONOUS,
+        "--config.reward.name=some_reward:reward",
+        "--config.warmup.steps=0",
+        "--config.total_train_steps=1",
+        "--config.evaluator.freq_steps=None",
+    ]
+    for name, arguments in {
+        "train": [f"--workdir={tmp_path / 'train'}"],
+        "rollout": [f"--out={tmp_path / 'batch'}"],
+        "replay": [f"--batch={tmp_path / 'batch'}", f"--workdir={tmp_path / 'replay'}"],
+    }.items():
+        code, _, err = finish(binary(name, *common, *arguments, path=tmp_path))
+        assert code == 0, err
+    (trained,) = comparable(lines(tmp_path / "train" / "metrics.jsonl"))
+    (replayed,) = comparable(lines(tmp_path / "replay" / "metrics.jsonl"))
+    assert replayed["ppo_actor/update/grad_norm"] > 0 and replayed["ppo_actor/update/importance_weight/avg"] > 0
+    assert replayed.items() <= trained.items()
+    assert {key.split("/")[0] for key in trained.keys() - replayed.keys()} <= {"rollout"}  # what a producer and a buffer tell

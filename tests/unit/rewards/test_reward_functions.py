@@ -1,0 +1,75 @@
+"""The rewards that are shipped, on text whose worth is plain."""
+
+import pytest
+
+from rljax.data.tasks import make_task
+from rljax.rewards import exact, gsm8k, reasoning_gym
+from rljax.rewards.score import score_of
+from rljax.types import Prompt
+
+
+def prompt(**fields):
+    return Prompt("0/0", ({"role": "user", "content": "?"},), fields)
+
+
+@pytest.mark.parametrize(("completion", "right"), [("46", 1), (" 46\n", 1), ("4 6", 0), ("046", 0), ("46.", 0), ("", 0)])
+def test_exact_forgives_space_around_and_nothing_else(completion, right):
+    assert exact.reward(prompt(answer="46"), completion) == {"reward": right, "exact": right}
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "She sold 48/2 = <<48/2=24>>24 clips.\n#### 72",
+        "#### $72.00",
+        "#### 72 clips\nThat is 3 more than 69.",  # the marker's line is the answer, not the last number
+        "The answer is \\boxed{72}.",
+        "The answer is $72$.",
+        "so x = 72",
+        "72",
+        "In total \\boxed{\\frac{144}{2}} clips",
+        "The answer is 72 because 3 > 2",
+    ],
+)
+def test_gsm8k_finds_the_final_answer(completion):
+    assert gsm8k.reward(prompt(final="72"), completion)["reward"] == 1.0
+    assert gsm8k.reward(prompt(final="71"), completion)["reward"] == 0.0
+
+
+@pytest.mark.parametrize("completion", ["", "no idea", "72 and then 73", "#### 7 2", "-72", "720", "####", "\\boxed{", "\x00"])
+def test_gsm8k_gives_nothing_for_another_answer_or_none(completion):
+    assert gsm8k.reward(prompt(final="72"), completion)["reward"] == 0.0
+
+
+def test_gsm8k_reads_thousands_and_refuses_a_gold_answer_that_is_no_number():
+    assert gsm8k.reward(prompt(final="1234567"), "#### 1,234,567")["reward"] == 1.0
+    with pytest.raises(ValueError, match="is no number"):
+        gsm8k.reward(prompt(final="?"), "#### 1")
+
+
+@pytest.mark.parametrize("dataset", ["basic_arithmetic", "letter_counting", "acre"])
+def test_reasoning_gym_scores_by_the_datasets_own_scorer(dataset):
+    records = make_task(f"task:reasoning_gym/{dataset}", "train", {"n": 3}, "train_dataset")
+    for record in (records[i] for i in range(3)):
+        one = prompt(**record)
+        assert reasoning_gym.reward(one, record["answer"])["reward"] == 1.0
+        tagged = f"<answer>no</answer> I think again: <answer>{record['answer']}</answer>, I am sure"
+        assert reasoning_gym.reward(one, tagged)["reward"] == 1.0
+        assert reasoning_gym.reward(one, "<answer>neither</answer>")["reward"] < 1.0
+
+
+def test_reasoning_gym_notices_that_the_question_is_another_one():
+    record = make_task("task:reasoning_gym/basic_arithmetic", "train", {"n": 1}, "train_dataset")[0]
+    with pytest.raises(ValueError, match="another question"):
+        reasoning_gym.reward(prompt(**{**record, "question": "What is 1 + 1?"}), "2")
+
+
+def test_score_of_takes_numbers_of_any_kind_and_nothing_else():
+    import numpy as np
+
+    for value in (1, True, 1.0, np.float32(1), np.array(1.0)):
+        assert score_of(value).reward == 1.0
+    assert score_of({"reward": 2, "a": 0.5}).components == {"a": 0.5}
+    for wrong in (None, "1", [1.0], float("inf"), {"a": 1.0}, {"reward": 1.0, "a": "x"}):
+        with pytest.raises(ValueError):
+            score_of(wrong)

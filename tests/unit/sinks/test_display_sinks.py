@@ -1,0 +1,86 @@
+"""TensorBoard, W&B, plain lines and the live view show the numbers that metrics.jsonl holds."""
+
+import io
+import math
+
+import pytest
+
+from rljax import config_io
+from rljax.configs import base
+from rljax.metrics import Mean
+from rljax.sinks import State, Status
+from rljax.sinks.live import LineSink, LiveSink, sparkline
+from rljax.sinks.run_directory import RunDirectory
+from rljax.sinks.tensorboard import TensorBoardSink
+
+
+def scalars(directory) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard's own reader finds."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(directory))
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_reads_back_what_was_written_and_resume_purges(tmp_path):
+    sink = TensorBoardSink(tmp_path, first_step=0)
+    for step in (1, 2, 3):
+        sink.write(step, {"rollout/reward": Mean.of([0.0, float(step)])})
+    sink.close()
+    sink = TensorBoardSink(tmp_path, first_step=2)
+    sink.write(3, {"rollout/reward": Mean.of([0.0, 5.0])})
+    sink.close()
+    assert scalars(tmp_path)["rollout/reward/avg"] == [(1, 0.5), (2, 1.0), (3, 2.5)]
+
+
+def test_plain_lines_merge_a_step_and_name_the_end():
+    stream = io.StringIO()
+    sink = LineSink(stream)
+    sink.write(4, {"rollout/reward": Mean(1.0, 1)})
+    sink.write(4, {"rollout/reward": Mean(0.0, 3), "other": Mean(1.0, 1)})
+    sink.status(Status(State.RUNNING, step=4, version=4, total_steps=9))
+    sink.status(Status(State.RUNNING, step=4, version=4, total_steps=9))  # nothing new: no line
+    sink.write(4, {"eval-rollout/reward": Mean(0.5, 1)})  # an evaluation comes after its step's line
+    sink.status(Status(State.FINISHED, step=9, version=9, total_steps=9))
+    first, second, last = stream.getvalue().splitlines()
+    assert first.startswith("step 4/9  reward 0.25  ")
+    assert second.startswith("step 4/9  eval reward 0.5  ")
+    assert last.startswith("step 9/9  ") and last.endswith("  finished")
+
+
+def test_live_view_shows_the_latest_values(capsys):
+    sink = LiveSink()
+    sink.write(1, {"rollout/reward": Mean(0.25, 1), "unknown": Mean(7.0, 1), "rollout/staleness": Mean(0.0, 0)})
+    sink.write(2, {"rollout/reward": Mean(0.75, 1)})
+    sink.status(Status(State.RUNNING, step=2, version=1, total_steps=4))
+    sink.close()
+    shown = capsys.readouterr().out
+    assert "reward" in shown and "0.75" in shown and "▁█" in shown and "2/4" in shown and "running, version 1" in shown
+    assert "unknown" not in shown and "lag" not in shown
+
+
+def test_sparkline_spans_the_finite_values():
+    assert sparkline([float(n) for n in range(8)]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1.0, math.nan, 2.0, math.inf]) == "▁ █ "
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([]) == ""
+
+
+def test_wandb_goes_on_in_the_same_run_and_merges_a_step(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="W&B's client is not installed")
+    from rljax.sinks.wandb import WandbSink
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config = config_io.from_dict(base.get_config())
+    for step in (1, 2):
+        run = RunDirectory(tmp_path)
+        sink = WandbSink(run, config)
+        sink.write(step, {"rollout/reward": Mean.of([0.0, 1.0])})
+        sink.write(step, {"rollout/reward": Mean.of([1.0])})
+        sink._run.log({}, step=step + 1)  # W&B writes a step's summary when the next one begins
+        assert sink._run.summary["rollout/reward/avg"] == pytest.approx(2 / 3)
+        sink.close()
+        run.close()
+    assert {path.name.rpartition("-")[2] for path in tmp_path.glob("wandb/offline-run-*")} == {
+        (tmp_path / "wandb_id").read_text()
+    }

@@ -1,0 +1,202 @@
+"""The run directory: what is on disk after writes, kills and resumes."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljax import config_io
+from rljax.configs import base
+from rljax.errors import UserError
+from rljax.metrics import Mean
+from rljax.sinks import Sinks, State, Status
+from rljax.sinks.run_directory import RunDirectory, RunDirectorySink, cut
+from rljax.types import PROMPT_VERSION, Finish, Trajectory
+
+
+class Letters:
+    """A tokenizer of one letter a token."""
+
+    eos_token_ids = (0,)
+    pad_token_id = 0
+
+    def encode(self, text):
+        return [ord(c) for c in text]
+
+    def decode(self, token_ids, *, skip_special_tokens=True):
+        return "".join(map(chr, token_ids))
+
+    def apply_chat_template(self, messages, *, add_generation_prompt=True):
+        return self.encode("".join(m["content"] for m in messages))
+
+
+def sink_of(run: RunDirectory, first_step: int = 0, samples_per_step: int = 4) -> RunDirectorySink:
+    return RunDirectorySink(run, Letters(), first_step=first_step, samples_per_step=samples_per_step)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def trajectory() -> Trajectory:
+    ids = np.array([ord(c) for c in "1+2=3?!3"], np.int32)
+    versions = np.array([PROMPT_VERSION] * 4 + [5, 6, PROMPT_VERSION, 6], np.int32)
+    return Trajectory(
+        token_ids=ids,
+        loss_mask=versions >= 0,
+        behavior_logp=np.zeros(8, np.float32),
+        versions=versions,
+        reward=1.0,
+        components={"exact": 1.0, "format": float("nan")},
+        finish=Finish.STOP,
+    )
+
+
+def test_a_line_a_step_and_writes_of_a_step_merge(tmp_path):
+    sink = sink_of(RunDirectory(tmp_path))
+    sink.write(1, {"a": Mean(6.0, 3), "empty": Mean(0.0, 0)})
+    sink.write(1, {"a": Mean(4.0, 1), "b": Mean.of([1.0, 3.0])})
+    sink.write(2, {"a": Mean(1.0, 1)})
+    assert lines(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "a": 2.5, "b/avg": 2.0, "b/min": 1.0, "b/max": 3.0},
+        {"step": 2, "a": 1.0},
+    ]
+    with pytest.raises(ValueError, match="step 1 after those of step 2"):
+        sink.write(1, {})
+
+
+def test_nan_and_infinity_are_null(tmp_path):
+    sink = sink_of(RunDirectory(tmp_path))
+    sink.write(1, {"nan": Mean(math.nan, 1), "inf": Mean(math.inf, 1), "fine": Mean(np.float32(1.5), 1)})
+    assert lines(tmp_path / "metrics.jsonl") == [{"step": 1, "nan": None, "inf": None, "fine": 1.5}]
+
+
+@given(
+    first=st.lists(st.integers(0, 12), max_size=12).map(sorted),
+    resumed=st.integers(0, 12),
+    more=st.lists(st.integers(0, 12), max_size=6).map(sorted),
+    torn=st.integers(0, 30),
+)
+def test_trap_15_resume_cuts_later_lines_and_steps_stay_strictly_increasing(tmp_path_factory, first, resumed, more, torn):
+    """After a kill anywhere in the last line, the file is what a run that never went past `resumed` has, plus what follows."""
+    path = tmp_path_factory.mktemp("run")
+    run = RunDirectory(path)
+    sink = sink_of(run)
+    for step in first:
+        sink.write(step, {f"at{step}": Mean(float(step), 1)})
+    sink.close()
+    run.close()
+    whole = (path / "metrics.jsonl").read_bytes()
+    surviving = whole[: len(whole) - torn]
+    (path / "metrics.jsonl").write_bytes(surviving)
+    complete = {json.loads(line)["step"] for line in surviving.split(b"\n")[:-1]}
+
+    run = RunDirectory(path)
+    sink = sink_of(run, first_step=resumed)
+    following = [step for step in more if step >= resumed]
+    for step in following:
+        sink.write(step, {f"again{step}": Mean(1.0, 1)})
+    sink.close()
+    run.close()
+
+    kept = {step for step in complete if step <= resumed}
+    written = lines(path / "metrics.jsonl")
+    assert [entry["step"] for entry in written] == sorted(kept | set(following))
+    for entry in written:
+        assert (f"at{entry['step']}" in entry) == (entry["step"] in kept)
+        assert (f"again{entry['step']}" in entry) == (entry["step"] in following)
+
+
+def test_samples_hold_text_counts_and_version_runs(tmp_path):
+    sink = sink_of(RunDirectory(tmp_path), samples_per_step=2)
+    for uid in ("0/1", "0/2", "0/3"):
+        sink.sample(7, uid, trajectory())
+    sink.sample(8, "0/4", trajectory())
+    written = lines(tmp_path / "samples.jsonl")
+    assert [(entry["step"], entry["uid"]) for entry in written] == [(7, "0/1"), (7, "0/2"), (8, "0/4")]
+    assert written[0] == {
+        "step": 7,
+        "uid": "0/1",
+        "prompt": "1+2=",
+        "completion": "3?!3",
+        "tokens": 8,
+        "trained_tokens": 3,
+        "reward": 1.0,
+        "components": {"exact": 1.0, "format": None},
+        "versions": [[5, 1], [6, 1], [PROMPT_VERSION, 1], [6, 1]],
+        "finish": "stop",
+    }
+
+
+def test_samples_of_later_steps_are_cut_on_resume(tmp_path):
+    run = RunDirectory(tmp_path)
+    sink = sink_of(run)
+    for step in (1, 1, 2, 3):
+        sink.sample(step, "0/1", trajectory())
+    sink.close()
+    sink_of(run, first_step=2)
+    assert [entry["step"] for entry in lines(tmp_path / "samples.jsonl")] == [1, 1, 2]
+
+
+def test_cut_of_a_file_that_is_not_there(tmp_path):
+    assert cut(tmp_path / "metrics.jsonl", 5) == (0, None, {})
+
+
+def test_status_is_whole_at_any_time_and_fail_keeps_the_step(tmp_path):
+    run = RunDirectory(tmp_path)
+    assert run.read_status() == Status(State.RUNNING, step=0, version=0)
+    sink_of(run).status(Status(State.RUNNING, step=3, version=2, total_steps=10))
+    run.fail("train_dataset.path: no such file")
+    expected = Status(State.FAILED, step=3, version=2, total_steps=10, error="train_dataset.path: no such file")
+    assert run.read_status() == expected
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
+    assert not list(tmp_path.glob(".status*"))
+
+
+def test_two_runs_in_one_directory_are_refused(tmp_path):
+    run = RunDirectory(tmp_path)
+    script = (
+        f"from rljax.sinks.run_directory import RunDirectory; from pathlib import Path; RunDirectory(Path({str(tmp_path)!r}))"
+    )
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert f"{tmp_path} is in use by process {os.getpid()}" in other.stderr
+    run.close()
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_recover_mode_fresh_refuses_what_auto_goes_on_with(tmp_path):
+    tree = base.get_config().to_dict()
+    auto = config_io.from_dict(tree)
+    config_io.apply_override(tree, "recover.mode", "fresh")
+    fresh = config_io.from_dict(tree)
+    run = RunDirectory(tmp_path)
+    run.begin(fresh)  # nothing there yet
+    sink_of(run).write(1, {})
+    with pytest.raises(UserError, match="holds a run"):
+        run.begin(fresh)
+    run.begin(auto)
+    assert config_io.from_json((tmp_path / "config.json").read_text()) == auto
+
+
+def test_a_workdir_that_is_a_file_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^--workdir: cannot write to .*file"):
+        RunDirectory(tmp_path / "file")
+
+
+def test_sinks_fan_out_to_every_sink(tmp_path):
+    runs = [RunDirectory(tmp_path / name) for name in "ab"]
+    sinks = Sinks([sink_of(run) for run in runs])
+    sinks.write(1, {"x": Mean(1.0, 1)})
+    sinks.sample(1, "0/0", trajectory())
+    sinks.status(Status(State.FINISHED, step=1, version=1))
+    sinks.close()
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (tmp_path / "a" / name).read_text() == (tmp_path / "b" / name).read_text() != ""

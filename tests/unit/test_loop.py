@@ -1,0 +1,389 @@
+"""The loop on the fake engine: laws 3 to 6 and 10, and the traps that live in the loop."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from rljax import loop
+from rljax.engines.fake.sampler import Trouble
+from rljax.engines.fake.trial import MemorySink, Numbers, RememberingLearner, Repeat, make_run, spell
+from rljax.errors import RewardTimeout, TooManyFailures, UserError
+from rljax.types import Request
+
+ASYNC = {"rollout.max_head_offpolicyness": 2}
+NOT_COMPARED = ("timeperf/", "rollout/wait/")  # of this machine, at that time
+
+
+class Killed(BaseException):
+    """Stands for kill -9 at a point of the run: nothing of ours catches it."""
+
+
+class Sinks:
+    """Makes the sinks of one run after another over the same directory, as files on disk would be."""
+
+    def __init__(self, at=None, act=None):
+        self.opened = []
+        self._at, self._act = at, act
+
+    def __call__(self, first_step):
+        self.opened.append(MemorySink(first_step))
+        outer = self
+
+        class Acting(MemorySink):
+            def write(self, step, metrics):
+                super().write(step, metrics)
+                if step == outer._at and outer._act:
+                    act, outer._act = outer._act, None
+                    act()
+
+        self.opened[-1] = Acting(first_step)
+        return self.opened[-1]
+
+    def lines(self):
+        """What metrics.jsonl would hold: later runs cut what earlier ones wrote past their first step."""
+        lines = {}
+        for sink in self.opened:
+            lines = {step: line for step, line in lines.items() if step <= sink.first_step}
+            for step, line in sink.steps.items():
+                lines[step] = lines.get(step, {}) | line
+        return lines
+
+
+def _kill():
+    raise Killed
+
+
+def _compared(lines):
+    """To the bit, NaN like NaN."""
+    return {step: {k: repr(v) for k, v in line.items() if not k.startswith(NOT_COMPARED)} for step, line in lines.items()}
+
+
+def _assert_once(run, n_prompts, epochs):
+    """Law 5."""
+    trained = run.engine.learner.trained
+    assert {uid: len(steps) for uid, steps in trained.items()} == {
+        f"{epoch}/{index}": 1 for epoch in range(epochs) for index in range(n_prompts)
+    }
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+def test_every_prompt_is_trained_on_once_and_no_token_is_too_old_laws_4_and_5(tmp_path, max_lag):
+    trouble = Trouble(np.random.default_rng(0), delay=0.002)
+    overrides = {"rollout.max_head_offpolicyness": max_lag, "total_train_epochs": 2}
+    run = make_run(tmp_path, overrides, n_prompts=18, trouble=trouble)  # 36 prompts by fours; 18 is no multiple of 4
+    outcome = loop.train(run)
+    assert outcome == loop.Outcome(step=9, version=9, finished=True)
+    _assert_once(run, 18, 2)
+    assert run.engine.learner.most_lag <= max_lag
+    assert (run.engine.learner.most_lag > 0) == (max_lag > 0)
+
+
+def test_a_last_batch_that_is_not_full_is_trained_on(tmp_path):
+    sinks = Sinks()
+    run = make_run(tmp_path, {"total_train_epochs": 1}, n_prompts=10, sink=sinks)
+    assert loop.train(run).step == 3
+    assert [line["rollout/groups"] for line in sinks.lines().values()] == [4, 4, 2]
+    _assert_once(run, 10, 1)
+
+
+def test_steps_end_a_run_before_its_epochs_do(tmp_path):
+    run = make_run(tmp_path, {"total_train_epochs": 5, "total_train_steps": 2} | ASYNC)
+    assert loop.train(run).step == 2
+    assert sum(map(len, run.engine.learner.trained.values())) == 8
+
+
+@pytest.mark.parametrize("minibatches", [1, 4])
+def test_a_learning_rate_of_zero_gives_ratio_one_exactly_trap_11_law_3(tmp_path, minibatches):
+    sinks = Sinks()
+    overrides = {"actor.optimizer.lr": 0.0, "actor.ppo_n_minibatches": minibatches, "total_train_steps": 3}
+    loop.train(make_run(tmp_path, overrides, sink=sinks))
+    for line in sinks.lines().values():
+        for name in ("importance_weight", "behave_imp_weight"):
+            assert {line[f"ppo_actor/update/{name}/{which}"] for which in ("avg", "min", "max")} == {1.0}
+        assert line["ppo_actor/update/clip_ratio"] == line["ppo_actor/update/approx_kl"] == 0.0
+
+
+def test_on_policy_weights_are_one_in_every_synchronous_step_and_not_in_asynchronous_ones(tmp_path):
+    spreads = []
+    some_rewards = {"warmup.steps": 10, "warmup.optimizer.lr": 0.2, "warmup.batch_size": 12, "total_train_epochs": 2}
+    for name, overrides in (("sync", {}), ("async", ASYNC)):
+        sinks = Sinks()
+        loop.train(make_run(tmp_path / name, overrides | some_rewards, sink=sinks))
+        lines = [line for step, line in sinks.lines().items() if step > 10]
+        assert all(line["ppo_actor/update/importance_weight/max"] == 1.0 for line in lines)  # one minibatch
+        spreads.append(max(line["ppo_actor/update/behave_imp_weight/max"] for line in lines))
+        assert max(line["rollout/staleness/max"] for line in lines) == (0 if name == "sync" else 2)
+    assert spreads[0] == 1.0 and spreads[1] > 1.0
+
+
+FEATURES = {
+    "plain": {},
+    "minibatches": {"actor.ppo_n_minibatches": 2},
+    "warm-up": {"warmup.steps": 3, "warmup.batch_size": 4},
+    "critic": {"actor.adv_estimator": "gae", "actor.reward_norm.mean_level": "none", "actor.reward_norm.std_level": "none"},
+    "kl": {"actor.kl_ctl": 0.1},
+    "evaluation": {"evaluator.freq_steps": 2},
+    "directory": {},
+    "filter": {},
+    "no journal": {},
+}
+
+
+def _mostly(group):
+    """A filter that rejects some prompts of each epoch."""
+    return int(group.uid.split("/")[1]) % 5 != 1
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_resumed_run_has_the_metrics_of_one_that_was_never_stopped_law_10(tmp_path, feature):
+    overrides = FEATURES[feature] | {"total_train_epochs": 2, "saver.freq_steps": 2}
+    how = {"transport": "directory" if feature == "directory" else "memory"}
+    if feature == "filter":
+        how["accept"] = _mostly
+    straight = Sinks()
+    whole = make_run(tmp_path / "straight", overrides, sink=straight, **how)
+    loop.train(whole)
+    killed = Sinks(at=5, act=_kill)
+    with pytest.raises(Killed):
+        loop.train(make_run(tmp_path / "killed", overrides, sink=killed, **how))
+    if feature == "no journal":  # then what was finished since the checkpoint is generated again, with the weights of then
+        shutil.rmtree(tmp_path / "killed" / "journal")
+    resumed = make_run(tmp_path / "killed", overrides, sink=killed, **how)
+    assert loop.train(resumed).finished
+    assert killed.opened[1].first_step == 4
+    assert _compared(killed.lines()) == _compared(straight.lines())
+    assert resumed.engine.learner.trained == whole.engine.learner.trained
+    np.testing.assert_array_equal(resumed.engine.learner.export(None).params, whole.engine.learner.export(None).params)
+
+
+def test_the_transports_publish_the_same_weights(tmp_path):
+    lines = []
+    for transport in ("memory", "directory"):
+        sinks = Sinks()
+        loop.train(make_run(tmp_path / transport, {}, sink=sinks, transport=transport))
+        lines.append(_compared(sinks.lines()))
+    assert lines[0] == lines[1] and len(lines[0]) == 3
+
+
+@pytest.mark.parametrize("kill_at", [1, 4, 6, 7])
+def test_an_asynchronous_run_loses_and_doubles_nothing_trap_15(tmp_path, kill_at):
+    overrides = ASYNC | {"total_train_epochs": 2, "saver.freq_steps": 3}
+    sinks = Sinks(at=kill_at, act=_kill)
+    with pytest.raises(Killed):
+        loop.train(make_run(tmp_path, overrides, n_prompts=18, trouble=Trouble(np.random.default_rng(1), 0.002), sink=sinks))
+    run = make_run(tmp_path, overrides, n_prompts=18, trouble=Trouble(np.random.default_rng(2), 0.002), sink=sinks)
+    assert loop.train(run).step == 9
+    assert sinks.opened[1].first_step == kill_at // 3 * 3 - (3 if kill_at % 3 == 0 else 0)
+    _assert_once(run, 18, 2)
+    assert run.engine.learner.most_lag <= 2
+    assert sorted(sinks.lines()) == list(range(1, 10))
+
+
+class Waiting(RememberingLearner):
+    """An update that waits, for a while, until the sampler finishes a request."""
+
+    def __init__(self, config, model_dir, patience):
+        super().__init__(config, model_dir)
+        self.finished, self.overlapped, self._patience = threading.Event(), [], patience
+
+    def update(self, batch):
+        if not self.overlapped:  # the first alone: later ones may find nothing left to sample
+            self.finished.clear()
+            self.overlapped.append(self.finished.wait(self._patience))
+        return super().update(batch)
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_sampling_goes_on_during_an_update_unless_synchronous(tmp_path, max_lag):
+    slow = Trouble(np.random.default_rng(0), delay=0.05)
+    overrides = {"rollout.max_head_offpolicyness": max_lag, "total_train_steps": 2}
+    run = make_run(tmp_path, overrides, n_prompts=24, trouble=slow)
+    run.engine.learner = learner = Waiting(run.config, tmp_path / "model", 20.0 if max_lag else 0.1)
+    generate = run.engine.sampler.generate
+
+    async def noted(request: Request):
+        completion = await generate(request)
+        learner.finished.set()
+        return completion
+
+    run.engine.sampler.generate = noted
+    loop.train(run)
+    assert learner.overlapped[0] == (max_lag > 0)
+
+
+class AlwaysFails:
+    async def episode(self, sampler, prompt, params, seed):
+        raise ZeroDivisionError(f"in the reward of {prompt.uid}")
+
+
+def test_a_workflow_that_always_fails_ends_the_run_with_the_first_error_trap_17(tmp_path):
+    run = make_run(tmp_path, {"recover.max_consecutive_failures": 7}, workflow=AlwaysFails())
+    with pytest.raises(TooManyFailures, match="7 groups failed in a row; the first: workflow_error: ZeroDivisionError") as info:
+        loop.train(run)
+    assert isinstance(info.value.__cause__, ZeroDivisionError)
+    assert "episode" in [frame.name for frame in _frames(info.value.__cause__)]
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["0-failed"]
+
+
+def _frames(error):
+    import traceback
+
+    return traceback.extract_tb(error.__traceback__)
+
+
+class FailsOften(Repeat):
+    """Every third episode times out, and one prompt never works."""
+
+    calls = 0
+
+    async def episode(self, sampler, prompt, params, seed):
+        FailsOften.calls += 1
+        if prompt.uid == "0/5":
+            raise ValueError("this one never works")
+        if FailsOften.calls % 3 == 0:
+            raise RewardTimeout("too slow")
+        return await super().episode(sampler, prompt, params, seed)
+
+
+def test_failures_are_counted_by_kind_and_never_pass_for_a_reward_law_6(tmp_path):
+    sinks = Sinks()
+    run = make_run(tmp_path, ASYNC, workflow=FailsOften(), sink=sinks)
+    assert loop.train(run).finished
+    trained = run.engine.learner.trained
+    assert sorted(trained) == sorted(f"0/{i}" for i in range(12) if i != 5)
+    lines = list(sinks.lines().values())
+    assert sum(line.get("rollout/failed/reward_timeout", 0) for line in lines) > 0
+    assert sum(line["rollout/dropped"] for line in lines) + run.config.recover.max_prompt_failures > 1
+    for line in lines:
+        assert set(k for k in line if k.startswith("rollout/failed/")) <= {
+            "rollout/failed/reward_timeout",
+            "rollout/failed/workflow_error",
+        }
+
+
+def test_rejected_groups_are_counted_and_the_batch_is_filled_from_later_prompts_trap_20(tmp_path):
+    sinks = Sinks()
+    odd = lambda group: int(group.uid.split("/")[1]) % 2 == 1  # noqa: E731
+    run = make_run(tmp_path, {"total_train_epochs": 2}, n_prompts=12, accept=odd, sink=sinks)
+    assert loop.train(run).step == 3
+    assert sorted(run.engine.learner.trained) == sorted(f"{e}/{i}" for e in range(2) for i in range(1, 12, 2))
+    lines = list(sinks.lines().values())
+    assert [line["rollout/groups"] for line in lines] == [4, 4, 4]
+    assert sum(line["rollout/rejected"] for line in lines) in (11, 12)  # one may be rejected after the last step
+
+
+def test_a_filter_that_wants_nothing_ends_without_a_step(tmp_path):
+    run = make_run(tmp_path, {}, accept=lambda group: False)
+    assert loop.train(run) == loop.Outcome(step=0, version=0, finished=True)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name):
+    overrides = ASYNC | {"total_train_epochs": 2}
+    sinks = Sinks(at=2, act=lambda: os.kill(os.getpid(), getattr(signal, name)))
+    before = signal.getsignal(getattr(signal, name))
+    outcome = loop.train(make_run(tmp_path, overrides, sink=sinks))
+    assert not outcome.finished and outcome.step < 6
+    assert signal.getsignal(getattr(signal, name)) == before
+    run = make_run(tmp_path, overrides, sink=sinks)
+    assert loop.train(run).step == 6
+    assert sinks.opened[1].first_step == outcome.step
+    _assert_once(run, 12, 2)
+
+
+def test_sft_is_the_learner_alone_and_resumes_law_10(tmp_path):
+    overrides = {"actor.loss": "sft", "total_train_epochs": 3, "saver.freq_steps": 2, "evaluator.freq_steps": 3}
+    straight, killed = Sinks(), Sinks(at=5, act=_kill)
+    outcome = loop.train(make_run(tmp_path / "a", overrides, sink=straight))
+    assert outcome == loop.Outcome(step=9, version=0, finished=True)
+    losses = [line["ppo_actor/update/nll"] for line in straight.lines().values() if "ppo_actor/update/nll" in line]
+    assert len(losses) == 9 and losses[-1] < losses[0]
+    with pytest.raises(Killed):
+        loop.train(make_run(tmp_path / "b", overrides, sink=killed))
+    loop.train(make_run(tmp_path / "b", overrides, sink=killed))
+    assert _compared(killed.lines()) == _compared(straight.lines())
+
+
+def test_warm_up_then_reinforcement_learns_the_task(tmp_path):
+    sinks = Sinks()
+    warmup = {"warmup.steps": 10, "warmup.batch_size": 4, "warmup.optimizer.lr": 0.1}
+    rest = {"actor.optimizer.lr": 0.2, "total_train_epochs": 30, "evaluator.freq_steps": 1000, "gconfig.n_samples": 8}
+    loop.train(make_run(tmp_path, ASYNC | warmup | rest, n_prompts=4, sink=sinks))
+    lines = sinks.lines()
+    before, after = (line["eval-rollout/reward/avg"] for line in lines.values() if "eval-rollout/reward/avg" in line)
+    assert lines[9]["ppo_actor/update/nll"] < lines[1]["ppo_actor/update/nll"]
+    assert after >= before + 0.25
+
+
+def test_evaluation_counts_failures_and_leaves_them_out_of_the_reward(tmp_path):
+    sinks = Sinks()
+    run = make_run(tmp_path, {"evaluator.freq_steps": 1, "total_train_steps": 1}, sink=sinks)
+
+    class Half(Repeat):
+        async def episode(self, sampler, prompt, params, seed):
+            if int(prompt.uid.split("/")[1]) % 2:
+                raise RewardTimeout("too slow")
+            trajectory = await super().episode(sampler, prompt, params, seed)
+            return dataclasses.replace(trajectory, reward=float(prompt.uid.split("/")[1]))
+
+    object.__setattr__(run.evaluation, "workflow", Half())
+    loop.train(run)
+    for line in sinks.lines().values():
+        assert line["eval-rollout/reward/avg"] == np.mean([0, 2, 4, 6, 8, 10])
+        assert line["eval-rollout/failed"] == line["eval-rollout/failed/reward_timeout"] == 6
+
+
+def test_a_corrupt_newest_checkpoint_is_passed_over(tmp_path, caplog):
+    overrides = {"total_train_epochs": 2, "saver.freq_steps": 2}
+    straight, killed = Sinks(), Sinks(at=5, act=_kill)
+    loop.train(make_run(tmp_path / "straight", overrides, sink=straight))
+    with pytest.raises(Killed):
+        loop.train(make_run(tmp_path / "run", overrides, sink=killed))
+    newest = tmp_path / "run" / "checkpoints" / "4" / "learner" / "learner.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    loop.train(make_run(tmp_path / "run", overrides, sink=killed))
+    assert killed.opened[1].first_step == 2 and "4 is not whole" in caplog.text
+    assert _compared(killed.lines()) == _compared(straight.lines())
+
+
+def test_a_run_never_starts_over_by_itself_where_no_checkpoint_loads(tmp_path):
+    loop.train(make_run(tmp_path, {"saver.freq_steps": 2}))
+    for params in (tmp_path / "checkpoints").rglob("*.safetensors"):
+        params.write_bytes(b"")
+    with pytest.raises(UserError, match=r"none of those .* loads .*start over"):
+        loop.train(make_run(tmp_path, {}))
+    with pytest.raises(UserError, match=r"recover\.mode: fresh"):
+        loop.train(make_run(tmp_path, {"recover.mode": "fresh"}))
+
+
+def test_a_finished_run_that_is_run_again_does_nothing(tmp_path):
+    first = make_run(tmp_path, ASYNC)
+    loop.train(first)
+    again = make_run(tmp_path, ASYNC)
+    assert loop.train(again) == loop.Outcome(step=3, version=3, finished=True)
+    assert again.engine.learner.trained == first.engine.learner.trained
+
+
+def test_export_holds_the_final_weights_and_tracing_one_line_an_event(tmp_path):
+    from rljax.engines.fake import model
+
+    run = make_run(tmp_path, {"saver.export_final": True, "rollout.enable_rollout_tracing": True})
+    loop.train(run)
+    np.testing.assert_array_equal(model.read(tmp_path / "export"), run.engine.learner.export(None).params)
+    events = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert [e["event"] for e in events].count("accepted") == 12 == [e["event"] for e in events].count("start")
+
+
+def test_prompts_spell_their_uid():
+    from rljax.engines.fake.trial import read_back
+
+    numbers = Numbers(600)
+    for _ in range(1300):
+        prompt = next(numbers)
+        assert read_back(np.array(spell(prompt))) == prompt.uid
