@@ -50,13 +50,14 @@ class Recovery:
         """
         if step == self._saved and not failed:
             return
-        book, entries = self.buffer.state(), self.buffer.entries()
+        entries = self.buffer.entries()
+        # Text now, in the event loop's thread: the producer goes on beside the write and changes what these are made of.
+        text = json.dumps(state | {"book": self.buffer.state(), "ready": len(entries)})
         if not failed:
             self.journals.begin(step, self.buffer.version, fresh=True)
 
         def write(directory: Path) -> None:
-            whole = state | {"book": book, "ready": len(entries)}
-            (directory / "loop.json").write_text(json.dumps(whole))
+            (directory / "loop.json").write_text(text)
             write_entries(directory / "ready.journal", entries)
             self.learner.save(directory / "learner")
 

@@ -22,7 +22,10 @@ FRAMEWORKS = {
 }
 # Packages that a base install lacks, and the folders that are only imported where they are there.
 OPTIONAL = {
-    **dict.fromkeys(("torch", "peft"), ("backends/torch", "engines/cuda", "experiments/bench/logprobs_torch.py")),
+    **dict.fromkeys(
+        ("torch", "peft"),
+        ("backends/torch", "engines/cuda", "experiments/bench/logprobs_torch.py", "experiments/parity_torch.py"),
+    ),
     "sglang": ("engines/cuda",),
     **dict.fromkeys(("wandb", "tensorboard", "gguf"), ()),
 }

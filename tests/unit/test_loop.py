@@ -1,5 +1,6 @@
 """The loop on the fake engine: laws 3 to 6 and 10, and the traps that live in the loop."""
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -186,35 +187,38 @@ def test_an_asynchronous_run_loses_and_doubles_nothing_trap_15(tmp_path, kill_at
 
 
 class Waiting(RememberingLearner):
-    """An update that waits, for a while, until the sampler finishes a request."""
+    """A first update that waits, for a while, until the sampler finishes another request."""
 
     def __init__(self, config, model_dir, patience):
         super().__init__(config, model_dir)
-        self.finished, self.overlapped, self._patience = threading.Event(), [], patience
+        self.updating, self.finished, self.overlapped = threading.Event(), threading.Event(), None
+        self._patience = patience
 
     def update(self, batch):
-        if not self.overlapped:  # the first alone: later ones may find nothing left to sample
+        if self.overlapped is None:
             self.finished.clear()
-            self.overlapped.append(self.finished.wait(self._patience))
+            self.updating.set()
+            self.overlapped = self.finished.wait(self._patience)
         return super().update(batch)
 
 
 @pytest.mark.parametrize("max_lag", [0, 2])
 def test_sampling_goes_on_during_an_update_unless_synchronous(tmp_path, max_lag):
-    slow = Trouble(np.random.default_rng(0), delay=0.05)
-    overrides = {"rollout.max_head_offpolicyness": max_lag, "total_train_steps": 2}
-    run = make_run(tmp_path, overrides, n_prompts=24, trouble=slow)
-    run.engine.learner = learner = Waiting(run.config, tmp_path / "model", 20.0 if max_lag else 0.1)
+    run = make_run(tmp_path, {"rollout.max_head_offpolicyness": max_lag, "total_train_steps": 2}, n_prompts=24)
+    run.engine.learner = learner = Waiting(run.config, tmp_path / "model", 60.0 if max_lag else 0.2)
     generate = run.engine.sampler.generate
 
-    async def noted(request: Request):
+    async def held(request: Request):
+        """All but the first batch's requests are answered only once an update has begun."""
+        while int(request.id.split("/")[1].split("#")[0]) >= 4 and not learner.updating.is_set():
+            await asyncio.sleep(0.005)
         completion = await generate(request)
         learner.finished.set()
         return completion
 
-    run.engine.sampler.generate = noted
+    run.engine.sampler.generate = held
     loop.train(run)
-    assert learner.overlapped[0] == (max_lag > 0)
+    assert learner.overlapped == (max_lag > 0)
 
 
 class AlwaysFails:
