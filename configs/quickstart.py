@@ -2,8 +2,8 @@
 
 python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
 
-Makes a Llama of about 1M parameters and teaches it sums from demonstrations of which most are wrong: seven in ten give the
-digits of the answer backwards. What it says then is right about one time in three. Reinforcement on "12+34=", scored by exact
+Makes a Llama of about 1M parameters and teaches it sums from demonstrations of which seven in ten are off by one, so
+that what it says is right less than one time in three. Reinforcement on "12+34=", scored by exact
 match, finds out which of its answers are right, while completions up to two versions old are still used. Sized for 2 CPU
 cores; nothing is downloaded. eval-rollout/reward in metrics.jsonl is the share of held-out sums that it gets right, sampled as
 in training.
@@ -20,16 +20,16 @@ def get_config() -> ConfigDict:
     config.total_train_epochs = 100
     config.total_train_steps = 100
 
-    # Model: 0.96M parameters, 100 characters
+    # Model: 0.9M parameters, 100 characters
     config.actor.init_from_scratch = True
-    config.actor.init.hidden_size = 128
-    config.actor.init.intermediate_size = 448
-    config.actor.init.num_layers = 4
-    config.actor.init.num_heads = 4
-    config.actor.init.num_kv_heads = 4
+    config.actor.init.hidden_size = 192
+    config.actor.init.intermediate_size = 512
+    config.actor.init.num_layers = 2  # wide and shallow learns sums sooner than narrow and deep
+    config.actor.init.num_heads = 6
+    config.actor.init.num_kv_heads = 6
     config.actor.init.head_dim = 32
     config.actor.init.max_position_embeddings = 64
-    config.actor.init.initializer_range = 0.08  # about 1/sqrt(hidden_size): it learns several times sooner than from 0.02
+    config.actor.init.initializer_range = 0.07  # about 1/sqrt(hidden_size): it learns several times sooner than from 0.02
     config.actor.dtype = "float32"  # CPUs are no faster in bfloat16
     config.actor.gradient_checkpointing = "none"  # rows are short
 
@@ -45,7 +45,7 @@ def get_config() -> ConfigDict:
     # Supervised warm-up
     config.train_dataset.task.misled = 0.7
     config.warmup.field = "demonstration"
-    config.warmup.steps = 400
+    config.warmup.steps = 600
     config.warmup.batch_size = 64
     config.warmup.optimizer.lr = 2e-3
     config.warmup.optimizer.weight_decay = 0.0

@@ -54,8 +54,8 @@ def addition(split: str, *, digits: int = 2, n: int | None = None, seed: int = 0
     Args:
       n: examples; None for every sum of the split (a tenth of all sums is test).
       seed: which examples, and their order.
-      misled: share of the records whose field "demonstration" gives the answer's digits backwards, "64"; the others give
-        the answer. A policy that learned from demonstrations knows sums, and is right in 1 - misled of them.
+      misled: share of the records whose field "demonstration" is one more than the answer, "47"; the others give the
+        answer. A policy that learned from demonstrations knows sums, and is right in 1 - misled of what it samples.
     """
     if not 0 <= misled <= 1:
         raise UserError(f"misled: a share in [0, 1], not {misled}")
@@ -73,7 +73,7 @@ def addition(split: str, *, digits: int = 2, n: int | None = None, seed: int = 0
     for pair in generator.sample(range(total), draw):
         a, b = low + pair // width, low + pair % width
         question, answer = f"{a}+{b}=", str(a + b)
-        demonstration = answer[::-1] if generator.random() < misled else answer
+        demonstration = str(a + b + (generator.random() < misled))
         if _split_of(question, test_share=0.1) == split:
             records.append({"prompt": question, "answer": answer, "demonstration": demonstration})
         if len(records) == n:

@@ -21,10 +21,9 @@ def test_addition_without_n_is_every_sum_split_in_two():
 
 def test_demonstrations_of_addition_mislead_in_their_share():
     made = records("task:addition", "train", digits=2, misled=0.7)
-    assert all(record["demonstration"] in (record["answer"], record["answer"][::-1]) for record in made)
-    telling = [record for record in made if record["answer"] != record["answer"][::-1]]
-    wrong = sum(record["demonstration"] != record["answer"] for record in telling)
-    assert abs(wrong / len(telling) - 0.7) < 3 * (0.7 * 0.3 / len(telling)) ** 0.5
+    errors = [int(record["demonstration"]) - int(record["answer"]) for record in made]
+    assert set(errors) == {0, 1}
+    assert abs(sum(errors) / len(errors) - 0.7) < 3 * (0.7 * 0.3 / len(errors)) ** 0.5
     assert all(record["demonstration"] == record["answer"] for record in records("task:addition", "train", digits=2))
 
 
