@@ -139,16 +139,21 @@ class SlotTable:
         return Source(best, length, int(self._tenancy[best])) if worth else None
 
     def copies(self, most: int) -> list[tuple[int, int, int]]:
-        """(source, target, tokens) of the copies that can be made now, at most so many; counts them as made."""
-        ready = []
+        """(source, target, tokens) of the copies that can be made now, at most so many; counts them as made.
+
+        They are made at once, so none reads a row that another of them writes.
+        """
+        ready: list[tuple[int, int, int]] = []
+        written: set[int] = set()
         for slot in self.filling:
             source = self._source[slot]
             if source is None or len(ready) == most:
                 continue
             if self._tenancy[source.slot] != source.tenancy or not self._will_hold(source):
                 self._source[slot] = None  # its tenant went away before it held enough
-            elif self.filled[source.slot] >= source.length:
+            elif self.filled[source.slot] >= source.length and source.slot not in written:
                 ready.append((source.slot, slot, source.length))
+                written.add(slot)
                 self.filled[slot], self._source[slot] = source.length, None
         return ready
 

@@ -35,6 +35,7 @@ LLAMA = {
         head_dim=st.sampled_from((8, 16)),
         max_position_embeddings=st.integers(1, 100),
         tie_word_embeddings=st.booleans(),
+        initializer_range=st.just(0.02),
         tokenizer=st.just("char"),
     )
 )

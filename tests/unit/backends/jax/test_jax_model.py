@@ -24,7 +24,7 @@ BOUND = 2e-5  # float32, another order of summation
 
 def small(architecture, layers=3):
     """Windows shorter than LENGTH in every architecture that has them."""
-    model = ModelConfig(architecture, 32, 48, layers, 4, 2, 8, 64, True, "char")
+    model = ModelConfig(architecture, 32, 48, layers, 4, 2, 8, 64, True, 0.02, "char")
     spec = spec_of(model, vocab_size=41)
     if architecture == "llama":
         return spec

@@ -23,9 +23,10 @@ class Cache:
         """Carries out what the table orders until nothing is left; returns the tokens prefilled."""
         total = 0
         for _ in range(1000):
+            before = self.rows.copy()  # the device reads every source before it writes a target
             for source, target, length in self.table.copies(3):
-                assert np.all(self.rows[source, :length, 0] == self.table.tokens[target, :length])
-                self.rows[target, :length] = self.rows[source, :length]
+                assert np.all(before[source, :length, 0] == self.table.tokens[target, :length])
+                self.rows[target, :length] = before[source, :length]
             if chunk := self.table.chunk(SHAPES):
                 assert chunk.tokens.shape in SHAPES
                 for row, start, count, tokens in zip(chunk.rows, chunk.starts, chunk.counts, chunk.tokens, strict=True):
@@ -67,6 +68,18 @@ def test_the_shortest_prompts(length):
     for _ in range(3):
         table.admit(work_of(np.arange(length)), 0)
     assert cache.fill(0) == length - 1
+    cache.check()
+
+
+def test_a_copy_of_a_copy_is_made_after_it():
+    table, cache = make(slots=4)
+    other, prompt = prompts(20, 50)
+    tenants = [table.admit(work_of(other), 0) for _ in range(4)]
+    cache.fill(0)
+    for slot in reversed(tenants):  # later tenants get lower slots, where the search for a prefix looks first
+        table.release(slot)
+        table.admit(work_of(prompt), 0)
+    assert cache.fill(0) == 49
     cache.check()
 
 
