@@ -45,11 +45,17 @@ def bucket(count: int, length: int) -> int:
 
 
 def kept(batch: Batch, objective: Objective) -> np.ndarray:
-    """[R, T] bool: the tokens an update needs. Where the objective works on whole sequences, so does this."""
+    """[R, T] bool: the tokens an update needs. Where the objective works on whole sequences, so does this.
+
+    A minibatch in which no token has an advantage keeps all of them: it moves nothing, but importance weight, entropy and
+    the rest are what someone looks at who wonders why nothing moves.
+    """
     needed = batch.loss_mask & (batch.loss_weight != 0)
     if objective.trains_zero_advantage:
         return needed
     useful = needed & (batch.advantage != 0)
+    if not useful.any():
+        return needed
     if objective.by_token:
         return useful
     whole = np.zeros_like(needed)

@@ -12,7 +12,10 @@ from rljax.objective import Objective, TokenArrays
 
 
 def batch_of(seed: int, rows: int = 3, length: int = 40) -> Batch:
-    """Packed rows of three or four trajectories and some padding; tokens here and there, and one trajectory of each row, have advantage 0."""
+    """Packed rows of three or four trajectories and some padding.
+
+    Tokens here and there, and one trajectory of each row, have advantage 0.
+    """
     random = np.random.default_rng(seed)
     segment_ids = np.zeros((rows, length), np.int32)
     loss_mask = np.zeros((rows, length), bool)
@@ -107,3 +110,10 @@ def test_ranks_may_agree_on_a_width_and_a_row_must_fit_it():
     broken = dataclasses.replace(batch, loss_mask=np.ones(batch.shape, bool))
     with pytest.raises(ValueError, match="token 0"):
         compact(broken, broken.loss_mask)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES[:1] + OBJECTIVES[2:3])
+def test_a_batch_in_which_nothing_has_an_advantage_keeps_its_metrics(objective):
+    batch = batch_of(0)
+    batch = batch.replace(advantage=np.zeros_like(batch.advantage))
+    np.testing.assert_array_equal(kept(batch, objective), batch.loss_mask & (batch.loss_weight != 0))
