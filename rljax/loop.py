@@ -129,6 +129,7 @@ class Loop:
         self.evaluated: tuple[int, float] | None = None  # step, reward
         self.written: Counter[str] = Counter()  # of buffer.counts, those that metrics have told of
         self.epochs = 0  # whole ones that are done
+        self.wrote = time.perf_counter()  # metrics of a step
         run.workdir.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -308,8 +309,13 @@ class Loop:
 
     def _write(self, metrics: dict[str, Mean]) -> None:
         """A step's metrics, and what was counted and timed since the last."""
-        self.sinks.write(self.step, merge([metrics, self.tally.drain(), self.clock.drain()]))
+        self.sinks.write(self.step, merge([metrics, self.tally.drain(), self.clock.drain(), self._wall()]))
         self._tell(State.RUNNING)
+
+    def _wall(self) -> dict[str, Mean]:
+        """Seconds since the last step was written: sampling, waits, evaluations and saves included."""
+        before, self.wrote = self.wrote, time.perf_counter()
+        return {"timeperf/wall": Mean(self.wrote - before, 1)}
 
     def _of_buffer(self, groups: int) -> dict[str, Mean]:
         """What became of prompts since the last step, and what is under way now."""

@@ -76,7 +76,9 @@ def main() -> None:
     vocabulary, out, meshes = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     directory = out.parent / f"model{vocabulary}"
     shape = dict(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
-    model = ModelConfig("qwen3", **shape, max_position_embeddings=256, tie_word_embeddings=True, initializer_range=0.02, tokenizer="char")
+    model = ModelConfig(
+        "qwen3", **shape, max_position_embeddings=256, tie_word_embeddings=True, initializer_range=0.02, tokenizer="char"
+    )
     init_directory(model, directory, seed=0, vocab_size=vocabulary, eos_token_ids=[2])
     found = {mesh: step(mesh, directory, vocabulary) for mesh in meshes}
     moved(meshes[0], meshes[-1], directory, vocabulary)
