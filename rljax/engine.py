@@ -161,7 +161,10 @@ class Engine:
 
     async def publish(self, version: int) -> None:
         """Learner weights become the sampler's. Requests in flight pause between two decode steps, then go on."""
-        directory = self.publish_dir / str(version) if self.transport == "directory" else None
+        directory = None
+        if self.transport == "directory":
+            self.publish_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory = self.publish_dir / str(version)
         source = await asyncio.to_thread(self.learner.export, directory)
         await self.sampler.pause()
         try:
@@ -212,7 +215,7 @@ def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path
     transport = _transport(allocation.sampler.engine, sampling, allocation.learner.engine, learning)
     learner = learning.make_learner(config, allocation.learner, model_dir)
     sampler = sampling.make_sampler(config, allocation.sampler, model_dir)
-    return Engine(sampler, learner, transport, _fresh_publish_dir(workdir))
+    return Engine(sampler, learner, transport, _publish_dir(workdir))
 
 
 def _transport(sampler: str, sampling: Plugin, learner: str, learning: Plugin) -> str:
@@ -226,12 +229,12 @@ def _transport(sampler: str, sampling: Plugin, learner: str, learning: Plugin) -
     )
 
 
-def _fresh_publish_dir(workdir: Path) -> Path:
-    """An empty directory, in memory where Linux has one. The same for every process of a run: a killed one leaks nothing."""
+def _publish_dir(workdir: Path) -> Path:
+    """Where weights go on their way, in memory where Linux has a directory there. It is the same for every process of a run:
+    what a killed one left is deleted."""
     name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest()
     directory = _memory_backed() / name
     shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(mode=0o700)
     return directory
 
 

@@ -9,7 +9,12 @@ from rljax import config_checks, config_io
 from rljax.config import Config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FILES = [file for file in sorted((REPOSITORY / "configs").rglob("*.py")) if file.name not in ("__init__.py", "base.py")]
+# Those of configs/bench are completed by the binaries they belong to.
+FILES = [
+    file
+    for file in sorted((REPOSITORY / "configs").rglob("*.py"))
+    if file.name not in ("__init__.py", "base.py") and file.parent.name != "bench"
+]
 ALGORITHMS = {"ppo", "grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo", "cispo", "sft"}
 
 
@@ -26,9 +31,7 @@ def test_config_file_is_sound_and_says_its_command(file):
     config_checks.check(config_io.load(str(file)))
     location = file.relative_to(REPOSITORY)
     docstring = runpy.run_path(str(file))["__doc__"]
-    trains = f"python -m experiments.train --config={location} --workdir=runs/{file.stem}"
-    command = f"python -m experiments.bench.{file.stem}" if file.parent.name == "bench" else trains
-    assert command in docstring
+    assert f"python -m experiments.train --config={location} --workdir=runs/{file.stem}" in docstring
 
 
 def test_every_algorithm_has_its_file():
