@@ -14,4 +14,8 @@ def get_config() -> ConfigDict:
     config = quickstart.get_config()
     config.actor.loss = "sft"
     config.warmup.field = "answer"
+    config.total_train_steps = 900
+    config.train_dataset.batch_size = 64  # examples
+    config.actor.optimizer.lr = 2e-3
+    config.evaluator.freq_steps = 100
     return config

@@ -26,7 +26,9 @@ def test_config_file_is_sound_and_says_its_command(file):
     config_checks.check(config_io.load(str(file)))
     location = file.relative_to(REPOSITORY)
     docstring = runpy.run_path(str(file))["__doc__"]
-    assert f"python -m experiments.train --config={location} --workdir=runs/{file.stem}" in docstring
+    trains = f"python -m experiments.train --config={location} --workdir=runs/{file.stem}"
+    command = f"python -m experiments.bench.{file.stem}" if file.parent.name == "bench" else trains
+    assert command in docstring
 
 
 def test_every_algorithm_has_its_file():
@@ -40,9 +42,11 @@ def test_algorithms_differ_from_the_quickstart_in_what_they_are():
         config = algorithm(name)
         assert (config.actor.init, config.valid_dataset) == (quickstart.actor.init, quickstart.valid_dataset)
         assert name == "sft" or config.warmup == quickstart.warmup
+        if name == "sft":  # it samples nothing
+            continue
         samples = (config.rollout.consumer_batch_size or config.train_dataset.batch_size) * config.gconfig.n_samples
         assert samples == quickstart.train_dataset.batch_size * quickstart.gconfig.n_samples
-        assert config != quickstart
+        assert config.actor != quickstart.actor
 
 
 def test_quickstart_is_asynchronous_and_decoupled():

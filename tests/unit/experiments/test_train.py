@@ -116,19 +116,53 @@ def test_sft_is_the_learner_alone(tmp_path):
     assert evaluated and all(step % 6 == 0 for step in evaluated[:-1])
 
 
-def test_law_10_killed_and_resumed_is_as_if_never_killed(uninterrupted, tmp_path):
-    workdir = tmp_path / "killed"
-    process = start(workdir, SYNCHRONOUS)
-    deadline = time.monotonic() + 120
-    while not (workdir / "checkpoints" / "9").exists() and time.monotonic() < deadline and process.poll() is None:
+def kill_after_checkpoint(step: int, workdir: Path, *overrides: str) -> None:
+    """Starts a run and ends it by SIGKILL as soon as that checkpoint is there."""
+    process = start(workdir, *overrides)
+    while not (workdir / "checkpoints" / str(step)).exists() and process.poll() is None:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    code, _, err = train(workdir, SYNCHRONOUS)
+    _, err = process.communicate()
+    assert process.returncode == -signal.SIGKILL, err
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert comparable(lines(one / "metrics.jsonl")) == comparable(lines(other / "metrics.jsonl"))
+    assert lines(one / "samples.jsonl") == lines(other / "samples.jsonl")
+
+
+def test_law_10_killed_and_resumed_is_as_if_never_killed(uninterrupted, tmp_path):
+    kill_after_checkpoint(9, tmp_path / "killed", SYNCHRONOUS)
+    code, _, err = train(tmp_path / "killed", SYNCHRONOUS)
     assert code == 0, err
-    assert comparable(lines(workdir / "metrics.jsonl")) == comparable(lines(uninterrupted / "metrics.jsonl"))
-    assert lines(workdir / "samples.jsonl") == lines(uninterrupted / "samples.jsonl")
+    assert_same_run(tmp_path / "killed", uninterrupted)
+
+
+JAX = ("--config.allocation_mode=jax:d1", "--config.train_dataset.batch_size=8", "--config.jax.slots=32")
+
+
+@pytest.mark.slow
+def test_law_10_on_the_jax_path_killed_and_resumed_is_the_same_to_the_bit(tmp_path):
+    code, _, err = train(tmp_path / "whole", SYNCHRONOUS, *JAX)
+    assert code == 0, err
+    kill_after_checkpoint(9, tmp_path / "killed", SYNCHRONOUS, *JAX)
+    code, _, err = train(tmp_path / "killed", SYNCHRONOUS, *JAX)
+    assert code == 0, err
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_quickstart_over_eight_forced_devices(tmp_path, monkeypatch):
+    """Sampler and learner on pools of their own: the first supervised steps agree with one device's to float32 rounding."""
+    code, _, err = train(tmp_path / "one", SYNCHRONOUS, *JAX)
+    assert code == 0, err
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    code, _, err = train(tmp_path / "eight", SYNCHRONOUS, *JAX, "--config.allocation_mode=jax:d2+jax:f2t2")
+    assert code == 0, err
+    one, eight = (lines(tmp_path / name / "metrics.jsonl") for name in ("one", "eight"))
+    assert [entry["step"] for entry in one] == [entry["step"] for entry in eight]
+    for a, b in zip(one[:4], eight[:4], strict=True):
+        assert b["warmup/loss"] == pytest.approx(a["warmup/loss"], rel=1e-4)
 
 
 def test_a_second_run_in_the_same_directory_is_refused_while_the_first_lives(tmp_path):
