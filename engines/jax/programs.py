@@ -11,7 +11,7 @@ requests goes in as arrays, so that nothing compiles after warm-up.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +54,7 @@ ORDER = np.dtype(
         ("stop_ids", np.int32, (MAX_STOP_IDS,)),
     ]
 )
+FIELDS: Mapping[str, Any] = ORDER.fields or {}
 
 
 class State(NamedTuple):
@@ -122,7 +123,8 @@ class Programs:
     @property
     def compilations(self) -> int:
         """Programs compiled so far, by these three functions."""
-        return sum(program._cache_size() for program in (self._prefill, self._copy, self._decode))
+        programs: tuple[Any, ...] = (self._prefill, self._copy, self._decode)
+        return sum(program._cache_size() for program in programs)
 
     def span(self, length: int) -> int:
         """The shortest compiled span of at least so many tokens."""
@@ -178,7 +180,8 @@ class Programs:
 
     def _adopt(self, params: Any) -> Any:
         """The weights in the sampler's dtypes and shardings."""
-        if jax.tree.structure(params) != jax.tree.structure(self._shardings):
+        wanted: Any = jax.tree.structure(self._shardings)
+        if wanted != jax.tree.structure(params):
             raise UserError("weights: not the parameters of the model being sampled (LoRA factors must be merged first)")
 
         def place(path: Any, leaf: Any, sharding: Any) -> Array:
@@ -265,10 +268,9 @@ def empty_state(slots: int) -> State:
 
 def obey(state: State, orders: Array) -> State:
     """The state after the orders, the columns of ORDER as int32 [B, columns]."""
-    assert ORDER.fields is not None
 
     def column(name: str) -> Array:
-        dtype, offset = ORDER.fields[name][:2]
+        dtype, offset = FIELDS[name][:2]
         start, width = offset // 4, dtype.itemsize // 4
         return orders[:, start : start + width] if dtype.shape else orders[:, start]
 

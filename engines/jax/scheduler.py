@@ -229,7 +229,7 @@ class Scheduler:
         self._dispatched.append(Dispatch(drawn, self.version, tenants))
         return True
 
-    def _order(self, slot: int, work: Work) -> np.void:
+    def _order(self, slot: int, work: Work) -> np.ndarray:
         params = work.request.params
         order = np.zeros((), ORDER)
         last = int(self._table.length[slot]) - 1
@@ -240,7 +240,7 @@ class Scheduler:
         order["temperature"], order["top_p"] = params.temperature, params.top_p
         order["stop_ids"] = self._programs.spec.vocab_size  # an id that nothing draws
         order["stop_ids"][: len(params.stop_token_ids)] = params.stop_token_ids
-        return order[()]
+        return order
 
     def _collect(self, dispatch: Dispatch) -> None:
         """Waits for a dispatch and hands out its tokens."""
