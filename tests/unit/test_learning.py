@@ -180,4 +180,4 @@ def test_a_supervised_step_is_the_mean_negative_log_likelihood(tmp_path):
     model.make_model(tmp_path / "model", VOCAB)
     examples = [t for g in _groups() for t in g.trajectories]
     metrics = supervise(FakeLearner(config, tmp_path / "model"), config, examples)
-    assert metrics["ppo_actor/update/nll"].value == pytest.approx(np.log(VOCAB), rel=1e-6)  # of the uniform policy
+    assert metrics["warmup/nll"].value == pytest.approx(np.log(VOCAB), rel=1e-6)  # of the uniform policy

@@ -306,7 +306,7 @@ def test_sft_is_the_learner_alone_and_resumes_law_10(tmp_path):
     straight, killed = Sinks(), Sinks(at=5, act=_kill)
     outcome = loop.train(make_run(tmp_path / "a", overrides, sink=straight))
     assert outcome == loop.Outcome(step=9, version=0, finished=True)
-    losses = [line["ppo_actor/update/nll"] for line in straight.lines().values() if "ppo_actor/update/nll" in line]
+    losses = [line["sft/nll"] for line in straight.lines().values() if "sft/nll" in line]
     assert len(losses) == 9 and losses[-1] < losses[0]
     with pytest.raises(Killed):
         loop.train(make_run(tmp_path / "b", overrides, sink=killed))
@@ -321,7 +321,7 @@ def test_warm_up_then_reinforcement_learns_the_task(tmp_path):
     loop.train(make_run(tmp_path, ASYNC | warmup | rest, n_prompts=4, sink=sinks))
     lines = sinks.lines()
     before, after = (line["eval-rollout/reward/avg"] for line in lines.values() if "eval-rollout/reward/avg" in line)
-    assert lines[9]["ppo_actor/update/nll"] < lines[1]["ppo_actor/update/nll"]
+    assert lines[9]["warmup/nll"] < lines[1]["warmup/nll"]
     assert after >= before + 0.25
 
 

@@ -1,0 +1,38 @@
+"""A metric over steps, a line a run, as a picture.
+
+python -m experiments.bench.curves --out=docs/quickstart.png runs/seed1 runs/seed2 runs/seed3
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags
+
+METRIC = flags.DEFINE_string("metric", "eval-rollout/reward/avg", "A key of metrics.jsonl.")
+OUT = flags.DEFINE_string("out", "curves.png", "The picture.")
+TITLE = flags.DEFINE_string("title", "", "Above it.")
+
+
+def main(argv: Sequence[str]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
+    for run in map(Path, argv[1:]):
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        seed = json.loads((run / "config.json").read_text())["seed"]
+        points = [(r["step"], r[METRIC.value]) for r in records if METRIC.value in r]
+        axes.plot(*zip(*points, strict=True), marker=".", label=f"seed {seed}")
+    axes.set(xlabel="step", ylabel=METRIC.value, title=TITLE.value)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(OUT.value, dpi=110)
+
+
+if __name__ == "__main__":
+    app.run(main)
