@@ -138,6 +138,7 @@ class ActorConfig:
     use_decoupled_loss: bool
     recompute_logprob: bool
     prox_logp_method: str  # "recompute", "loglinear"
+    prox_logp_error: bool  # score as well, and tell how far loglinear is off; costs the forward pass that it saves
     behav_imp_weight_cap: float | None
     behav_imp_weight_mode: str  # "clamp", "mask"
     behav_imp_weight_level: str  # "token", "sequence"

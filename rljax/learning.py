@@ -83,7 +83,7 @@ def _score(
     if actor.kl_ctl:
         with clock.phase("reference"):
             reference = layout.gather(learner.score_reference(rows))
-    if objective.needs_score(actor.ppo_n_minibatches):
+    if objective.needs_score(actor.ppo_n_minibatches) or actor.prox_logp_error:
         with clock.phase("score"):
             proximal = layout.gather(learner.score(rows))
     with clock.phase("advantages"):
