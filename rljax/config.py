@@ -190,7 +190,7 @@ class DatasetConfig:
     path: str
     type: str  # a format: "gsm8k", "prompt_answer", "task" (which a "task:" path implies), or "package.module:function"
     split: str
-    batch_size: int  # prompts
+    batch_size: int  # prompts: of an update; of the validation set, at once
     shuffle: bool
     max_length: int | None  # prompts longer than this many tokens are skipped and counted
     limit: int | None  # use only the first so many examples
@@ -252,7 +252,7 @@ class JaxConfig:
     cache_dtype: str
     sampler_dtype: str
     bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
-    compilation_cache: str  # a directory; empty: none
+    compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,12 +37,22 @@ class JaxPlugin:
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         from rljax.engines.jax.sampler import JaxSampler
 
+        _use_compilation_cache(config)
         return JaxSampler(config, pool, model_dir)
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         from rljax.engines.jax.learner import JaxLearner
 
+        _use_compilation_cache(config)
         return JaxLearner(config, pool, model_dir)
+
+
+def _use_compilation_cache(config: Config) -> None:
+    """Programs compiled once are found there by later processes. Without the key, JAX's own environment variable holds."""
+    if config.jax.compilation_cache:
+        import jax
+
+        jax.config.update("jax_compilation_cache_dir", config.jax.compilation_cache)
 
 
 def _check_context(config: Config) -> None:

@@ -58,5 +58,21 @@ def test_a_context_within_the_positions_of_the_model(scaling, positions, tmp_pat
         PLUGIN.check(config_of(513, init_from_scratch=True), ours)
 
 
+def test_compiled_programs_are_kept_where_the_config_says(monkeypatch, tmp_path):
+    import jax
+
+    kept = jax.config.jax_compilation_cache_dir
+    monkeypatch.setattr("rljax.engines.jax.learner.JaxLearner", lambda *arguments: arguments)
+    config = config_with(64, 8, None)
+    try:
+        PLUGIN.make_learner(config, Pool("jax"), tmp_path)
+        assert jax.config.jax_compilation_cache_dir == kept
+        config = dataclasses.replace(config, jax=dataclasses.replace(config.jax, compilation_cache=str(tmp_path)))
+        PLUGIN.make_learner(config, Pool("jax"), tmp_path)
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", kept)
+
+
 def test_the_context_of_another_sampler_is_not_ours_to_check():
     PLUGIN.check(config_with(8, 32, None), Allocation(Pool("other"), Pool("jax")))
