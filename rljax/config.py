@@ -291,7 +291,7 @@ class Config:
 
     seed: int
     allocation_mode: str
-    deterministic: bool
+    deterministic: bool  # SGLang: a completion depends on its seed alone, at some cost; the JAX sampler's always does
     total_train_epochs: int
     total_train_steps: int | None  # None: as many as the epochs hold
     gconfig: GenerationConfig
