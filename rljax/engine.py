@@ -111,7 +111,7 @@ class Learner(Protocol):
         ...
 
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
-        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer."""
+        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer (the policy's for "sft")."""
         ...
 
     def export(self, directory: Path | None) -> WeightSource:

@@ -133,7 +133,12 @@ class JaxLearner:
             return critic.update(cut.parts)
 
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
-        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer, at temperature 1."""
+        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer, at temperature 1.
+
+        With actor.loss "sft" there is no warm-up: it is a step of the policy's own optimizer.
+        """
+        if self._sft:
+            return self.update(batch)
         if self._supervised is None:
             self._supervised = self._warmup_phase()
         return self._step(self._supervised, batch, batch.loss_mask & (batch.loss_weight != 0), None)

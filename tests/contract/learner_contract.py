@@ -256,6 +256,18 @@ class LearnerContract:
         assert (batch.loss_weight * batch.advantage * gained).sum() > 0
         learner.close()
 
+    @pytest.mark.parametrize(("loss", "optimizer"), [("sft", "actor.optimizer"), ("ppo", "warmup.optimizer")])
+    def test_supervised_steps_are_taken_with_the_optimizer_of_sft_or_of_the_warm_up(self, model_dir, loss, optimizer):
+        still = {"actor.optimizer.lr": 0.0, "warmup.optimizer.lr": 0.0, "actor.loss": loss, "warmup.steps": 4}
+        items = episodes(6)
+        batch = pack(items, first_fit(items, 64), 64)
+        for rate in (0.0, 1e-2):
+            learner = self.make(config_of(**(still | {f"{optimizer}.lr": rate})), model_dir)
+            before = learner.score(batch)
+            learner.update_supervised(batch)
+            assert np.array_equal(learner.score(batch), before) == (rate == 0)
+            learner.close()
+
     def test_supervised_steps_lower_the_negative_log_likelihood(self, model_dir):
         learner = self.make(config_of(**{"warmup.steps": 5}), model_dir)
         items = episodes(8)
