@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from rljax.backends.jax.mesh import dispatching
 from rljax.backends.jax.optim import Optimizer, StepStats
 from rljax.backends.jax.sharding import replicated
 from rljax.metrics import Mean
@@ -36,7 +37,7 @@ class GradientStep:
     """
 
     def __init__(self, loss: Loss, optimizer: Optimizer, params: Tree, state: Tree, mesh: Mesh) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self._mesh = optimizer, mesh
         self._gradient = jax.value_and_grad(loss, has_aux=True)
         like = jax.tree.map(lambda a: a.sharding, (params, state))
         everywhere = replicated(mesh)
@@ -48,12 +49,15 @@ class GradientStep:
 
     def __call__(self, params: Tree, state: Tree, frozen: Tree, parts: Sequence[Tree]) -> tuple[Tree, Tree, Report]:
         """parts: micro-batches of one shape. Returns the new parameters and state, and a report still on the device."""
-        if len(parts) == 1:
-            return self._whole(params, state, frozen, parts[0])
-        carry = self._zeros(params, frozen, parts[0])
+        with dispatching(self._mesh):
+            if len(parts) == 1:
+                return self._whole(params, state, frozen, parts[0])
+            carry = self._zeros(params, frozen, parts[0])
         for part in parts:
-            carry = self._accumulate(carry, params, frozen, part)
-        return self._apply(params, state, carry)
+            with dispatching(self._mesh):  # a sampler on the same devices takes its turn in between
+                carry = self._accumulate(carry, params, frozen, part)
+        with dispatching(self._mesh):
+            return self._apply(params, state, carry)
 
     def compilations(self) -> int:
         """Programs compiled so far."""

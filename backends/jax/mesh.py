@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import threading
+from contextlib import AbstractContextManager
+
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.allocation import Pool
 from rljax.backends.jax.sharding import BATCH, make_mesh
 from rljax.errors import UserError
+
+# By the first device of a mesh: pools share all of their devices or none (rljax/allocation.py).
+_LOCKS: collections.defaultdict[jax.Device, threading.RLock] = collections.defaultdict(threading.RLock)
+
+
+def dispatching(mesh: Mesh) -> AbstractContextManager[object]:
+    """Held around every dispatch of a program over several devices; not around the wait for what it computes.
+
+    A collective waits on each device until all others have come to it. If two threads, a sampler's and a learner's, each
+    dispatch a program on the same devices at once, one device may get the first program first and another the second, and both
+    wait for ever. One dispatch at a time gives every device the same order.
+
+    Example:
+        with dispatching(mesh):
+            out = program(params, batch)
+        numpy.asarray(out)
+    """
+    return contextlib.nullcontext() if mesh.size == 1 else _LOCKS[mesh.devices.flat[0]]
 
 
 def pool_mesh(pool: Pool) -> Mesh:

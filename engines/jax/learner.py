@@ -22,7 +22,7 @@ from rljax.allocation import Pool
 from rljax.backends.jax import checkpoint, hf
 from rljax.backends.jax.accumulate import Metrics
 from rljax.backends.jax.forward import named_logprobs
-from rljax.backends.jax.mesh import pool_mesh
+from rljax.backends.jax.mesh import dispatching, pool_mesh
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective, supervised_objective
 from rljax.backends.jax.portable import from_hf, to_hf
@@ -94,8 +94,12 @@ class JaxLearner:
         """Runs the micro-batches one after the other and reads them all at once."""
         cut = micro_batches(batch, batch.loss_mask, self._mesh, self._config.actor.mb_spec.rows_per_mb)
         with jax.set_mesh(self._mesh):
-            outputs = [program(trained, self._policy.frozen, part) for part in cut.parts]
+            outputs = [self._dispatched(program, trained, part) for part in cut.parts]
         return cut.scatter(jax.device_get(outputs))
+
+    def _dispatched(self, program: Callable[..., jax.Array], trained: Tree, part: Rows) -> jax.Array:
+        with dispatching(self._mesh):
+            return program(trained, self._policy.frozen, part)
 
     def _score_bitwise(self, batch: Batch) -> np.ndarray:
         alone, places = one_a_row(batch)

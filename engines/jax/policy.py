@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rljax.backends.jax import hf, lora
+from rljax.backends.jax.mesh import dispatching
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.sharding import replicated
 from rljax.config import Config
@@ -65,11 +66,15 @@ class Policy:
 
     def merged(self) -> Tree:
         """The parameters with the adapters folded in, as `hf.load` gives them. Not to be kept: an update may donate them."""
-        return self._whole(self.trained, self.frozen) if self._adapted else self.trained
+        if not self._adapted:
+            return self.trained
+        with dispatching(self.mesh):
+            return self._whole(self.trained, self.frozen)
 
     def copied(self, dtype: Any) -> Tree:
         """A copy of what is trained, in buffers of its own."""
-        return jax.jit(lambda trained: jax.tree.map(lambda a: _copy(a, dtype), trained))(self.trained)
+        with dispatching(self.mesh):
+            return jax.jit(lambda trained: jax.tree.map(lambda a: _copy(a, dtype), trained))(self.trained)
 
     def published(self) -> Tree:
         """A copy of `merged` for a sampler: matrices in `jax.sampler_dtype` (float32 in the bitwise mode), norms in float32.
@@ -77,7 +82,8 @@ class Policy:
         The buffers are new and the learner keeps no hold of them, so that no later update can donate them away: a sampler may
         keep them as they are, or reshard them.
         """
-        return self._publish(self.trained, self.frozen)
+        with dispatching(self.mesh):
+            return self._publish(self.trained, self.frozen)
 
     def _merged(self, trained: Tree, frozen: Tree) -> Tree:
         return lora.merge(frozen, trained, self._scale) if self._adapted else trained

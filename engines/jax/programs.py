@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from rljax.backends.jax import hf
+from rljax.backends.jax.mesh import dispatching
 from rljax.backends.jax.model import KVCache
 from rljax.backends.jax.sampling import Sampling, sample
 from rljax.backends.jax.sharding import activation_sharding, constrain, replicated, shardings
@@ -133,7 +134,8 @@ class Programs:
     def prefill(self, chunk: Chunk, span: int | None = None) -> None:
         plan = np.concatenate([np.stack([chunk.rows, chunk.starts, chunk.counts], axis=1), chunk.tokens], axis=1)
         span = self.span(max(chunk.end, chunk.tokens.shape[1])) if span is None else span
-        self._cache = self._prefill(self.params, self._cache, plan, span=span)
+        with dispatching(self.mesh):
+            self._cache = self._prefill(self.params, self._cache, plan, span=span)
 
     def copy(self, pairs: Sequence[tuple[int, int, int]], span: int | None = None) -> None:
         """(source row, target row, tokens), at most `copies` of them."""
@@ -141,7 +143,8 @@ class Programs:
         for row, (source, target, _) in enumerate(pairs):
             plan[row] = source, target
         span = self.span(max(length for *_, length in pairs)) if span is None else span
-        self._cache = self._copy(self._cache, plan, span=span)
+        with dispatching(self.mesh):
+            self._cache = self._copy(self._cache, plan, span=span)
 
     @property
     def copies(self) -> int:
@@ -151,7 +154,8 @@ class Programs:
     def decode(self, orders: np.ndarray, span: int) -> Decoded:
         """Carries out the orders, [B] of ORDER, then draws up to `decode_steps` tokens of every active slot."""
         columns = orders.view(np.int32).reshape(self.slots, -1)
-        self._cache, self._state, drawn = self._decode(self.params, self._cache, self._state, columns, span=span)
+        with dispatching(self.mesh):
+            self._cache, self._state, drawn = self._decode(self.params, self._cache, self._state, columns, span=span)
         return drawn
 
     def wait(self) -> None:
@@ -188,7 +192,8 @@ class Programs:
             dtype = jnp.float32 if path[-1].key == "scale" else self._param_dtype
             return jax.device_put(leaf if leaf.dtype == dtype else leaf.astype(dtype), sharding)
 
-        return jax.tree.map_with_path(place, params, self._shardings)
+        with dispatching(self.mesh):
+            return jax.tree.map_with_path(place, params, self._shardings)
 
     def _sharding(self, leaf: jax.ShapeDtypeStruct) -> Any:
         kind = "cache" if leaf.ndim == 5 else "slots"

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rljax.backends.jax.forward import named_logprobs
-from rljax.backends.jax.mesh import row_shards, rows_sharding
+from rljax.backends.jax.mesh import dispatching, row_shards, rows_sharding
 from rljax.backends.jax.model import abstract
 from rljax.backends.jax.sharding import replicated
 from rljax.config import Config
@@ -52,7 +52,7 @@ class BitwiseScorer:
         outputs = []
         for start in range(0, len(sequences), self._rows):
             rows = self._place(sequences[start : start + self._rows])
-            with jax.set_mesh(self._mesh):
+            with jax.set_mesh(self._mesh), dispatching(self._mesh):
                 outputs.append(self._score(params, rows))
         scored = [row for block in jax.device_get(outputs) for row in block]
         return [_shifted(logp, len(s)) for logp, s in zip(scored, sequences, strict=False)]
