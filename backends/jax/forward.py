@@ -10,9 +10,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
+from rljax.backends.jax.fused import fused_objective
 from rljax.backends.jax.logprobs import token_logprobs
 from rljax.backends.jax.model import Transformer
+from rljax.backends.jax.objective import policy_objective
 from rljax.backends.jax.sharding import BATCH
+from rljax.objective import MeanArrays, Objective
 
 
 def predicting_hidden(model: Transformer, rows: Any) -> Array:
@@ -33,13 +36,40 @@ def named_logprobs(model: Transformer, rows: Any, mesh: Mesh, *, temperature: fl
 
     if mesh.size == 1:
         return flat(hidden, unembedding, rows.labels)
-    if unembedding.shape[0] % mesh.shape["tensor"] == 0:
+    if _divides_vocabulary(unembedding, mesh):
         return flat(hidden, unembedding, rows.labels, mesh)
     # The tensor axis does not divide the vocabulary, so it takes a share of every row's slots instead.
     slots = PartitionSpec(BATCH, "tensor")
     return jax.shard_map(flat, mesh=mesh, in_specs=(slots, PartitionSpec(), slots), out_specs=(slots, slots), check_vma=False)(
         hidden, unembedding, rows.labels
     )
+
+
+def named_objective(
+    model: Transformer, rows: Any, mesh: Mesh, objective: Objective, *, temperature: float, chunk: int
+) -> tuple[Array, dict[str, MeanArrays]]:
+    """Loss and metrics of the named tokens, by `policy_objective`; fused with the unembedding where the objective allows it."""
+    unembedding = model.unembedding()
+    if not objective.by_token or not _divides_vocabulary(unembedding, mesh):
+        logp, entropy = named_logprobs(model, rows, mesh, temperature=temperature, chunk=chunk)
+        return policy_objective(logp, entropy, rows.tokens, objective)
+    hidden = predicting_hidden(model, rows)
+    return fused_objective(
+        hidden.reshape(-1, hidden.shape[-1]),
+        unembedding,
+        rows.labels.reshape(-1),
+        rows.tokens,
+        objective,
+        temperature=temperature,
+        softcap=model.spec.final_softcap,
+        chunk=chunk,
+        accumulator=jnp.float32,  # a sum of many chunks
+        mesh=None if mesh.size == 1 else mesh,
+    )
+
+
+def _divides_vocabulary(unembedding: Array, mesh: Mesh) -> bool:
+    return unembedding.shape[0] % mesh.shape["tensor"] == 0
 
 
 def named_values(model: Transformer, head: Array, rows: Any) -> Array:

@@ -21,10 +21,10 @@ import numpy as np
 from rljax.allocation import Pool
 from rljax.backends.jax import checkpoint, hf
 from rljax.backends.jax.accumulate import Metrics
-from rljax.backends.jax.forward import named_logprobs
+from rljax.backends.jax.forward import named_logprobs, named_objective
 from rljax.backends.jax.mesh import dispatching, pool_mesh
 from rljax.backends.jax.model import Transformer
-from rljax.backends.jax.objective import policy_objective, supervised_objective
+from rljax.backends.jax.objective import policy_objective
 from rljax.backends.jax.portable import from_hf, to_hf
 from rljax.batch import Batch
 from rljax.compaction import kept
@@ -155,14 +155,20 @@ class JaxLearner:
 
     def _policy_loss(self, trained: Tree, frozen: Tree, rows: Rows) -> tuple[jax.Array, Metrics]:
         temperature = 1.0 if self._sft else self._config.gconfig.temperature
-        logp, entropy = self._logprobs(self._policy.model(trained, frozen), rows, temperature)
-        if rows.anchor is not None:  # the gradient of this program, at the very numbers that the scorer gave
-            logp = rows.anchor + (logp - jax.lax.stop_gradient(logp))
+        model = self._policy.model(trained, frozen)
+        if rows.anchor is None:
+            return self._fused(model, rows, self._objective, temperature)
+        # The gradient of this program, at the very numbers that the scorer gave
+        logp, entropy = self._logprobs(model, rows, temperature)
+        logp = rows.anchor + (logp - jax.lax.stop_gradient(logp))
         return policy_objective(logp, entropy, rows.tokens, self._objective)
 
     def _supervised_loss(self, trained: Tree, frozen: Tree, rows: Rows) -> tuple[jax.Array, Metrics]:
-        logp, _ = self._logprobs(self._policy.model(trained, frozen), rows, 1.0)
-        return supervised_objective(logp, rows.tokens.loss_weight, rows.tokens.mask)
+        return self._fused(self._policy.model(trained, frozen), rows, Objective(loss="sft"), 1.0)
+
+    def _fused(self, model: Transformer, rows: Rows, objective: Objective, temperature: float) -> tuple[jax.Array, Metrics]:
+        chunk = self._config.actor.logprob_chunk
+        return named_objective(model, rows, self._mesh, objective, temperature=temperature, chunk=chunk)
 
     # Phases
 

@@ -11,11 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rljax.allocation import Pool
+from rljax.backends.jax import forward
 from rljax.backends.jax.mesh import pool_mesh
 from rljax.backends.jax.portable import from_hf, to_hf
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.rows import padded_length
 from rljax.errors import UserError
+from rljax.objective import Objective
 from tests import models
 from tests.contract.learner_contract import UPDATE, config_of, episodes, first_fit, pack
 
@@ -58,6 +60,42 @@ def test_padding_of_rows_is_less_than_half_and_idempotent(length):
     padded = padded_length(length)
     assert max(length, 32) <= padded <= max(1.5 * length, 32)
     assert padded_length(padded) == padded
+
+
+OBJECTIVES = {
+    "decoupled": {},
+    "entropy and KL": {"actor.entropy_coef": 0.01, "actor.kl_ctl": 0.1},
+    "loglinear": {"actor.prox_logp_method": "loglinear"},
+    "supervised": {"actor.loss": "sft"},
+}
+
+
+@pytest.mark.parametrize("rows_per_mb", [1, 16])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_fused_head_gives_the_step_of_log_probs_and_objective_apart(name, rows_per_mb, model_dir, batch, monkeypatch):
+    config = config_of(**OBJECTIVES[name], **{"actor.mb_spec.rows_per_mb": rows_per_mb, "actor.logprob_chunk": 16})
+    blend = np.where(batch.loss_mask, 0.5, 0).astype(np.float32)
+    calls = []
+    monkeypatch.setattr(forward, "fused_objective", lambda *a, f=forward.fused_objective, **k: calls.append(1) or f(*a, **k))
+
+    def step():
+        learner = JaxLearner(config, Pool("jax"), model_dir)
+        full = batch.replace(proximal_logp=learner.score(batch), reference_logp=batch.behavior_logp, interpolation=blend)
+        return learner.update(full), jax.tree.map(np.array, learner._rl.actor.saved()["mu"])
+
+    means, gradient = step()
+    assert calls
+    calls.clear()
+    monkeypatch.setattr(Objective, "by_token", False)
+    apart, expected = step()
+    assert not calls
+    assert means.keys() == apart.keys()
+    for key in apart:
+        got, want = dataclasses.astuple(means[key]), dataclasses.astuple(apart[key])
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6, err_msg=key)
+    scale = max(np.abs(a).max() for a in jax.tree.leaves(expected))
+    assert scale > 1e-6
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * scale), gradient, expected)
 
 
 def test_an_update_reads_the_device_once(learner, batch, monkeypatch):
