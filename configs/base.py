@@ -115,6 +115,7 @@ def get_config() -> ConfigDict:
             use_decoupled_loss=True,
             recompute_logprob=True,
             prox_logp_method="recompute",
+            prox_logp_error=False,
             behav_imp_weight_cap=5.0,
             behav_imp_weight_mode="clamp",
             behav_imp_weight_level="token",

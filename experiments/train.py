@@ -112,6 +112,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory) -> Outcom
                 accept=accept,
                 labelled=labelled,
                 evaluation=evaluation,
+                measured=rewards.take_metrics,
             )
         ).run()
 

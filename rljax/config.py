@@ -138,6 +138,7 @@ class ActorConfig:
     use_decoupled_loss: bool
     recompute_logprob: bool
     prox_logp_method: str  # "recompute", "loglinear"
+    prox_logp_error: bool  # score as well, and tell how far loglinear is off; costs the forward pass that it saves
     behav_imp_weight_cap: float | None
     behav_imp_weight_mode: str  # "clamp", "mask"
     behav_imp_weight_level: str  # "token", "sequence"
@@ -189,7 +190,7 @@ class DatasetConfig:
     path: str
     type: str  # a format: "gsm8k", "prompt_answer", "task" (which a "task:" path implies), or "package.module:function"
     split: str
-    batch_size: int  # prompts
+    batch_size: int  # prompts: of an update; of the validation set, at once
     shuffle: bool
     max_length: int | None  # prompts longer than this many tokens are skipped and counted
     limit: int | None  # use only the first so many examples
@@ -251,7 +252,7 @@ class JaxConfig:
     cache_dtype: str
     sampler_dtype: str
     bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
-    compilation_cache: str  # a directory; empty: none
+    compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,7 +291,7 @@ class Config:
 
     seed: int
     allocation_mode: str
-    deterministic: bool
+    deterministic: bool  # SGLang: a completion depends on its seed alone, at some cost; the JAX sampler's always does
     total_train_epochs: int
     total_train_steps: int | None  # None: as many as the epochs hold
     gconfig: GenerationConfig

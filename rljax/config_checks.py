@@ -224,6 +224,11 @@ RL_RULES: tuple[Rule, ...] = (
         "or actor.prox_logp_method=loglinear",
     ),
     Rule(
+        lambda c: c.actor.prox_logp_error and (c.actor.prox_logp_method != "loglinear" or c.actor.ppo_n_minibatches == 1),
+        "actor.prox_logp_error: compares actor.prox_logp_method=loglinear with a score pass, after the first of "
+        "actor.ppo_n_minibatches: set both (loglinear, 2 or more), or prox_logp_error=False",
+    ),
+    Rule(
         lambda c: _concurrent(c) < _batch(c) and c.rollout.max_head_offpolicyness == 0,
         "rollout.max_concurrent_rollouts: {c.rollout.max_concurrent_rollouts} is less than a batch of "
         "{batch} prompts (rollout.consumer_batch_size, or train_dataset.batch_size): "

@@ -31,7 +31,7 @@ class Evaluation:
 
 
 async def evaluate(sampler: Sampler, evaluation: Evaluation, config: Config, beat: Callable[[str], None]) -> dict[str, Mean]:
-    """Metrics of n_samples episodes a prompt; as many prompts at once as training has in flight.
+    """Metrics of n_samples episodes a prompt, `valid_dataset.batch_size` prompts at once.
 
     Samples are those of the run's seed and the prompt alone, so evaluations of a run are about the same draws.
     """
@@ -42,8 +42,7 @@ async def evaluate(sampler: Sampler, evaluation: Evaluation, config: Config, bea
         retries=config.rollout.request_retries,
         lost=lambda error: lost.update([error.kind]),
     )
-    concurrent = config.rollout.max_concurrent_rollouts or config.train_dataset.batch_size
-    room = asyncio.Semaphore(concurrent * config.gconfig.n_samples)
+    room = asyncio.Semaphore(config.valid_dataset.batch_size * evaluation.n_samples)
 
     async def episode(prompt: Prompt, sample: int) -> Trajectory | Failure | None:
         seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)

@@ -83,7 +83,7 @@ def _score(
     if actor.kl_ctl:
         with clock.phase("reference"):
             reference = layout.gather(learner.score_reference(rows))
-    if objective.needs_score(actor.ppo_n_minibatches):
+    if objective.needs_score(actor.ppo_n_minibatches) or actor.prox_logp_error:
         with clock.phase("score"):
             proximal = layout.gather(learner.score(rows))
     with clock.phase("advantages"):
@@ -117,7 +117,7 @@ def _train_critic(learner: Learner, config: Config, scored: Scored, clock: Clock
         with clock.phase("update_critic"):
             parts.append(learner.update_critic(batch))
     metrics = merge(parts)
-    return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)}
+    return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)} if parts else {}
 
 
 def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arrays | None) -> Batch:
@@ -174,6 +174,7 @@ def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, Mean]:
     trajectories = [t for group in groups for t in group.trajectories]
     lags = version - np.concatenate([t.versions[t.loss_mask] for t in trajectories])
     metrics = {
+        "rollout/reward": Mean.of(t.reward for t in trajectories),  # rollout/finished_reward has the rejected ones too
         "rollout/staleness": Mean.of(lags),
         "ppo_actor/seq_len": Mean.of(int((t.versions != PROMPT_VERSION).sum()) for t in trajectories),
         "ppo_actor/no_eos_ratio": no_eos_ratio(trajectories),

@@ -92,6 +92,7 @@ class Run:
     accept: Callable[[Group], bool] = lambda group: True  # rollout.should_accept_fn
     labelled: Labelled | None = None
     evaluation: Evaluation | None = None
+    measured: Callable[[], dict[str, Mean]] = dict  # what its parts have measured themselves since the last call: the rewards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +168,7 @@ class Loop:
         await self._save()
         if self.stop.is_set():
             log.warning("stopped at step %d, which is saved; the same command goes on from it", self.step)
+            self._tell(State.STOPPED)
             return
         if self.config.saver.export_final:
             await asyncio.to_thread(self._export)
@@ -234,8 +236,7 @@ class Loop:
             with self.clock.phase("publish"):
                 await engine.publish(version + 1)
             self.buffer.publish()
-        trajectories = ((group.uid, t) for group in groups for t in group.trajectories)
-        for uid, trajectory in itertools.islice(trajectories, self.config.stats_logger.samples_per_step):
+        for uid, trajectory in itertools.islice(of_different_groups(groups), self.config.stats_logger.samples_per_step):
             self.sinks.sample(self.step, uid, trajectory)
         self._write(merge([metrics, self._of_buffer(len(groups))]))
         epochs = self.buffer.done // len(self.parts.prompts)
@@ -309,7 +310,8 @@ class Loop:
 
     def _write(self, metrics: dict[str, Mean]) -> None:
         """A step's metrics, and what was counted and timed since the last."""
-        self.sinks.write(self.step, merge([metrics, self.tally.drain(), self.clock.drain(), self._wall()]))
+        measured = [self.parts.measured(), self.tally.drain(), self.clock.drain(), self._wall()]
+        self.sinks.write(self.step, merge([metrics, *measured]))
         self._tell(State.RUNNING)
 
     def _wall(self) -> dict[str, Mean]:
@@ -362,6 +364,12 @@ class Loop:
         finally:
             for name in names if mine else ():
                 loop.remove_signal_handler(name)
+
+
+def of_different_groups(groups: Sequence[Group]) -> Iterator[tuple[str, Trajectory]]:
+    """The first trajectory of each group with the group's uid, then the second of each, and so on."""
+    rounds = itertools.zip_longest(*([(group.uid, t) for t in group.trajectories] for group in groups))
+    return (pair for several in rounds for pair in several if pair is not None)
 
 
 def limits_of(config: Config, prompts_per_epoch: int) -> Limits:

@@ -196,7 +196,7 @@ class Producer:
         """A group that was generated now or by the process before: accepted, or rejected when it is None."""
         if group is not None:
             rewards = tuple(t.reward for t in group.trajectories)
-        self._tally.observe("rollout/reward", rewards)
+        self._tally.observe("rollout/finished_reward", rewards)
         self._beat(f"group {ticket.prompt.uid}")
         self._note("rejected" if group is None else "accepted", ticket)
         if group is None:

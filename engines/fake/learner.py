@@ -195,12 +195,19 @@ def _ratios(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> dict
     ratio = np.exp(log_ratio)
     clipped = (ratio < 1 - objective.clip_low) | (ratio > 1 + objective.clip_high)
     behave = np.exp(np.where(mask, proximal - tokens.behavior_logp, 0.0))
-    return {
-        "importance_weight": Mean.of(ratio[mask]),
-        "behave_imp_weight": Mean.of(behave[mask]),
-        "approx_kl": _mean(ratio - 1 - log_ratio, mask),
-        "clip_ratio": _mean(clipped, mask),
-    } | _reference_kl(logp, tokens)
+    error = {}
+    if objective.proximal == "interpolated" and tokens.proximal_logp is not None:
+        error["proximal_error"] = Mean.of(np.abs(proximal - tokens.proximal_logp)[mask])
+    return (
+        error
+        | {
+            "importance_weight": Mean.of(ratio[mask]),
+            "behave_imp_weight": Mean.of(behave[mask]),
+            "approx_kl": _mean(ratio - 1 - log_ratio, mask),
+            "clip_ratio": _mean(clipped, mask),
+        }
+        | _reference_kl(logp, tokens)
+    )
 
 
 def _reference_kl(logp: np.ndarray, tokens: TokenArrays) -> dict[str, Mean]:

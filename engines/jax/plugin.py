@@ -8,6 +8,7 @@ from rljax.allocation import Allocation, Pool
 from rljax.config import Config
 from rljax.engine import Learner, Sampler
 from rljax.errors import UserError
+from rljax.hf.spec import CONFIG, ModelSpec
 
 NAME = "jax"  # of the entry point
 
@@ -25,6 +26,7 @@ class JaxPlugin:
         sampler, learner = allocation.sampler, allocation.learner
         if sampler is not None and sampler.engine == NAME:
             _check_context(config)
+            _check_positions(config)
         if not config.jax.bitwise or sampler is None or learner is None:
             return
         if sampler.engine != learner.engine:
@@ -35,12 +37,22 @@ class JaxPlugin:
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         from rljax.engines.jax.sampler import JaxSampler
 
+        _use_compilation_cache(config)
         return JaxSampler(config, pool, model_dir)
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         from rljax.engines.jax.learner import JaxLearner
 
+        _use_compilation_cache(config)
         return JaxLearner(config, pool, model_dir)
+
+
+def _use_compilation_cache(config: Config) -> None:
+    """Programs compiled once are found there by later processes. Without the key, JAX's own environment variable holds."""
+    if config.jax.compilation_cache:
+        import jax
+
+        jax.config.update("jax_compilation_cache_dir", config.jax.compilation_cache)
 
 
 def _check_context(config: Config) -> None:
@@ -51,6 +63,25 @@ def _check_context(config: Config) -> None:
             f"jax.context_length: {config.jax.context_length} tokens cannot hold a prompt "
             f"(train_dataset.max_length={config.train_dataset.max_length}) and gconfig.max_new_tokens={completion}"
         )
+
+
+def _check_positions(config: Config) -> None:
+    """A rotary embedding is defined at any position, and beyond those it was made for the model says nothing sensible."""
+    actor, context = config.actor, config.jax.context_length
+    if actor.init_from_scratch:
+        positions, where = actor.init.max_position_embeddings, "actor.init.max_position_embeddings"
+    elif (Path(actor.path) / CONFIG).is_file():
+        positions, where = _positions(ModelSpec.from_directory(actor.path)), f"{Path(actor.path) / CONFIG}"
+    else:
+        return  # whoever loads it says what is missing
+    if context > positions:
+        raise UserError(f"jax.context_length: {context} tokens are more than the {positions} positions of the model ({where})")
+
+
+def _positions(spec: ModelSpec) -> int:
+    """What its rotary embeddings reach: yarn and llama3 stretch their original length, whatever the model says it has."""
+    stretched = [round(rope.factor * rope.original_length) for rope in spec.ropes]
+    return max(spec.max_position_embeddings, *stretched)
 
 
 PLUGIN = JaxPlugin()

@@ -40,8 +40,8 @@ class JaxSampler:
         """Loads the weights and compiles. `ahead` as in `Scheduler`; None: 1 where a device works beside the CPU.
 
         Raises:
-          UserError: slots that the pool's data dimension does not divide, a context longer than the model's, a pool with
-            more devices than there are, or a model directory that can't be loaded.
+          UserError: slots that the pool's data dimension does not divide, a pool with more devices than there are, or a
+            model directory that can't be loaded. (A context longer than the model's is refused by the plugin's check.)
         """
         settings = config.jax
         mesh = pool_mesh(pool)

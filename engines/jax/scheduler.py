@@ -211,8 +211,11 @@ class Scheduler:
     def _decode(self) -> bool:
         """Sends the next decode dispatch, if some slot has tokens to come."""
         steps = self._programs.decode_steps
-        pending = collections.Counter(slot for dispatch in self._dispatched for slot in dispatch.tenants)
         tenants = {slot: work for slot, work in enumerate(self._table.work) if work is not None}
+        # Of the present tenants: a dispatch that the last one in a slot is still being read from says nothing of the next
+        pending = collections.Counter(
+            slot for dispatch in self._dispatched for slot, work in dispatch.tenants.items() if tenants.get(slot) is work
+        )
         going = {slot: work for slot, work in tenants.items() if work.emitted + steps * pending[slot] < work.limit}
         if not going:
             return False

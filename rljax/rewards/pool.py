@@ -74,6 +74,7 @@ class RewardPool:
         self._retired: list[RewardProcess] = []  # killed, perhaps not reaped yet
         self._closed = False
         self._metrics: dict[str, Mean] = {}
+        self._retried: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()  # "reward_error", "reward_timeout": attempts that failed, since the start
 
     async def start(self) -> None:
@@ -104,11 +105,14 @@ class RewardPool:
                 self.counts[error.kind] += 1
                 if attempt == self._config.retries:
                     raise
+                self._retried[error.kind] += 1
         raise AssertionError("unreachable")
 
     def take_metrics(self) -> dict[str, Mean]:
-        """What was measured since the last call: seconds a scored completion took, waiting for a process not counted."""
-        taken, self._metrics = self._metrics, {}
+        """What was measured since the last call: seconds a scored completion took, waiting for a process not counted, and
+        attempts that failed and were made again, by kind. (Those that were not are failures of their episodes.)"""
+        taken = self._metrics | {f"rollout/retried/{kind}": Mean(count, 1) for kind, count in self._retried.items()}
+        self._metrics, self._retried = {}, Counter(dict.fromkeys(self._retried, 0))
         return taken
 
     async def close(self) -> None:

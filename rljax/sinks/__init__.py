@@ -24,6 +24,7 @@ class State(enum.StrEnum):
     """Of a run."""
 
     RUNNING = "running"
+    STOPPED = "stopped"  # by a signal, and saved: it goes on when it is run again
     FINISHED = "finished"
     FAILED = "failed"
 

@@ -44,6 +44,8 @@ BROKEN = [
     (["gconfig.min_new_tokens=1"], "gconfig.min_new_tokens: training needs 0, not 1"),
     (["gconfig.greedy=true"], "gconfig.greedy: training needs sampling"),
     (["train_dataset.path="], "train_dataset.path: empty"),
+    (["actor.prox_logp_error=true", "actor.ppo_n_minibatches=2"], "actor.prox_logp_error: compares"),
+    (["actor.prox_logp_error=true", "actor.prox_logp_method=loglinear"], "actor.prox_logp_error: compares"),
     (["actor.recompute_logprob=false"], "actor.use_decoupled_loss: needs the proximal policy's log-probs"),
     (
         ["rollout.max_head_offpolicyness=0", "rollout.max_concurrent_rollouts=4", "train_dataset.batch_size=8"],

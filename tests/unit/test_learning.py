@@ -121,6 +121,17 @@ def test_no_score_pass_where_the_proximal_policy_is_known(tmp_path):
     assert not learner.named("score") and learner.named("update")[0].proximal_logp is None
 
 
+def test_the_error_of_the_loglinear_proximal_policy_is_told_where_it_is_asked_for_and_changes_no_update(tmp_path):
+    loglinear = {"actor.ppo_n_minibatches": 3, "actor.prox_logp_method": "loglinear", "actor.optimizer.lr": 0.3}
+    plain, without = _learn(tmp_path, loglinear)
+    asked, metrics = _learn(tmp_path, loglinear | {"actor.prox_logp_error": True})
+    assert [call for call, _ in asked.calls] == ["score", "update", "update", "update"]
+    np.testing.assert_array_equal(asked.export(None).params, plain.export(None).params)
+    error = metrics["ppo_actor/update/proximal_error"]
+    assert error.min == 0 < error.max  # the first minibatch is at the proximal policy itself
+    assert "ppo_actor/update/proximal_error" not in without
+
+
 def test_several_minibatches_share_one_score_pass_of_the_weights_before_them(tmp_path):
     learner, metrics = _learn(tmp_path, {"actor.ppo_n_minibatches": 3, "actor.optimizer.lr": 0.3})
     assert [call for call, _ in learner.calls] == ["score", "update", "update", "update"]

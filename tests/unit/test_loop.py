@@ -15,6 +15,8 @@ from rljax import loop
 from rljax.engines.fake.sampler import Trouble
 from rljax.engines.fake.trial import MemorySink, Numbers, RememberingLearner, Repeat, make_run, spell
 from rljax.errors import RewardTimeout, TooManyFailures, UserError
+from rljax.metrics import Mean
+from rljax.sinks import State, Status
 from rljax.types import Request
 
 ASYNC = {"rollout.max_head_offpolicyness": 2}
@@ -294,11 +296,39 @@ def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name):
     before = signal.getsignal(getattr(signal, name))
     outcome = loop.train(make_run(tmp_path, overrides, sink=sinks))
     assert not outcome.finished and outcome.step < 6
+    assert sinks.opened[0].statuses[-1] == Status(State.STOPPED, outcome.step, outcome.version, total_steps=6)
     assert signal.getsignal(getattr(signal, name)) == before
     run = make_run(tmp_path, overrides, sink=sinks)
     assert loop.train(run).step == 6
     assert sinks.opened[1].first_step == outcome.step
     _assert_once(run, 12, 2)
+
+
+def test_samples_are_of_as_many_prompts_as_there_is_room_for(tmp_path):
+    for room, seen in ((3, 3), (6, 4)):  # 4 groups a step
+        sinks = Sinks()
+        loop.train(make_run(tmp_path / str(room), {"stats_logger.samples_per_step": room}, sink=sinks))
+        for step in (1, 2, 3):
+            uids = [uid for at, uid in sinks.opened[0].samples if at == step]
+            assert len(uids) == room and len(set(uids)) == seen
+
+
+def test_every_step_says_the_reward_of_its_batch_and_what_the_parts_have_measured(tmp_path):
+    sinks = Sinks()
+    run = make_run(tmp_path, ASYNC | {"total_train_epochs": 2}, sink=sinks)
+    loop.train(dataclasses.replace(run, measured=lambda: {"timeperf/reward": Mean(0.5, 1)}))
+    lines = sinks.lines()
+    assert len(lines) == 6
+    for line in lines.values():
+        assert line["rollout/reward/avg"] == line["ppo/actor/task_reward/avg"]
+        assert line["timeperf/reward"] == 0.5
+
+
+def test_a_critic_survives_a_batch_in_which_every_completion_was_cut_and_none_counts(tmp_path):
+    critic = {"actor.adv_estimator": "gae", "actor.reward_norm.mean_level": "none", "actor.reward_norm.std_level": "none"}
+    run = make_run(tmp_path, critic | {"actor.mask_no_eos": True, "gconfig.max_new_tokens": 1})
+    run = dataclasses.replace(run, params=dataclasses.replace(run.params, max_new_tokens=1, stop_token_ids=()))
+    assert loop.train(run).finished
 
 
 def test_sft_is_the_learner_alone_and_resumes_law_10(tmp_path):

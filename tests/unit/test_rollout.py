@@ -175,4 +175,4 @@ def test_groups_of_a_killed_process_are_not_generated_again(tmp_path):
     second = Scripted({})
     buffer, tally = _produce(tmp_path, second, {}, until=lambda b: b.complete)
     assert buffer.ready == 6 and not second.seeds and first.seeds
-    assert tally["rollout/reward"] >= 0
+    assert tally["rollout/finished_reward"] >= 0

@@ -14,6 +14,7 @@ import pytest
 
 from rljax.config import RewardConfig
 from rljax.errors import RewardError, RewardTimeout, UserError
+from rljax.metrics import Mean
 from rljax.rewards import RewardPool
 from rljax.types import Prompt
 
@@ -143,6 +144,9 @@ def test_retries_hide_a_failure_that_does_not_come_again(tmp_path):
             with pytest.raises(RewardError):
                 await rewards.score(PROMPT, "raise always")
             assert rewards.counts == {"reward_error": 1 + 2}
+            # Each was made again once; that the second failed for good is the episode's failure, counted there.
+            assert rewards.take_metrics()["rollout/retried/reward_error"] == Mean(2, 1)
+            assert rewards.take_metrics()["rollout/retried/reward_error"] == Mean(0, 1)
 
     run(main)
 

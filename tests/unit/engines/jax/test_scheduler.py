@@ -1,0 +1,173 @@
+"""The scheduler over devices that are made of numpy: whatever comes when, a completion is that of its prompt and seed alone.
+
+The imitation keeps, at each place of its cache, the token and the weights that were there when it was written, reads no further
+than the span it is given, and draws a token that depends on all it has read. So a row shared too early, a prefix of other
+weights, a span too short or an order left out changes what comes out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljax.engine import WeightSource
+from rljax.engines.jax.programs import HALT, START, Decoded
+from rljax.engines.jax.scheduler import Scheduler
+from rljax.engines.jax.slots import Work
+from rljax.types import Finish, Request, SamplingParams
+
+VOCABULARY, STOP, SLOTS, CONTEXT, STEPS = 7, 6, 4, 64, 4
+SPANS = (8, 16, 32, CONTEXT)
+
+
+def draw(tokens, seed: int) -> int:
+    return random.Random(f"{list(map(int, tokens))} {seed}").randrange(VOCABULARY)
+
+
+def expected(request: Request, limit: int) -> list[int]:
+    tokens = request.prompt_ids.tolist()
+    while len(tokens) < len(request.prompt_ids) + limit:
+        tokens.append(draw(tokens, request.seed))
+        if tokens[-1] == STOP:
+            break
+    return tokens[len(request.prompt_ids) :]
+
+
+class Devices:
+    """`Programs` in numpy. A decode's log-prob is the age of the oldest weights it has read, as a number."""
+
+    slots, context, decode_steps, copies = SLOTS, CONTEXT, STEPS, 3
+    shapes = ((1, 4), (2, 8), (3, 4))
+    spec = SimpleNamespace(vocab_size=VOCABULARY)
+
+    def __init__(self) -> None:
+        self.weights = 0
+        self.tokens = np.full((SLOTS, CONTEXT), -1)
+        self.written_by = np.full((SLOTS, CONTEXT), -1)
+        self.state = [None] * SLOTS
+        self.gate = threading.Event()  # nothing is decoded before it is open
+        self.gate.set()
+
+    def span(self, length: int) -> int:
+        return next(span for span in SPANS if span >= min(length, CONTEXT))
+
+    def copy(self, pairs) -> None:
+        before, by = self.tokens.copy(), self.written_by.copy()
+        span = self.span(max(length for *_, length in pairs))
+        for source, target, _ in pairs:
+            self.tokens[target, :span], self.written_by[target, :span] = before[source, :span], by[source, :span]
+
+    def prefill(self, chunk) -> None:
+        for row, start, count, tokens in zip(chunk.rows, chunk.starts, chunk.counts, chunk.tokens, strict=True):
+            if row < SLOTS:
+                self.tokens[row, start : start + count] = tokens[:count]
+                self.written_by[row, start : start + count] = self.weights
+
+    def decode(self, orders, span: int) -> Decoded:
+        self.gate.wait()
+        drawn, age = np.full((STEPS, SLOTS), -1, np.int32), np.zeros((STEPS, SLOTS), np.float32)
+        for slot, order in enumerate(orders):
+            if order["action"] == START:
+                self.state[slot] = {name: order[name].item() for name in ("token", "position", "limit", "token_index", "seed")}
+            elif order["action"] == HALT:
+                self.state[slot] = None
+        for step in range(STEPS):
+            for slot, state in enumerate(self.state):
+                if state is None:
+                    continue
+                at = state["position"]
+                self.tokens[slot, at], self.written_by[slot, at] = state["token"], self.weights
+                read = slice(0, min(at + 1, span))
+                token = draw(self.tokens[slot, read], state["seed"])
+                drawn[step, slot], age[step, slot] = token, self.written_by[slot, read].min()
+                state.update(token=token, position=at + 1, token_index=state["token_index"] + 1)
+                if token == STOP or state["token_index"] >= state["limit"]:
+                    self.state[slot] = None
+        return Decoded(drawn, age)
+
+    def load(self, source: WeightSource) -> None:
+        self.weights = source.params
+
+    def wait(self) -> None: ...
+
+    def free(self) -> None: ...
+
+
+def work_of(name: str, prompt, limit: int, seed: int) -> Work:
+    request = Request(name, np.asarray(prompt, np.int32), SamplingParams(limit, stop_token_ids=(STOP,)), seed)
+    return Work(request, min(limit, CONTEXT - len(prompt)), None)
+
+
+@st.composite
+def requests(draw_):
+    """Prompts with many prefixes in common, short and long, some that need more than one dispatch and some that don't."""
+    stem = draw_(st.lists(st.integers(0, VOCABULARY - 2), min_size=40, max_size=40))
+    made = []
+    for i in range(draw_(st.integers(1, 16))):
+        prompt = stem[: draw_(st.integers(1, 40))] + draw_(st.lists(st.integers(0, VOCABULARY - 2), max_size=8))
+        made.append(work_of(str(i), prompt, draw_(st.integers(1, 12)), draw_(st.integers(0, 3))))
+    return made
+
+
+@dataclasses.dataclass
+class Heard:
+    """What a request began with: the newest weights that had been loaded when it was sent."""
+
+    work: Work
+    loaded: int
+
+
+@given(works=requests(), ahead=st.integers(0, 2), recompute=st.booleans(), choices=st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_completions_depend_on_prompt_and_seed_alone(works, ahead, recompute, choices):
+    devices = Devices()
+    scheduler = Scheduler(devices, recompute=recompute, ahead=ahead)
+    heard, cancelled, loaded = [], set(), 0
+    try:
+        for work in works:
+            if choices.random() < 0.3:
+                loaded += 1
+                scheduler.command(lambda to=loaded: scheduler.load(WeightSource(params=to), to)).result(10)
+            heard.append(Heard(work, loaded))
+            scheduler.submit(work)
+            if choices.random() < 0.2:
+                victim = choices.choice(works[: len(heard)])
+                if victim.future.cancel():
+                    cancelled.add(victim.request.id)
+        for item in heard:
+            if item.work.request.id in cancelled:
+                continue
+            completion = item.work.future.result(10)
+            assert completion.token_ids.tolist() == expected(item.work.request, item.work.limit)
+            assert completion.finish is (Finish.STOP if completion.token_ids[-1] == STOP else Finish.LENGTH)
+            assert np.all(completion.versions >= item.loaded)
+            assert np.all(np.diff(completion.versions) >= 0)
+            assert np.all(completion.logp >= item.loaded), "keys and values of weights older than the request (law 7)"
+            if recompute:
+                np.testing.assert_array_equal(completion.logp, completion.versions)
+    finally:
+        scheduler.close()
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_a_short_request_in_a_slot_whose_last_tenant_is_still_being_read(ahead):
+    """It starts in the dispatch that follows, so that dispatch must read as far as its prompt reaches."""
+    for seed in range(40):
+        devices = Devices()
+        scheduler = Scheduler(devices, recompute=False, ahead=ahead)
+        devices.gate.clear()
+        works = [work_of(f"short {i}", [1, 2, i], 12, seed + i) for i in range(SLOTS)]
+        works += [work_of(f"long {i}", [3] * 30 + [i], 2, seed + i) for i in range(SLOTS)]
+        for work in works:
+            scheduler.submit(work)
+        devices.gate.set()
+        for work in works:
+            assert work.future.result(10).token_ids.tolist() == expected(work.request, work.limit)
+        scheduler.close()
