@@ -28,20 +28,19 @@ def get_config() -> ConfigDict:
         dataset.path = "data/gsm8k"
         dataset.type = "gsm8k"
         dataset.max_length = 192  # tokens of a prompt
-    config.train_dataset.batch_size = 4
+    config.train_dataset.batch_size = 6
     config.reward.name = "gsm8k"
 
     config.rollout.max_head_offpolicyness = 1
-    config.gconfig.n_samples = 4
-    config.gconfig.max_new_tokens = 64
+    config.gconfig.n_samples = 8
+    config.gconfig.max_new_tokens = 160
     config.actor.optimizer.lr = 1e-5
-    config.actor.kl_ctl = 0.001  # to the initial model; it also trains on groups whose rewards are all alike
 
     config.actor.mb_spec.max_tokens_per_row = 512
     config.actor.mb_spec.rows_per_mb = 1
     config.actor.logprob_chunk = 256
-    config.jax.slots = 16
-    config.jax.context_length = 256
+    config.jax.slots = 48
+    config.jax.context_length = 384
     config.jax.prefill_chunk = 64
 
     config.saver.freq_steps = None
