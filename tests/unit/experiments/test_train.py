@@ -177,7 +177,7 @@ def test_a_second_run_in_the_same_directory_is_refused_while_the_first_lives(tmp
     first.send_signal(signal.SIGTERM)  # it saves and ends well
     _, err = first.communicate(timeout=60)
     assert first.returncode == 0, err
-    assert json.loads((workdir / "status.json").read_text())["state"] == "running"
+    assert json.loads((workdir / "status.json").read_text())["state"] == "stopped"
 
 
 def test_trap_17_a_workflow_that_always_fails_ends_the_run_with_its_traceback(tmp_path):
