@@ -17,6 +17,7 @@ import errno
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 
 from rljax.config import Config
-from rljax.errors import UserError
+from rljax.errors import TooManyFailures, UserError
 
 if TYPE_CHECKING:
     from rljax.sinks.run_directory import RunDirectory
@@ -35,6 +36,7 @@ flags.disclaim_key_flags()  # flags defined by a function here belong to the bin
 _OVERRIDE = re.compile(r"--?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_FULL = os.strerror(errno.ENOSPC)
 
 _overrides: list[tuple[str, str]] = []  # of this process's command line, in order
 
@@ -66,7 +68,8 @@ def workdir_from_flags() -> Path:
 def run_main(run: Callable[[], None]) -> NoReturn:
     """Parses the flags, calls `run` and exits: 0, or 1 with one line on stderr for what a user can put right.
 
-    Anything else is a fault of ours and keeps its traceback.
+    A workflow or reward that always fails shows the traceback of its first failure before that line. Anything else is a fault
+    of ours and keeps its traceback.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch
@@ -74,13 +77,22 @@ def run_main(run: Callable[[], None]) -> NoReturn:
         app.run(lambda _: run(), flags_parser=_parse_flags)
     except UserError as error:
         _fail(str(error))
-    except OSError as error:
-        if error.errno not in _NO_SPACE:
+    except TooManyFailures as error:
+        traceback.print_exception(error.__cause__)  # where in the user's code; the loop's own frames say nothing
+        _fail(str(error))
+    except Exception as error:
+        if not _is_no_space(error):
             raise
-        _fail(f"{error.filename or 'disk'}: {error.strerror} (free some, and run the same command again to go on)")
+        where = getattr(error, "filename", None) or "disk"
+        _fail(f"{where}: {_FULL} (free some, and run the same command again to go on)")
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     sys.exit(0)
+
+
+def _is_no_space(error: Exception) -> bool:
+    """Writers in C++ and Rust (safetensors, tensorstore) have exceptions of their own for it, and its words in their text."""
+    return _FULL in str(error) or (isinstance(error, OSError) and error.errno in _NO_SPACE)
 
 
 def _fail(message: str, status: int = 1) -> NoReturn:
@@ -130,7 +142,7 @@ def recorded(run: RunDirectory) -> Iterator[None]:
         yield
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (0, None):
-            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, UserError | TooManyFailures) else f"{type(error).__name__}: {error}"
             with contextlib.suppress(UserError):  # the disk may be what failed; the first error is the one to see
                 run.fail(" ".join(reason.split()))
         raise

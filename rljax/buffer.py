@@ -154,9 +154,11 @@ class Buffer:
     @property
     def complete(self) -> bool:
         """Nothing is left to generate: what is ready is all there will be."""
-        if self._running or self._again:
+        if self._running:
             return False
-        return self._drained or (self.limits.groups is not None and self.accepted >= self.limits.groups)
+        if self.limits.groups is not None and self.accepted >= self.limits.groups:
+            return True  # whatever is to be generated again: a run resumed with fewer steps to do never admits it
+        return self._drained and not self._again
 
     # The producer's side
 

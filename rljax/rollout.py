@@ -14,7 +14,6 @@ import dataclasses
 import json
 import logging
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,6 +143,7 @@ class Producer:
         self._tally = tally
         self._beat = beat
         self._trace = trace
+        self._told = False  # of a first failed episode
         self._failures: list[Failure] = []  # of the groups that failed since one worked
 
     async def run(self) -> None:
@@ -190,7 +190,11 @@ class Producer:
 
     async def _episode(self, ticket: Ticket, sample: int) -> Trajectory | Failure | None:
         seed = seed_for(self._config.seed, ticket.prompt.uid, sample, ticket.attempt)
-        return await run_episode(self._workflow, self._sampler, ticket.prompt, self._params, seed)
+        result = await run_episode(self._workflow, self._sampler, ticket.prompt, self._params, seed)
+        if isinstance(result, Failure) and not self._told:
+            self._told = True  # at once: a group ends with its slowest episode, minutes later where rewards time out
+            log.warning("an episode of prompt %s failed: %s: %s", ticket.prompt.uid, result.kind, _one_line(result.error))
+        return result
 
     def _end(self, ticket: Ticket, group: Group | None, rewards: tuple[float, ...]) -> None:
         """A group that was generated now or by the process before: accepted, or rejected when it is None."""
@@ -208,14 +212,14 @@ class Producer:
         """Every episode of the group failed."""
         first = failures[0]
         if not self._failures:
-            log.warning("prompt %s failed: %s: %s", ticket.prompt.uid, first.kind, _last_line(first.error))
+            log.warning("prompt %s failed: %s: %s", ticket.prompt.uid, first.kind, _one_line(first.error))
         self._failures.append(first)
         limit = self._config.recover.max_consecutive_failures
         if len(self._failures) >= limit:
             oldest = self._failures[0]
             raise TooManyFailures(
                 f"recover.max_consecutive_failures: {limit} groups failed in a row; the first: {oldest.kind}:"
-                f" {_last_line(oldest.error)}"
+                f" {_one_line(oldest.error)}"
             ) from oldest.error
         own_fault = not all(isinstance(failure.error, SamplerError) for failure in failures)
         self._note(first.kind, ticket)
@@ -240,5 +244,5 @@ def _first(several: BaseExceptionGroup) -> BaseException:
     return error
 
 
-def _last_line(error: Exception) -> str:
-    return traceback.format_exception_only(error)[-1].strip()
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

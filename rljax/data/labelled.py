@@ -13,7 +13,9 @@ from rljax.types import Prompt, Trajectory
 def labelled_trajectory(prompt: Prompt, tokenizer: Tokenizer, field: str = "answer") -> Trajectory:
     """A prompt and the text of one of its fields; the text and the EOS after it are trained on, the prompt is not."""
     if field not in prompt.fields:
-        raise UserError(f"prompt {prompt.uid}: no field {field!r} to train on (it has: {', '.join(prompt.fields)})")
+        raise UserError(
+            f"warmup.field: prompt {prompt.uid} has no field {field!r} to train on (its fields: {', '.join(prompt.fields)})"
+        )
     prompt_ids = tokenizer.apply_chat_template(prompt.messages)
     target_ids = [*tokenizer.encode(str(prompt.fields[field])), tokenizer.eos_token_id]
     return supervised(prompt_ids, target_ids)

@@ -151,7 +151,9 @@ class RewardPool:
         if answer.get("timeout"):
             raise RewardTimeout(self._too_long(uid))
         if "error" in answer:
-            raise RewardError(f"prompt {uid}: {answer['error']}\n{answer['traceback']}")
+            failed = RewardError(f"prompt {uid}: {answer['error']}")
+            failed.add_note(answer["traceback"])  # of the other process; a note, so that the message stays one line
+            raise failed
         self._metrics = merge([self._metrics, {"timeperf/reward": Mean.of([time.monotonic() - began])}])
         return Score(answer["reward"], answer["components"])
 

@@ -187,6 +187,20 @@ def test_capacity_goes_on_as_if_never_stopped_trap_15():
     assert resumed.capacity == buffer.capacity == 0
 
 
+def test_a_run_resumed_with_fewer_groups_to_do_than_it_did_is_complete_whatever_was_in_flight():
+    buffer = Buffer(Numbers(100), _limits(groups=20))
+    flight = _admit_all(buffer)
+    for ticket in flight[:4]:
+        buffer.finish(ticket, _group(ticket, [0]))
+    buffer.take()
+    resumed = Buffer(Numbers(100), _limits(groups=2))
+    resumed.restore(buffer.state(), buffer.entries())
+    assert resumed.admit() is None and resumed.complete  # else learner and producer wait for each other for ever
+    unbounded = Buffer(Numbers(100), _limits(groups=None, prompts=buffer.drawn))
+    unbounded.restore(buffer.state(), buffer.entries())
+    assert not unbounded.complete  # what was in flight is still to be done
+
+
 def test_waiters_are_woken_by_what_they_wait_for():
     async def scenario():
         buffer = Buffer(Numbers(10), _limits(batch_size=1))

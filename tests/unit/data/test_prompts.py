@@ -234,7 +234,7 @@ def test_trap_08_labelled_targets_train_the_eos_and_nothing_of_the_prompt(tokeni
         assert trajectory.token_ids.tolist() == [*tokenizer.encode(text), tokenizer.eos_token_id]
         target = len(prompt.fields["answer"]) + 1
         assert trajectory.loss_mask.tolist() == [False] * (len(text) + 1 - target) + [True] * target
-    with pytest.raises(UserError, match="no field 'solution' to train on"):
+    with pytest.raises(UserError, match=r"warmup.field: prompt .* has no field 'solution'"):
         next(labelled(prompts, tokenizer, "solution"))
 
 

@@ -1,14 +1,17 @@
 """Binaries: --help works, bad input is one clear line and exit status 1, and neither waits for jax."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from experiments import main
-from rljax.errors import UserError
+from rljax.errors import TooManyFailures, UserError
 from rljax.sinks import State
 from rljax.sinks.run_directory import RunDirectory
 
@@ -110,3 +113,32 @@ def test_recorded_leaves_a_run_that_ends_well_alone(tmp_path):
     with main.recorded(run):
         pass
     assert not (tmp_path / "status.json").exists()
+
+
+def _status_of(error: BaseException, capfd) -> tuple[int, str]:
+    def fails() -> None:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", ["binary"])
+        main.run_main(fails)
+    return ended.value.code, capfd.readouterr().err
+
+
+def test_a_full_disk_is_one_line_whoever_writes(tmp_path, capfd):
+    full = os.strerror(errno.ENOSPC)
+    rust = SafetensorError(f"Error while serializing: I/O error: {full} (os error 28)")
+    for error in (OSError(errno.ENOSPC, full, "runs/one/metrics.jsonl"), rust):
+        code, err = _status_of(error, capfd)
+        assert code == 1 and full in err and "run the same command again" in err and len(err.splitlines()) == 1
+
+
+def test_too_many_failures_show_the_frames_of_the_failure_and_not_the_loops(capfd):
+    try:
+        raise KeyError("no such field")
+    except KeyError as cause:
+        error = TooManyFailures("recover.max_consecutive_failures: 3 groups failed in a row")
+        error.__cause__ = cause
+    code, err = _status_of(error, capfd)
+    assert code == 1 and err.splitlines()[-1] == f"error: {error}"
+    assert "KeyError: 'no such field'" in err and "run_main" not in err
