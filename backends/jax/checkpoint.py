@@ -9,8 +9,11 @@ Neither function makes anything atomic: write into a directory that is renamed w
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
+import os
+import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,6 +33,7 @@ def save_tree(directory: Path, tree: Tree, meta: Mapping[str, Any]) -> None:
     directory = directory.absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        _check_room(directory, tree)
         with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
             writer.save(directory / "tree", args=ocp.args.StandardSave(tree), force=True)
         if jax.process_index() == 0:
@@ -37,6 +41,15 @@ def save_tree(directory: Path, tree: Tree, meta: Mapping[str, Any]) -> None:
             (directory / "meta.json").write_text(text)
     except (OSError, ValueError) as error:  # tensorstore reports a full disk as a ValueError
         raise UserError(f"checkpoint: could not write {directory}: {_reason(error)}") from error
+
+
+def _check_room(directory: Path, tree: Tree) -> None:
+    """Before anything is written: a disk that fills up under tensorstore's threads makes each of them print a traceback."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    needed = sum(shard.data.nbytes for leaf in leaves for shard in leaf.addressable_shards if shard.replica_id == 0)
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for {needed / 1e6:.0f} MB")
 
 
 def read_meta(directory: Path) -> dict[str, Any]:
@@ -117,6 +130,8 @@ def _verify(directory: Path) -> None:
 
 def _reason(error: Exception) -> str:
     """One line of an error; the system's own words for a full disk come out of tensorstore's long message."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     text = " ".join(str(error).split())
     for words in (
         "No space left on device",

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import types
 
 import jax
 import jax.numpy as jnp
@@ -127,3 +128,14 @@ def test_a_full_disk_in_the_middle_of_a_save_is_one_line_and_the_last_checkpoint
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"checkpoint: could not write {tmp_path / 'bad'}: File too large"]
     assert "Traceback" not in done.stderr
+
+
+def test_a_tree_larger_than_the_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    """Tensorstore's threads each print a traceback when the disk fills up under them."""
+    large = {"a": jnp.zeros((1000, 1000), jnp.float32)}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=3_999_999))
+    with pytest.raises(UserError, match="No space left on device for 4 MB"):
+        checkpoint.save_tree(tmp_path / "x", large, {})
+    assert not (tmp_path / "x" / "tree").exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=4_000_000))
+    checkpoint.save_tree(tmp_path / "x", large, {})
