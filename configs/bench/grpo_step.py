@@ -29,8 +29,9 @@ def get_config() -> ConfigDict:
     config.actor.use_decoupled_loss = False
     config.actor.recompute_logprob = False
     config.actor.optimizer.lr = 1e-4
-    config.actor.mb_spec.max_tokens_per_row = 128
-    config.actor.mb_spec.rows_per_mb = 22
+    config.actor.mb_spec.max_tokens_per_row = 48
+    config.actor.mb_spec.rows_per_mb = 64
+    config.actor.logprob_chunk = 256  # its logits stay in the cache
     config.jax.slots = 64
     config.jax.context_length = 48
     config.jax.prefill_chunk = 64
