@@ -27,7 +27,7 @@ class GenerationConfig:
 class RewardConfig:
     """`reward`: what scores an episode, and the processes it runs in."""
 
-    name: str  # a registered reward ("gsm8k", "exact", "reasoning_gym"), or "package.module:function"
+    name: str  # a registered reward ("exact", "gsm8k", "math", "reasoning_gym"), or "package.module:function"
     workers: int  # processes
     timeout: float  # seconds a call; then the process is killed
     memory_mb: int  # address space a process; 0: no limit
