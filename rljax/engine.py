@@ -150,6 +150,24 @@ class Plugin(Protocol):
         ...
 
 
+@runtime_checkable
+class RoutedPlugin(Plugin, Protocol):
+    """A plugin whose transports depend on the config. Optional: of others, all in `transports` are open."""
+
+    def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
+        """Those of `transports` that can be used there, best first. Raises UserError for one the config wants and can't have."""
+        ...
+
+
+@runtime_checkable
+class HostPlugin(Plugin, Protocol):
+    """A plugin whose sampler may do without accelerators. Optional."""
+
+    def on_host(self, config: Config) -> bool:
+        """Whether its pool takes none of the devices that `allocation_mode` counts."""
+        ...
+
+
 @dataclasses.dataclass
 class Engine:
     """A sampler, a learner, and the way weights get from one to the other."""
@@ -184,13 +202,24 @@ class Engine:
 def allocate(config: Config) -> Allocation:
     """The pools of `allocation_mode`; with `rollout.addr` the sampler is the servers there, whatever the mode says.
 
+    A learner behind a sampler that takes no devices of this machine has them from the first.
+
     Raises UserError for a mode that can't be read or done.
     """
     allocation = parse(config.allocation_mode, find_plugin)
-    if not config.rollout.addr:
+    if config.rollout.addr:
+        allocation = dataclasses.replace(allocation, sampler=Pool(ATTACHED))
+    elif not _on_host(config, allocation.sampler):
         return allocation
     learner = allocation.learner and dataclasses.replace(allocation.learner, first_device=0)
-    return Allocation(sampler=Pool(ATTACHED), learner=learner)
+    return dataclasses.replace(allocation, learner=learner)
+
+
+def _on_host(config: Config, pool: Pool | None) -> bool:
+    if pool is None:
+        return False
+    plugin = find_plugin(pool.engine)
+    return isinstance(plugin, HostPlugin) and plugin.on_host(config)
 
 
 def check(config: Config, allocation: Allocation) -> None:

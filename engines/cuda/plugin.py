@@ -28,6 +28,9 @@ class SglangPlugin:
             found, oldest = ".".join(map(str, release)), ".".join(map(str, OLDEST))
             raise UserError(f"sglang.python: SGLang {found} is too old (install {oldest} or later)")
 
+    def on_host(self, config: Config) -> bool:
+        return config.sglang.device == "cpu"
+
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         servers = SglangServers(config, pool, model_dir, os.environ.get(TOKEN_VARIABLE))
         return sampler_of(config, servers.remotes, version=0, replicas=servers)
