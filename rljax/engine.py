@@ -129,6 +129,15 @@ class Learner(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class RoutedLearner(Learner, Protocol):
+    """A learner that has several ways out of memory. Optional: of others, `export(None)` gives arrays of this process."""
+
+    def route(self, transport: str, sampler: Pool) -> None:
+        """What `export(None)` is to give, and for which pool. Called once, before the first export."""
+        ...
+
+
 class Plugin(Protocol):
     """What an entry point of `rljax.engines` resolves to. Constructors block; they may compile."""
 
@@ -155,7 +164,7 @@ class RoutedPlugin(Plugin, Protocol):
     """A plugin whose transports depend on the config. Optional: of others, all in `transports` are open."""
 
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
-        """Those of `transports` that can be used there, best first. Raises UserError for one the config wants and can't have."""
+        """Those of `transports` that can be used there, best first. Raises UserError where the config wants another."""
         ...
 
 
@@ -241,21 +250,29 @@ def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path
         alone = "learns" if allocation.sampler is None else "samples"
         raise UserError(f"allocation_mode: {allocation} only {alone}; training needs both, as in SAMPLER:d1+LEARNER:d1")
     sampling, learning = find_plugin(allocation.sampler.engine), find_plugin(allocation.learner.engine)
-    transport = _transport(allocation.sampler.engine, sampling, allocation.learner.engine, learning)
+    transport = _transport(config, allocation, sampling, learning)
     learner = learning.make_learner(config, allocation.learner, model_dir)
+    if isinstance(learner, RoutedLearner):
+        learner.route(transport, allocation.sampler)
     sampler = sampling.make_sampler(config, allocation.sampler, model_dir)
     return Engine(sampler, learner, transport, _publish_dir(workdir))
 
 
-def _transport(sampler: str, sampling: Plugin, learner: str, learning: Plugin) -> str:
+def _transport(config: Config, allocation: Allocation, sampling: Plugin, learning: Plugin) -> str:
     """The sampler's best way that the learner has too; arrays in memory are of one engine's own layout."""
-    for way in sampling.transports:
-        if way in learning.transports and (way != "memory" or sampler == learner):
+    assert allocation.sampler is not None and allocation.learner is not None
+    sampler, learner = allocation.sampler.engine, allocation.learner.engine
+    taken, given = _routes(sampling, config, allocation), _routes(learning, config, allocation)
+    for way in taken:
+        if way in given and (way != "memory" or sampler == learner):
             return way
     raise UserError(
-        f"allocation_mode: no way for weights from {learner} ({', '.join(learning.transports)}) "
-        f"to {sampler} ({', '.join(sampling.transports)})"
+        f"allocation_mode: no way for weights from {learner} ({', '.join(given)}) to {sampler} ({', '.join(taken)})"
     )
+
+
+def _routes(plugin: Plugin, config: Config, allocation: Allocation) -> tuple[str, ...]:
+    return plugin.routes(config, allocation) if isinstance(plugin, RoutedPlugin) else plugin.transports
 
 
 def _publish_dir(workdir: Path) -> Path:

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rljax.engines.cuda import broadcast  # noqa: E402
-from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast, buckets_of  # noqa: E402
+from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast  # noqa: E402
 from rljax.errors import SamplerError, UserError  # noqa: E402
 
 
@@ -110,12 +110,3 @@ def test_a_server_that_refuses_fails_the_publish(path):
             asyncio.run(TorchBroadcast(WEIGHTS, BroadcastGroup("gloo")).send([receiver.post], 1, flush=False))
     finally:
         receiver.close()
-
-
-def test_buckets_hold_what_fits_and_at_least_one_tensor():
-    sizes = {name: tensor.nbytes for name, tensor in WEIGHTS}
-    assert sizes == {"a": 24, "b": 8, "c": 48, "d": 4}
-    for limit in (1, 32, 56, 1000):
-        buckets = [[name for name, _ in bucket] for bucket in buckets_of(WEIGHTS, limit)]
-        assert [name for bucket in buckets for name in bucket] == list("abcd")
-        assert all(len(bucket) == 1 or sum(map(sizes.__getitem__, bucket)) <= limit for bucket in buckets)
