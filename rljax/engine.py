@@ -130,7 +130,7 @@ class Learner(Protocol):
 
 
 @runtime_checkable
-class RoutedLearner(Learner, Protocol):
+class RoutedLearner(Protocol):
     """A learner that has several ways out of memory. Optional: of others, `export(None)` gives arrays of this process."""
 
     def route(self, transport: str, sampler: Pool) -> None:
