@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -32,12 +33,14 @@ import numpy as np
 from rljax.allocation import Allocation, Pool, parse
 from rljax.batch import Batch
 from rljax.config import Config
-from rljax.errors import UserError
+from rljax.errors import SamplerError, UserError
 from rljax.metrics import Mean
 from rljax.types import Completion, Piece, Request
 
 GROUP = "rljax.engines"  # of entry points
 ATTACHED = "http"  # the engine of servers that run already
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +87,15 @@ class StreamingSampler(Sampler, Protocol):
 
     def stream(self, request: Request) -> AsyncIterator[Piece]:
         """The completion of `generate`, piece by piece. Closing the iterator before its last piece aborts the request."""
+        ...
+
+
+@runtime_checkable
+class RecoveringSampler(Protocol):
+    """A sampler whose parts die and come back without weights. Optional."""
+
+    async def lacks_weights(self) -> None:
+        """Returns when a part is back that waits for weights which only a publish can bring."""
         ...
 
 
@@ -187,9 +199,22 @@ class Engine:
     publish_dir: Path  # for transport "directory"; in memory-backed storage where there is some
 
     async def publish(self, version: int) -> None:
-        """Learner weights become the sampler's. Requests in flight pause between two decode steps, then go on."""
+        """Learner weights become the sampler's. Requests in flight pause between two decode steps, then go on.
+
+        Where a part of the sampler dies of it, or while it takes weights from memory, they are published through a directory,
+        which those that come back can read later.
+        """
+        try:
+            await self._publish(version, through_directory=self.transport == "directory")
+        except SamplerError as error:
+            if self.transport == "directory":
+                raise
+            log.warning("publishing by %s failed, and is done through a directory: %s", self.transport, error)
+            await self._publish(version, through_directory=True)
+
+    async def _publish(self, version: int, *, through_directory: bool) -> None:
         directory = None
-        if self.transport == "directory":
+        if through_directory:
             self.publish_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory = self.publish_dir / str(version)
         source = await asyncio.to_thread(self.learner.export, directory)
@@ -200,6 +225,13 @@ class Engine:
             await self.sampler.resume()
         if directory is not None:
             await asyncio.to_thread(shutil.rmtree, directory)
+
+    async def lacks_weights(self) -> None:
+        """Returns when a part of the sampler waits for a publish; never, where that can't happen."""
+        if isinstance(self.sampler, RecoveringSampler):
+            await self.sampler.lacks_weights()
+        else:
+            await asyncio.Event().wait()
 
     async def close(self) -> None:
         """Ends both sides and leaves no published weights behind."""

@@ -15,6 +15,7 @@ import datetime
 import functools
 import inspect
 import itertools
+import os
 import socket
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -45,14 +46,15 @@ class BroadcastGroup:
     host: str = "127.0.0.1"  # address of this process, as the servers see it
     group: ProcessGroup | None = None
     name: str = ""
-    servers: int = 0
+    members: Sequence[object] = ()
 
     async def join(self, posts: Sequence[Post]) -> ProcessGroup:
         """The group with these servers. Raises SamplerError."""
-        if self.group is not None and self.servers == len(posts):
+        members = [post.member for post in posts]
+        if self.group is not None and self.members == members:
             return self.group
         self.forget()
-        self.name, self.servers = f"rljax-{next(_names)}", len(posts)
+        self.name, self.members = f"rljax-{os.getpid()}-{next(_names)}", members
         world, port = 1 + len(posts) * self.tensor, _free_port(self.host)
         body = {"master_address": self.host, "master_port": port, "world_size": world, "group_name": self.name}
         body |= {"backend": self.backend}
@@ -74,7 +76,7 @@ class BroadcastGroup:
             import torch.distributed
 
             torch.distributed.destroy_process_group(self.group)
-        self.group, self.servers = None, 0
+        self.group, self.members = None, ()
 
 
 @dataclasses.dataclass

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 BUCKET = 512 << 20  # bytes
+OPEN = "already open"  # in SGLang's answer to a second begin
 
 T = TypeVar("T")
 Bucket = list[tuple[str, "torch.Tensor"]]
@@ -37,7 +38,7 @@ async def send_buckets(
     send: Callable[[T, Label], Awaitable[None]],
 ) -> None:
     """Sends one bucket after the other, between the two calls that 0.5.23 wants around them. Raises what `send` raises."""
-    sessions = await on_all(posts, "/begin_weight_update", {}, optional=True)
+    sessions = await _begin(posts)
     while (found := await asyncio.to_thread(next, buckets, None)) is not None:
         bucket, last = found
         del found
@@ -45,6 +46,27 @@ async def send_buckets(
         del bucket  # before the next one is made
     if sessions:
         await on_all(posts, "/end_weight_update", {})
+
+
+async def _begin(posts: Sequence[Post]) -> bool:
+    """Opens a session on all servers. False where they know no sessions."""
+
+    async def begin(post: Post) -> None:
+        try:
+            await post("/begin_weight_update", {})
+        except UserError as error:
+            if OPEN not in str(error):
+                raise
+            await post("/end_weight_update", {})  # of a publish that broke off
+            await post("/begin_weight_update", {})
+
+    try:
+        await asyncio.gather(*map(begin, posts))
+    except UserError as error:
+        if "status 404" in str(error):
+            return False
+        raise
+    return True
 
 
 def buckets_of(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[tuple[Bucket, bool]]:
@@ -62,12 +84,5 @@ def buckets_of(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Itera
         yield bucket, True
 
 
-async def on_all(posts: Sequence[Post], path: str, body: dict[str, Any], *, optional: bool = False) -> bool:
-    """False where the servers have no such endpoint and need none."""
-    try:
-        await asyncio.gather(*(post(path, body) for post in posts))
-    except UserError as error:
-        if optional and "status 404" in str(error):
-            return False
-        raise
-    return True
+async def on_all(posts: Sequence[Post], path: str, body: dict[str, Any]) -> None:
+    await asyncio.gather(*(post(path, body) for post in posts))

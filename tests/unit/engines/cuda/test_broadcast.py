@@ -46,7 +46,11 @@ class Receiver:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.tensors: dict[str, Any] = {}
 
-    async def post(self, path: str, body: dict[str, Any]) -> Any:
+    @property
+    def member(self) -> object:
+        return self._process
+
+    async def __call__(self, path: str, body: dict[str, Any]) -> Any:
         self.calls.append((path, body))
         if path == self.refuses:
             raise UserError(f"{path}: no (status 400)")
@@ -80,7 +84,7 @@ def test_every_server_gets_every_tensor_in_buckets_and_the_version_with_the_last
     async def publish() -> None:
         for version in (4, 5):
             weights = TorchBroadcast(iter(WEIGHTS), group, bucket_bytes=32)
-            await weights.send([receiver.post for receiver in receivers], version, flush=True)
+            await weights.send([receiver for receiver in receivers], version, flush=True)
 
     try:
         asyncio.run(publish())
@@ -107,6 +111,6 @@ def test_a_server_that_refuses_fails_the_publish(path):
     receiver = Receiver(refuses=path)
     try:
         with pytest.raises(SamplerError, match=f"version 1.*{path}"):
-            asyncio.run(TorchBroadcast(WEIGHTS, BroadcastGroup("gloo")).send([receiver.post], 1, flush=False))
+            asyncio.run(TorchBroadcast(WEIGHTS, BroadcastGroup("gloo")).send([receiver], 1, flush=False))
     finally:
         receiver.close()

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rljax.engines.cuda.buckets import buckets_of, send_buckets  # noqa: E402
+from rljax.errors import UserError  # noqa: E402
 
 SIZES = {"a": 24, "b": 8, "c": 48, "d": 4}  # bytes
 
@@ -54,3 +55,19 @@ def test_the_version_and_the_flush_come_with_the_last(flush):
 
     asyncio.run(send_buckets([], buckets_of(tensors(), 32), 7, flush=flush, send=send))
     assert labels == [{"flush_cache": False}] * 2 + [{"weight_version": "7", "flush_cache": flush}]
+
+
+def test_a_session_that_a_broken_publish_left_open_is_ended_first():
+    calls = []
+
+    async def post(path, body):
+        calls.append(path)
+        if calls == ["/begin_weight_update"]:
+            raise UserError("a weight-update session is already open; call end_weight_update() first (status 400)")
+
+    async def send(bucket, label):
+        calls.append("bucket")
+
+    asyncio.run(send_buckets([post], buckets_of(tensors(), 1000), 1, flush=False, send=send))
+    begin, end = "/begin_weight_update", "/end_weight_update"
+    assert calls == [begin, end, begin, "bucket", end]

@@ -66,7 +66,11 @@ class Server:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.got: list[dict[str, Any]] = []
 
-    async def post(self, path: str, body: dict[str, Any]) -> None:
+    @property
+    def member(self) -> object:
+        return self._process
+
+    async def __call__(self, path: str, body: dict[str, Any]) -> None:
         self.calls.append((path, body))
         if path != "/update_weights_from_tensor":
             if not self.sessions:
@@ -114,7 +118,7 @@ def server():
 def test_another_process_opens_every_tensor_and_the_version_comes_with_the_last(server, sessions):
     there = server(sessions=sessions)
     for version in (4, 5):
-        asyncio.run(TorchIpc(iter(WEIGHTS), bucket_bytes=64).send([there.post], version, flush=True))
+        asyncio.run(TorchIpc(iter(WEIGHTS), bucket_bytes=64).send([there], version, flush=True))
     got = {name: value for bucket in there.got for name, value in bucket.items()}
     assert got == described(WEIGHTS)
     sent = [body for path, body in there.calls if path == "/update_weights_from_tensor"]
@@ -155,7 +159,7 @@ def test_ranks_give_their_handles_and_wait_until_the_servers_are_done(server):
     follower = threading.Thread(target=TorchIpc(there, gather=gather_of(1), bucket_bytes=64).follow)
     follower.start()
     leader = TorchIpc(here, gather=gather_of(0), bucket_bytes=64)
-    asyncio.run(leader.send([each.post for each in servers], 1, flush=False))
+    asyncio.run(leader.send(servers, 1, flush=False))
     follower.join()
     for each, expected in zip(servers, (WEIGHTS, [(name, tensor + 1) for name, tensor in WEIGHTS]), strict=True):
         assert {name: value for bucket in each.got for name, value in bucket.items()} == described(expected)
@@ -164,6 +168,6 @@ def test_ranks_give_their_handles_and_wait_until_the_servers_are_done(server):
 def test_a_server_that_refuses_or_is_not_there_fails_the_publish(server):
     there = server(refuses=True)
     with pytest.raises(SamplerError, match=r"version 1 by ipc.*status 400"):
-        asyncio.run(TorchIpc(WEIGHTS).send([there.post], 1, flush=False))
+        asyncio.run(TorchIpc(WEIGHTS).send([there], 1, flush=False))
     with pytest.raises(SamplerError, match="0 servers of 1 devices, and 1 ranks"):
         asyncio.run(TorchIpc(WEIGHTS).send([], 1, flush=False))
