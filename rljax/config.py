@@ -227,6 +227,7 @@ class RecoverConfig:
     mode: str  # "auto": continue what WORKDIR holds; "fresh": refuse a WORKDIR that holds a run
     max_consecutive_failures: int  # groups that fail with none that works between them
     max_prompt_failures: int  # times a prompt may fail by its own fault; then it is dropped and counted
+    max_consecutive_rejected: int  # groups that rollout.should_accept_fn rejects in a row
     hang_timeout: float  # seconds without progress; then all stacks are dumped and the run ends non-zero
 
 

@@ -105,6 +105,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "evaluator.max_prompts",
         "recover.max_consecutive_failures",
         "recover.max_prompt_failures",
+        "recover.max_consecutive_rejected",
         "recover.hang_timeout",
         "jax.slots",
         "jax.context_length",

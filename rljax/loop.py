@@ -58,9 +58,10 @@ from rljax.errors import TooManyFailures, UserError
 from rljax.evaluation import PREFIX, Evaluation, evaluate
 from rljax.journal import Record
 from rljax.learning import learn, supervise
+from rljax.ledger import Ledger
 from rljax.metrics import Mean, merge
 from rljax.recovery import Recovery
-from rljax.rollout import Producer
+from rljax.rollout import PatientSampler, Producer, Rollouts
 from rljax.sinks import Sink, State, Status
 from rljax.tally import Clock, Tally
 from rljax.types import Group, Prompt, SamplingParams, Trajectory
@@ -249,19 +250,26 @@ class Loop:
     # Parts of it
 
     def _producer(self) -> Producer:
-        run = self.parts
-        return Producer(
+        """Makes the groups in this process."""
+        run, config = self.parts, self.config
+        sampler = PatientSampler(
+            run.engine.sampler,
+            timeout=config.rollout.request_timeout,
+            retries=config.rollout.request_retries,
+            lost=lambda error: self.tally.count(f"rollout/lost/{error.kind}"),
+        )
+        rollouts = Rollouts(run.workflow, sampler, run.params, config.gconfig.n_samples, config.seed, run.accept)
+        return Producer(rollouts, self.buffer, self._ledger(), self.tally)
+
+    def _ledger(self) -> Ledger:
+        return Ledger(
             self.config,
-            sampler=run.engine.sampler,
-            workflow=run.workflow,
-            params=run.params,
-            accept=run.accept,
             buffer=self.buffer,
             journals=self.recovery.journals,
             known=self.known,
             tally=self.tally,
             beat=self.beat,
-            trace=run.workdir / "trace.jsonl" if self.config.rollout.enable_rollout_tracing else None,
+            trace=self.parts.workdir / "trace.jsonl" if self.config.rollout.enable_rollout_tracing else None,
         )
 
     async def _evaluate(self) -> None:
