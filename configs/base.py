@@ -77,6 +77,8 @@ def get_config() -> ConfigDict:
             should_accept_fn=config_dict.placeholder(str),
             request_timeout=3600.0,
             request_retries=3,
+            workers=0,
+            listen="",
             addr="",
         )
     )

@@ -127,6 +127,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "reward.retries",
         "rollout.max_head_offpolicyness",
         "rollout.request_retries",
+        "rollout.workers",
         "actor.eps_clip_higher",
         "actor.kl_ctl",
         "actor.lora.rank",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rljax.buffer import Buffer, Ticket
 from rljax.config import Config
-from rljax.errors import EpisodeError, SamplerError, TooManyFailures, UserError
+from rljax.errors import SamplerError, TooManyFailures, UserError, WorkerLost
 from rljax.journal import GroupLog, Record
 from rljax.rollout import Failure, Result
 from rljax.tally import Tally
@@ -85,7 +85,7 @@ class Ledger:
         self._journals.finished(ticket, group, accepted=result.wanted)
         self._end(ticket, group if result.wanted else None, tuple(t.reward for t in group.trajectories))
 
-    def lost(self, tickets: Iterable[Ticket], error: SamplerError) -> None:
+    def lost(self, tickets: Iterable[Ticket], error: WorkerLost) -> None:
         """Whoever generated them is gone. Raises TooManyFailures."""
         self._tally.count(f"rollout/lost/{error.kind}")
         for ticket in tickets:
@@ -154,11 +154,3 @@ class Ledger:
             fields = {"time": time.time(), "event": event, "uid": ticket.prompt.uid, "attempt": ticket.attempt}
             with self._trace.open("a") as file:
                 file.write(json.dumps(fields | {"version": self._buffer.version}) + "\n")
-
-
-def error_of(kind: str, text: str) -> EpisodeError:
-    """The error of an episode in another process, by the name of its kind; the kind decides whose fault it was."""
-    for known in EpisodeError.__subclasses__():
-        if known.kind == kind:
-            return known(text)
-    return EpisodeError(text)
