@@ -77,6 +77,8 @@ def get_config() -> ConfigDict:
             should_accept_fn=config_dict.placeholder(str),
             request_timeout=3600.0,
             request_retries=3,
+            workers=0,
+            listen="",
             addr="",
         )
     )
@@ -155,7 +157,15 @@ def get_config() -> ConfigDict:
             max_prompts=config_dict.placeholder(int),
         )
     )
-    config.recover = ConfigDict(dict(mode="auto", max_consecutive_failures=32, max_prompt_failures=4, hang_timeout=1800.0))
+    config.recover = ConfigDict(
+        dict(
+            mode="auto",
+            max_consecutive_failures=32,
+            max_prompt_failures=4,
+            max_consecutive_rejected=1024,  # dynamic sampling rejects nine groups of ten at times
+            hang_timeout=1800.0,
+        )
+    )
     config.stats_logger = ConfigDict(dict(tensorboard=False, wandb=False, wandb_project="rljax", live=True, samples_per_step=4))
     config.jax = ConfigDict(
         dict(

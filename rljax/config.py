@@ -49,6 +49,8 @@ class RolloutConfig:
     should_accept_fn: str | None  # a registered filter ("mixed_rewards": DAPO's), or "package.module:function"
     request_timeout: float  # seconds
     request_retries: int
+    workers: int  # processes that run workflow, tokeniser and rewards; 0: the trainer's own does
+    listen: str  # "HOST:PORT" where workers from elsewhere attach (docs/runtime.md); empty: none do
     addr: str  # "HOST:PORT" of a running server to attach to; empty: start our own sampler
 
 
@@ -227,6 +229,7 @@ class RecoverConfig:
     mode: str  # "auto": continue what WORKDIR holds; "fresh": refuse a WORKDIR that holds a run
     max_consecutive_failures: int  # groups that fail with none that works between them
     max_prompt_failures: int  # times a prompt may fail by its own fault; then it is dropped and counted
+    max_consecutive_rejected: int  # groups that rollout.should_accept_fn rejects in a row
     hang_timeout: float  # seconds without progress; then all stacks are dumped and the run ends non-zero
 
 

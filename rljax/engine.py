@@ -311,12 +311,13 @@ def _publish_dir(workdir: Path) -> Path:
     """Where weights go on their way, in memory where Linux has a directory there. It is the same for every process of a run:
     what a killed one left is deleted."""
     name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest()
-    directory = _memory_backed() / name
+    directory = memory_backed() / name
     shutil.rmtree(directory, ignore_errors=True)
     return directory
 
 
-def _memory_backed() -> Path:
+def memory_backed() -> Path:
+    """A directory whose files are in memory, where Linux has one."""
     return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 
 

@@ -32,5 +32,19 @@ class SamplerError(EpisodeError):
     kind = "server_lost"
 
 
+class WorkerLost(EpisodeError):
+    """The worker process that generated a group is gone, or silent."""
+
+    kind = "worker_lost"
+
+
+def error_of(kind: str, text: str) -> EpisodeError:
+    """The error of an episode in another process, by the name of its kind."""
+    for known in EpisodeError.__subclasses__():
+        if known.kind == kind:
+            return known(text)
+    return EpisodeError(text)
+
+
 class TooManyFailures(Exception):
     """So many groups failed in a row that the run ends (recover.max_consecutive_failures). Its cause is the first failure."""

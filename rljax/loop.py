@@ -57,11 +57,13 @@ from rljax.config import Config, FrequencyConfig
 from rljax.engine import Engine
 from rljax.errors import TooManyFailures, UserError
 from rljax.evaluation import PREFIX, Evaluation, evaluate
+from rljax.feed import Feed, Job
 from rljax.journal import Record
 from rljax.learning import learn, supervise
+from rljax.ledger import Ledger
 from rljax.metrics import Mean, merge
 from rljax.recovery import Recovery
-from rljax.rollout import Producer
+from rljax.rollout import PatientSampler, Producer, Rollouts
 from rljax.sinks import Sink, State, Status
 from rljax.tally import Clock, Tally
 from rljax.types import Group, Prompt, SamplingParams, Trajectory
@@ -93,6 +95,7 @@ class Run:
     accept: Callable[[Group], bool] = lambda group: True  # rollout.should_accept_fn
     labelled: Labelled | None = None
     evaluation: Evaluation | None = None
+    feed: Feed | None = None  # where other processes generate; None: this one does
     measured: Callable[[], dict[str, Mean]] = dict  # what its parts have measured themselves since the last call: the rewards
 
 
@@ -127,6 +130,7 @@ class Loop:
         self.supervised_steps = 0  # finished
         self.supervised_total = supervised_total(config, len(run.prompts))
         self.stop = asyncio.Event()  # asked to, by a signal
+        self.learning = asyncio.Lock()  # held while the learner's weights change, and while they are read
         self.known: dict[tuple[str, int], Record] = {}  # groups of a process that was killed, by uid and attempt
         self.evaluated: tuple[int, float] | None = None  # step, reward
         self.written: Counter[str] = Counter()  # of buffer.counts, those that metrics have told of
@@ -147,8 +151,12 @@ class Loop:
                 await self._restore()
                 self.sinks = run.open_sinks(self.step)
                 try:
+                    if run.feed is not None:
+                        await run.feed.open()
                     await self._train()
                 finally:
+                    if run.feed is not None:
+                        await run.feed.close()
                     self.sinks.close()
             finally:
                 self.recovery.close()
@@ -201,7 +209,7 @@ class Loop:
 
     async def _reinforce(self) -> None:
         """The loop."""
-        producer = asyncio.create_task(self._producer().run(), name="producer")
+        producer = asyncio.create_task(self._produce(), name="producer")
         try:
             while (entries := await self._take(producer)) is not None:
                 await self._step(entries)
@@ -237,11 +245,14 @@ class Loop:
     async def _step(self, entries: Sequence[Entry]) -> None:
         """One batch: update, publish, metrics, evaluate, save. Sampling goes on all the while, as far as the lag allows."""
         engine, version, groups = self.parts.engine, self.buffer.version, [entry.group for entry in entries]
-        with self.clock.phase("step"):
-            metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
-            with self.clock.phase("publish"):
-                await engine.publish(version + 1)
-            self.buffer.publish()
+        async with self.learning:
+            with self.clock.phase("step"):
+                metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
+                with self.clock.phase("publish"):
+                    await engine.publish(version + 1)
+                self.buffer.publish()
+        if self.parts.feed is not None:
+            self.parts.feed.weights_changed()
         for uid, trajectory in itertools.islice(of_different_groups(groups), self.config.stats_logger.samples_per_step):
             self.sinks.sample(self.step, uid, trajectory)
         self._write(merge([metrics, self._of_buffer(len(groups))]))
@@ -254,20 +265,41 @@ class Loop:
 
     # Parts of it
 
+    async def _produce(self) -> None:
+        """Keeps groups coming, from this process or from others, until it is cancelled."""
+        feed, sampler = self.parts.feed, self.parts.engine.sampler
+        if feed is None:
+            await self._producer().run()
+        else:
+            await feed.run(Job(self.buffer, self._ledger(), sampler, self.tally, self._export_between_steps))
+
+    async def _export_between_steps(self, directory: Path) -> int:
+        """The policy as a HF directory, for samplers of other processes. Returns its version."""
+        async with self.learning:
+            await asyncio.to_thread(self.parts.engine.learner.export, directory)
+            return self.buffer.version
+
     def _producer(self) -> Producer:
-        run = self.parts
-        return Producer(
+        """Makes the groups in this process."""
+        run, config = self.parts, self.config
+        sampler = PatientSampler(
+            run.engine.sampler,
+            timeout=config.rollout.request_timeout,
+            retries=config.rollout.request_retries,
+            lost=lambda error: self.tally.count(f"rollout/lost/{error.kind}"),
+        )
+        rollouts = Rollouts(run.workflow, sampler, run.params, config.gconfig.n_samples, config.seed, run.accept)
+        return Producer(rollouts, self.buffer, self._ledger(), self.tally)
+
+    def _ledger(self) -> Ledger:
+        return Ledger(
             self.config,
-            sampler=run.engine.sampler,
-            workflow=run.workflow,
-            params=run.params,
-            accept=run.accept,
             buffer=self.buffer,
             journals=self.recovery.journals,
             known=self.known,
             tally=self.tally,
             beat=self.beat,
-            trace=run.workdir / "trace.jsonl" if self.config.rollout.enable_rollout_tracing else None,
+            trace=self.parts.workdir / "trace.jsonl" if self.config.rollout.enable_rollout_tracing else None,
         )
 
     async def _evaluate(self) -> None:
@@ -302,7 +334,8 @@ class Loop:
         reward = self.evaluated[1] if self.evaluated and self.evaluated[0] == self.step else math.nan
         with self.clock.phase("save"):
             score = None if math.isnan(reward) else reward
-            await self.recovery.save(self.step, state, score=score, failed=failed)
+            async with self.learning:
+                await self.recovery.save(self.step, state, score=score, failed=failed)
 
     async def _restore(self) -> None:
         state, self.known = await self.recovery.restore()
@@ -316,7 +349,14 @@ class Loop:
 
     def _write(self, metrics: dict[str, Mean]) -> None:
         """A step's metrics, and what was counted and timed since the last."""
-        measured = [self.parts.measured(), self.tally.drain(), self.clock.drain(), self._wall()]
+        feed = self.parts.feed
+        measured = [
+            self.parts.measured(),
+            feed.take_metrics() if feed else {},
+            self.tally.drain(),
+            self.clock.drain(),
+            self._wall(),
+        ]
         self.sinks.write(self.step, merge([metrics, *measured]))
         self._tell(State.RUNNING)
 
