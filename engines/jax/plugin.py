@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
-from rljax.engine import Learner, Sampler
+from rljax.engine import Learner, Sampler, State
 from rljax.errors import UserError
 from rljax.hf.spec import CONFIG, ModelSpec
 
 NAME = "jax"  # of the entry point
+FORMAT = "rljax.jax/1"  # of checkpoints
 
 
 class JaxPlugin:
@@ -20,6 +22,7 @@ class JaxPlugin:
     samples = True
     learns = True
     transports = ("memory", "directory")
+    formats = (FORMAT,)
 
     def check(self, config: Config, allocation: Allocation) -> None:
         """What JAX itself can't do; whether the machine has the devices is seen when an engine is made."""
@@ -45,6 +48,15 @@ class JaxPlugin:
 
         _use_compilation_cache(config)
         return JaxLearner(config, pool, model_dir)
+
+    def read_checkpoint(self, directory: Path) -> State:
+        if "jax" not in sys.modules:  # of a process that does something else with its accelerators
+            import jax
+
+            jax.config.update("jax_platforms", "cpu")
+        from rljax.engines.jax.state import read
+
+        return read(directory)
 
 
 def _use_compilation_cache(config: Config) -> None:
