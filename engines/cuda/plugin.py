@@ -58,9 +58,6 @@ class FsdpPlugin:
             raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]')")
         if config.jax.bitwise:
             raise UserError("jax.bitwise: is of the JAX learner (sampler and learner must both be jax)")
-        pool = allocation.learner
-        if pool is not None and pool.tensor > 1 and config.actor.lora.rank:
-            raise UserError("actor.lora.rank: fsdp has no LoRA under tensor parallelism (use f in place of t)")
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         raise UserError("allocation_mode: fsdp cannot sample (add a sampler: sglang:d1+fsdp:d1)")
