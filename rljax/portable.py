@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from rljax.config import Config
-from rljax.engine import State, portable_plugin
+from rljax.engine import PortablePlugin, State, portable_plugin
 from rljax.errors import UserError
 
 COUNTS = "counts"
@@ -61,15 +61,27 @@ class Places(Mapping[str, Mapping[str, np.ndarray]]):
         return len(self._names)
 
 
-def check_identity(directory: Path, meta: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Raises UserError where a checkpoint is of another model, or of other adapters, than the learner.
+def check_origin(directory: Path, meta: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Raises UserError where no installed engine reads a checkpoint, or it is of another model or of other adapters.
 
     Args:
-      identity: what the learner writes in its own meta.json. Its format may be another.
+      identity: what the learner writes in its own meta.json: its format, which another engine's checkpoint may differ in, and
+        what must be the same.
     """
+    if meta.get("format") != identity["format"]:
+        _reader(directory, meta)
     for key, value in identity.items():
         if key != "format" and meta.get(key) != value:
             raise UserError(f"checkpoint: {directory} is of another {key}: {meta.get(key)}, not {value} (use its own config)")
+
+
+def _reader(directory: Path, meta: Mapping[str, Any]) -> PortablePlugin:
+    form = meta.get("format")
+    plugin = portable_plugin(str(form))
+    if plugin is None:
+        remedy = "go on with the engine that wrote it"
+        raise UserError(f"checkpoint: {directory} has the format {form!r}, which no installed engine reads ({remedy})")
+    return plugin
 
 
 def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> State:
@@ -78,12 +90,7 @@ def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> St
     Raises:
       UserError: no installed engine reads its format; it is corrupt; or it holds other things than a learner of the config.
     """
-    form = meta.get("format")
-    plugin = portable_plugin(str(form))
-    if plugin is None:
-        remedy = "go on with the engine that wrote it"
-        raise UserError(f"checkpoint: {directory} has the format {form!r}, which no installed engine reads ({remedy})")
-    state = plugin.read_checkpoint(directory)
+    state = _reader(directory, meta).read_checkpoint(directory)
     there, wanted = set(state) - {COUNTS}, _wanted(config, meta["phases"])
     for place in sorted(there ^ wanted):
         where = "there and not here" if place in there else "here and not there"

@@ -246,7 +246,7 @@ class JaxLearner:
         """
         directory = Path(directory)
         meta = read_meta(directory)
-        portable.check_identity(directory, meta, self._identity())
+        portable.check_origin(directory, meta, self._identity())
         if meta["format"] != FORMAT:
             self.load_named_state(portable.read_foreign(directory, meta, self._config), meta["updates"])
             return
@@ -269,9 +269,8 @@ class JaxLearner:
 
     def _phases_of(self, supervised: bool, rl: bool) -> tuple[Phase | None, Reinforcement | None]:
         """Those there are already, or new ones."""
-        return (self._supervised or self._warmup_phase()) if supervised else None, (
-            self._rl or self._rl_phase()
-        ) if rl else None
+        warmup = (self._supervised or self._warmup_phase()) if supervised else None
+        return warmup, (self._rl or self._rl_phase()) if rl else None
 
     def _load(self, tree: Tree, supervised: Phase | None, rl: Reinforcement | None, updates: int) -> None:
         self._policy.trained = tree["policy"]
