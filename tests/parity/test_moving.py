@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from rljax.engines.cuda import plugin
 from rljax.errors import UserError
 from tests import models
 from tests.parity.moving import KINDS, assert_equal, flat, go, make
@@ -126,3 +127,9 @@ def test_a_foreign_checkpoint_of_another_run_is_refused_with_the_difference(save
     assert re.search(r"'theirs/3', which no installed engine reads \(.*wrote it", refused(learner, unknown))
     warm = copied(directory, tmp_path / "warm", phases=["supervised", "rl"])
     assert re.search(r"supervised/mu is here and not there \(use the config", refused(learner, warm))
+
+
+def test_what_reading_a_torch_checkpoint_takes_is_said_where_it_is_not_installed(monkeypatch, tmp_path):
+    monkeypatch.setattr(plugin, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"fsdp; reading it needs torch \(pip install 'rljax\[torch\]'\)"):
+        plugin.FSDP.read_checkpoint(tmp_path)
