@@ -133,7 +133,7 @@ class Links:
         self._news = threading.Condition()
         self._calling = threading.Lock()
         self._number = 0
-        self._owed = 0  # number of a call whose replies nobody has waited for
+        self._owed = 0  # number of the last call that went well here and whose replies nobody waits for
         self._trouble: list[tuple[bool, Link | None, str, str]] = []  # died without a word, rank, what, detail
         self._hung: dict[int, str] = {}
         self._closing = False
@@ -151,22 +151,21 @@ class Links:
         *,
         own: Callable[[], Any],
         arrays: dict[str, Any] | None = None,
-        later: Callable[[Any], bool] = lambda result: False,
+        later: bool = False,
         **fields: Any,
     ) -> Any:
         """Has every follower do the call and does it here, in the order of the calls. Returns what it gave here.
 
         Args:
           own: the call, here.
-          later: of the result; True: followers end the call only when something else is done with the result, so that their
-            replies are waited for by the next call.
+          later: followers may end the call only when something else is done with its result, or the next call is made: their
+            replies are not waited for.
 
         Raises:
           UserError: every rank raised one.
           RankFailed: a rank is lost or failed alone; every later call raises it too.
         """
         with self._calling:
-            self.settle()
             self._number += 1
             frame = Frame("call", {"method": method, "number": self._number, **fields}, arrays or {})
             for link in self._links.values():
@@ -175,22 +174,7 @@ class Links:
             future.add_done_callback(lambda _: self._wake())
             return self._outcome(future, self._number, later)
 
-    def settle(self) -> None:
-        """Waits for the replies that are owed. Raises RankFailed."""
-        with self._news:
-            while True:
-                if self.failure is not None:
-                    raise self.failure
-                behind = [link for link in self._links.values() if link.answered < self._owed]
-                refusal = next((link for link in self._links.values() if 0 < self._owed <= link.answered and link.error), None)
-                if refusal is not None:  # the call went well here
-                    self._suspect(refusal, f"failed alone: {_message(refusal)}", "", died=False)
-                elif not behind:
-                    self._owed = 0
-                    return
-                self._news.wait(1.0)
-
-    def _outcome(self, future: concurrent.futures.Future[Any], number: int, later: Callable[[Any], bool]) -> Any:
+    def _outcome(self, future: concurrent.futures.Future[Any], number: int, later: bool) -> Any:
         """Waits until the call is done everywhere, or it is plain that it never will be."""
         deadline: float | None = None
         with self._news:
@@ -201,12 +185,12 @@ class Links:
                 own_error = future.exception() if future.done() else None
                 if own_error is not None and not isinstance(own_error, UserError):
                     break
-                if future.done() and own_error is None and later(future.result()):
+                refused = own_error is not None or any(link.error for link in self._links.values() if link.answered == number)
+                if future.done() and not refused and later:
                     self._owed = number
                     return future.result()
                 if future.done() and not behind:
                     break
-                refused = own_error is not None or any(link.error for link in self._links.values() if link.answered == number)
                 if refused and deadline is None:
                     deadline = time.monotonic() + APART
                 if deadline is not None and time.monotonic() > deadline:
@@ -221,7 +205,8 @@ class Links:
             raise own_error
         refusing = [link for link in self._links.values() if link.answered == number and link.error]
         if own_error is not None and len(refusing) == len(self._links):
-            raise own_error
+            others = [f"rank {link.rank}: {_message(link)}" for link in refusing if _message(link) != str(own_error)]
+            raise UserError(f"{own_error} ({others[0]})") if others else own_error
         if future.done() and own_error is None and not refusing:
             return future.result()
         with self._news:  # some refuse and some don't: nothing that comes after can be done together
@@ -255,6 +240,8 @@ class Links:
             link.answered, link.error = int(fields["number"]), fields.get("error")
             if link.error is not None and link.error["kind"] != "user":
                 self._suspect(link, f"failed: {_message(link)}", str(link.error["traceback"]), died=False)
+            elif link.error is not None and link.answered == self._owed:
+                self._suspect(link, f"failed alone: {_message(link)}", "", died=False)
             self._news.notify_all()
 
     def hung(self, link: Link, method: str) -> None:

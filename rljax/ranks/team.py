@@ -64,7 +64,7 @@ class TeamLearner:
 
     def export(self, directory: Path | None) -> WeightSource:
         """In memory, what comes may be gathered while it is read: then the followers are done when the reader is."""
-        return self._on_path("export", directory, later=lambda source: hasattr(source.params, "drain"))
+        return self._on_path("export", directory, later=directory is None)
 
     def save(self, directory: Path) -> None:
         self._on_path("save", directory)
@@ -80,7 +80,7 @@ class TeamLearner:
         call = getattr(self._learner, method)
         return self._links.together(method, own=lambda: call(batch), arrays=wire.arrays_of(batch))
 
-    def _on_path(self, method: str, path: Path | None, later: Callable[[Any], bool] = lambda result: False) -> Any:
+    def _on_path(self, method: str, path: Path | None, later: bool = False) -> Any:
         call, whole = getattr(self._learner, method), None if path is None else Path(path).absolute()
         text = None if whole is None else str(whole)
         return self._links.together(method, own=lambda: call(path), later=later, path=text)
