@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +16,10 @@ from jax.typing import DTypeLike
 from rljax.backends.jax.model import abstract
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
 from rljax.backends.jax.sharding import check, parameter_sharding, single_device_mesh
-from rljax.hf.spec import CONFIG, ModelSpec
+from rljax.hf.directory import write_companions
+from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import tensors
-from rljax.hf.weights import DTYPES, MAX_FILE_BYTES, WeightReader, write_json, write_weights
-
-COPIED = (  # beside config.json and the weights; whatever of it the source has
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
+from rljax.hf.weights import DTYPES, MAX_FILE_BYTES, WeightReader, write_weights
 
 
 def load(
@@ -111,13 +98,7 @@ def save(
       UserError: the disk is full or not writable.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    config = spec.to_config() if source is None else json.loads((Path(source) / CONFIG).read_text())
-    config.pop("torch_dtype", None)  # the name before transformers 5
-    write_json(directory / CONFIG, config | {"dtype": dtype})
-    for name in COPIED if source is not None else ():
-        if (path := Path(source or "") / name).is_file():
-            shutil.copyfile(path, directory / name)
+    write_companions(directory, spec, dtype, None if source is None else Path(source))
     write_weights(directory, tensors(spec), _Gatherer(params, spec, dtype), dtype, max_file_bytes)
 
 

@@ -1,8 +1,9 @@
-"""The engine `sglang`: SGLang servers that this process starts."""
+"""The engines `sglang` (SGLang servers that this process starts) and `fsdp` (the PyTorch learner)."""
 
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from rljax.allocation import Allocation, Pool
@@ -43,4 +44,32 @@ class SglangPlugin:
         raise UserError("allocation_mode: sglang cannot learn (add a learner: sglang:d1+fsdp:d1, or +jax:d1)")
 
 
+class FsdpPlugin:
+    """Imports the learner when it is made: naming the plugin loads no torch."""
+
+    dims = "dtcf"  # p and e: FSDP2 shards every layer, and cuts none off; the models at hand have no experts
+    samples = False
+    learns = True
+    transports = ("nccl", "gloo", "ipc", "directory")
+
+    def check(self, config: Config, allocation: Allocation) -> None:
+        missing = [name for name in ("torch", *(["peft"] if config.actor.lora.rank else [])) if find_spec(name) is None]
+        if missing:
+            raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]')")
+        if config.jax.bitwise:
+            raise UserError("jax.bitwise: is of the JAX learner (sampler and learner must both be jax)")
+        pool = allocation.learner
+        if pool is not None and pool.tensor > 1 and config.actor.lora.rank:
+            raise UserError("actor.lora.rank: fsdp has no LoRA under tensor parallelism (use f in place of t)")
+
+    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
+        raise UserError("allocation_mode: fsdp cannot sample (add a sampler: sglang:d1+fsdp:d1)")
+
+    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
+        from rljax.engines.cuda.learner import TorchLearner
+
+        return TorchLearner(config, pool, model_dir)
+
+
 SGLANG = SglangPlugin()
+FSDP = FsdpPlugin()

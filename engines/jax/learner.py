@@ -27,6 +27,7 @@ from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective
 from rljax.backends.jax.portable import from_hf, to_hf
 from rljax.batch import Batch
+from rljax.checksums import read_meta
 from rljax.compaction import kept
 from rljax.config import Config
 from rljax.engine import WeightSource
@@ -242,7 +243,7 @@ class JaxLearner:
         The mesh that wrote it doesn't matter. Old and new state are both held until all of the new one has been read.
         """
         directory = Path(directory)
-        meta = checkpoint.read_meta(directory)
+        meta = read_meta(directory)
         for key, value in self._identity().items():
             if meta.get(key) != value:
                 raise UserError(

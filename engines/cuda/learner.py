@@ -1,0 +1,332 @@
+"""The PyTorch learner: one policy (and a critic where the algorithm has one) under FSDP2 over data, fsdp, context and tensor.
+
+    batch -> this rank's rows -> micro-batches -> gradients summed over both -> one optimizer step -> metrics, whole everywhere
+
+It lives in every process of its pool. Each method is called by all of them, in the same order, with the same whole batch.
+Master weights and moments are float32, computed with in `actor.dtype`; log-probs only of the tokens that are trained on.
+With LoRA the base is frozen and the adapters are what is trained, optimised and saved. The reference policy and the critic
+are taken from the policy as it is when RL begins: at once, or after the supervised warm-up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rljax.allocation import Pool
+from rljax.backends.torch import checkpoint, lora
+from rljax.backends.torch.accumulate import Metrics
+from rljax.backends.torch.export import Gathering, gathered, write
+from rljax.backends.torch.forward import named_logprobs, named_objective
+from rljax.backends.torch.layout import Layout, like
+from rljax.batch import Batch
+from rljax.compaction import kept
+from rljax.config import Config
+from rljax.engine import WeightSource
+from rljax.engines.cuda import world
+from rljax.engines.cuda.critic import Critic
+from rljax.engines.cuda.phase import Phase
+from rljax.engines.cuda.policy import Policy, Weights
+from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
+from rljax.errors import UserError
+from rljax.metrics import Mean
+from rljax.objective import PREFIX, Objective
+
+FORMAT = "rljax.torch/1"  # of checkpoints
+
+
+class TorchLearner:
+    """Implements `rljax.engine.Learner`.
+
+    Example:
+
+        learner = TorchLearner(config, Pool("fsdp", fsdp=2), Path("models/SmolLM2"))  # in each of two processes
+        metrics = learner.update(batch.replace(proximal_logp=learner.score(batch)))
+    """
+
+    def __init__(self, config: Config, pool: Pool, model_dir: Path) -> None:
+        """Raises UserError for a model or a setting it can't do, or processes that don't fit the pool.
+
+        config.total_train_steps, where it is set, is what schedules run over; without it only a constant rate will do.
+        """
+        self._config = config
+        self._model_dir = Path(model_dir)
+        self._layout: Layout = world.join(pool)
+        self._policy = Policy(config, self._layout, self._model_dir)
+        self._objective = Objective.from_config(config)
+        self._sft = config.actor.loss == "sft"
+        self._updates = 0  # optimizer steps of the policy, those of the warm-up not counted
+        self._supervised: Phase | None = None  # the warm-up
+        self._rl: Reinforcement | None = None
+        self._publishing: Gathering | None = None
+        self._group: Any = None  # with the servers that weights are broadcast to
+        if config.warmup.steps == 0:
+            self._begin()
+
+    # Scoring
+
+    def score(self, batch: Batch) -> np.ndarray:
+        """Log-probs of the tokens under the current policy. [R, T] float32, nats; 0 where loss_mask is False."""
+        cut = self._cut(batch, batch.loss_mask)
+        return cut.scatter(self._policy.scored(self._logp_of, cut))
+
+    def score_reference(self, batch: Batch) -> np.ndarray:
+        """The same under the frozen reference policy: the policy as it was when RL began. Only with kl_ctl > 0."""
+        reference = self._reinforcement().reference
+        if reference is None:
+            raise UserError("actor.kl_ctl: there is no reference policy at 0")
+        with self._policy.reading(reference):
+            return self.score(batch)
+
+    def values(self, batch: Batch) -> np.ndarray:
+        """What the critic expects before each token is drawn. [R, T] float32, reward units. Only with adv_estimator "gae"."""
+        critic = self._critic()
+        cut = self._cut(batch, batch.loss_mask)
+        return cut.scatter(critic.values(cut))
+
+    def _cut(self, batch: Batch, keep: np.ndarray) -> MicroBatches:
+        self._finish_publishing()
+        return micro_batches(batch, keep, self._layout, self._policy.spec, self._config.actor.mb_spec.rows_per_mb)
+
+    def _logp_of(self, rows: Rows) -> Tensor:
+        actor, temperature = self._config.actor, self._config.gconfig.temperature
+        return named_logprobs(self._policy.network, rows, temperature=temperature, chunk=actor.logprob_chunk)[0]
+
+    # Learning
+
+    def update(self, batch: Batch) -> dict[str, Mean]:
+        """One optimizer step of the policy on all rows of the batch (and nothing of the critic).
+
+        Metrics are under `ppo_actor/update/`, unweighted over the tokens trained on. A gradient that isn't finite is skipped
+        and counted in `ppo_actor/update/skipped`.
+        """
+        actor = self._reinforcement().actor
+        means = actor.step(self._policy_loss, self._cut(batch, kept(batch, self._objective)))
+        self._updates += 1
+        return means
+
+    def update_critic(self, batch: Batch) -> dict[str, Mean]:
+        """One optimizer step of the critic, on every token of loss_mask."""
+        return self._critic().update(self._cut(batch, batch.loss_mask))
+
+    def update_supervised(self, batch: Batch) -> dict[str, Mean]:
+        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer, at temperature 1.
+
+        With actor.loss "sft" there is no warm-up: it is a step of the policy's own optimizer.
+        """
+        if self._sft:
+            return self.update(batch)
+        if self._supervised is None:
+            self._supervised = self._warmup_phase()
+        return self._supervised.step(self._supervised_loss, self._cut(batch, batch.loss_mask & (batch.loss_weight != 0)))
+
+    def _policy_loss(self, rows: Rows) -> tuple[Tensor, Metrics]:
+        return self._loss(rows, self._objective, 1.0 if self._sft else self._config.gconfig.temperature)
+
+    def _supervised_loss(self, rows: Rows) -> tuple[Tensor, Metrics]:
+        return self._loss(rows, Objective(loss="sft"), 1.0)
+
+    def _loss(self, rows: Rows, objective: Objective, temperature: float) -> tuple[Tensor, Metrics]:
+        chunk = self._config.actor.logprob_chunk
+        return named_objective(self._policy.network, rows, objective, temperature=temperature, chunk=chunk)
+
+    # Phases
+
+    def _begin(self) -> None:
+        """RL begins: the reference and the critic are made of the policy as it is, and the warm-up's moments are let go."""
+        if self._rl is None:
+            self._rl, self._supervised = self._rl_phase(), None
+
+    def _rl_phase(self) -> Reinforcement:
+        config, policy = self._config, self._policy
+        reference = policy.copied(policy.dtype) if config.actor.kl_ctl > 0 else None
+        has_critic = config.actor.adv_estimator == "gae"
+        critic = Critic(config, policy, self._total(config.critic.ppo_n_minibatches)) if has_critic else None
+        return Reinforcement(self._actor_phase(), critic, reference)
+
+    def _actor_phase(self) -> Phase:
+        actor = self._config.actor
+        total = self._total(1 if self._sft else actor.ppo_n_minibatches)
+        return Phase(self._policy, actor.optimizer, total, "actor.optimizer", PREFIX)
+
+    def _warmup_phase(self) -> Phase:
+        warmup = self._config.warmup
+        return Phase(self._policy, warmup.optimizer, warmup.steps or None, "warmup.optimizer", PREFIX)
+
+    def _total(self, each: int) -> int | None:
+        """Optimizer steps of the run, `each` a training step."""
+        steps = self._config.total_train_steps
+        return None if steps is None else steps * each
+
+    def _reinforcement(self) -> Reinforcement:
+        self._begin()
+        assert self._rl is not None
+        return self._rl
+
+    def _critic(self) -> Critic:
+        critic = self._reinforcement().critic
+        if critic is None:
+            raise UserError(f"actor.adv_estimator: {self._config.actor.adv_estimator!r} has no critic (gae has)")
+        return critic
+
+    # Weights and checkpoints
+
+    def export(self, directory: Path | None) -> WeightSource:
+        """Weights for a sampler: to servers in memory when directory is None, else HF safetensors, config and tokenizer there.
+
+        Adapters are merged in both forms. In memory rank 0 gets a `TorchBroadcast` whose tensors are gathered one at a time as
+        they are sent; the other ranks gather with it before they return.
+        """
+        self._finish_publishing()
+        if directory is not None:
+            spec, dtype = self._policy.spec, self._config.actor.dtype
+            write(spec, self._whole, directory, dtype=dtype, source=self._model_dir, layout=self._layout)
+            return WeightSource(directory=Path(directory))
+        gathering = Gathering(self._policy.spec, self._whole)
+        if self._layout.rank != 0:
+            gathering.close()
+            return WeightSource()
+        self._publishing = gathering
+        return WeightSource(params=self._broadcast(gathering))
+
+    def _broadcast(self, gathering: Gathering) -> Any:
+        from rljax.engine import allocate
+        from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast
+
+        if self._group is None:
+            sampler = allocate(self._config).sampler
+            backend = "nccl" if self._layout.device.type == "cuda" else "gloo"
+            self._group = BroadcastGroup(backend, tensor=sampler.tensor if sampler else 1)
+        return TorchBroadcast(gathering, self._group)
+
+    def _finish_publishing(self) -> None:
+        """Where a server failed in the middle, the other ranks still wait for the rest of the tensors to be gathered."""
+        if self._publishing is not None:
+            self._publishing.close()
+            self._publishing = None
+
+    @torch.no_grad()
+    def _whole(self, name: str) -> Tensor:
+        """A tensor of the model in `actor.dtype`, adapters merged, on every rank. A collective."""
+        parameters = self._policy.frozen | self._policy.trained
+
+        def gather(name: str) -> Tensor:
+            return gathered(parameters[name], self._policy.dtype)
+
+        adapters = self._config.actor.lora
+        scale = adapters.alpha / adapters.rank if adapters.rank else 0.0
+        return lora.merged(name, gather(name), gather, parameters, scale)
+
+    def save(self, directory: Path) -> None:
+        """Writes parameters, optimizer moments and step under directory, which does not exist yet."""
+        self._finish_publishing()
+        meta = self._identity() | {"updates": self._updates, "phases": list(self._phases())}
+        checkpoint.save(Path(directory), self._named(self._saved(self._supervised, self._rl)), meta, self._layout)
+
+    def restore(self, directory: Path) -> None:
+        """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was.
+
+        The layout that wrote it doesn't matter. Old and new state are both held until all of the new one has been read.
+        """
+        self._finish_publishing()
+        directory = Path(directory)
+        meta = checkpoint.meta_of(directory, self._layout)
+        for key, value in self._identity().items():
+            if meta.get(key) != value:
+                raise UserError(
+                    f"checkpoint: {directory} is of another {key}: {meta.get(key)}, not {value} (use its own config)"
+                )
+        supervised = (self._supervised or self._warmup_phase()) if "supervised" in meta["phases"] else None
+        rl = (self._rl or self._rl_phase()) if "rl" in meta["phases"] else None
+        tensors = checkpoint.empty_like(self._named(self._saved(supervised, rl)))
+        checkpoint.restore(directory, tensors, self._layout)
+        tree = _nested({name: checkpoint.shard_of(tensor) for name, tensor in tensors.items()})
+        self._policy.fill([tree["policy"][name] for name in self._policy.trained])
+        self._supervised, self._rl, self._updates = supervised, rl, meta["updates"]
+        if supervised is not None:
+            supervised.load(tree["supervised"])
+        if rl is not None:
+            rl.load(tree["rl"], list(self._policy.trained))
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be this run's. JSON values."""
+        lora = self._config.actor.lora
+        adapters = {"rank": lora.rank, "target_modules": list(lora.target_modules)} if lora.rank else None
+        return {"format": FORMAT, "model": json.loads(json.dumps(self._policy.spec.to_config())), "lora": adapters}
+
+    def _saved(self, supervised: Phase | None, rl: Reinforcement | None) -> dict[str, Any]:
+        names = list(self._policy.trained)
+        tree: dict[str, Any] = {"policy": dict(zip(names, self._policy.weights(), strict=True))}
+        if supervised is not None:
+            tree["supervised"] = supervised.saved()
+        if rl is not None:
+            tree["rl"] = rl.saved(names, with_reference=self._config.warmup.steps > 0)  # else the model directory has it
+        return tree
+
+    def _named(self, tree: dict[str, Any]) -> checkpoint.Tensors:
+        """A tree's tensors by their paths; shards of parameters as DTensors."""
+        found: checkpoint.Tensors = {}
+        for path, tensor in _flat(tree).items():
+            parameter = self._policy.trained.get(path.rsplit("/", 1)[-1])
+            found[path] = tensor if parameter is None else like(parameter, tensor)
+        return found
+
+    def _phases(self) -> dict[str, Any]:
+        return {name: phase for name, phase in (("supervised", self._supervised), ("rl", self._rl)) if phase is not None}
+
+    def close(self) -> None:
+        """Lets go of everything on the device. The processes' own group stays."""
+        self._finish_publishing()
+        if self._group is not None:
+            self._group.forget()
+        self._supervised = self._rl = self._group = None
+        del self._policy
+
+
+@dataclasses.dataclass
+class Reinforcement:
+    """What exists from the moment that RL begins."""
+
+    actor: Phase
+    critic: Critic | None
+    reference: Weights | None  # like those of the policy, in the compute dtype
+
+    def saved(self, names: list[str], *, with_reference: bool) -> dict[str, Any]:
+        tree: dict[str, Any] = {"actor": self.actor.saved()}
+        if self.critic is not None:
+            tree["critic"] = self.critic.saved()
+        if self.reference is not None and with_reference:
+            tree["reference"] = dict(zip(names, self.reference, strict=True))
+        return tree
+
+    def load(self, saved: dict[str, Any], names: list[str]) -> None:
+        self.actor.load(saved["actor"])
+        if self.critic is not None:
+            self.critic.load(saved["critic"])
+        if self.reference is not None and "reference" in saved:
+            self.reference = [saved["reference"][name].clone() for name in names]
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """Nested dicts of tensors -> {path: tensor}. Parameters' names have dots, never slashes."""
+    found: dict[str, Tensor] = {}
+    for name, node in tree.items():
+        found |= _flat(node, f"{prefix}{name}/") if isinstance(node, dict) else {f"{prefix}{name}": node}
+    return found
+
+
+def _nested(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, tensor in tensors.items():
+        node = tree
+        *parents, name = path.split("/")
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[name] = tensor
+    return tree
