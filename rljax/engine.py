@@ -141,15 +141,6 @@ class Learner(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class RoutedLearner(Protocol):
-    """A learner that has several ways out of memory. Optional: of others, `export(None)` gives arrays of this process."""
-
-    def route(self, transport: str, sampler: Pool) -> None:
-        """What `export(None)` is to give, and for which pool. Called once, before the first export."""
-        ...
-
-
 class Plugin(Protocol):
     """What an entry point of `rljax.engines` resolves to. Constructors block; they may compile."""
 
@@ -281,20 +272,21 @@ def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path
     if allocation.sampler is None or allocation.learner is None:
         alone = "learns" if allocation.sampler is None else "samples"
         raise UserError(f"allocation_mode: {allocation} only {alone}; training needs both, as in SAMPLER:d1+LEARNER:d1")
-    sampling, learning = find_plugin(allocation.sampler.engine), find_plugin(allocation.learner.engine)
-    transport = _transport(config, allocation, sampling, learning)
-    learner = learning.make_learner(config, allocation.learner, model_dir)
-    if isinstance(learner, RoutedLearner):
-        learner.route(transport, allocation.sampler)
-    sampler = sampling.make_sampler(config, allocation.sampler, model_dir)
+    transport = transport_of(config, allocation)
+    learner = find_plugin(allocation.learner.engine).make_learner(config, allocation.learner, model_dir)
+    sampler = find_plugin(allocation.sampler.engine).make_sampler(config, allocation.sampler, model_dir)
     return Engine(sampler, learner, transport, _publish_dir(workdir))
 
 
-def _transport(config: Config, allocation: Allocation, sampling: Plugin, learning: Plugin) -> str:
-    """The sampler's best way that the learner has too; arrays in memory are of one engine's own layout."""
-    assert allocation.sampler is not None and allocation.learner is not None
+def transport_of(config: Config, allocation: Allocation) -> str:
+    """The sampler's best way that the learner has too; arrays in memory are of one engine's own layout.
+
+    Raises UserError where there is none, or only half an engine.
+    """
+    if allocation.sampler is None or allocation.learner is None:
+        raise UserError(f"allocation_mode: {allocation} publishes no weights (a sampler and a learner do)")
     sampler, learner = allocation.sampler.engine, allocation.learner.engine
-    taken, given = _routes(sampling, config, allocation), _routes(learning, config, allocation)
+    taken, given = (_routes(find_plugin(name), config, allocation) for name in (sampler, learner))
     for way in taken:
         if way in given and (way != "memory" or sampler == learner):
             return way

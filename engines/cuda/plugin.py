@@ -50,7 +50,7 @@ class FsdpPlugin:
     dims = "dtcf"  # p and e: FSDP2 shards every layer, and cuts none off; the models at hand have no experts
     samples = False
     learns = True
-    transports = ("nccl", "gloo", "ipc", "directory")
+    transports = TRANSPORTS
 
     def check(self, config: Config, allocation: Allocation) -> None:
         missing = [name for name in ("torch", *(["peft"] if config.actor.lora.rank else [])) if find_spec(name) is None]
