@@ -27,13 +27,14 @@ from rljax.backends.torch.layout import Layout
 from rljax.batch import Batch
 from rljax.compaction import kept
 from rljax.config import Config
-from rljax.engine import WeightSource
+from rljax.engine import WeightSource, allocate, transport_of
 from rljax.engines.cuda import state, world
 from rljax.engines.cuda.critic import Critic
 from rljax.engines.cuda.phase import Phase
 from rljax.engines.cuda.policy import Policy
 from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
 from rljax.engines.cuda.state import Reinforcement
+from rljax.engines.cuda.transports import Route
 from rljax.errors import UserError
 from rljax.metrics import Mean
 from rljax.objective import PREFIX, Objective
@@ -65,7 +66,7 @@ class TorchLearner:
         self._supervised: Phase | None = None  # the warm-up
         self._rl: Reinforcement | None = None
         self._publishing: Gathering | None = None
-        self._group: Any = None  # with the servers that weights are broadcast to
+        self._route: Route | None = None  # to the servers, where one was chosen
         if config.warmup.steps == 0:
             self._begin()
 
@@ -180,30 +181,30 @@ class TorchLearner:
     def export(self, directory: Path | None) -> WeightSource:
         """Weights for a sampler: to servers in memory when directory is None, else HF safetensors, config and tokenizer there.
 
-        Adapters are merged in both forms. In memory rank 0 gets a `TorchBroadcast` whose tensors are gathered one at a time as
-        they are sent; the other ranks gather with it before they return.
+        Adapters are merged in both forms. In memory rank 0 gets a source whose tensors are gathered one at a time as they are
+        sent, by the way that `rljax.engine.transport_of` finds; the other ranks gather with it before they return.
         """
         self._finish_publishing()
         if directory is not None:
             spec, dtype = self._policy.spec, self._config.actor.dtype
             write(spec, self._whole, directory, dtype=dtype, source=self._model_dir, layout=self._layout)
             return WeightSource(directory=Path(directory))
-        gathering = Gathering(self._policy.spec, self._whole)
+        gathering, route = Gathering(self._policy.spec, self._whole), self._to_servers()
         if self._layout.rank != 0:
-            gathering.close()
+            route.follow(gathering)
             return WeightSource()
         self._publishing = gathering
-        return WeightSource(params=self._broadcast(gathering))
+        return route.source(gathering)
 
-    def _broadcast(self, gathering: Gathering) -> Any:
-        from rljax.engine import allocate
-        from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast
-
-        if self._group is None:
-            sampler = allocate(self._config).sampler
-            backend = "nccl" if self._layout.device.type == "cuda" else "gloo"
-            self._group = BroadcastGroup(backend, tensor=sampler.tensor if sampler else 1)
-        return TorchBroadcast(gathering, self._group)
+    def _to_servers(self) -> Route:
+        """The same on every rank."""
+        if self._route is None:
+            pools = allocate(self._config)
+            transport = transport_of(self._config, pools)
+            assert pools.sampler is not None
+            gather = world.gather if self._layout.pool.size > 1 else None
+            self._route = Route(transport, pools.sampler, gather=gather)
+        return self._route
 
     def _finish_publishing(self) -> None:
         """Where a server failed in the middle, the other ranks still wait for the rest of the tensors to be gathered."""
@@ -296,7 +297,7 @@ class TorchLearner:
     def close(self) -> None:
         """Lets go of everything on the device. The processes' own group stays."""
         self._finish_publishing()
-        if self._group is not None:
-            self._group.forget()
-        self._supervised = self._rl = self._group = None
+        if self._route is not None:
+            self._route.close()
+        self._supervised = self._rl = self._route = None
         del self._policy
