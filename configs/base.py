@@ -184,6 +184,8 @@ def get_config() -> ConfigDict:
             extra_args=(),
             start_timeout=600.0,
             restarts=3,
+            transport="",
+            release_memory=False,
             log_dir="",
         )
     )

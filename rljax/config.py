@@ -274,6 +274,11 @@ class SglangConfig:
     extra_args: tuple[str, ...]  # more flags of sglang.launch_server, as on its command line
     start_timeout: float  # seconds until a server answers
     restarts: int  # times a server that died is started again, before it is dropped
+    # How weights reach the servers, with a learner that can: "ipc" (the same devices), "nccl" (other devices), "gloo" (CPU),
+    # "directory"; empty: the first of these that is possible
+    transport: str
+    # Servers that share devices with the learner let go of their memory while it updates (synchronous runs only)
+    release_memory: bool
     log_dir: str  # of the servers' logs; empty: a directory in the system's temporary one
 
 

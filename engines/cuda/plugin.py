@@ -9,8 +9,9 @@ from pathlib import Path
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
 from rljax.engine import Learner, Sampler
+from rljax.engines.cuda.transports import routes
 from rljax.engines.http.launcher import SglangServers, installed_release, interpreter
-from rljax.engines.http.plugin import sampler_of
+from rljax.engines.http.plugin import TRANSPORTS, sampler_of
 from rljax.engines.http.remote import TOKEN_VARIABLE
 from rljax.errors import UserError
 
@@ -21,13 +22,19 @@ class SglangPlugin:
     dims = "dt"
     samples = True
     learns = False
-    transports = ("nccl", "gloo", "directory")
+    transports = TRANSPORTS
 
     def check(self, config: Config, allocation: Allocation) -> None:
         release = installed_release(interpreter(config.sglang))
         if release < OLDEST:
             found, oldest = ".".join(map(str, release)), ".".join(map(str, OLDEST))
             raise UserError(f"sglang.python: SGLang {found} is too old (install {oldest} or later)")
+
+    def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
+        return routes(config, allocation)
+
+    def on_host(self, config: Config) -> bool:
+        return config.sglang.device == "cpu"
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         servers = SglangServers(config, pool, model_dir, os.environ.get(TOKEN_VARIABLE))
@@ -43,7 +50,7 @@ class FsdpPlugin:
     dims = "dtcf"  # p and e: FSDP2 shards every layer, and cuts none off; the models at hand have no experts
     samples = False
     learns = True
-    transports = ("nccl", "gloo", "ipc", "directory")
+    transports = TRANSPORTS
 
     def check(self, config: Config, allocation: Allocation) -> None:
         missing = [name for name in ("torch", *(["peft"] if config.actor.lora.rank else [])) if find_spec(name) is None]
@@ -51,9 +58,6 @@ class FsdpPlugin:
             raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]')")
         if config.jax.bitwise:
             raise UserError("jax.bitwise: is of the JAX learner (sampler and learner must both be jax)")
-        pool = allocation.learner
-        if pool is not None and pool.tensor > 1 and config.actor.lora.rank:
-            raise UserError("actor.lora.rank: fsdp has no LoRA under tensor parallelism (use f in place of t)")
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         raise UserError("allocation_mode: fsdp cannot sample (add a sampler: sglang:d1+fsdp:d1)")
