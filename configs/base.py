@@ -177,6 +177,7 @@ def get_config() -> ConfigDict:
             sampler_dtype="bfloat16",
             bitwise=False,
             compilation_cache="",
+            processes=config_dict.placeholder(int),
         )
     )
     config.sglang = ConfigDict(

@@ -256,6 +256,9 @@ class JaxConfig:
     sampler_dtype: str
     bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
     compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
+    # Of the learner. None: as many as torchrun started, else one; N: exactly so many, started on this host unless torchrun did;
+    # 0: those that jax.distributed finds by itself (a TPU pod, Slurm, Open MPI, Kubernetes). See docs/processes.md
+    processes: int | None
 
 
 @dataclasses.dataclass(frozen=True)

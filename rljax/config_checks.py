@@ -140,6 +140,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "warmup.steps",
         "stats_logger.samples_per_step",
         "sglang.restarts",
+        "jax.processes",
         "serve.port",
         *(
             f"{part}.optimizer.{key}"

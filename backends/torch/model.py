@@ -76,7 +76,10 @@ def build(
         adapt(causal)
     network = Network(causal, spec)
     if layout.tensor is not None:
+        trained = {name for name, parameter in causal.named_parameters() if parameter.requires_grad}
         parallelize(causal, spec, layout.tensor)
+        for name, parameter in causal.named_parameters():  # those that were split are new ones
+            parameter.requires_grad_(name in trained)
         network.vocabulary = vocabulary_group(causal, layout.tensor)
     for layer in causal.model.layers:
         _checkpointed(layer, remat)

@@ -70,13 +70,19 @@ class TorchIpc:
         except (ServerLost, UserError, RuntimeError, ValueError) as error:
             raise SamplerError(f"publishing version {version} by ipc: {error}") from error
         finally:
-            handles.close()
+            await asyncio.to_thread(self._keep_in_step, handles)
 
     def follow(self) -> None:
         """What ranks 1 and following do during a `send` of rank 0. Blocks."""
-        for handle, _ in handles_of(self.tensors, self.bucket_bytes):
-            self.gather(handle)
-            self.gather(b"")  # the servers are done with it
+        self._keep_in_step(handles_of(self.tensors, self.bucket_bytes))
+
+    def _keep_in_step(self, handles: Generator[tuple[bytes, bool], None, None]) -> None:
+        """All that are left, with the other ranks: nothing where all were sent, or where there are no others."""
+        if self.gather is not alone:
+            for handle, _ in handles:
+                self.gather(handle)
+                self.gather(b"")  # the servers are done with it
+        handles.close()
 
     async def _send(self, posts: Sequence[Post], handle: bytes, label: Label) -> None:
         handles = await asyncio.to_thread(self.gather, handle)

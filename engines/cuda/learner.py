@@ -10,7 +10,6 @@ are taken from the policy as it is when RL begins: at once, or after the supervi
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,18 @@ from rljax.backends.torch import checkpoint, lora
 from rljax.backends.torch.accumulate import Metrics
 from rljax.backends.torch.export import Gathering, gathered, write
 from rljax.backends.torch.forward import named_logprobs, named_objective
-from rljax.backends.torch.layout import Layout, like
+from rljax.backends.torch.layout import Layout
 from rljax.batch import Batch
 from rljax.compaction import kept
 from rljax.config import Config
-from rljax.engine import WeightSource
-from rljax.engines.cuda import world
+from rljax.engine import WeightSource, allocate, transport_of
+from rljax.engines.cuda import state, world
 from rljax.engines.cuda.critic import Critic
 from rljax.engines.cuda.phase import Phase
-from rljax.engines.cuda.policy import Policy, Weights
+from rljax.engines.cuda.policy import Policy
 from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
+from rljax.engines.cuda.state import Reinforcement
+from rljax.engines.cuda.transports import Route
 from rljax.errors import UserError
 from rljax.metrics import Mean
 from rljax.objective import PREFIX, Objective
@@ -65,7 +66,7 @@ class TorchLearner:
         self._supervised: Phase | None = None  # the warm-up
         self._rl: Reinforcement | None = None
         self._publishing: Gathering | None = None
-        self._group: Any = None  # with the servers that weights are broadcast to
+        self._route: Route | None = None  # to the servers, where one was chosen
         if config.warmup.steps == 0:
             self._begin()
 
@@ -180,30 +181,30 @@ class TorchLearner:
     def export(self, directory: Path | None) -> WeightSource:
         """Weights for a sampler: to servers in memory when directory is None, else HF safetensors, config and tokenizer there.
 
-        Adapters are merged in both forms. In memory rank 0 gets a `TorchBroadcast` whose tensors are gathered one at a time as
-        they are sent; the other ranks gather with it before they return.
+        Adapters are merged in both forms. In memory rank 0 gets a source whose tensors are gathered one at a time as they are
+        sent, by the way that `rljax.engine.transport_of` finds; the other ranks gather with it before they return.
         """
         self._finish_publishing()
         if directory is not None:
             spec, dtype = self._policy.spec, self._config.actor.dtype
             write(spec, self._whole, directory, dtype=dtype, source=self._model_dir, layout=self._layout)
             return WeightSource(directory=Path(directory))
-        gathering = Gathering(self._policy.spec, self._whole)
+        gathering, route = Gathering(self._policy.spec, self._whole), self._to_servers()
         if self._layout.rank != 0:
-            gathering.close()
+            route.follow(gathering)
             return WeightSource()
         self._publishing = gathering
-        return WeightSource(params=self._broadcast(gathering))
+        return route.source(gathering)
 
-    def _broadcast(self, gathering: Gathering) -> Any:
-        from rljax.engine import allocate
-        from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast
-
-        if self._group is None:
-            sampler = allocate(self._config).sampler
-            backend = "nccl" if self._layout.device.type == "cuda" else "gloo"
-            self._group = BroadcastGroup(backend, tensor=sampler.tensor if sampler else 1)
-        return TorchBroadcast(gathering, self._group)
+    def _to_servers(self) -> Route:
+        """The same on every rank."""
+        if self._route is None:
+            pools = allocate(self._config)
+            transport = transport_of(self._config, pools)
+            assert pools.sampler is not None
+            gather = world.gather if self._layout.pool.size > 1 else None
+            self._route = Route(transport, pools.sampler, gather=gather)
+        return self._route
 
     def _finish_publishing(self) -> None:
         """Where a server failed in the middle, the other ranks still wait for the rest of the tensors to be gathered."""
@@ -227,7 +228,9 @@ class TorchLearner:
         """Writes parameters, optimizer moments and step under directory, which does not exist yet."""
         self._finish_publishing()
         meta = self._identity() | {"updates": self._updates, "phases": list(self._phases())}
-        checkpoint.save(Path(directory), self._named(self._saved(self._supervised, self._rl)), meta, self._layout)
+        checkpoint.save(
+            Path(directory), state.placed(self._saved(self._supervised, self._rl), self._policy), meta, self._layout
+        )
 
     def restore(self, directory: Path) -> None:
         """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was.
@@ -244,11 +247,39 @@ class TorchLearner:
                 )
         supervised = (self._supervised or self._warmup_phase()) if "supervised" in meta["phases"] else None
         rl = (self._rl or self._rl_phase()) if "rl" in meta["phases"] else None
-        tensors = checkpoint.empty_like(self._named(self._saved(supervised, rl)))
+        tensors = checkpoint.empty_like(state.placed(self._saved(supervised, rl), self._policy))
         checkpoint.restore(directory, tensors, self._layout)
-        tree = _nested({name: checkpoint.shard_of(tensor) for name, tensor in tensors.items()})
+        self._load(state.shards(tensors), supervised, rl, meta["updates"])
+
+    def named_state(self) -> dict[str, dict[str, np.ndarray]]:
+        """Everything that is trained, under HF tensor names, float32, on the host of every rank (law 9).
+
+        "params" of the policy, and their moments "mu" and "nu" where RL has begun; "supervised/mu" and "supervised/nu" in the
+        warm-up; "critic/params" (a "value_head" among them), "critic/mu", "critic/nu" where there is a critic; "reference"
+        where it isn't the model directory; "counts": optimizer steps, [] int64, of "actor", "critic", "supervised". Adapters'
+        names end in lora_A.weight [rank, inputs] and lora_B.weight [outputs, rank].
+        """
+        self._finish_publishing()
+        return state.to_named(self._saved(self._supervised, self._rl), self._policy)
+
+    def load_named_state(self, named: dict[str, dict[str, np.ndarray]], updates: int) -> None:
+        """The inverse, after `updates` optimizer steps. Raises UserError, changing nothing, where they don't fit.
+
+        Only "params" must be there, and "mu" and "nu" unless it is of a warm-up; what else is missing stays as RL begins.
+        """
+        self._finish_publishing()
+        supervised = (self._supervised or self._warmup_phase()) if "supervised/mu" in named else None
+        rl = None if supervised is not None else (self._rl or self._rl_phase())
+        tree = state.from_named(named, self._saved(supervised, rl), self._policy, updates)
+        self._load(tree, supervised, rl, updates)
+
+    def _saved(self, supervised: Phase | None, rl: Reinforcement | None) -> state.Tree:
+        """The reference is in it only after a warm-up: else the model directory has it."""
+        return state.saved(self._policy, supervised, rl, with_reference=self._config.warmup.steps > 0)
+
+    def _load(self, tree: state.Tree, supervised: Phase | None, rl: Reinforcement | None, updates: int) -> None:
         self._policy.fill([tree["policy"][name] for name in self._policy.trained])
-        self._supervised, self._rl, self._updates = supervised, rl, meta["updates"]
+        self._supervised, self._rl, self._updates = supervised, rl, updates
         if supervised is not None:
             supervised.load(tree["supervised"])
         if rl is not None:
@@ -260,73 +291,13 @@ class TorchLearner:
         adapters = {"rank": lora.rank, "target_modules": list(lora.target_modules)} if lora.rank else None
         return {"format": FORMAT, "model": json.loads(json.dumps(self._policy.spec.to_config())), "lora": adapters}
 
-    def _saved(self, supervised: Phase | None, rl: Reinforcement | None) -> dict[str, Any]:
-        names = list(self._policy.trained)
-        tree: dict[str, Any] = {"policy": dict(zip(names, self._policy.weights(), strict=True))}
-        if supervised is not None:
-            tree["supervised"] = supervised.saved()
-        if rl is not None:
-            tree["rl"] = rl.saved(names, with_reference=self._config.warmup.steps > 0)  # else the model directory has it
-        return tree
-
-    def _named(self, tree: dict[str, Any]) -> checkpoint.Tensors:
-        """A tree's tensors by their paths; shards of parameters as DTensors."""
-        found: checkpoint.Tensors = {}
-        for path, tensor in _flat(tree).items():
-            parameter = self._policy.trained.get(path.rsplit("/", 1)[-1])
-            found[path] = tensor if parameter is None else like(parameter, tensor)
-        return found
-
     def _phases(self) -> dict[str, Any]:
         return {name: phase for name, phase in (("supervised", self._supervised), ("rl", self._rl)) if phase is not None}
 
     def close(self) -> None:
         """Lets go of everything on the device. The processes' own group stays."""
         self._finish_publishing()
-        if self._group is not None:
-            self._group.forget()
-        self._supervised = self._rl = self._group = None
+        if self._route is not None:
+            self._route.close()
+        self._supervised = self._rl = self._route = None
         del self._policy
-
-
-@dataclasses.dataclass
-class Reinforcement:
-    """What exists from the moment that RL begins."""
-
-    actor: Phase
-    critic: Critic | None
-    reference: Weights | None  # like those of the policy, in the compute dtype
-
-    def saved(self, names: list[str], *, with_reference: bool) -> dict[str, Any]:
-        tree: dict[str, Any] = {"actor": self.actor.saved()}
-        if self.critic is not None:
-            tree["critic"] = self.critic.saved()
-        if self.reference is not None and with_reference:
-            tree["reference"] = dict(zip(names, self.reference, strict=True))
-        return tree
-
-    def load(self, saved: dict[str, Any], names: list[str]) -> None:
-        self.actor.load(saved["actor"])
-        if self.critic is not None:
-            self.critic.load(saved["critic"])
-        if self.reference is not None and "reference" in saved:
-            self.reference = [saved["reference"][name].clone() for name in names]
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Nested dicts of tensors -> {path: tensor}. Parameters' names have dots, never slashes."""
-    found: dict[str, Tensor] = {}
-    for name, node in tree.items():
-        found |= _flat(node, f"{prefix}{name}/") if isinstance(node, dict) else {f"{prefix}{name}": node}
-    return found
-
-
-def _nested(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, tensor in tensors.items():
-        node = tree
-        *parents, name = path.split("/")
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[name] = tensor
-    return tree

@@ -50,7 +50,7 @@ class FsdpPlugin:
     dims = "dtcf"  # p and e: FSDP2 shards every layer, and cuts none off; the models at hand have no experts
     samples = False
     learns = True
-    transports = ("nccl", "gloo", "ipc", "directory")
+    transports = TRANSPORTS
 
     def check(self, config: Config, allocation: Allocation) -> None:
         missing = [name for name in ("torch", *(["peft"] if config.actor.lora.rank else [])) if find_spec(name) is None]
@@ -58,9 +58,6 @@ class FsdpPlugin:
             raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]')")
         if config.jax.bitwise:
             raise UserError("jax.bitwise: is of the JAX learner (sampler and learner must both be jax)")
-        pool = allocation.learner
-        if pool is not None and pool.tensor > 1 and config.actor.lora.rank:
-            raise UserError("actor.lora.rank: fsdp has no LoRA under tensor parallelism (use f in place of t)")
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         raise UserError("allocation_mode: fsdp cannot sample (add a sampler: sglang:d1+fsdp:d1)")
@@ -69,6 +66,13 @@ class FsdpPlugin:
         from rljax.engines.cuda.learner import TorchLearner
 
         return TorchLearner(config, pool, model_dir)
+
+    def processes(self, config: Config, pool: Pool) -> int:
+        """One a device."""
+        return pool.size
+
+    def place(self, config: Config, pool: Pool) -> None:
+        """The environment says it."""
 
 
 SGLANG = SglangPlugin()

@@ -39,10 +39,13 @@ def routes(config: Config, allocation: Allocation) -> tuple[str, ...]:
 
 def _possible(config: Config, allocation: Allocation) -> tuple[str, ...]:
     sampler, learner = allocation.sampler, allocation.learner
+    if sampler is None or learner is None:
+        return TRANSPORTS
+    handles = ("ipc",) if sampler.size == learner.size else ()  # a rank of the learner for each device of a server
     if config.sglang.device == "cpu":
-        return ("gloo", "ipc", "directory")
-    if sampler is not None and learner is not None and sampler.first_device == learner.first_device:
-        return ("ipc", "directory")  # NCCL wants a device a rank
+        return ("gloo", *handles, "directory")
+    if sampler.first_device == learner.first_device:
+        return (*handles, "directory")  # NCCL wants a device a rank
     return ("nccl", "directory")
 
 
@@ -73,6 +76,14 @@ class Route:
             self._group = self._group or BroadcastGroup(self.transport, self.sampler.tensor, self.host)
             return WeightSource(params=TorchBroadcast(tensors, self._group))
         raise UserError(f"{KEY}: {self.transport} is no way out of memory (an export there needs a directory)")
+
+    def follow(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """What ranks 1 and following of a learner do while rank 0's source is sent: they gather with it. Blocks."""
+        if self.transport == "ipc":
+            self.source(tensors).params.follow()
+        else:
+            for _ in tensors:
+                pass
 
     def close(self) -> None:
         if self._group is not None:

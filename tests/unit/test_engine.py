@@ -107,24 +107,14 @@ def test_best_transport_that_both_have(register):
     assert build("two:d1+one:d1").transport == "directory"
 
 
-def test_a_plugin_may_close_ways_and_a_learner_is_told_which_was_chosen(register):
+def test_a_plugin_may_close_ways(register):
     class Choosy(ThirdParty):
         def routes(self, config, allocation):
             return ("pigeon", "directory")
 
-    class Routed(NotingLearner):
-        def route(self, transport, sampler):
-            self.log.append((transport, sampler))
-
-    class Learning(ThirdParty):
-        def make_learner(self, config, pool, model_dir):
-            return Routed(self.log)
-
-    learning = Learning(("nccl", "pigeon", "directory"))
     register("one", Choosy(("nccl", "directory", "pigeon")))
-    register("two", learning)
+    register("two", ThirdParty(("nccl", "pigeon", "directory")))
     assert build("one:d2+two:d1").transport == "pigeon"
-    assert learning.log == [("pigeon", Pool("one", data=2))]
 
 
 def test_no_transport_and_half_an_engine_are_refused(register):
