@@ -59,6 +59,11 @@ def config_from_flags() -> Config:
     return config_io.load(FLAGS.config, _overrides)
 
 
+def overrides_from_flags() -> tuple[tuple[str, str], ...]:
+    """The --config.KEY=VALUE of the command line alone, for a config that comes from elsewhere."""
+    return tuple(_overrides)
+
+
 def workdir_from_flags() -> Path:
     if not FLAGS.workdir:
         raise UserError("--workdir: missing (a directory for the run)")

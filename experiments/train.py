@@ -11,13 +11,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import os
+import secrets
+import sys
 from typing import TYPE_CHECKING
 
 from experiments import main
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rljax.allocation import Allocation
     from rljax.config import Config
+    from rljax.feed import Feed
     from rljax.loop import Outcome
     from rljax.sinks.run_directory import RunDirectory
 
@@ -112,9 +118,29 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory) -> Outcom
                 accept=accept,
                 labelled=labelled,
                 evaluation=evaluation,
+                feed=_feed(config, model_dir, run) if config.actor.loss != "sft" else None,
                 measured=rewards.take_metrics,
             )
         ).run()
+
+
+def _feed(config: Config, model_dir: Path, run: RunDirectory) -> Feed | None:
+    """Where workers attach: those that the run starts, and those from elsewhere."""
+    if not config.rollout.workers and not config.rollout.listen:
+        return None
+    from rljax.children import Children
+    from rljax.engine import scratch
+    from rljax.feed import Feed
+
+    command = [sys.executable, "-m", "experiments.rollout"]
+    return Feed(
+        config,
+        model_dir,
+        token=os.environ.get("RLJAX_TOKEN") or secrets.token_urlsafe(),
+        scratch=scratch(run.path, "-feed"),
+        door=run.path / "workers.json",
+        children=Children(command, config.rollout.workers, run.path / "workers") if config.rollout.workers else None,
+    )
 
 
 def _warmup(config: Config) -> int:

@@ -215,7 +215,7 @@ def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path
     transport = _transport(allocation.sampler.engine, sampling, allocation.learner.engine, learning)
     learner = learning.make_learner(config, allocation.learner, model_dir)
     sampler = sampling.make_sampler(config, allocation.sampler, model_dir)
-    return Engine(sampler, learner, transport, _publish_dir(workdir))
+    return Engine(sampler, learner, transport, scratch(workdir))
 
 
 def _transport(sampler: str, sampling: Plugin, learner: str, learning: Plugin) -> str:
@@ -229,10 +229,10 @@ def _transport(sampler: str, sampling: Plugin, learner: str, learning: Plugin) -
     )
 
 
-def _publish_dir(workdir: Path) -> Path:
+def scratch(workdir: Path, what: str = "") -> Path:
     """Where weights go on their way, in memory where Linux has a directory there. It is the same for every process of a run:
-    what a killed one left is deleted."""
-    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest()
+    what a killed one left is deleted. Not made yet."""
+    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest() + what
     directory = memory_backed() / name
     shutil.rmtree(directory, ignore_errors=True)
     return directory

@@ -235,9 +235,9 @@ async def worker(
     told = json.loads(door.read_text())
 
     @contextlib.asynccontextmanager
-    async def build(config: Config, directory: Path, remote: Sampler) -> AsyncIterator[Parts]:
+    async def build(config: Config, words: Path, model_dir: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
         params = SamplingParams(config.gconfig.max_new_tokens, temperature=config.gconfig.temperature, stop_token_ids=(STOP,))
-        mine = FakeSampler(config, directory, trouble) if own else None
+        mine = FakeSampler(config, model_dir, trouble) if model_dir else None
         makes = workflow or Repeat(trouble)
         yield Parts(Rollouts(makes, mine or remote, params, config.gconfig.n_samples, config.seed, lambda group: True), mine)
 
