@@ -86,8 +86,8 @@ async def work(
     while True:
         try:
             reader, writer = await asyncio.open_connection(host, port, limit=frames.PIECE)
+            link = Link(reader, writer)
             try:
-                link = Link(reader, writer)
                 link.send("hello", hello)
                 config = _welcomed(await link.receive())
                 attempt = 0
@@ -95,7 +95,7 @@ async def work(
                 return
             finally:
                 last = time.monotonic()
-                writer.close()
+                link.close()
         except (LinkError, OSError) as error:
             if time.monotonic() - last >= patience:
                 raise UserError(
