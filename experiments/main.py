@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 
 from rljax.config import Config
-from rljax.errors import TooManyFailures, UserError
+from rljax.errors import GuardrailError, TooManyFailures, UserError
 
 if TYPE_CHECKING:
     from rljax.sinks.run_directory import RunDirectory
@@ -80,7 +80,7 @@ def run_main(run: Callable[[], None]) -> NoReturn:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch
     try:
         app.run(lambda _: run(), flags_parser=_parse_flags)
-    except UserError as error:
+    except (UserError, GuardrailError) as error:
         _fail(str(error))
     except TooManyFailures as error:
         traceback.print_exception(error.__cause__)  # where in the user's code; the loop's own frames say nothing
@@ -147,7 +147,11 @@ def recorded(run: RunDirectory) -> Iterator[None]:
         yield
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (0, None):
-            reason = str(error) if isinstance(error, UserError | TooManyFailures) else f"{type(error).__name__}: {error}"
+            reason = (
+                str(error)
+                if isinstance(error, UserError | TooManyFailures | GuardrailError)
+                else f"{type(error).__name__}: {error}"
+            )
             with contextlib.suppress(UserError):  # the disk may be what failed; the first error is the one to see
                 run.fail(" ".join(reason.split()))
         raise

@@ -107,6 +107,10 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "recover.max_prompt_failures",
         "recover.max_consecutive_rejected",
         "recover.hang_timeout",
+        "guard.patience",
+        "guard.max_approx_kl",
+        "guard.max_grad_norm",
+        "guard.max_behave_imp_weight",
         "jax.slots",
         "jax.context_length",
         "jax.prefill_chunk",
@@ -138,6 +142,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "actor.adv_norm.eps",
         "actor.adv_norm.std_floor",
         "warmup.steps",
+        "guard.min_entropy",
         "stats_logger.samples_per_step",
         "sglang.restarts",
         "serve.port",
@@ -149,6 +154,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
     ),
     UNIT: (
         "actor.eps_clip",
+        "guard.max_no_eos_ratio",
         "actor.discount",
         "actor.gae_lambda",
         *(

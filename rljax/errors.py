@@ -48,3 +48,7 @@ def error_of(kind: str, text: str) -> EpisodeError:
 
 class TooManyFailures(Exception):
     """So many groups failed in a row that the run ends (recover.max_consecutive_failures). Its cause is the first failure."""
+
+
+class GuardrailError(Exception):
+    """A metric was out of its bound for too long (rljax/guardrails.py): one line with key, metric, value and remedy."""

@@ -204,6 +204,18 @@ def test_trap_17_a_workflow_that_always_fails_ends_the_run_with_its_traceback(tm
     assert status["state"] == "failed" and status["error"]
 
 
+def test_a_guardrail_ends_the_run_in_one_line_and_the_failed_state_is_kept(tmp_path):
+    workdir = tmp_path / "guarded"
+    code, out, err = train(workdir, "--config.guard.min_entropy=99", "--config.guard.patience=2", "--config.warmup.steps=0")
+    assert code == 1
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: guard.min_entropy: ppo_actor/update/entropy is 4.") and "2 steps in a row" in line
+    assert "Traceback" not in err
+    status = json.loads((workdir / "status.json").read_text())
+    assert status["state"] == "failed" and f"error: {status['error']}" == line
+    assert [p.name for p in (workdir / "checkpoints").iterdir()] == ["2-failed"]
+
+
 def test_rollout_and_replay_are_the_first_step_of_train(tmp_path):
     """The same prompts, samples, advantages and update, apart and together: their metrics agree to the bit."""
     (tmp_path / "some_reward.py").write_text("def reward(prompt, completion):\n    return len(completion) % 3\n")
