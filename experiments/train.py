@@ -61,7 +61,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory) -> Outcom
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import model_directory, tokenizer
+    from rljax import config_checks, model_directory, tokenizer
 
     model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
     words = tokenizer.load(model_dir)
@@ -74,9 +74,13 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory) -> Outcom
     from rljax.loop import Labelled, Loop, Run, total_steps
 
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words)
+    if config.actor.loss != "sft" and config.train_dataset.max_length is None:
+        most, why = config_checks.room_for_prompt(config, pools)
+        prompts.require_fit(words, most=most, why=why)
     labelled, held_out = None, None
     if config.warmup.steps or config.actor.loss == "sft":
         examples = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=words)
+        examples.require(config.warmup.field, "warmup.field")
         labelled = Labelled(examples, lambda prompt: labelled_trajectory(prompt, words, config.warmup.field))
     if config.evaluator.freq_steps or config.evaluator.freq_epochs:
         source = open_prompts(config.valid_dataset, key="valid_dataset", seed=config.seed, tokenizer=words)

@@ -365,6 +365,24 @@ def test_warm_up_then_reinforcement_learns_the_task(tmp_path):
     assert after >= before + 0.25
 
 
+def test_an_evaluation_without_a_reward_says_why(tmp_path, caplog):
+    run = make_run(tmp_path, {"evaluator.freq_steps": 1, "total_train_steps": 1})
+
+    class Fails(Repeat):
+        async def episode(self, sampler, prompt, params, seed):
+            if prompt.uid == "0/3":
+                return None
+            raise RewardTimeout("too slow")
+
+    run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, workflow=Fails()))
+    loop.train(run)
+    (line, *_) = [r.getMessage() for r in caplog.records if "evaluation" in r.getMessage()]
+    assert line == (
+        "no episode of the evaluation has a reward: 11 reward_timeout, 1 rejected;"
+        " the first: reward_timeout: RewardTimeout: too slow"
+    )
+
+
 def test_evaluation_counts_failures_and_leaves_them_out_of_the_reward(tmp_path):
     sinks = Sinks()
     run = make_run(tmp_path, {"evaluator.freq_steps": 1, "total_train_steps": 1}, sink=sinks)

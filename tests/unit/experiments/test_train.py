@@ -206,7 +206,7 @@ def test_trap_17_a_workflow_that_always_fails_ends_the_run_with_its_traceback(tm
 
 def test_a_guardrail_ends_the_run_in_one_line_and_the_failed_state_is_kept(tmp_path):
     workdir = tmp_path / "guarded"
-    code, out, err = train(workdir, "--config.guard.min_entropy=99", "--config.guard.patience=2", "--config.warmup.steps=0")
+    code, _, err = train(workdir, "--config.guard.min_entropy=99", "--config.guard.patience=2", "--config.warmup.steps=0")
     assert code == 1
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert line.startswith("error: guard.min_entropy: ppo_actor/update/entropy is 4.") and "2 steps in a row" in line
