@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 
 from rljax.config import Config
-from rljax.errors import RankFailed, TooManyFailures, UserError
+from rljax.errors import GuardrailError, RankFailed, TooManyFailures, UserError
 
 if TYPE_CHECKING:
     from rljax.sinks.run_directory import RunDirectory
@@ -59,6 +59,11 @@ def config_from_flags() -> Config:
     return config_io.load(FLAGS.config, _overrides)
 
 
+def overrides_from_flags() -> tuple[tuple[str, str], ...]:
+    """The --config.KEY=VALUE of the command line alone, for a config that comes from elsewhere."""
+    return tuple(_overrides)
+
+
 def workdir_from_flags() -> Path:
     if not FLAGS.workdir:
         raise UserError("--workdir: missing (a directory for the run)")
@@ -75,7 +80,7 @@ def run_main(run: Callable[[], None]) -> NoReturn:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch
     try:
         app.run(lambda _: run(), flags_parser=_parse_flags)
-    except UserError as error:
+    except (UserError, GuardrailError) as error:
         _fail(str(error))
     except TooManyFailures as error:
         traceback.print_exception(error.__cause__)  # where in the user's code; the loop's own frames say nothing
@@ -150,7 +155,7 @@ def recorded(run: RunDirectory) -> Iterator[None]:
         if not isinstance(error, SystemExit) or error.code not in (0, None):
             reason = (
                 str(error)
-                if isinstance(error, UserError | TooManyFailures | RankFailed)
+                if isinstance(error, UserError | TooManyFailures | RankFailed | GuardrailError)
                 else f"{type(error).__name__}: {error}"
             )
             with contextlib.suppress(UserError):  # the disk may be what failed; the first error is the one to see

@@ -308,7 +308,7 @@ def build(
     transport = transport_of(config, allocation)
     learner = make_learner(config, allocation.learner, model_dir)
     sampler = find_plugin(allocation.sampler.engine).make_sampler(config, allocation.sampler, model_dir)
-    return Engine(sampler, learner, transport, _publish_dir(workdir))
+    return Engine(sampler, learner, transport, scratch(workdir))
 
 
 def transport_of(config: Config, allocation: Allocation) -> str:
@@ -332,10 +332,10 @@ def _routes(plugin: Plugin, config: Config, allocation: Allocation) -> tuple[str
     return plugin.routes(config, allocation) if isinstance(plugin, RoutedPlugin) else plugin.transports
 
 
-def _publish_dir(workdir: Path) -> Path:
+def scratch(workdir: Path, what: str = "") -> Path:
     """Where weights go on their way, in memory where Linux has a directory there. It is the same for every process of a run:
-    what a killed one left is deleted."""
-    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest()
+    what a killed one left is deleted. Not made yet."""
+    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest() + what
     directory = memory_backed() / name
     shutil.rmtree(directory, ignore_errors=True)
     return directory

@@ -59,3 +59,7 @@ class RankFailed(Exception):
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.detail = detail
+
+
+class GuardrailError(Exception):
+    """A metric was out of its bound for too long (rljax/guardrails.py): one line with key, metric, value and remedy."""
