@@ -67,6 +67,13 @@ class FsdpPlugin:
 
         return TorchLearner(config, pool, model_dir)
 
+    def processes(self, config: Config, pool: Pool) -> int:
+        """One a device."""
+        return pool.size
+
+    def place(self, config: Config, pool: Pool) -> None:
+        """The environment says it."""
+
 
 SGLANG = SglangPlugin()
 FSDP = FsdpPlugin()

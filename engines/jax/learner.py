@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from rljax.allocation import Pool
-from rljax.backends.jax import checkpoint, hf
+from rljax.backends.jax import checkpoint, hf, hosts
 from rljax.backends.jax.accumulate import Metrics
 from rljax.backends.jax.forward import named_logprobs, named_objective
 from rljax.backends.jax.mesh import dispatching, pool_mesh
@@ -61,6 +61,8 @@ class JaxLearner:
         self._config = config
         self._model_dir = Path(model_dir)
         self._mesh = pool_mesh(pool)
+        if config.jax.bitwise and jax.process_count() > 1:
+            raise UserError("jax.bitwise: the sampler is of one process, so the learner must be too (see docs/processes.md)")
         self._policy = Policy(config, self._mesh, self._model_dir)
         self._objective = Objective.from_config(config)
         self._sft = config.actor.loss == "sft"
@@ -295,9 +297,10 @@ class JaxLearner:
         return self._score._cache_size() + sum(phase.compilations() for phase in steps if phase)
 
     def close(self) -> None:
-        """Lets go of everything on the devices."""
+        """Lets go of everything on the devices, and of the other processes."""
         self._supervised = self._rl = None
         self._policy.trained = self._policy.frozen = {}
+        hosts.leave()
 
 
 @dataclasses.dataclass
