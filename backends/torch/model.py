@@ -121,7 +121,9 @@ def reshard(network: Network) -> None:
 
 
 def _fill_buffers(causal: Any) -> None:
-    """Rotary frequencies and the like, which no file holds. Parameters of the same modules get contents that don't last."""
+    """Rotary frequencies and the like, which no file holds."""
+    for parameter in causal.parameters():
+        parameter._is_hf_initialized = True  # transformers leaves those alone; they are read from files
     for module in causal.modules():
         if any(True for _ in module.buffers(recurse=False)):
             causal._init_weights(module)
