@@ -38,6 +38,7 @@ from rljax.engines.cuda.transports import Route
 from rljax.errors import UserError
 from rljax.metrics import Mean
 from rljax.objective import PREFIX, Objective
+from rljax.packing import RANK_SPREAD
 
 FORMAT = "rljax.torch/1"  # of checkpoints
 
@@ -108,9 +109,10 @@ class TorchLearner:
         and counted in `ppo_actor/update/skipped`.
         """
         actor = self._reinforcement().actor
-        means = actor.step(self._policy_loss, self._cut(batch, kept(batch, self._objective)))
+        cut = self._cut(batch, kept(batch, self._objective))
+        means = actor.step(self._policy_loss, cut)
         self._updates += 1
-        return means
+        return means | ({RANK_SPREAD: Mean.of([cut.spread])} if self._layout.dealt[1] > 1 else {})
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the critic, on every token of loss_mask."""
