@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from rljax.backends.torch.layout import MAX, Layout
-from rljax.checksums import check_room, read_meta, reason, verify, write_meta
+from rljax.checksums import TREE, check_room, read_meta, reason, verify, write_meta
 from rljax.errors import UserError
 
 Tensors = dict[str, Tensor]  # DTensors, or plain tensors that are the same on every rank
@@ -37,12 +38,12 @@ def save(directory: Path, tensors: Tensors, meta: Mapping[str, Any], layout: Lay
         directory.mkdir(parents=True, exist_ok=True)
         check_room(directory, sum(t.numel() * t.element_size() for t in tensors.values()))
 
-    _together(layout, f"could not write {directory}", prepare)
-    with _quiet():
-        _together(
-            layout, f"could not write {directory}", lambda: state_dict_saver.save(tensors, checkpoint_id=directory / "tree")
-        )
-    _together(layout, f"could not write {directory}", lambda: write_meta(directory, meta), first=True)
+    what = f"could not write {directory}"
+    _together(layout, what, prepare)
+    with _quiet():  # torch.save hides why a write failed behind positions that don't agree
+        writing = "is the disk full?"
+        _together(layout, what, lambda: state_dict_saver.save(tensors, checkpoint_id=directory / TREE), remedy=writing)
+    _together(layout, what, lambda: write_meta(directory, meta), first=True)
 
 
 def restore(directory: Path, tensors: Tensors, layout: Layout) -> None:
@@ -51,11 +52,11 @@ def restore(directory: Path, tensors: Tensors, layout: Layout) -> None:
     Raises UserError when a file is missing or changed, or the checkpoint is of another run.
     """
     directory = directory.absolute()
-    what = f"{directory} can't be restored"
+    what, remedy = f"{directory} can't be restored", "name an older checkpoint"
     _together(layout, what, lambda: verify(directory), first=True)
     with _quiet():
-        _together(layout, what, lambda: _compare(directory, tensors))
-        _together(layout, what, lambda: state_dict_loader.load(tensors, checkpoint_id=directory / "tree"))
+        _together(layout, what, lambda: _compare(directory, tensors), remedy=remedy)
+        _together(layout, what, lambda: state_dict_loader.load(tensors, checkpoint_id=directory / TREE), remedy=remedy)
 
 
 def meta_of(directory: Path, layout: Layout) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def meta_of(directory: Path, layout: Layout) -> dict[str, Any]:
 
 def _compare(directory: Path, tensors: Tensors) -> None:
     """Names the first tensor that differs in presence or shape."""
-    stored = filesystem.FileSystemReader(directory / "tree").read_metadata().state_dict_metadata
+    stored = filesystem.FileSystemReader(directory / TREE).read_metadata().state_dict_metadata
     have = {name: tuple(getattr(entry, "size", ())) for name, entry in stored.items()}
     want = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted(have.keys() | want.keys()):
@@ -85,7 +86,7 @@ def _compare(directory: Path, tensors: Tensors) -> None:
             )
 
 
-def _together(layout: Layout, what: str, action: Callable[[], Any], *, first: bool = False) -> None:
+def _together(layout: Layout, what: str, action: Callable[[], Any], *, first: bool = False, remedy: str = "") -> None:
     """Runs on all ranks (or the first alone); where it fails on one, raises UserError on all."""
     error: Exception | None = None
     if not first or layout.rank == 0:
@@ -93,8 +94,8 @@ def _together(layout: Layout, what: str, action: Callable[[], Any], *, first: bo
             action()
         except UserError as caught:
             error = caught
-        except Exception as caught:  # DCP wraps whatever a rank's storage or unpickling raised
-            error = UserError(f"checkpoint: {what}: {reason(_cause(caught))} (is the disk full? name an older checkpoint?)")
+        except (Exception, CheckpointException) as caught:  # whatever a rank's storage or unpickling raised, as DCP wraps it
+            error = UserError(f"checkpoint: {what}: {reason(_cause(caught))}" + (f" ({remedy})" if remedy else ""))
             error.__cause__ = caught
     failed = layout.reduce(torch.tensor(float(error is not None), device=layout.device), MAX)
     if error is not None:
@@ -103,10 +104,11 @@ def _together(layout: Layout, what: str, action: Callable[[], Any], *, first: bo
         raise UserError(f"checkpoint: {what}: another rank says why")
 
 
-def _cause(error: Exception) -> Exception:
+def _cause(error: BaseException) -> Exception:
     """What a rank raised, out of DCP's CheckpointException."""
-    failures = getattr(error, "failures", None)
-    return next((f[0] for f in failures.values()), error) if failures else error
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return error if isinstance(error, Exception) else RuntimeError(repr(error))
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from rljax.engines.cuda.transports import Route
 from rljax.errors import UserError
 from rljax.metrics import Mean
 from rljax.objective import PREFIX, Objective
+from rljax.packing import RANK_SPREAD
 
 FORMAT = "rljax.torch/1"  # of checkpoints
 
@@ -92,7 +93,7 @@ class TorchLearner:
         return cut.scatter(critic.values(cut))
 
     def _cut(self, batch: Batch, keep: np.ndarray) -> MicroBatches:
-        self._finish_publishing()
+        self._enter()
         return micro_batches(batch, keep, self._layout, self._policy.spec, self._config.actor.mb_spec.rows_per_mb)
 
     def _logp_of(self, rows: Rows) -> Tensor:
@@ -108,9 +109,10 @@ class TorchLearner:
         and counted in `ppo_actor/update/skipped`.
         """
         actor = self._reinforcement().actor
-        means = actor.step(self._policy_loss, self._cut(batch, kept(batch, self._objective)))
+        cut = self._cut(batch, kept(batch, self._objective))
+        means = actor.step(self._policy_loss, cut)
         self._updates += 1
-        return means
+        return means | ({RANK_SPREAD: Mean.of([cut.spread])} if self._layout.dealt[1] > 1 else {})
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the critic, on every token of loss_mask."""
@@ -184,7 +186,7 @@ class TorchLearner:
         Adapters are merged in both forms. In memory rank 0 gets a source whose tensors are gathered one at a time as they are
         sent, by the way that `rljax.engine.transport_of` finds; the other ranks gather with it before they return.
         """
-        self._finish_publishing()
+        self._enter()
         if directory is not None:
             spec, dtype = self._policy.spec, self._config.actor.dtype
             write(spec, self._whole, directory, dtype=dtype, source=self._model_dir, layout=self._layout)
@@ -206,8 +208,12 @@ class TorchLearner:
             self._route = Route(transport, pools.sampler, gather=gather)
         return self._route
 
-    def _finish_publishing(self) -> None:
-        """Where a server failed in the middle, the other ranks still wait for the rest of the tensors to be gathered."""
+    def _enter(self) -> None:
+        """What every call begins with.
+
+        Where a server failed in the middle of a publish, the other ranks still wait for the rest of the tensors to be gathered.
+        """
+        self._layout.enter()
         if self._publishing is not None:
             self._publishing.close()
             self._publishing = None
@@ -215,6 +221,7 @@ class TorchLearner:
     @torch.no_grad()
     def _whole(self, name: str) -> Tensor:
         """A tensor of the model in `actor.dtype`, adapters merged, on every rank. A collective."""
+        self._layout.enter()  # whoever sends the tensors asks for them
         parameters = self._policy.frozen | self._policy.trained
 
         def gather(name: str) -> Tensor:
@@ -226,7 +233,7 @@ class TorchLearner:
 
     def save(self, directory: Path) -> None:
         """Writes parameters, optimizer moments and step under directory, which does not exist yet."""
-        self._finish_publishing()
+        self._enter()
         meta = self._identity() | {"updates": self._updates, "phases": list(self._phases())}
         checkpoint.save(
             Path(directory), state.placed(self._saved(self._supervised, self._rl), self._policy), meta, self._layout
@@ -237,7 +244,7 @@ class TorchLearner:
 
         The layout that wrote it doesn't matter. Old and new state are both held until all of the new one has been read.
         """
-        self._finish_publishing()
+        self._enter()
         directory = Path(directory)
         meta = checkpoint.meta_of(directory, self._layout)
         for key, value in self._identity().items():
@@ -259,7 +266,7 @@ class TorchLearner:
         where it isn't the model directory; "counts": optimizer steps, [] int64, of "actor", "critic", "supervised". Adapters'
         names end in lora_A.weight [rank, inputs] and lora_B.weight [outputs, rank].
         """
-        self._finish_publishing()
+        self._enter()
         return state.to_named(self._saved(self._supervised, self._rl), self._policy)
 
     def load_named_state(self, named: dict[str, dict[str, np.ndarray]], updates: int) -> None:
@@ -267,7 +274,7 @@ class TorchLearner:
 
         Only "params" must be there, and "mu" and "nu" unless it is of a warm-up; what else is missing stays as RL begins.
         """
-        self._finish_publishing()
+        self._enter()
         supervised = (self._supervised or self._warmup_phase()) if "supervised/mu" in named else None
         rl = None if supervised is not None else (self._rl or self._rl_phase())
         tree = state.from_named(named, self._saved(supervised, rl), self._policy, updates)
@@ -296,8 +303,8 @@ class TorchLearner:
 
     def close(self) -> None:
         """Lets go of everything on the device. The processes' own group stays."""
-        self._finish_publishing()
+        self._enter()
         if self._route is not None:
             self._route.close()
         self._supervised = self._rl = self._route = None
-        del self._policy
+        self.__dict__.pop("_policy", None)
