@@ -1,0 +1,149 @@
+"""Whole training runs, by the command line, over real SGLang servers on the CPU.
+
+At a lag of 0 the proximal policy is the one that sampled, so `behave_imp_weight` is exp of the difference between the learner's
+log-probs and the server's. In float32 it is 1 to rounding, and only if the server samples from the learner's very weights:
+the tiny models here move by several times that bound at every step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.models import make_model
+from tests.shared import REPOSITORY, sglang_python
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+UPDATE = "ppo_actor/update"
+EXACT = 2e-3  # float32: |behave_imp_weight - 1| of any token
+# bfloat16 at the server, float32 at the learner: of any token, and of the mean over a batch. Noise of a log-prob is about
+# 0.05 nats there, and 0.3 on the rarest token of a few hundred.
+NOISE, MEAN_NOISE = 0.5, 0.03
+
+
+def command(workdir: Path, config: str, flags: dict[str, Any]) -> list[str]:
+    settings = {
+        "sglang.python": sglang_python(),
+        "sglang.device": "cpu",
+        "sglang.attention_backend": "torch_native",
+        "sglang.disable_overlap_schedule": True,
+        "sglang.log_dir": workdir / "servers",
+        "stats_logger.live": False,
+        "stats_logger.samples_per_step": 1000,
+        "saver.export_final": False,
+        "recover.hang_timeout": 600.0,
+    } | flags
+    program = [sys.executable, "-m", "experiments.train", f"--config=configs/{config}.py", f"--workdir={workdir}"]
+    return program + [f"--config.{key}={value}" for key, value in settings.items()]
+
+
+def started(workdir: Path, config: str, flags: dict[str, Any]) -> subprocess.Popen[str]:
+    env = os.environ | {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        command(workdir, config, flags), cwd=REPOSITORY, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def finished(process: subprocess.Popen[str], workdir: Path, *, broken: bool = False) -> list[dict[str, float]]:
+    """The metrics of a run that ends well, and in which no publish had to be done over unless one was broken."""
+    out = process.communicate()[0]
+    assert process.returncode == 0, out
+    assert not leftovers(workdir), out
+    assert broken or "through a directory" not in out, out
+    return metrics(workdir)
+
+
+def metrics(workdir: Path) -> list[dict[str, float]]:
+    file = workdir / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def leftovers(workdir: Path) -> list[int]:
+    """Servers of the run that are still there."""
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if is_server(p) and str(workdir) in " ".join(p.info["cmdline"])]
+
+
+def is_server(process: psutil.Process) -> bool:
+    line = process.info["cmdline"] or []
+    return "sglang.launch_server" in line and not any("guard.py" in part for part in line)
+
+
+def check(lines: list[dict[str, float]], steps: int, *, lag: int) -> None:
+    """Every step is there, once; every metric is a number; no token is older than allowed."""
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    for line in lines:
+        assert all(math.isfinite(value) for value in line.values()), line
+        assert line["rollout/staleness/max"] <= lag
+        assert line[f"{UPDATE}/skipped"] == 0
+        assert line[f"{UPDATE}/grad_norm"] > 0  # what is published is not what was there before
+
+
+def trained(workdir: Path) -> Counter[tuple[int, str]]:
+    """How many samples of each prompt each step was trained on."""
+    rows = [json.loads(line) for line in (workdir / "samples.jsonl").read_text().splitlines()]
+    return Counter((row["step"], row["uid"]) for row in rows)
+
+
+def check_once(workdir: Path, steps: int, prompts: int, samples: int) -> None:
+    """Law 5: every prompt of a step with all its samples, and in no other step."""
+    found = trained(workdir)
+    assert len(found) == steps * prompts
+    assert len({uid for _, uid in found}) == steps * prompts
+    assert set(found.values()) == {samples}
+
+
+# A tiny model in float32: seconds a step, and exact
+
+
+TINY = {
+    "actor.init_from_scratch": False,
+    "actor.dtype": "float32",
+    "actor.optimizer.lr": 1e-2,
+    "actor.optimizer.lr_scheduler_type": "constant",
+    "actor.ppo_n_minibatches": 1,
+    "warmup.steps": 0,
+    "train_dataset.batch_size": 4,
+    "gconfig.n_samples": 4,
+    "reward.name": "tests.contract.sglang_reward:reward",
+    "sglang.dtype": "float32",
+    "sglang.context_length": 512,
+    "sglang.extra_args": ("--max-total-tokens", "4096", "--max-running-requests", "16"),
+    "evaluator.freq_steps": None,
+    "saver.freq_steps": None,
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> dict[str, Any]:
+    model = make_model(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=1024, initializer_range=0.1)
+    return TINY | {"actor.path": model}
+
+
+WAYS = [("jax", "directory"), ("fsdp", "directory"), ("fsdp", "gloo"), ("fsdp", "ipc")]
+
+
+@pytest.mark.parametrize(("learner", "transport"), WAYS)
+def test_servers_sample_from_the_very_weights_of_the_learner(tmp_path, tiny, learner, transport):
+    steps = 4
+    flags = tiny | {
+        "allocation_mode": f"sglang:d1+{learner}:d1",
+        "sglang.transport": transport,
+        "rollout.max_head_offpolicyness": 0,
+        "total_train_steps": steps,
+        "gconfig.max_new_tokens": 24,
+    }
+    lines = finished(started(tmp_path, "quickstart", flags), tmp_path)
+    check(lines, steps, lag=0)
+    check_once(tmp_path, steps, 4, 4)
+    weights = [line[f"{UPDATE}/behave_imp_weight/{end}"] for line in lines for end in ("min", "max")]
+    assert max(abs(weight - 1) for weight in weights) < EXACT, weights
