@@ -238,7 +238,8 @@ class Loop:
         """One batch: update, publish, metrics, evaluate, save. Sampling goes on all the while, as far as the lag allows."""
         engine, version, groups = self.parts.engine, self.buffer.version, [entry.group for entry in entries]
         with self.clock.phase("step"):
-            metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
+            async with engine.learning():
+                metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
             with self.clock.phase("publish"):
                 await engine.publish(version + 1)
             self.buffer.publish()

@@ -29,7 +29,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from rljax.engines.cuda.buckets import BUCKET, Label, send_buckets
-from rljax.engines.http.client import Post
+from rljax.engines.http.collaborators import Post
 from rljax.engines.http.remote import ServerLost
 from rljax.errors import SamplerError, UserError
 

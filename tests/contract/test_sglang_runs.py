@@ -7,11 +7,13 @@ the tiny models here move by several times that bound at every step.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from tests.shared import REPOSITORY, sglang_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
+MARK = "RLJAX_TEST_RUN"  # in the environment of a run and of all it starts
 UPDATE = "ppo_actor/update"
 EXACT = 2e-3  # float32: |behave_imp_weight - 1| of any token
 # bfloat16 at the server, float32 at the learner: of any token, and of the mean over a batch. Noise of a log-prob is about
@@ -48,7 +51,7 @@ def command(workdir: Path, config: str, flags: dict[str, Any]) -> list[str]:
 
 
 def started(workdir: Path, config: str, flags: dict[str, Any]) -> subprocess.Popen[str]:
-    env = os.environ | {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+    env = os.environ | {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", MARK: str(workdir)}
     return subprocess.Popen(
         command(workdir, config, flags), cwd=REPOSITORY, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -58,7 +61,7 @@ def finished(process: subprocess.Popen[str], workdir: Path, *, broken: bool = Fa
     """The metrics of a run that ends well, and in which no publish had to be done over unless one was broken."""
     out = process.communicate()[0]
     assert process.returncode == 0, out
-    assert not leftovers(workdir), out
+    assert not processes(workdir), out
     assert broken or "through a directory" not in out, out
     return metrics(workdir)
 
@@ -68,14 +71,20 @@ def metrics(workdir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def leftovers(workdir: Path) -> list[int]:
-    """Servers of the run that are still there."""
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if is_server(p) and str(workdir) in " ".join(p.info["cmdline"])]
+def processes(workdir: Path) -> list[psutil.Process]:
+    """All of the run that are there, servers and what watches over them included."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == str(workdir) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
-def is_server(process: psutil.Process) -> bool:
-    line = process.info["cmdline"] or []
-    return "sglang.launch_server" in line and not any("guard.py" in part for part in line)
+def servers_of(workdir: Path) -> list[psutil.Process]:
+    """The servers: what the guards started."""
+    guards = [process for process in processes(workdir) if any("guard.py" in part for part in process.cmdline())]
+    return [child for guard in guards for child in guard.children()]
 
 
 def check(lines: list[dict[str, float]], steps: int, *, lag: int) -> None:
@@ -147,3 +156,40 @@ def test_servers_sample_from_the_very_weights_of_the_learner(tmp_path, tiny, lea
     check_once(tmp_path, steps, 4, 4)
     weights = [line[f"{UPDATE}/behave_imp_weight/{end}"] for line in lines for end in ("min", "max")]
     assert max(abs(weight - 1) for weight in weights) < EXACT, weights
+
+
+@pytest.mark.parametrize(("servers", "learner", "transport"), [(1, "jax", "directory"), (2, "fsdp", "gloo")])
+def test_a_killed_server_costs_nothing_and_comes_back_with_the_present_weights(tmp_path, tiny, servers, learner, transport):
+    """kill -9 in the middle. The only server is waited for; of two, the other one takes its requests over."""
+    steps = 10
+    flags = tiny | {
+        "allocation_mode": f"sglang:d{servers}+{learner}:d1",
+        "sglang.transport": transport,
+        "rollout.max_head_offpolicyness": 0,
+        "total_train_steps": steps,
+        "gconfig.max_new_tokens": 300,
+        "actor.mb_spec.max_tokens_per_row": 512,
+    }
+    process = started(tmp_path, "quickstart", flags)
+    try:
+        wait_for(lambda: len(metrics(tmp_path)) >= 2, process)
+        servers_of(tmp_path)[0].kill()
+        at = len(metrics(tmp_path))
+        lines = finished(process, tmp_path, broken=True)
+    finally:
+        process.kill()
+    log = (tmp_path / "servers" / "sglang-0.log").read_text() + (tmp_path / "servers" / f"sglang-{servers - 1}.log").read_text()
+    assert log.count("The server is fired up") > servers
+    assert 2 <= at < steps
+    check(lines, steps, lag=0)
+    check_once(tmp_path, steps, 4, 4)
+    weights = [line[f"{UPDATE}/behave_imp_weight/{end}"] for line in lines for end in ("min", "max")]
+    assert max(abs(weight - 1) for weight in weights) < EXACT, weights
+
+
+def wait_for(happened: Any, process: subprocess.Popen[str], seconds: float = 600) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
