@@ -208,6 +208,7 @@ def get_config() -> ConfigDict:
             start_timeout=600.0,
             restarts=3,
             transport="",
+            bucket_mb=512,
             release_memory=False,
             log_dir="",
         )

@@ -294,6 +294,7 @@ class SglangConfig:
     # How weights reach the servers, with a learner that can: "ipc" (the same devices), "nccl" (other devices), "gloo" (CPU),
     # "directory"; empty: the first of these that is possible
     transport: str
+    bucket_mb: int  # what ipc, nccl and gloo send at once, and each side holds beside the model
     # Servers that share devices with the learner let go of their memory while it updates (synchronous runs only)
     release_memory: bool
     log_dir: str  # of the servers' logs; empty: a directory in the system's temporary one

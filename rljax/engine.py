@@ -16,6 +16,7 @@ A third party plugs in by an entry point of the group `rljax.engines` whose name
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -99,6 +100,24 @@ class RecoveringSampler(Protocol):
 
     async def lacks_weights(self) -> None:
         """Returns when a part is back that waits for weights which only a publish can bring."""
+        ...
+
+
+@runtime_checkable
+class LendingSampler(Protocol):
+    """A sampler that can lend its memory to a learner on the same devices. Optional."""
+
+    @property
+    def lends(self) -> bool:
+        """Whether the config wants it to."""
+        ...
+
+    async def release(self) -> None:
+        """Lets go of weights and caches until `reclaim`. What is in flight ends with finish `abort`, or waits."""
+        ...
+
+    async def reclaim(self) -> None:
+        """Has its memory again. Nothing is generated before `load_weights` has filled it, and `resume`."""
         ...
 
 
@@ -237,6 +256,19 @@ class Engine:
             await self.sampler.resume()
         if directory is not None:
             await asyncio.to_thread(shutil.rmtree, directory)
+
+    @contextlib.asynccontextmanager
+    async def learning(self) -> AsyncIterator[None]:
+        """Around an update: a sampler on the same devices lends its memory, where the config wants it. A publish comes next."""
+        sampler = self.sampler
+        if not (isinstance(sampler, LendingSampler) and sampler.lends):
+            yield
+            return
+        await sampler.release()
+        try:
+            yield
+        finally:
+            await sampler.reclaim()
 
     async def lacks_weights(self) -> None:
         """Returns when a part of the sampler waits for a publish; never, where that can't happen."""

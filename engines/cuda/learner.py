@@ -205,7 +205,8 @@ class TorchLearner:
             transport = transport_of(self._config, pools)
             assert pools.sampler is not None
             gather = world.gather if self._layout.pool.size > 1 else None
-            self._route = Route(transport, pools.sampler, gather=gather)
+            bucket = self._config.sglang.bucket_mb << 20
+            self._route = Route(transport, pools.sampler, bucket_bytes=bucket, gather=gather)
         return self._route
 
     def _enter(self) -> None:
