@@ -166,6 +166,19 @@ def get_config() -> ConfigDict:
             hang_timeout=1800.0,
         )
     )
+    # On by default is only what no healthy run does; the others depend on the task.
+    config.guard = ConfigDict(
+        dict(
+            patience=3,
+            finite=True,
+            max_approx_kl=10.0,
+            min_entropy=config_dict.placeholder(float),  # a task that is solved has none left
+            max_grad_norm=config_dict.placeholder(float),
+            min_reward=config_dict.placeholder(float),
+            max_behave_imp_weight=10.0,
+            max_no_eos_ratio=config_dict.placeholder(float),  # a base model may begin with all of them cut
+        )
+    )
     config.stats_logger = ConfigDict(dict(tensorboard=False, wandb=False, wandb_project="rljax", live=True, samples_per_step=4))
     config.jax = ConfigDict(
         dict(
@@ -177,6 +190,7 @@ def get_config() -> ConfigDict:
             sampler_dtype="bfloat16",
             bitwise=False,
             compilation_cache="",
+            processes=config_dict.placeholder(int),
         )
     )
     config.sglang = ConfigDict(
@@ -194,6 +208,7 @@ def get_config() -> ConfigDict:
             start_timeout=600.0,
             restarts=3,
             transport="",
+            bucket_mb=512,
             release_memory=False,
             log_dir="",
         )

@@ -234,6 +234,20 @@ class RecoverConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class GuardConfig:
+    """`guard`: bounds on a step's metrics that end a run; None is no bound. A mean over the step's batch each."""
+
+    patience: int  # steps in a row out of a bound, until the run ends
+    finite: bool  # loss and gradient norm are numbers
+    max_approx_kl: float | None  # nats: of the policy from its proximal policy
+    min_entropy: float | None  # nats a token: below it the policy has collapsed
+    max_grad_norm: float | None
+    min_reward: float | None
+    max_behave_imp_weight: float | None  # proximal over behavior; 1 where sampler and learner agree
+    max_no_eos_ratio: float | None  # share of completions that were cut
+
+
+@dataclasses.dataclass(frozen=True)
 class StatsLoggerConfig:
     """`stats_logger`: sinks beside metrics.jsonl."""
 
@@ -256,6 +270,9 @@ class JaxConfig:
     sampler_dtype: str
     bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
     compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
+    # Of the learner. None: as many as torchrun started, else one; N: exactly so many, started on this host unless torchrun did;
+    # 0: those that jax.distributed finds by itself (a TPU pod, Slurm, Open MPI, Kubernetes). See docs/processes.md
+    processes: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,6 +294,7 @@ class SglangConfig:
     # How weights reach the servers, with a learner that can: "ipc" (the same devices), "nccl" (other devices), "gloo" (CPU),
     # "directory"; empty: the first of these that is possible
     transport: str
+    bucket_mb: int  # what ipc, nccl and gloo send at once, and each side holds beside the model
     # Servers that share devices with the learner let go of their memory while it updates (synchronous runs only)
     release_memory: bool
     log_dir: str  # of the servers' logs; empty: a directory in the system's temporary one
@@ -313,6 +331,7 @@ class Config:
     saver: SaverConfig
     evaluator: EvaluatorConfig
     recover: RecoverConfig
+    guard: GuardConfig
     stats_logger: StatsLoggerConfig
     jax: JaxConfig
     sglang: SglangConfig

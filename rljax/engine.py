@@ -16,6 +16,7 @@ A third party plugs in by an entry point of the group `rljax.engines` whose name
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -23,10 +24,10 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -36,6 +37,9 @@ from rljax.config import Config
 from rljax.errors import SamplerError, UserError
 from rljax.metrics import Mean
 from rljax.types import Completion, Piece, Request
+
+if TYPE_CHECKING:
+    from rljax.ranks import Place
 
 GROUP = "rljax.engines"  # of entry points
 ATTACHED = "http"  # the engine of servers that run already
@@ -99,6 +103,24 @@ class RecoveringSampler(Protocol):
         ...
 
 
+@runtime_checkable
+class LendingSampler(Protocol):
+    """A sampler that can lend its memory to a learner on the same devices. Optional."""
+
+    @property
+    def lends(self) -> bool:
+        """Whether the config wants it to."""
+        ...
+
+    async def release(self) -> None:
+        """Lets go of weights and caches until `reclaim`. What is in flight ends with finish `abort`, or waits."""
+        ...
+
+    async def reclaim(self) -> None:
+        """Has its memory again. Nothing is generated before `load_weights` has filled it, and `resume`."""
+        ...
+
+
 class Learner(Protocol):
     """Trains one policy (and a critic where the algorithm has one). Methods block; the loop calls them from a thread."""
 
@@ -141,15 +163,6 @@ class Learner(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class RoutedLearner(Protocol):
-    """A learner that has several ways out of memory. Optional: of others, `export(None)` gives arrays of this process."""
-
-    def route(self, transport: str, sampler: Pool) -> None:
-        """What `export(None)` is to give, and for which pool. Called once, before the first export."""
-        ...
-
-
 class Plugin(Protocol):
     """What an entry point of `rljax.engines` resolves to. Constructors block; they may compile."""
 
@@ -186,6 +199,24 @@ class HostPlugin(Plugin, Protocol):
 
     def on_host(self, config: Config) -> bool:
         """Whether its pool takes none of the devices that `allocation_mode` counts."""
+        ...
+
+
+@runtime_checkable
+class ManyProcesses(Protocol):
+    """A plugin whose learner lives in several processes (rljax/ranks). Optional: the learner of another one lives in the run's.
+
+    Every process makes the learner and makes the same calls in the same order, with the same whole batch; each takes its own
+    rows of it, what a call returns is whole everywhere, and rank 0 alone writes exports. `make_learner` finds its rank in the
+    environment, by torchrun's names and RLJAX_COORDINATOR, a HOST:PORT that is free on rank 0's host.
+    """
+
+    def processes(self, config: Config, pool: Pool) -> int | None:
+        """That the pool's learner takes; None: as many as a launcher started, one without a launcher."""
+        ...
+
+    def place(self, config: Config, pool: Pool) -> Place | None:
+        """Where the machine itself says which process this is (a framework's runtime may be joined); None: the environment."""
         ...
 
 
@@ -240,6 +271,19 @@ class Engine:
         if directory is not None:
             await asyncio.to_thread(shutil.rmtree, directory)
 
+    @contextlib.asynccontextmanager
+    async def learning(self) -> AsyncIterator[None]:
+        """Around an update: a sampler on the same devices lends its memory, where the config wants it. A publish comes next."""
+        sampler = self.sampler
+        if not (isinstance(sampler, LendingSampler) and sampler.lends):
+            yield
+            return
+        await sampler.release()
+        try:
+            yield
+        finally:
+            await sampler.reclaim()
+
     async def lacks_weights(self) -> None:
         """Returns when a part of the sampler waits for a publish; never, where that can't happen."""
         if isinstance(self.sampler, RecoveringSampler):
@@ -283,11 +327,23 @@ def check(config: Config, allocation: Allocation) -> None:
         find_plugin(name).check(config, allocation)
 
 
-def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path) -> Engine:
+def make_learner(config: Config, pool: Pool, model_dir: Path) -> Learner:
+    """The pool's learner, or this process's part of it. Blocks; may compile."""
+    return find_plugin(pool.engine).make_learner(config, pool, model_dir)
+
+
+def build(
+    config: Config,
+    allocation: Allocation,
+    model_dir: Path,
+    workdir: Path,
+    make_learner: Callable[[Config, Pool, Path], Learner] = make_learner,
+) -> Engine:
     """Makes a sampler and a learner from the same model directory. Blocks; both may compile.
 
     Args:
       workdir: of the run, which this process has for itself; weights are published through a directory named after it.
+      make_learner: that of a `Team`, where the learner may live in several processes (rljax/ranks).
 
     Raises:
       UserError: when the allocation lacks one of them, or no transport leads from one to the other.
@@ -295,20 +351,21 @@ def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path
     if allocation.sampler is None or allocation.learner is None:
         alone = "learns" if allocation.sampler is None else "samples"
         raise UserError(f"allocation_mode: {allocation} only {alone}; training needs both, as in SAMPLER:d1+LEARNER:d1")
-    sampling, learning = find_plugin(allocation.sampler.engine), find_plugin(allocation.learner.engine)
-    transport = _transport(config, allocation, sampling, learning)
-    learner = learning.make_learner(config, allocation.learner, model_dir)
-    if isinstance(learner, RoutedLearner):
-        learner.route(transport, allocation.sampler)
-    sampler = sampling.make_sampler(config, allocation.sampler, model_dir)
-    return Engine(sampler, learner, transport, _publish_dir(workdir))
+    transport = transport_of(config, allocation)
+    learner = make_learner(config, allocation.learner, model_dir)
+    sampler = find_plugin(allocation.sampler.engine).make_sampler(config, allocation.sampler, model_dir)
+    return Engine(sampler, learner, transport, scratch(workdir))
 
 
-def _transport(config: Config, allocation: Allocation, sampling: Plugin, learning: Plugin) -> str:
-    """The sampler's best way that the learner has too; arrays in memory are of one engine's own layout."""
-    assert allocation.sampler is not None and allocation.learner is not None
+def transport_of(config: Config, allocation: Allocation) -> str:
+    """The sampler's best way that the learner has too; arrays in memory are of one engine's own layout.
+
+    Raises UserError where there is none, or only half an engine.
+    """
+    if allocation.sampler is None or allocation.learner is None:
+        raise UserError(f"allocation_mode: {allocation} publishes no weights (a sampler and a learner do)")
     sampler, learner = allocation.sampler.engine, allocation.learner.engine
-    taken, given = _routes(sampling, config, allocation), _routes(learning, config, allocation)
+    taken, given = (_routes(find_plugin(name), config, allocation) for name in (sampler, learner))
     for way in taken:
         if way in given and (way != "memory" or sampler == learner):
             return way
@@ -321,10 +378,10 @@ def _routes(plugin: Plugin, config: Config, allocation: Allocation) -> tuple[str
     return plugin.routes(config, allocation) if isinstance(plugin, RoutedPlugin) else plugin.transports
 
 
-def _publish_dir(workdir: Path) -> Path:
+def scratch(workdir: Path, what: str = "") -> Path:
     """Where weights go on their way, in memory where Linux has a directory there. It is the same for every process of a run:
-    what a killed one left is deleted."""
-    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest()
+    what a killed one left is deleted. Not made yet."""
+    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest() + what
     directory = memory_backed() / name
     shutil.rmtree(directory, ignore_errors=True)
     return directory

@@ -238,9 +238,7 @@ class Feed:
             return
         self._workers.append(worker)
         alive = self._task(link.keep_alive())
-        self._task(self._send_words(worker))
-        self._stale_weights.set()
-        self._wake()
+        worker.sending = self._task(self._send_words(worker))
         try:
             while True:
                 self._take(worker, await link.receive())
@@ -339,10 +337,13 @@ class Feed:
         worker.link.send("completion", fields, b"".join(array.tobytes() for array in arrays))
 
     async def _send_words(self, worker: Worker) -> None:
-        """What a tokeniser needs of the model directory; a worker with its own sampler gets it with the weights."""
-        if not worker.own:
-            paths = (p for p in sorted(self._model_dir.iterdir()) if p.is_file() and p.suffix not in WEIGHTS)
-            await _send_files(worker.link, [p for p in paths if p.stat().st_size <= LARGEST_WORD], version=None)
+        """What a tokeniser needs of the model directory; then, to a worker with a sampler of its own, the weights."""
+        paths = (p for p in sorted(self._model_dir.iterdir()) if p.is_file() and p.suffix not in WEIGHTS)
+        await _send_files(worker.link, [p for p in paths if p.stat().st_size <= LARGEST_WORD], version=None)
+        if worker.own:
+            worker.sending = None
+            self._stale_weights.set()
+        else:
             worker.ready = True
             self._wake()
 
@@ -354,6 +355,7 @@ class Feed:
             if not any(w.own and w.sending is None for w in self._workers) or self._job is None:
                 continue
             self._exports += 1
+            self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory = self._scratch / str(self._exports)
             version = await self._job.export(directory)
             takers = [w for w in self._workers if w.own and w.sending is None and w.version != version]

@@ -44,16 +44,25 @@ class Link:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
+        self._out: list[bytes] = []  # sent in this turn of the event loop, by one call of the system
 
     def send(self, kind: str, fields: dict[str, Any] | None = None, body: bytes = b"") -> None:
         """Whole or not at all, in the order of the calls, and never waits. A partner who is gone is noticed by `receive`."""
         if self._writer.is_closing():
             return
         head = json.dumps({"kind": kind} | (fields or {})).encode()
-        self._writer.write(b"".join((FRAME.pack(MAGIC, len(head), len(body)), head, body)))
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out += (FRAME.pack(MAGIC, len(head), len(body)), head, body)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if out and not self._writer.is_closing():
+            self._writer.write(b"".join(out))
 
     async def drain(self) -> None:
         """Waits until the partner has taken most of what was sent. Raises LinkError."""
+        self._flush()
         try:
             await self._writer.drain()
         except OSError as error:
@@ -84,6 +93,8 @@ class Link:
             await asyncio.sleep(BEAT)
 
     def close(self) -> None:
+        """What was sent goes out first."""
+        self._flush()
         self._writer.close()
 
     def abort(self) -> None:

@@ -55,9 +55,10 @@ from typing import Any
 from rljax.buffer import Buffer, Entry, Limits, PromptSource
 from rljax.config import Config, FrequencyConfig
 from rljax.engine import Engine
-from rljax.errors import TooManyFailures, UserError
+from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.evaluation import PREFIX, Evaluation, evaluate
 from rljax.feed import Feed, Job
+from rljax.guardrails import Guardrails
 from rljax.journal import Record
 from rljax.learning import learn, supervise
 from rljax.ledger import Ledger
@@ -69,6 +70,8 @@ from rljax.tally import Clock, Tally
 from rljax.types import Group, Prompt, SamplingParams, Trajectory
 from rljax.watchdog import Watchdog
 from rljax.workflow import Workflow
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger(__name__)
 
@@ -109,11 +112,12 @@ class Outcome:
 
 
 def train(run: Run) -> Outcome:
-    """Trains to the end, or until SIGTERM or SIGINT. Blocks; closes engine and sinks.
+    """Trains to the end, or until SIGTERM, SIGINT or SIGHUP. Blocks; closes engine and sinks.
 
     Raises:
       UserError: bad input, a checkpoint of another run, a full disk.
       TooManyFailures: by `recover.max_consecutive_failures`.
+      GuardrailError: by `guard`.
     """
     return asyncio.run(Loop(run).run())
 
@@ -126,6 +130,7 @@ class Loop:
         self.config = config = run.config
         self.buffer = Buffer(run.prompts, limits_of(config, len(run.prompts)))
         self.recovery = Recovery(config, run.workdir, run.engine.learner, self.buffer)
+        self.guardrails = Guardrails(config.guard)
         self.tally = Tally()
         self.supervised_steps = 0  # finished
         self.supervised_total = supervised_total(config, len(run.prompts))
@@ -165,18 +170,27 @@ class Loop:
 
     async def _train(self) -> None:
         self._tell(State.RUNNING)
-        await self._supervise()
-        made_elsewhere = bool(self.config.rollout.addr)  # else the sampler was made with the initial weights
-        if (self.step or made_elsewhere) and not self.stop.is_set():
-            await self.parts.engine.publish(self.buffer.version)
-        if self.buffer.version == 0:
-            await self._evaluate()
-        if self.config.actor.loss != "sft":
-            await self._reinforce()
+        try:
+            await self._supervise()
+            made_elsewhere = bool(self.config.rollout.addr)  # else the sampler was made with the initial weights
+            if (self.step or made_elsewhere) and not self.stop.is_set():
+                await self.parts.engine.publish(self.buffer.version)
+            if self.buffer.version == 0:
+                await self._evaluate()
+            if self.config.actor.loss != "sft":
+                await self._reinforce()
+            self._end_well()
+        except TooManyFailures:
+            await self._save(failed=True)
+            raise
+        except GuardrailError as error:
+            await self._save(failed=True)
+            raise GuardrailError(f"{error}; {self._where_it_goes_on()}") from None
         await self._evaluate()
-        await self._save()
+        if not self._suspect():
+            await self._save()
         if self.stop.is_set():
-            log.warning("stopped at step %d, which is saved; the same command goes on from it", self.step)
+            log.warning("stopped at step %d; %s", self.step, self._where_it_goes_on())
             self._tell(State.STOPPED)
             return
         if self.config.saver.export_final:
@@ -198,13 +212,15 @@ class Loop:
             self.supervised_steps += 1
             epochs = self.supervised_steps * size // len(labelled.prompts)
             self._write(metrics)
+            self.guardrails.check(metrics)
             if sft and self._due(self.config.evaluator, epochs):
                 await self.parts.engine.publish(self.step)
                 await self._evaluate()
-            if self._due(self.config.saver, epochs):
+            if self._due(self.config.saver, epochs) and not self.guardrails.suspect:
                 await self._save()
             self.epochs = epochs
         self.epochs = self.epochs if sft else 0
+        self._end_well()
         await self._save()  # version 0 is these weights: a run that is killed goes on with them, to the bit
 
     async def _reinforce(self) -> None:
@@ -213,9 +229,6 @@ class Loop:
         try:
             while (entries := await self._take(producer)) is not None:
                 await self._step(entries)
-        except TooManyFailures:
-            await self._save(failed=True)
-            raise
         finally:
             producer.cancel()
             await asyncio.wait([producer])
@@ -247,7 +260,8 @@ class Loop:
         engine, version, groups = self.parts.engine, self.buffer.version, [entry.group for entry in entries]
         async with self.learning:
             with self.clock.phase("step"):
-                metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
+                async with engine.learning():
+                    metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
                 with self.clock.phase("publish"):
                     await engine.publish(version + 1)
                 self.buffer.publish()
@@ -256,12 +270,32 @@ class Loop:
         for uid, trajectory in itertools.islice(of_different_groups(groups), self.config.stats_logger.samples_per_step):
             self.sinks.sample(self.step, uid, trajectory)
         self._write(merge([metrics, self._of_buffer(len(groups))]))
+        self.guardrails.check(metrics)
         epochs = self.buffer.done // len(self.parts.prompts)
         if self._due(self.config.evaluator, epochs):
             await self._evaluate()
-        if self._due(self.config.saver, epochs):
+        if self._due(self.config.saver, epochs) and not self.guardrails.suspect:
             await self._save(epochs)
         self.epochs = epochs
+
+    # Guardrails
+
+    def _end_well(self) -> None:
+        """The end of the supervised steps, and of the run. Raises GuardrailError."""
+        if not self.stop.is_set():
+            self.guardrails.at_the_end()
+
+    def _suspect(self) -> bool:
+        """Whether the state is not worth a checkpoint to go on from: a guardrail has begun to count."""
+        if line := self.guardrails.suspect:
+            log.warning("step %d is not saved, for %s (guard)", self.step, line)
+        return bool(line)
+
+    def _where_it_goes_on(self) -> str:
+        steps = self.recovery.checkpoints.steps()
+        failed = self.parts.workdir / "checkpoints" / f"{self.step}-failed"
+        kept = f"the state is kept in {failed}, and " if failed.exists() else ""
+        return f"{kept}the same command goes on from step {steps[-1]}" if steps else f"{kept}the same command begins anew"
 
     # Parts of it
 
@@ -393,8 +427,10 @@ class Loop:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT: finish the step, save, exit. A second one ends the process as it always did."""
-        loop, names = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+        """SIGTERM, SIGINT and SIGHUP: finish the step, save, exit. A second one ends the process as it always did. One that the
+        process was started to ignore (nohup) stays ignored."""
+        loop = asyncio.get_running_loop()
+        names = [name for name in STOPPING if signal.getsignal(name) is not signal.SIG_IGN]
         mine = threading.current_thread() is threading.main_thread()
 
         def stop() -> None:

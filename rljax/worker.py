@@ -34,6 +34,8 @@ from rljax.metrics import Mean
 from rljax.rollout import Failure, Result, Rollouts, pause_before
 from rljax.types import Completion, Finish, Request
 
+SCRATCH = "rljax-worker-"  # then the process's id: directories for weights on their way
+
 log = logging.getLogger(__name__)
 
 
@@ -47,9 +49,9 @@ class Parts:
     lost: Counter[str] = dataclasses.field(default_factory=Counter)  # requests, by metric name, since they were told
 
 
-Build = Callable[[Config, Path, Sampler], AbstractAsyncContextManager[Parts]]
-"""Makes the parts from the trainer's config, a model directory (its tokeniser; its weights too for a sampler of one's own), and
-the trainer's sampler."""
+Build = Callable[[Config, Path, Path | None, Sampler], AbstractAsyncContextManager[Parts]]
+"""Makes the parts from the trainer's config, a directory with its tokeniser, another with the model for a sampler of one's own
+(else None), and the trainer's sampler."""
 
 
 async def work(
@@ -84,8 +86,8 @@ async def work(
     while True:
         try:
             reader, writer = await asyncio.open_connection(host, port, limit=frames.PIECE)
+            link = Link(reader, writer)
             try:
-                link = Link(reader, writer)
                 link.send("hello", hello)
                 config = _welcomed(await link.receive())
                 attempt = 0
@@ -93,7 +95,7 @@ async def work(
                 return
             finally:
                 last = time.monotonic()
-                writer.close()
+                link.close()
         except (LinkError, OSError) as error:
             if time.monotonic() - last >= patience:
                 raise UserError(
@@ -115,20 +117,32 @@ def _welcomed(message: Message) -> Config:
 
 async def _work(link: Link, config: Config, build: Build, *, own: bool) -> None:
     """Until `bye`. Raises LinkError, and whatever the parts raise when they are made."""
-    scratch = Path(tempfile.mkdtemp(prefix="rljax-worker-", dir=memory_backed()))
+    scratch = _scratch()
     alive = asyncio.create_task(link.keep_alive())
     try:
-        files = Files(scratch)
-        while (version := await files.take(link)) is None and own:
-            pass
-        remote = LinkedSampler(link)
-        async with build(config, files.directory, remote) as parts:
-            if parts.own is not None:
-                await _load(parts.own, files.directory, version or 0)
+        files, remote = Files(scratch), LinkedSampler(link)
+        await files.take(link)
+        words, model = files.directory, None
+        if own:
+            version = await files.take(link)
+            model = files.directory
+        async with build(config, words, model, remote) as parts:
+            if own:
+                assert parts.own is not None and model is not None
+                await _load(parts.own, model, version)
             await Session(link, parts, remote, files).run()
     finally:
         alive.cancel()
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+
+
+def _scratch() -> Path:
+    """A directory of this process; those of workers that were killed are deleted."""
+    for left in memory_backed().glob(f"{SCRATCH}*"):
+        pid = left.name.removeprefix(SCRATCH).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=memory_backed()))
 
 
 async def _load(sampler: Sampler, directory: Path, version: int) -> None:
@@ -164,16 +178,15 @@ class Files:
         self._arriving = self._begin()
         return before
 
-    async def take(self, link: Link) -> int | None:
-        """The first directory of a connection: the version of its weights; None where there are none."""
+    async def take(self, link: Link) -> int:
+        """The next directory, where nothing else can come. Returns the version of its weights, 0 of a tokeniser's."""
         while True:
             message = await link.receive()
             if message.kind == "file":
                 self.add(message)
             elif message.kind == "files":
                 self.whole()
-                version: int | None = message.fields["version"]
-                return version
+                return int(message.fields["version"] or 0)
 
 
 class LinkedSampler:

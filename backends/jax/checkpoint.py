@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from rljax.backends.jax.hosts import together
 from rljax.checksums import check_room, reason, verify, write_meta
 from rljax.errors import UserError
 
@@ -28,18 +29,17 @@ def save_tree(directory: Path, tree: Tree, meta: Mapping[str, Any]) -> None:
     """Writes the tree under `directory`, which need not exist. Raises UserError when the disk is full or can't be written."""
     directory = directory.absolute()
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _check_room(directory, tree)
+        together(lambda: _prepare(directory, tree))
         with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
             writer.save(directory / "tree", args=ocp.args.StandardSave(tree), force=True)
-        if jax.process_index() == 0:
-            write_meta(directory, meta)
+        together(lambda: write_meta(directory, meta), first=True)
     except (OSError, ValueError) as error:  # tensorstore reports a full disk as a ValueError
         raise UserError(f"checkpoint: could not write {directory}: {reason(error)}") from error
 
 
-def _check_room(directory: Path, tree: Tree) -> None:
-    """Before anything is written: a disk that fills up under tensorstore's threads makes each of them print a traceback."""
+def _prepare(directory: Path, tree: Tree) -> None:
+    """Asks for room first: a disk that fills up under tensorstore's threads makes each of them print a traceback."""
+    directory.mkdir(parents=True, exist_ok=True)
     leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
     check_room(
         directory, sum(shard.data.nbytes for leaf in leaves for shard in leaf.addressable_shards if shard.replica_id == 0)
@@ -52,7 +52,7 @@ def restore_tree(directory: Path, like: Tree) -> Tree:
     Raises UserError when a file is missing or changed, or the tree is another one.
     """
     directory = directory.absolute()
-    verify(directory)
+    together(lambda: verify(directory), first=True)
     abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), like)
     with _reading(directory, ocp.StandardCheckpointHandler()) as reader:
         _compare(directory, _stored(reader, directory), abstract)

@@ -21,11 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from rljax.backends.torch.export import to_numpy
 from rljax.backends.torch.layout import MAX, Layout
-from rljax.checksums import check_room, read_meta, reason, verify, write_meta
+from rljax.checksums import TREE, check_room, read_meta, reason, verify, write_meta
 from rljax.errors import UserError
 
 Result = TypeVar("Result")
@@ -40,12 +41,12 @@ def save(directory: Path, tensors: Tensors, meta: Mapping[str, Any], layout: Lay
         directory.mkdir(parents=True, exist_ok=True)
         check_room(directory, sum(t.numel() * t.element_size() for t in tensors.values()))
 
-    together(layout, f"could not write {directory}", prepare)
-    with _quiet():
-        together(
-            layout, f"could not write {directory}", lambda: state_dict_saver.save(tensors, checkpoint_id=directory / "tree")
-        )
-    together(layout, f"could not write {directory}", lambda: write_meta(directory, meta), first=True)
+    what = f"could not write {directory}"
+    together(layout, what, prepare)
+    with _quiet():  # torch.save hides why a write failed behind positions that don't agree
+        writing = "is the disk full?"
+        together(layout, what, lambda: state_dict_saver.save(tensors, checkpoint_id=directory / TREE), remedy=writing)
+    together(layout, what, lambda: write_meta(directory, meta), first=True)
 
 
 def restore(directory: Path, tensors: Tensors, layout: Layout) -> None:
@@ -54,11 +55,11 @@ def restore(directory: Path, tensors: Tensors, layout: Layout) -> None:
     Raises UserError when a file is missing or changed, or the checkpoint is of another run.
     """
     directory = directory.absolute()
-    what = f"{directory} can't be restored"
+    what, remedy = f"{directory} can't be restored", "name an older checkpoint"
     together(layout, what, lambda: verify(directory), first=True)
     with _quiet():
-        together(layout, what, lambda: _compare(directory, tensors))
-        together(layout, what, lambda: state_dict_loader.load(tensors, checkpoint_id=directory / "tree"))
+        together(layout, what, lambda: _compare(directory, tensors), remedy=remedy)
+        together(layout, what, lambda: state_dict_loader.load(tensors, checkpoint_id=directory / TREE), remedy=remedy)
 
 
 def meta_of(directory: Path, layout: Layout) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def read_host(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     with _alone(directory), _quiet():
         stored = _stored(directory)
         tensors = {name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in names}
-        state_dict_loader.load(tensors, checkpoint_id=directory.absolute() / "tree", no_dist=True)
+        state_dict_loader.load(tensors, checkpoint_id=directory.absolute() / TREE, no_dist=True)
     return {name: to_numpy(tensor) for name, tensor in tensors.items()}
 
 
@@ -102,7 +103,7 @@ def _alone(directory: Path) -> Iterator[None]:
 
 def _stored(directory: Path) -> dict[str, Any]:
     """Sizes and dtypes of what is there."""
-    stored: dict[str, Any] = filesystem.FileSystemReader(directory.absolute() / "tree").read_metadata().state_dict_metadata
+    stored: dict[str, Any] = filesystem.FileSystemReader(directory.absolute() / TREE).read_metadata().state_dict_metadata
     return stored
 
 
@@ -119,7 +120,9 @@ def _compare(directory: Path, tensors: Tensors) -> None:
             )
 
 
-def together(layout: Layout, what: str, action: Callable[[], Result], *, first: bool = False) -> Result | None:
+def together(
+    layout: Layout, what: str, action: Callable[[], Result], *, first: bool = False, remedy: str = ""
+) -> Result | None:
     """Runs on all ranks (or the first alone, None on the others); where it fails on one, raises UserError on all."""
     error: Exception | None = None
     result: Result | None = None
@@ -128,8 +131,8 @@ def together(layout: Layout, what: str, action: Callable[[], Result], *, first: 
             result = action()
         except UserError as caught:
             error = caught
-        except Exception as caught:  # DCP wraps whatever a rank's storage or unpickling raised
-            error = UserError(f"checkpoint: {what}: {reason(_cause(caught))} (is the disk full? name an older checkpoint?)")
+        except (Exception, CheckpointException) as caught:  # whatever a rank's storage or unpickling raised, as DCP wraps it
+            error = UserError(f"checkpoint: {what}: {reason(_cause(caught))}" + (f" ({remedy})" if remedy else ""))
             error.__cause__ = caught
     failed = layout.reduce(torch.tensor(float(error is not None), device=layout.device), MAX)
     if error is not None:
@@ -139,10 +142,11 @@ def together(layout: Layout, what: str, action: Callable[[], Result], *, first: 
     return result
 
 
-def _cause(error: Exception) -> Exception:
+def _cause(error: BaseException) -> Exception:
     """What a rank raised, out of DCP's CheckpointException."""
-    failures = getattr(error, "failures", None)
-    return next((f[0] for f in failures.values()), error) if failures else error
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return error if isinstance(error, Exception) else RuntimeError(repr(error))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from rljax.backends.torch.layout import Layout
 from rljax.batch import Batch
 from rljax.compaction import kept
 from rljax.config import Config
-from rljax.engine import State, WeightSource
+from rljax.engine import State, WeightSource, allocate, transport_of
 from rljax.engines.cuda import state, world
 from rljax.engines.cuda.critic import Critic
 from rljax.engines.cuda.phase import Phase
@@ -36,9 +36,11 @@ from rljax.engines.cuda.plugin import FORMAT
 from rljax.engines.cuda.policy import Policy
 from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
 from rljax.engines.cuda.state import Reinforcement
+from rljax.engines.cuda.transports import Route
 from rljax.errors import UserError
 from rljax.metrics import Mean
 from rljax.objective import PREFIX, Objective
+from rljax.packing import RANK_SPREAD
 
 
 class TorchLearner:
@@ -65,7 +67,7 @@ class TorchLearner:
         self._supervised: Phase | None = None  # the warm-up
         self._rl: Reinforcement | None = None
         self._publishing: Gathering | None = None
-        self._group: Any = None  # with the servers that weights are broadcast to
+        self._route: Route | None = None  # to the servers, where one was chosen
         if config.warmup.steps == 0:
             self._begin()
 
@@ -91,7 +93,7 @@ class TorchLearner:
         return cut.scatter(critic.values(cut))
 
     def _cut(self, batch: Batch, keep: np.ndarray) -> MicroBatches:
-        self._finish_publishing()
+        self._enter()
         return micro_batches(batch, keep, self._layout, self._policy.spec, self._config.actor.mb_spec.rows_per_mb)
 
     def _logp_of(self, rows: Rows) -> Tensor:
@@ -107,9 +109,10 @@ class TorchLearner:
         and counted in `ppo_actor/update/skipped`.
         """
         actor = self._reinforcement().actor
-        means = actor.step(self._policy_loss, self._cut(batch, kept(batch, self._objective)))
+        cut = self._cut(batch, kept(batch, self._objective))
+        means = actor.step(self._policy_loss, cut)
         self._updates += 1
-        return means
+        return means | ({RANK_SPREAD: Mean.of([cut.spread])} if self._layout.dealt[1] > 1 else {})
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the critic, on every token of loss_mask."""
@@ -180,33 +183,38 @@ class TorchLearner:
     def export(self, directory: Path | None) -> WeightSource:
         """Weights for a sampler: to servers in memory when directory is None, else HF safetensors, config and tokenizer there.
 
-        Adapters are merged in both forms. In memory rank 0 gets a `TorchBroadcast` whose tensors are gathered one at a time as
-        they are sent; the other ranks gather with it before they return.
+        Adapters are merged in both forms. In memory rank 0 gets a source whose tensors are gathered one at a time as they are
+        sent, by the way that `rljax.engine.transport_of` finds; the other ranks gather with it before they return.
         """
-        self._finish_publishing()
+        self._enter()
         if directory is not None:
             spec, dtype = self._policy.spec, self._config.actor.dtype
             write(spec, self._whole, directory, dtype=dtype, source=self._model_dir, layout=self._layout)
             return WeightSource(directory=Path(directory))
-        gathering = Gathering(self._policy.spec, self._whole)
+        gathering, route = Gathering(self._policy.spec, self._whole), self._to_servers()
         if self._layout.rank != 0:
-            gathering.close()
+            route.follow(gathering)
             return WeightSource()
         self._publishing = gathering
-        return WeightSource(params=self._broadcast(gathering))
+        return route.source(gathering)
 
-    def _broadcast(self, gathering: Gathering) -> Any:
-        from rljax.engine import allocate
-        from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast
+    def _to_servers(self) -> Route:
+        """The same on every rank."""
+        if self._route is None:
+            pools = allocate(self._config)
+            transport = transport_of(self._config, pools)
+            assert pools.sampler is not None
+            gather = world.gather if self._layout.pool.size > 1 else None
+            bucket = self._config.sglang.bucket_mb << 20
+            self._route = Route(transport, pools.sampler, bucket_bytes=bucket, gather=gather)
+        return self._route
 
-        if self._group is None:
-            sampler = allocate(self._config).sampler
-            backend = "nccl" if self._layout.device.type == "cuda" else "gloo"
-            self._group = BroadcastGroup(backend, tensor=sampler.tensor if sampler else 1)
-        return TorchBroadcast(gathering, self._group)
+    def _enter(self) -> None:
+        """What every call begins with.
 
-    def _finish_publishing(self) -> None:
-        """Where a server failed in the middle, the other ranks still wait for the rest of the tensors to be gathered."""
+        Where a server failed in the middle of a publish, the other ranks still wait for the rest of the tensors to be gathered.
+        """
+        self._layout.enter()
         if self._publishing is not None:
             self._publishing.close()
             self._publishing = None
@@ -214,6 +222,7 @@ class TorchLearner:
     @torch.no_grad()
     def _whole(self, name: str) -> Tensor:
         """A tensor of the model in `actor.dtype`, adapters merged, on every rank. A collective."""
+        self._layout.enter()  # whoever sends the tensors asks for them
         parameters = self._policy.frozen | self._policy.trained
 
         def gather(name: str) -> Tensor:
@@ -225,7 +234,7 @@ class TorchLearner:
 
     def save(self, directory: Path) -> None:
         """Writes parameters, optimizer moments and step under directory, which does not exist yet."""
-        self._finish_publishing()
+        self._enter()
         meta = self._identity() | {"updates": self._updates, "phases": list(self._phases())}
         checkpoint.save(
             Path(directory), state.placed(self._saved(self._supervised, self._rl), self._policy), meta, self._layout
@@ -237,7 +246,7 @@ class TorchLearner:
         Neither the layout that wrote it matters nor the engine (rljax/portable.py). Old and new state are both held until all
         of the new one has been read.
         """
-        self._finish_publishing()
+        self._enter()
         directory = Path(directory)
         meta = checkpoint.meta_of(directory, self._layout)
         portable.check_origin(directory, meta, self._identity())
@@ -264,7 +273,7 @@ class TorchLearner:
         """Everything that is trained, in no framework's terms, float32, on the host of every rank (law 9): the places of
         rljax/portable.py.
         """
-        self._finish_publishing()
+        self._enter()
         return state.to_named(self._saved(self._supervised, self._rl), self._policy)
 
     def load_named_state(self, named: State, updates: int) -> None:
@@ -272,7 +281,7 @@ class TorchLearner:
 
         A critic or reference that is missing stays as it is when RL begins.
         """
-        self._finish_publishing()
+        self._enter()
         supervised, rl = self._phases_of("supervised/mu" in named, "mu" in named)
         tree = state.from_named(named, self._saved(supervised, rl), self._policy, updates)
         self._load(tree, supervised, rl, updates)
@@ -305,8 +314,8 @@ class TorchLearner:
 
     def close(self) -> None:
         """Lets go of everything on the device. The processes' own group stays."""
-        self._finish_publishing()
-        if self._group is not None:
-            self._group.forget()
-        self._supervised = self._rl = self._group = None
-        del self._policy
+        self._enter()
+        if self._route is not None:
+            self._route.close()
+        self._supervised = self._rl = self._route = None
+        self.__dict__.pop("_policy", None)

@@ -30,6 +30,8 @@ class SglangPlugin:
         if release < OLDEST:
             found, oldest = ".".join(map(str, release)), ".".join(map(str, OLDEST))
             raise UserError(f"sglang.python: SGLang {found} is too old (install {oldest} or later)")
+        if config.sglang.release_memory:
+            _check_lending(config, allocation)
 
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
         return routes(config, allocation)
@@ -45,13 +47,23 @@ class SglangPlugin:
         raise UserError("allocation_mode: sglang cannot learn (add a learner: sglang:d1+fsdp:d1, or +jax:d1)")
 
 
+def _check_lending(config: Config, allocation: Allocation) -> None:
+    sampler, learner = allocation.sampler, allocation.learner
+    if sampler is None or learner is None or sampler.first_device != learner.first_device:
+        raise UserError("sglang.release_memory: is for engines on the same devices (allocation_mode with '|')")
+    if config.rollout.max_head_offpolicyness:
+        raise UserError(
+            "sglang.release_memory: is for synchronous runs (rollout.max_head_offpolicyness=0): others sample while they update"
+        )
+
+
 class FsdpPlugin:
     """Imports the learner when it is made: naming the plugin loads no torch."""
 
     dims = "dtcf"  # p and e: FSDP2 shards every layer, and cuts none off; the models at hand have no experts
     samples = False
     learns = True
-    transports = ("nccl", "gloo", "ipc", "directory")
+    transports = TRANSPORTS
     formats = (FORMAT,)
 
     def check(self, config: Config, allocation: Allocation) -> None:
@@ -77,6 +89,13 @@ class FsdpPlugin:
         from rljax.engines.cuda.places import read
 
         return read(directory)
+
+    def processes(self, config: Config, pool: Pool) -> int:
+        """One a device."""
+        return pool.size
+
+    def place(self, config: Config, pool: Pool) -> None:
+        """The environment says it."""
 
 
 SGLANG = SglangPlugin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -55,3 +56,10 @@ def device_of(pool: Pool) -> torch.device:
     device = torch.device("cuda", (pool.first_device + rank) % here)
     torch.cuda.set_device(device)
     return device
+
+
+def gather(payload: bytes) -> Sequence[bytes]:
+    """What all ranks gave, in their order; on every rank. A collective, over the CPU."""
+    found: list[bytes] = [b""] * dist.get_world_size()
+    dist.all_gather_object(found, payload)
+    return found

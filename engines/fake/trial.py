@@ -226,22 +226,27 @@ def make_run(
 
 
 async def worker(
-    workdir: Path, *, own: bool = False, workflow: Any = None, trouble: Trouble | None = None, **options: Any
+    workdir: Path, *, address: str = "", own: bool = False, workflow: Any = None, trouble: Trouble | None = None, **options: Any
 ) -> None:
-    """A worker for the run in workdir, as soon as that listens, until it ends. `options` are those of `rljax.worker.work`."""
+    """A worker for the run in workdir, as soon as that listens, until it ends. `options` are those of `rljax.worker.work`.
+
+    Args:
+      address: where it listens, if that is known.
+    """
     door = workdir / "workers.json"
-    while not door.exists() or not door.read_text():
+    while not address:
+        with contextlib.suppress(OSError, ValueError):
+            address = json.loads(door.read_text())["address"]
         await asyncio.sleep(0.01)
-    told = json.loads(door.read_text())
 
     @contextlib.asynccontextmanager
-    async def build(config: Config, directory: Path, remote: Sampler) -> AsyncIterator[Parts]:
+    async def build(config: Config, words: Path, model_dir: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
         params = SamplingParams(config.gconfig.max_new_tokens, temperature=config.gconfig.temperature, stop_token_ids=(STOP,))
-        mine = FakeSampler(config, directory, trouble) if own else None
+        mine = FakeSampler(config, model_dir, trouble) if model_dir else None
         makes = workflow or Repeat(trouble)
         yield Parts(Rollouts(makes, mine or remote, params, config.gconfig.n_samples, config.seed, lambda group: True), mine)
 
-    await work(told["address"], told["token"], build, own=own, **options)
+    await work(address, TOKEN, build, own=own, **options)
 
 
 async def settle() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from rljax import portable
 from rljax.allocation import Pool
-from rljax.backends.jax import checkpoint, hf
+from rljax.backends.jax import checkpoint, hf, hosts
 from rljax.backends.jax.accumulate import Metrics
 from rljax.backends.jax.forward import named_logprobs, named_objective
 from rljax.backends.jax.mesh import dispatching, pool_mesh
@@ -62,6 +62,8 @@ class JaxLearner:
         self._config = config
         self._model_dir = Path(model_dir)
         self._mesh = pool_mesh(pool)
+        if config.jax.bitwise and jax.process_count() > 1:
+            raise UserError("jax.bitwise: the sampler is of one process, so the learner must be too (see docs/processes.md)")
         self._policy = Policy(config, self._mesh, self._model_dir)
         self._objective = Objective.from_config(config)
         self._sft = config.actor.loss == "sft"
@@ -248,7 +250,7 @@ class JaxLearner:
         meta = read_meta(directory)
         portable.check_origin(directory, meta, self._identity())
         if meta["format"] != FORMAT:
-            self.load_named_state(portable.read_foreign(directory, meta, self._config), meta["updates"])
+            self._load_placed(lambda: portable.read_foreign(directory, meta, self._config), meta["updates"])
             return
         supervised, rl = self._phases_of("supervised" in meta["phases"], "rl" in meta["phases"])
         tree = checkpoint.restore_tree(directory, self._saved(supervised, rl))
@@ -263,9 +265,20 @@ class JaxLearner:
 
         A critic or reference that is missing stays as it is when RL begins.
         """
-        supervised, rl = self._phases_of("supervised/mu" in named, "mu" in named)
-        tree = state.from_named(named, self._saved(supervised, rl), self._table(), updates)
-        self._load(tree, supervised, rl, updates)
+        self._load_placed(lambda: named, updates)
+
+    def _load_placed(self, read: Callable[[], State], updates: int) -> None:
+        """Each process reads all of it, and puts its part on its devices."""
+        found: list[tuple[Tree, Phase | None, Reinforcement | None]] = []
+
+        def place() -> None:
+            named = read()
+            supervised, rl = self._phases_of("supervised/mu" in named, "mu" in named)
+            tree = state.from_named(named, self._saved(supervised, rl), self._table(), updates)
+            found.append((tree, supervised, rl))
+
+        hosts.together(place)
+        self._load(*found[0], updates)
 
     def _phases_of(self, supervised: bool, rl: bool) -> tuple[Phase | None, Reinforcement | None]:
         """Those there are already, or new ones."""
@@ -306,9 +319,10 @@ class JaxLearner:
         return self._score._cache_size() + sum(phase.compilations() for phase in steps if phase)
 
     def close(self) -> None:
-        """Lets go of everything on the devices."""
+        """Lets go of everything on the devices, and of the other processes."""
         self._supervised = self._rl = None
         self._policy.trained = self._policy.frozen = {}
+        hosts.leave()
 
 
 def _has_critic(config: Config) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import random
 import struct
@@ -13,7 +14,7 @@ from rljax import frames
 from rljax.buffer import ticket_from_json
 from rljax.engines.fake.sampler import Trouble
 from rljax.engines.fake.trial import TOKEN, MemorySink, Repeat, make_run, worker
-from rljax.errors import RewardError, TooManyFailures, UserError
+from rljax.errors import RewardError, SamplerError, TooManyFailures, UserError
 from rljax.frames import PROTOCOL, Link, LinkError
 from rljax.loop import Loop
 from rljax.rollout import Result
@@ -303,10 +304,30 @@ def test_a_worker_holds_no_more_than_its_room_and_gets_more_as_it_finishes(tmp_p
     assert outcome.step == 3 and max(most) == 3 and len(most) == 10
 
 
+class Impatient(Repeat):
+    """Gives up on its first requests."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.left = times
+
+    async def episode(self, sampler, prompt, params, seed):
+        if self.left:
+            self.left -= 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(super().episode(sampler, prompt, params, seed), 0.05)
+            raise SamplerError("gave up")
+        return await super().episode(sampler, prompt, params, seed)
+
+
 def test_requests_that_nobody_waits_for_any_more_are_taken_back(tmp_path):
     started, cancelled = [], []
+    run = make_run(tmp_path, {}, fed=True)
+    generate = run.engine.sampler.generate
 
-    async def held(self, request):
+    async def held(request):
+        if len(started) >= 16:
+            return await generate(request)
         started.append(request.id)
         try:
             await asyncio.Event().wait()
@@ -314,31 +335,23 @@ def test_requests_that_nobody_waits_for_any_more_are_taken_back(tmp_path):
             cancelled.append(request.id)
             raise
 
-    async def partner(workdir):
-        task = asyncio.create_task(worker(workdir))
-        while len(started) < 8:
-            await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.wait([task])
-        while len(cancelled) < len(started):
-            await asyncio.sleep(0.01)
-        sampler.generate = generate
-        await worker(workdir)
+    run.engine.sampler.generate = held
+    taken_back = []  # how many when the first step was done: the worker is still there
 
-    lines = Lines()
-    run = make_run(tmp_path, {}, sink=lines, fed=True)
-    sampler = run.engine.sampler
-    generate = sampler.generate
-    sampler.generate = lambda request: held(sampler, request)
+    class Sink(MemorySink):
+        def write(self, step, metrics):
+            taken_back.append(len(cancelled))
+
+    run = dataclasses.replace(run, open_sinks=Sink)
 
     async def scenario():
-        beside = asyncio.create_task(partner(tmp_path))
+        beside = asyncio.create_task(worker(tmp_path, workflow=Impatient(16)))
         outcome = await asyncio.wait_for(Loop(run).run(), 30)
         await asyncio.wait_for(beside, 10)
         return outcome
 
     assert asyncio.run(scenario()).step == 3
-    assert sorted(started) == sorted(cancelled)
+    assert taken_back[0] == 16 and sorted(started) == sorted(cancelled)
 
 
 def test_a_worker_without_a_trainer_says_so_and_file_names_stay_in_their_directory():
