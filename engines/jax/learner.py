@@ -273,7 +273,7 @@ class JaxLearner:
 
         def place() -> None:
             named = read()
-            supervised, rl = self._phases_of("supervised/mu" in named, "mu" in named)
+            supervised, rl = self._phases_of(*portable.phases_of(named))
             tree = state.from_named(named, self._saved(supervised, rl), self._table(), updates)
             found.append((tree, supervised, rl))
 
