@@ -190,6 +190,7 @@ def get_config() -> ConfigDict:
             sampler_dtype="bfloat16",
             bitwise=False,
             compilation_cache="",
+            processes=config_dict.placeholder(int),
         )
     )
     config.sglang = ConfigDict(
@@ -206,6 +207,8 @@ def get_config() -> ConfigDict:
             extra_args=(),
             start_timeout=600.0,
             restarts=3,
+            transport="",
+            release_memory=False,
             log_dir="",
         )
     )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rljax.config import Config
     from rljax.feed import Feed
     from rljax.loop import Outcome
+    from rljax.ranks import Team
     from rljax.sinks.run_directory import RunDirectory
 
 main.define_config_flags()
@@ -47,17 +48,28 @@ def train() -> None:
     engine.check(config, pools)
 
     # --------------------------------------------------------------------------------------------------------------------
+    # Ranks: where the learner lives in several processes, the others follow the one that goes on here
+    # --------------------------------------------------------------------------------------------------------------------
+    from rljax import ranks
+
+    workdir = main.workdir_from_flags()
+    place, processes = ranks.find_place(config, pools.learner)
+    if place.rank > 0:
+        return ranks.follow(place, workdir)
+
+    # --------------------------------------------------------------------------------------------------------------------
     # Run directory: locked, so that two runs never share it; it tells how the run ended
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.sinks.run_directory import RunDirectory
 
-    run = RunDirectory(main.workdir_from_flags())
+    run = RunDirectory(workdir)
     with main.recorded(run):
         run.begin(config)
-        asyncio.run(_train(config, pools, run))
+        with ranks.Team(place, processes, config, run.path, run.fail) as team:
+            asyncio.run(team.watched(_train(config, pools, run, team)))
 
 
-async def _train(config: Config, pools: Allocation, run: RunDirectory) -> Outcome:
+async def _train(config: Config, pools: Allocation, run: RunDirectory, team: Team) -> Outcome:
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
@@ -113,7 +125,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory) -> Outcom
         return await Loop(
             Run(
                 config=config,
-                engine=engine.build(config, pools, model_dir, run.path),
+                engine=engine.build(config, pools, model_dir, run.path, team.make_learner),
                 prompts=prompts,
                 workflow=workflow,
                 params=params,

@@ -27,7 +27,7 @@ class GenerationConfig:
 class RewardConfig:
     """`reward`: what scores an episode, and the processes it runs in."""
 
-    name: str  # a registered reward ("gsm8k", "exact", "reasoning_gym"), or "package.module:function"
+    name: str  # a registered reward ("exact", "gsm8k", "math", "reasoning_gym"), or "package.module:function"
     workers: int  # processes
     timeout: float  # seconds a call; then the process is killed
     memory_mb: int  # address space a process; 0: no limit
@@ -270,6 +270,9 @@ class JaxConfig:
     sampler_dtype: str
     bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
     compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
+    # Of the learner. None: as many as torchrun started, else one; N: exactly so many, started on this host unless torchrun did;
+    # 0: those that jax.distributed finds by itself (a TPU pod, Slurm, Open MPI, Kubernetes). See docs/processes.md
+    processes: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,6 +291,11 @@ class SglangConfig:
     extra_args: tuple[str, ...]  # more flags of sglang.launch_server, as on its command line
     start_timeout: float  # seconds until a server answers
     restarts: int  # times a server that died is started again, before it is dropped
+    # How weights reach the servers, with a learner that can: "ipc" (the same devices), "nccl" (other devices), "gloo" (CPU),
+    # "directory"; empty: the first of these that is possible
+    transport: str
+    # Servers that share devices with the learner let go of their memory while it updates (synchronous runs only)
+    release_memory: bool
     log_dir: str  # of the servers' logs; empty: a directory in the system's temporary one
 
 

@@ -146,6 +146,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "guard.min_entropy",
         "stats_logger.samples_per_step",
         "sglang.restarts",
+        "jax.processes",
         "serve.port",
         *(
             f"{part}.optimizer.{key}"

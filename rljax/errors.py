@@ -50,5 +50,16 @@ class TooManyFailures(Exception):
     """So many groups failed in a row that the run ends (recover.max_consecutive_failures). Its cause is the first failure."""
 
 
+class RankFailed(Exception):
+    """One process of a learner of several died, hung or failed alone: the run ends, for the others wait for it.
+
+    Its message is one line that names the rank; `detail` is what that rank last said, its traceback or the end of its log.
+    """
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
 class GuardrailError(Exception):
     """A metric was out of its bound for too long (rljax/guardrails.py): one line with key, metric, value and remedy."""

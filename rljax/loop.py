@@ -14,6 +14,7 @@
     producer         room: max lag, concurrency (buffer.py)             publish; a group that ends
     request          the sampler, rollout.request_timeout               the sampler, or the timeout (rollout.py)
     learner          consumer_batch_size groups, oldest first           the producer
+    a server         that came back without weights: a publish          the learner, after its step or while it waits
     publish          the sampler to stop between two decode steps       the sampler
     evaluation       its episodes; training's go on beside them         the sampler
     save             the disk; generating goes on                       the disk
@@ -234,7 +235,8 @@ class Loop:
 
     async def _take(self, producer: asyncio.Task[None]) -> list[Entry] | None:
         """The next batch; None at the end of the data, or when the run is to stop."""
-        start = time.perf_counter()
+        start, engine = time.perf_counter(), self.parts.engine
+        lacking = asyncio.create_task(engine.lacks_weights(), name="lacking weights")
         try:
             while not self.stop.is_set():
                 if producer.done():
@@ -244,9 +246,13 @@ class Loop:
                     return entries
                 if self.buffer.complete:
                     return None
-                await asyncio.wait([producer, change], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([producer, change, lacking], return_when=asyncio.FIRST_COMPLETED)
+                if lacking.done():  # the learner is idle: its weights are those of the present version
+                    await engine.publish(self.buffer.version)
+                    lacking = asyncio.create_task(engine.lacks_weights(), name="lacking weights")
             return None
         finally:
+            lacking.cancel()
             self.tally.count("rollout/wait/learner", time.perf_counter() - start)
 
     async def _step(self, entries: Sequence[Entry]) -> None:

@@ -107,6 +107,16 @@ def test_best_transport_that_both_have(register):
     assert build("two:d1+one:d1").transport == "directory"
 
 
+def test_a_plugin_may_close_ways(register):
+    class Choosy(ThirdParty):
+        def routes(self, config, allocation):
+            return ("pigeon", "directory")
+
+    register("one", Choosy(("nccl", "directory", "pigeon")))
+    register("two", ThirdParty(("nccl", "pigeon", "directory")))
+    assert build("one:d2+two:d1").transport == "pigeon"
+
+
 def test_no_transport_and_half_an_engine_are_refused(register):
     register("one", ThirdParty(("memory", "nccl")))
     register("two", ThirdParty(("directory",)))

@@ -287,10 +287,10 @@ def test_gsm8k_on_the_real_files(gsm8k_dir):
 
 
 def test_gsm8k_rewards_its_own_solutions(gsm8k_dir):
-    from rljax.rewards import gsm8k
+    from rljax.rewards import mathematics
 
     prompts = list(open_prompts(config(gsm8k_dir, type="gsm8k", split="test", limit=60), seed=1).epoch(0))
     for prompt, other in zip(prompts, prompts[1:] + prompts[:1], strict=True):
-        assert gsm8k.reward(prompt, prompt.fields["answer"])["reward"] == 1.0
+        assert mathematics.gsm8k_reward(prompt, prompt.fields["answer"])["reward"] == 1.0
         same = prompt.fields["final"] == other.fields["final"]
-        assert gsm8k.reward(prompt, other.fields["answer"])["reward"] == float(same)
+        assert mathematics.gsm8k_reward(prompt, other.fields["answer"])["reward"] == float(same)
