@@ -16,10 +16,10 @@ from rljax.engines.fake.sampler import Trouble
 from rljax.engines.fake.trial import TOKEN, MemorySink, Repeat, make_run, worker
 from rljax.errors import RewardError, SamplerError, TooManyFailures, UserError
 from rljax.frames import PROTOCOL, Link, LinkError
+from rljax.handover import done
 from rljax.loop import Loop
 from rljax.rollout import Result
 from rljax.types import Finish, Trajectory
-from rljax.worker import done
 
 ASYNC = {"rollout.max_head_offpolicyness": 2, "total_train_epochs": 2}
 
