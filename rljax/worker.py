@@ -51,9 +51,12 @@ Build = Callable[[Config, Path, Path | None, Sampler], AbstractAsyncContextManag
 (else None), and the trainer's sampler."""
 
 
+class NoDoor(Exception):
+    """No run tells where it listens, yet; says so in a line."""
+
+
 async def work(
-    address: str,
-    token: str,
+    door: Callable[[], tuple[str, str]],
     build: Build,
     *,
     own: bool = False,
@@ -61,9 +64,10 @@ async def work(
     room: int | None = None,
     patience: float = 0.0,
 ) -> None:
-    """Works for the trainer at HOST:PORT until its run ends.
+    """Works for a trainer until its run ends.
 
     Args:
+      door: tells (HOST:PORT, token); asked again when the trainer is gone, for it may come back elsewhere. Raises NoDoor.
       own: the worker brings a sampler.
       room: prompts at once; None: as many as the trainer gives.
       patience: seconds to look for a trainer that isn't there, or not any more: it may have been killed and come back.
@@ -71,21 +75,15 @@ async def work(
     Raises:
       UserError: no trainer, or one that refuses.
     """
-    host, port = frames.host_and_port(address, "--attach")
-    hello = {
-        "protocol": PROTOCOL,
-        "token": token,
-        "own": own,
-        "name": name or f"{os.uname().nodename}:{os.getpid()}",
-        "room": room,
-    }
+    hello = {"protocol": PROTOCOL, "own": own, "name": name or f"{os.uname().nodename}:{os.getpid()}", "room": room}
     last, attempt = time.monotonic(), 0
     while True:
         try:
-            reader, writer = await asyncio.open_connection(host, port, limit=frames.PIECE)
-            link = Link(reader, writer)
+            address, token = door()
+            host, port = frames.host_and_port(address, "--attach")
+            link = Link(*await asyncio.open_connection(host, port, limit=frames.PIECE))
             try:
-                link.send("hello", hello)
+                link.send("hello", hello | {"token": token})
                 config = _welcomed(await link.receive())
                 attempt = 0
                 await _work(link, config, build, own=own)
@@ -93,13 +91,12 @@ async def work(
             finally:
                 last = time.monotonic()
                 link.close()
-        except (LinkError, OSError) as error:
+        except (LinkError, OSError, NoDoor) as error:
+            why = str(error) if isinstance(error, NoDoor) else f"{address}: {error} (does a run listen there?)"
             if time.monotonic() - last >= patience:
-                raise UserError(
-                    f"--attach: {address}: {error} (is a trainer with rollout.listen or rollout.workers there?)"
-                ) from None
+                raise UserError(f"--attach: {why}") from None
             if attempt == 0:
-                log.warning("the trainer at %s is gone (%s); looking for it for %g s", address, error, patience)
+                log.warning("no trainer: %s; looking for one for %g s", why, patience)
             attempt += 1
             await asyncio.sleep(min(5.0, pause_before(attempt)))
 
