@@ -190,6 +190,20 @@ def test_an_asynchronous_run_loses_and_doubles_nothing_trap_15(tmp_path, kill_at
     assert sorted(sinks.lines()) == list(range(1, 10))
 
 
+@pytest.mark.parametrize("policy", ["mask", "drop"])
+def test_a_sampler_that_does_not_take_what_is_published_ends_the_run(tmp_path, policy):
+    """Its groups are stale however often they are generated again: without an end of its own that would go on for ever."""
+    overrides = ASYNC | {"rollout.stale_policy": policy, "recover.max_consecutive_failures": 5}
+    run = make_run(tmp_path, overrides, n_prompts=40)
+
+    async def load_weights(source, version):
+        """Another run's, say."""
+
+    run.engine.sampler.load_weights = load_weights
+    with pytest.raises(TooManyFailures, match=r"5 groups failed in a row; the first: stale_sampler: .* tokens of version 0"):
+        loop.train(run)
+
+
 class Straggles(Repeat):
     """Prompt 0/1 takes three publishes: each of its completions has two tokens of version 0, and two of version 3."""
 
