@@ -29,19 +29,19 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
 from rljax import config_io, frames
-from rljax.buffer import Buffer, Ticket, newest_version, oldest_version, ticket_to_json
+from rljax.buffer import Buffer, Ticket, newest_version, ticket_to_json
 from rljax.children import Children
 from rljax.config import Config
 from rljax.engine import Sampler
 from rljax.errors import SamplerError, UserError, WorkerLost
 from rljax.extent import most_in_flight
 from rljax.frames import PROTOCOL, Link, LinkError, Message
-from rljax.handover import completed, request_of, result_of
+from rljax.handover import completed, measured_of, request_of, result_of
 from rljax.ledger import Ledger
 from rljax.metrics import Mean, merge
 from rljax.tally import Tally
@@ -294,7 +294,7 @@ class Feed:
                     pass  # the run is ending
                 case _:
                     raise LinkError(f"it says {message.kind!r}")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise LinkError(f"a message that makes no sense: {type(error).__name__}: {error}") from None
 
     def _done(self, job: Job, worker: Worker, message: Message) -> None:
@@ -302,9 +302,10 @@ class Feed:
         result = result_of(message)
         if newest_version(result.trajectories) > job.buffer.version + 1:  # one more: a publish may be half done
             raise ValueError("tokens of a version that was never published")
-        if result.wanted and oldest_version(result.trajectories) < 0:
-            raise ValueError("tokens to be trained on that no policy sampled")
-        self._measure(job, message.fields["measured"], message.fields["counts"])
+        means, counts = measured_of(message)
+        self._measured = merge([self._measured, means])
+        for name, count in counts.items():
+            job.tally.count(name, count)
         ticket = worker.held.pop(key, None)
         if ticket is None:  # sent twice
             job.tally.count("rollout/late_groups")
@@ -314,11 +315,6 @@ class Feed:
         with self._ending_the_run():
             job.ledger.settle(ticket, result)
         self._wake()
-
-    def _measure(self, job: Job, measured: Mapping[str, Any], counts: Mapping[str, float]) -> None:
-        self._measured = merge([self._measured, {name: Mean(*mean) for name, mean in measured.items()}])
-        for name, count in counts.items():
-            job.tally.count(name, count)
 
     # What a worker is sent
 

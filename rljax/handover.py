@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from rljax.buffer import NEVER, Ticket, oldest_version
 from rljax.errors import EpisodeError, error_of
 from rljax.frames import Message
 from rljax.journal import pack, unpack
+from rljax.metrics import Mean
 from rljax.rollout import Failure, Result
 from rljax.types import Completion, Finish, Request, SamplingParams
 
@@ -41,13 +43,27 @@ def _described(failure: Failure) -> dict[str, str]:
 
 
 def result_of(message: Message) -> Result:
-    """Of a `done`. Raises ValueError, KeyError, TypeError."""
+    """Of a `done`. Raises ValueError, KeyError, TypeError for what a learner could not be given."""
     trajectories = unpack(message.fields["trajectories"], message.body)
     failures = tuple(_failure(entry) for entry in message.fields["failures"])
-    wanted = message.fields["wanted"]
+    wanted = message.fields["wanted"] is True
+    for t in trajectories:
+        numbers = (t.reward, *t.components.values())
+        if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
+            raise ValueError("a reward that is no number")
+        if t.token_ids.min(initial=0) < 0 or not np.isfinite(t.behavior_logp[t.loss_mask]).all():
+            raise ValueError("a token id below 0, or a log-prob that is no number")
+        if (t.versions[t.loss_mask] < 0).any():
+            raise ValueError("tokens to be trained on that no policy sampled")
     if wanted and oldest_version(trajectories) == NEVER:
         raise ValueError("a group without a token to train on")
-    return Result(trajectories, failures, wanted is True)
+    return Result(trajectories, failures, wanted)
+
+
+def measured_of(message: Message) -> tuple[dict[str, Mean], dict[str, float]]:
+    """What a worker measured and counted: of a `done`. Raises ValueError, KeyError, TypeError, AttributeError."""
+    means = {name: Mean(*map(float, mean)) for name, mean in message.fields["measured"].items()}
+    return means, {name: float(count) for name, count in message.fields["counts"].items()}
 
 
 def _failure(entry: Mapping[str, str]) -> Failure:
