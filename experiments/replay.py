@@ -38,6 +38,16 @@ def replay() -> None:
     engine.check(config, dataclasses.replace(pools, sampler=None))
 
     # --------------------------------------------------------------------------------------------------------------------
+    # Ranks: where the learner lives in several processes, the others follow the one that goes on here
+    # --------------------------------------------------------------------------------------------------------------------
+    from rljax import ranks
+
+    workdir = main.workdir_from_flags()
+    place, processes = ranks.find_place(config, pools.learner)
+    if place.rank > 0:
+        return ranks.follow(place, workdir)
+
+    # --------------------------------------------------------------------------------------------------------------------
     # Batches
     # --------------------------------------------------------------------------------------------------------------------
     from rljax import dump, model_directory, tokenizer
@@ -54,14 +64,14 @@ def replay() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Learner
     # --------------------------------------------------------------------------------------------------------------------
-    run = RunDirectory(main.workdir_from_flags())
-    with main.recorded(run):
+    run = RunDirectory(workdir)
+    with main.recorded(run), ranks.Team(place, processes, config, run.path, run.fail) as team:
         if run.holds_a_run:
             raise UserError(f"--workdir: {run.path} holds a run; a replay starts in a directory of its own")
         run.begin(config)
         model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
         words = tokenizer.load(model_dir)
-        learner = engine.find_plugin(pools.learner.engine).make_learner(config, pools.learner, model_dir)
+        learner = team.make_learner(config, pools.learner, model_dir)
         sinks = build_sinks(config, run, words, first_step=0)
 
         # ----------------------------------------------------------------------------------------------------------------

@@ -1,10 +1,16 @@
-"""Runs the workflow once over a batch of prompts, with no learner, and writes what came out.
+"""Runs the workflow with no learner: once over a batch of prompts, to write what comes out; or for a run, to feed it.
 
 python -m experiments.rollout --config=configs/quickstart.py --out=runs/batch
+python -m experiments.rollout --attach=runs/quickstart
 
 OUT/batch.safetensors holds token ids, masks, log-probs and versions, OUT/batch.json text, rewards and components: for a look,
 or for experiments.replay, which trains on them. The prompts are the first rollout.consumer_batch_size that training would
 take, and the completions those that it would sample with the same seed and weights.
+
+With --attach it is a worker of a run that has rollout.workers or rollout.listen (docs/runtime.md): --attach=HOST:PORT with
+the run's token in RLJAX_TOKEN, or --attach=WORKDIR where that can be read. The run's config holds, less what
+--config.KEY=VALUE sets; the run's sampler is asked, unless allocation_mode or rollout.addr is set, which then say what
+samples here.
 """
 
 from __future__ import annotations
@@ -28,9 +34,19 @@ if TYPE_CHECKING:
 
 main.define_config_flags(workdir=False)
 OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is missing.")
+ATTACH = flags.DEFINE_string("attach", None, "A run to work for: its HOST:PORT, or its workdir.")
+ROOM = flags.DEFINE_integer("room", None, "With --attach: prompts at once; as many as the run gives unless set.", lower_bound=1)
+PATIENCE = flags.DEFINE_float("patience", 600.0, "With --attach: seconds to look for a run that is not there, or not any more.")
+NAME = flags.DEFINE_string("name", "", "With --attach: what the run's log calls this worker.")
+PARENT = flags.DEFINE_integer("parent", None, "Of a run's own workers: the process to end with.")
 
 
 def rollout() -> None:
+    if ATTACH.value is not None:
+        from experiments import worker
+
+        worker.attach(ATTACH.value, room=ROOM.value, patience=PATIENCE.value, name=NAME.value, parent=PARENT.value)
+        return
     # --------------------------------------------------------------------------------------------------------------------
     # Config and allocation
     # --------------------------------------------------------------------------------------------------------------------

@@ -18,26 +18,32 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from rljax.allocation import Allocation, Pool, parse
 from rljax.batch import Batch
 from rljax.config import Config
-from rljax.errors import UserError
+from rljax.errors import SamplerError, UserError
 from rljax.metrics import Mean
 from rljax.types import Completion, Piece, Request
 
+if TYPE_CHECKING:
+    from rljax.ranks import Place
+
 GROUP = "rljax.engines"  # of entry points
 ATTACHED = "http"  # the engine of servers that run already
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +90,15 @@ class StreamingSampler(Sampler, Protocol):
 
     def stream(self, request: Request) -> AsyncIterator[Piece]:
         """The completion of `generate`, piece by piece. Closing the iterator before its last piece aborts the request."""
+        ...
+
+
+@runtime_checkable
+class RecoveringSampler(Protocol):
+    """A sampler whose parts die and come back without weights. Optional."""
+
+    async def lacks_weights(self) -> None:
+        """Returns when a part is back that waits for weights which only a publish can bring."""
         ...
 
 
@@ -150,6 +165,42 @@ class Plugin(Protocol):
         ...
 
 
+@runtime_checkable
+class RoutedPlugin(Plugin, Protocol):
+    """A plugin whose transports depend on the config. Optional: of others, all in `transports` are open."""
+
+    def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
+        """Those of `transports` that can be used there, best first. Raises UserError where the config wants another."""
+        ...
+
+
+@runtime_checkable
+class HostPlugin(Plugin, Protocol):
+    """A plugin whose sampler may do without accelerators. Optional."""
+
+    def on_host(self, config: Config) -> bool:
+        """Whether its pool takes none of the devices that `allocation_mode` counts."""
+        ...
+
+
+@runtime_checkable
+class ManyProcesses(Protocol):
+    """A plugin whose learner lives in several processes (rljax/ranks). Optional: the learner of another one lives in the run's.
+
+    Every process makes the learner and makes the same calls in the same order, with the same whole batch; each takes its own
+    rows of it, what a call returns is whole everywhere, and rank 0 alone writes exports. `make_learner` finds its rank in the
+    environment, by torchrun's names and RLJAX_COORDINATOR, a HOST:PORT that is free on rank 0's host.
+    """
+
+    def processes(self, config: Config, pool: Pool) -> int | None:
+        """That the pool's learner takes; None: as many as a launcher started, one without a launcher."""
+        ...
+
+    def place(self, config: Config, pool: Pool) -> Place | None:
+        """Where the machine itself says which process this is (a framework's runtime may be joined); None: the environment."""
+        ...
+
+
 @dataclasses.dataclass
 class Engine:
     """A sampler, a learner, and the way weights get from one to the other."""
@@ -160,9 +211,22 @@ class Engine:
     publish_dir: Path  # for transport "directory"; in memory-backed storage where there is some
 
     async def publish(self, version: int) -> None:
-        """Learner weights become the sampler's. Requests in flight pause between two decode steps, then go on."""
+        """Learner weights become the sampler's. Requests in flight pause between two decode steps, then go on.
+
+        Where a part of the sampler dies of it, or while it takes weights from memory, they are published through a directory,
+        which those that come back can read later.
+        """
+        try:
+            await self._publish(version, through_directory=self.transport == "directory")
+        except SamplerError as error:
+            if self.transport == "directory":
+                raise
+            log.warning("publishing by %s failed, and is done through a directory: %s", self.transport, error)
+            await self._publish(version, through_directory=True)
+
+    async def _publish(self, version: int, *, through_directory: bool) -> None:
         directory = None
-        if self.transport == "directory":
+        if through_directory:
             self.publish_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory = self.publish_dir / str(version)
         source = await asyncio.to_thread(self.learner.export, directory)
@@ -174,6 +238,13 @@ class Engine:
         if directory is not None:
             await asyncio.to_thread(shutil.rmtree, directory)
 
+    async def lacks_weights(self) -> None:
+        """Returns when a part of the sampler waits for a publish; never, where that can't happen."""
+        if isinstance(self.sampler, RecoveringSampler):
+            await self.sampler.lacks_weights()
+        else:
+            await asyncio.Event().wait()
+
     async def close(self) -> None:
         """Ends both sides and leaves no published weights behind."""
         await self.sampler.close()
@@ -184,13 +255,24 @@ class Engine:
 def allocate(config: Config) -> Allocation:
     """The pools of `allocation_mode`; with `rollout.addr` the sampler is the servers there, whatever the mode says.
 
+    A learner behind a sampler that takes no devices of this machine has them from the first.
+
     Raises UserError for a mode that can't be read or done.
     """
     allocation = parse(config.allocation_mode, find_plugin)
-    if not config.rollout.addr:
+    if config.rollout.addr:
+        allocation = dataclasses.replace(allocation, sampler=Pool(ATTACHED))
+    elif not _on_host(config, allocation.sampler):
         return allocation
     learner = allocation.learner and dataclasses.replace(allocation.learner, first_device=0)
-    return Allocation(sampler=Pool(ATTACHED), learner=learner)
+    return dataclasses.replace(allocation, learner=learner)
+
+
+def _on_host(config: Config, pool: Pool | None) -> bool:
+    if pool is None:
+        return False
+    plugin = find_plugin(pool.engine)
+    return isinstance(plugin, HostPlugin) and plugin.on_host(config)
 
 
 def check(config: Config, allocation: Allocation) -> None:
@@ -199,11 +281,23 @@ def check(config: Config, allocation: Allocation) -> None:
         find_plugin(name).check(config, allocation)
 
 
-def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path) -> Engine:
+def make_learner(config: Config, pool: Pool, model_dir: Path) -> Learner:
+    """The pool's learner, or this process's part of it. Blocks; may compile."""
+    return find_plugin(pool.engine).make_learner(config, pool, model_dir)
+
+
+def build(
+    config: Config,
+    allocation: Allocation,
+    model_dir: Path,
+    workdir: Path,
+    make_learner: Callable[[Config, Pool, Path], Learner] = make_learner,
+) -> Engine:
     """Makes a sampler and a learner from the same model directory. Blocks; both may compile.
 
     Args:
       workdir: of the run, which this process has for itself; weights are published through a directory named after it.
+      make_learner: that of a `Team`, where the learner may live in several processes (rljax/ranks).
 
     Raises:
       UserError: when the allocation lacks one of them, or no transport leads from one to the other.
@@ -211,34 +305,44 @@ def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path
     if allocation.sampler is None or allocation.learner is None:
         alone = "learns" if allocation.sampler is None else "samples"
         raise UserError(f"allocation_mode: {allocation} only {alone}; training needs both, as in SAMPLER:d1+LEARNER:d1")
-    sampling, learning = find_plugin(allocation.sampler.engine), find_plugin(allocation.learner.engine)
-    transport = _transport(allocation.sampler.engine, sampling, allocation.learner.engine, learning)
-    learner = learning.make_learner(config, allocation.learner, model_dir)
-    sampler = sampling.make_sampler(config, allocation.sampler, model_dir)
-    return Engine(sampler, learner, transport, _publish_dir(workdir))
+    transport = transport_of(config, allocation)
+    learner = make_learner(config, allocation.learner, model_dir)
+    sampler = find_plugin(allocation.sampler.engine).make_sampler(config, allocation.sampler, model_dir)
+    return Engine(sampler, learner, transport, scratch(workdir))
 
 
-def _transport(sampler: str, sampling: Plugin, learner: str, learning: Plugin) -> str:
-    """The sampler's best way that the learner has too; arrays in memory are of one engine's own layout."""
-    for way in sampling.transports:
-        if way in learning.transports and (way != "memory" or sampler == learner):
+def transport_of(config: Config, allocation: Allocation) -> str:
+    """The sampler's best way that the learner has too; arrays in memory are of one engine's own layout.
+
+    Raises UserError where there is none, or only half an engine.
+    """
+    if allocation.sampler is None or allocation.learner is None:
+        raise UserError(f"allocation_mode: {allocation} publishes no weights (a sampler and a learner do)")
+    sampler, learner = allocation.sampler.engine, allocation.learner.engine
+    taken, given = (_routes(find_plugin(name), config, allocation) for name in (sampler, learner))
+    for way in taken:
+        if way in given and (way != "memory" or sampler == learner):
             return way
     raise UserError(
-        f"allocation_mode: no way for weights from {learner} ({', '.join(learning.transports)}) "
-        f"to {sampler} ({', '.join(sampling.transports)})"
+        f"allocation_mode: no way for weights from {learner} ({', '.join(given)}) to {sampler} ({', '.join(taken)})"
     )
 
 
-def _publish_dir(workdir: Path) -> Path:
+def _routes(plugin: Plugin, config: Config, allocation: Allocation) -> tuple[str, ...]:
+    return plugin.routes(config, allocation) if isinstance(plugin, RoutedPlugin) else plugin.transports
+
+
+def scratch(workdir: Path, what: str = "") -> Path:
     """Where weights go on their way, in memory where Linux has a directory there. It is the same for every process of a run:
-    what a killed one left is deleted."""
-    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest()
-    directory = _memory_backed() / name
+    what a killed one left is deleted. Not made yet."""
+    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest() + what
+    directory = memory_backed() / name
     shutil.rmtree(directory, ignore_errors=True)
     return directory
 
 
-def _memory_backed() -> Path:
+def memory_backed() -> Path:
+    """A directory whose files are in memory, where Linux has one."""
     return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 
 

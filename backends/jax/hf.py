@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +13,14 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
+from rljax.backends.jax.hosts import fetch
 from rljax.backends.jax.model import abstract
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
 from rljax.backends.jax.sharding import check, parameter_sharding, single_device_mesh
-from rljax.hf.spec import CONFIG, ModelSpec
+from rljax.hf.directory import write_companions
+from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import tensors
-from rljax.hf.weights import DTYPES, MAX_FILE_BYTES, WeightReader, write_json, write_weights
-
-COPIED = (  # beside config.json and the weights; whatever of it the source has
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
+from rljax.hf.weights import DTYPES, MAX_FILE_BYTES, WeightReader, write_weights
 
 
 def load(
@@ -102,7 +90,9 @@ def save(
     source: Path | str | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Writes a directory that transformers and SGLang load. One file's tensors are in host memory at a time.
+    """Writes a directory that transformers and SGLang load; process 0 does, and the others gather with it.
+
+    One file's tensors are in host memory at a time.
 
     Args:
       params: as from `load`, without LoRA factors (`lora.merge` folds them in).
@@ -112,15 +102,22 @@ def save(
     Raises:
       UserError: the disk is full or not writable.
     """
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    config = spec.to_config() if source is None else json.loads((Path(source) / CONFIG).read_text())
-    config.pop("torch_dtype", None)  # the name before transformers 5
-    write_json(directory / CONFIG, config | {"dtype": dtype})
-    for name in COPIED if source is not None else ():
-        if (path := Path(source or "") / name).is_file():
-            shutil.copyfile(path, directory / name)
-    write_weights(directory, tensors(spec), _Gatherer(params, spec, dtype), dtype, max_file_bytes)
+    directory, shapes = Path(directory), tensors(spec)
+    left = iter(shapes)  # every process gathers all of them in this order, whatever becomes of the writing
+    gather = _Gatherer(params, spec, dtype)
+
+    def read(tensor: str) -> np.ndarray:
+        assert next(left) == tensor
+        return gather(tensor)
+
+    try:
+        if jax.process_index() == 0:
+            write_companions(directory, spec, dtype, None if source is None else Path(source))
+            write_weights(directory, shapes, read, dtype, max_file_bytes)
+    finally:
+        if jax.process_count() > 1:
+            for tensor in left:
+                gather(tensor)
 
 
 class _Gatherer:
@@ -139,5 +136,5 @@ class _Gatherer:
         parameter, layer = self.of_tensor[tensor]
         array = leaf_at(self.params, parameter.path)
         piece = array[layer] if parameter.stacked else array
-        host = np.asarray(jax.device_get(piece)).astype(self.dtype, copy=False)
+        host = fetch(piece).astype(self.dtype, copy=False)
         return host.T if parameter.transposed else host

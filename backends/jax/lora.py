@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
+from rljax.backends.jax.hosts import put
 from rljax.backends.jax.model import Lora, Transformer, abstract, dot
 from rljax.backends.jax.parameters import nested, parameters
 from rljax.backends.jax.sharding import fit, single_device_mesh
@@ -70,7 +71,7 @@ def add(
         b = np.zeros((layers, rank, outputs), dtype)
         into, out = parameter.axes[1:]
         for name, value, axes in (("lora_a", a, (None, into, None)), ("lora_b", b, (None, None, out))):
-            leaves[(*parameter.path[:2], name)] = jax.device_put(value, NamedSharding(mesh, fit(axes, value.shape, mesh.shape)))
+            leaves[(*parameter.path[:2], name)] = put(value, NamedSharding(mesh, fit(axes, value.shape, mesh.shape)))
     return with_factors, nested(leaves)
 
 

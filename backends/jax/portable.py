@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rljax.backends.jax.hosts import fetch, put
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
@@ -26,7 +27,7 @@ def to_hf(tree: Tree, spec: ModelSpec) -> dict[str, np.ndarray]:
     """
     found: dict[str, np.ndarray] = {}
     for parameter in parameters(spec):
-        array = np.asarray(jax.device_get(leaf_at(tree, parameter.path)))
+        array = fetch(leaf_at(tree, parameter.path))
         for layer, piece in enumerate(array if parameter.stacked else [array]):
             found[parameter.tensor_of(layer)] = np.ascontiguousarray(piece.T if parameter.transposed else piece)
     return found
@@ -57,4 +58,4 @@ def _gathered(tensors: Mapping[str, np.ndarray], parameter: Parameter, spec: Mod
 
 
 def _place(array: np.ndarray, like: jax.Array) -> jax.Array:
-    return jax.device_put(array.astype(like.dtype), like.sharding)
+    return put(array.astype(like.dtype), like.sharding)

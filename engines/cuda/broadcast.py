@@ -1,12 +1,10 @@
 """Weights from a torch learner to SGLang servers by a collective, in buckets: NCCL between GPUs, gloo on the CPU.
 
     learner, rank 0 of the group                    server k, ranks 1 + k * tensor ... of the group
-    POST /begin_weight_update            ------>    (SGLang 0.5.23; older ones have no such endpoint)
     POST /update_weights_from_distributed ----->    names, dtypes, shapes of a bucket
     broadcast of each tensor             ======>    received, loaded                           (once a bucket)
-    POST /end_weight_update              ------>
 
-Beside the model, a server holds one bucket more, and so does the learner when it gathers tensors as they are asked for.
+Beside the model, a server holds one bucket more.
 """
 
 from __future__ import annotations
@@ -14,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
+import functools
 import inspect
 import itertools
+import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rljax.engines.cuda.buckets import BUCKET, Bucket, Label, buckets_of, on_all, send_buckets
 from rljax.engines.http.client import Post
 from rljax.engines.http.remote import ServerLost
 from rljax.errors import SamplerError, UserError
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-BUCKET = 512 << 20  # bytes
 TIMEOUT = datetime.timedelta(seconds=300)  # for a collective whose other side has died
 
 _names = itertools.count()
@@ -46,14 +46,15 @@ class BroadcastGroup:
     host: str = "127.0.0.1"  # address of this process, as the servers see it
     group: ProcessGroup | None = None
     name: str = ""
-    servers: int = 0
+    members: Sequence[object] = ()
 
     async def join(self, posts: Sequence[Post]) -> ProcessGroup:
         """The group with these servers. Raises SamplerError."""
-        if self.group is not None and self.servers == len(posts):
+        members = [post.member for post in posts]
+        if self.group is not None and self.members == members:
             return self.group
         self.forget()
-        self.name, self.servers = f"rljax-{next(_names)}", len(posts)
+        self.name, self.members = f"rljax-{os.getpid()}-{next(_names)}", members
         world, port = 1 + len(posts) * self.tensor, _free_port(self.host)
         body = {"master_address": self.host, "master_port": port, "world_size": world, "group_name": self.name}
         body |= {"backend": self.backend}
@@ -75,7 +76,7 @@ class BroadcastGroup:
             import torch.distributed
 
             torch.distributed.destroy_process_group(self.group)
-        self.group, self.servers = None, 0
+        self.group, self.members = None, ()
 
 
 @dataclasses.dataclass
@@ -96,24 +97,14 @@ class TorchBroadcast:
         Raises SamplerError when a server fails; then the servers' weights may be mixed, and have to be published again.
         """
         group = await self.group.join(posts)
+        buckets = buckets_of(self.tensors, self.bucket_bytes)
         try:
-            sessions = await _on_all(posts, "/begin_weight_update", {}, optional=True)
-            buckets = buckets_of(self.tensors, self.bucket_bytes)
-            bucket = await asyncio.to_thread(next, buckets, None)
-            while bucket is not None:
-                following = await asyncio.to_thread(next, buckets, None)
-                label = {"weight_version": str(version), "flush_cache": flush} if following is None else {"flush_cache": False}
-                await self._send_bucket(group, posts, bucket, label)
-                bucket = following
-            if sessions:
-                await _on_all(posts, "/end_weight_update", {})
+            await send_buckets(posts, buckets, version, flush=flush, send=functools.partial(self._send_bucket, group, posts))
         except (ServerLost, UserError, RuntimeError) as error:
             self.group.forget()
             raise SamplerError(f"publishing version {version} over {self.group.backend}: {error}") from error
 
-    async def _send_bucket(
-        self, group: ProcessGroup, posts: Sequence[Post], bucket: Sequence[tuple[str, torch.Tensor]], label: dict[str, Any]
-    ) -> None:
+    async def _send_bucket(self, group: ProcessGroup, posts: Sequence[Post], bucket: Bucket, label: Label) -> None:
         body = {
             "names": [name for name, _ in bucket],
             "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
@@ -121,7 +112,7 @@ class TorchBroadcast:
             "group_name": self.group.name,
             **label,
         }
-        receiving = asyncio.ensure_future(_on_all(posts, "/update_weights_from_distributed", body))
+        receiving = asyncio.ensure_future(on_all(posts, "/update_weights_from_distributed", body))
         tensors = [tensor for _, tensor in bucket]
         sending = asyncio.ensure_future(asyncio.to_thread(_broadcast, group, tensors))
         # A server that refuses never takes part: the collective would wait for it until its own timeout.
@@ -129,31 +120,6 @@ class TorchBroadcast:
         if receiving.done():
             receiving.result()
         await asyncio.gather(receiving, sending)
-
-
-def buckets_of(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """In order, each of at most `limit` bytes or one tensor."""
-    bucket: list[tuple[str, torch.Tensor]] = []
-    size = 0
-    for name, tensor in tensors:
-        if bucket and size + tensor.nbytes > limit:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += tensor.nbytes
-    if bucket:
-        yield bucket
-
-
-async def _on_all(posts: Sequence[Post], path: str, body: dict[str, Any], *, optional: bool = False) -> bool:
-    """False where the servers have no such endpoint and need none."""
-    try:
-        await asyncio.gather(*(post(path, body) for post in posts))
-    except UserError as error:
-        if optional and "status 404" in str(error):
-            return False
-        raise
-    return True
 
 
 def _broadcast(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:

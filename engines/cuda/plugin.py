@@ -1,15 +1,17 @@
-"""The engine `sglang`: SGLang servers that this process starts."""
+"""The engines `sglang` (SGLang servers that this process starts) and `fsdp` (the PyTorch learner)."""
 
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
 from rljax.engine import Learner, Sampler
+from rljax.engines.cuda.transports import routes
 from rljax.engines.http.launcher import SglangServers, installed_release, interpreter
-from rljax.engines.http.plugin import sampler_of
+from rljax.engines.http.plugin import TRANSPORTS, sampler_of
 from rljax.engines.http.remote import TOKEN_VARIABLE
 from rljax.errors import UserError
 
@@ -20,13 +22,19 @@ class SglangPlugin:
     dims = "dt"
     samples = True
     learns = False
-    transports = ("nccl", "gloo", "directory")
+    transports = TRANSPORTS
 
     def check(self, config: Config, allocation: Allocation) -> None:
         release = installed_release(interpreter(config.sglang))
         if release < OLDEST:
             found, oldest = ".".join(map(str, release)), ".".join(map(str, OLDEST))
             raise UserError(f"sglang.python: SGLang {found} is too old (install {oldest} or later)")
+
+    def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
+        return routes(config, allocation)
+
+    def on_host(self, config: Config) -> bool:
+        return config.sglang.device == "cpu"
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         servers = SglangServers(config, pool, model_dir, os.environ.get(TOKEN_VARIABLE))
@@ -36,4 +44,36 @@ class SglangPlugin:
         raise UserError("allocation_mode: sglang cannot learn (add a learner: sglang:d1+fsdp:d1, or +jax:d1)")
 
 
+class FsdpPlugin:
+    """Imports the learner when it is made: naming the plugin loads no torch."""
+
+    dims = "dtcf"  # p and e: FSDP2 shards every layer, and cuts none off; the models at hand have no experts
+    samples = False
+    learns = True
+    transports = TRANSPORTS
+
+    def check(self, config: Config, allocation: Allocation) -> None:
+        missing = [name for name in ("torch", *(["peft"] if config.actor.lora.rank else [])) if find_spec(name) is None]
+        if missing:
+            raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]')")
+        if config.jax.bitwise:
+            raise UserError("jax.bitwise: is of the JAX learner (sampler and learner must both be jax)")
+
+    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
+        raise UserError("allocation_mode: fsdp cannot sample (add a sampler: sglang:d1+fsdp:d1)")
+
+    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
+        from rljax.engines.cuda.learner import TorchLearner
+
+        return TorchLearner(config, pool, model_dir)
+
+    def processes(self, config: Config, pool: Pool) -> int:
+        """One a device."""
+        return pool.size
+
+    def place(self, config: Config, pool: Pool) -> None:
+        """The environment says it."""
+
+
 SGLANG = SglangPlugin()
+FSDP = FsdpPlugin()

@@ -43,8 +43,16 @@ CONTROL_TIMEOUT = 600.0  # seconds for a pause, a load of weights, a resume
 ABORT_GRACE = 10.0  # seconds that aborted requests get to hand over their tokens when the sampler closes
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0  # seconds
 
-Post = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""POST to one server: (path, body) -> answer. Raises ServerLost, UserError."""
+
+class Post(Protocol):
+    """POST to one server: (path, body) -> answer. Raises ServerLost, UserError."""
+
+    @property
+    def member(self) -> object:
+        """The process at the other end, as far as is known: another one after it was lost."""
+        ...
+
+    def __call__(self, path: str, body: dict[str, Any]) -> Awaitable[Any]: ...
 
 
 class Broadcast(Protocol):
@@ -53,6 +61,18 @@ class Broadcast(Protocol):
     async def send(self, posts: Sequence[Post], version: int, *, flush: bool) -> None:
         """Sends all weights to all servers, which are paused. Raises SamplerError when one didn't take them."""
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class PostTo:
+    """`Post` of a sampler's."""
+
+    session: aiohttp.ClientSession
+    remote: Remote
+    member: object
+
+    def __call__(self, path: str, body: dict[str, Any]) -> Awaitable[Any]:
+        return self.remote.post(self.session, path, body, CONTROL_TIMEOUT)
 
 
 class Replicas(Protocol):
@@ -105,6 +125,7 @@ class HttpSampler:
         self._paused = False
         self._closed = False
         self._held = HeldWeights()
+        self._lacking = asyncio.Event()  # a server is there, and has no weights of the present version to take
         self._attempts: dict[asyncio.Task[None], tuple[Remote, str]] = {}
         self._chores: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -265,11 +286,16 @@ class HttpSampler:
             else:
                 raise UserError("a server takes weights from a directory or a broadcast, not arrays of this process")
             self.version = version
+            self._lacking.clear()
             for remote in current:
                 remote.usable, remote.behind = True, False
         finally:
             if not paused:
                 await self.resume()
+
+    async def lacks_weights(self) -> None:
+        """Returns when a server that was started again waits for weights that only a publish can bring."""
+        await self._lacking.wait()
 
     async def _load_directory(self, directory: Path, remotes: Sequence[Remote], version: int) -> list[Remote]:
         try:
@@ -289,13 +315,11 @@ class HttpSampler:
         await self._post(remote, "/update_weights_from_disk", body)
 
     async def _broadcast(self, weights: Broadcast, remotes: Sequence[Remote], version: int) -> list[Remote]:
-        def post_to(remote: Remote) -> Post:
-            return lambda path, body: self._post(remote, path, body)
-
         if not remotes:
             raise SamplerError(f"publishing version {version}: no server is there to take part in the broadcast")
         try:
-            await weights.send([post_to(remote) for remote in remotes], version, flush=all(map(self._flushes, remotes)))
+            posts = [PostTo(self.session, remote, remote.member) for remote in remotes]
+            await weights.send(posts, version, flush=all(map(self._flushes, remotes)))
         except ServerLost as error:
             raise SamplerError(f"publishing version {version}: {error}") from error
         return list(remotes)
@@ -359,6 +383,10 @@ class HttpSampler:
     def held_weights(self) -> str | None:
         """A directory with the present weights, for a server that was started again; None when there is none."""
         return self._held.directory_of(self.version)
+
+    def lack_weights(self) -> None:
+        """The watch found a server to which nothing held can be given."""
+        self._lacking.set()
 
     def servers_changed(self) -> None:
         """The watch found a server back, or gone."""

@@ -13,6 +13,8 @@ from rljax.engines.http.client import HttpSampler, Replicas
 from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, ServerLost, inspect, normalized
 from rljax.errors import SamplerError, UserError
 
+TRANSPORTS = ("ipc", "nccl", "gloo", "directory")  # of servers that speak SGLang's protocol; ours take directories only
+
 
 def attach(config: Config) -> HttpSampler:
     """A sampler of the servers at `rollout.addr`, one or several with commas between. Blocks.
@@ -57,7 +59,11 @@ class HttpPlugin:
     dims = "d"
     samples = True
     learns = False
-    transports = ("nccl", "gloo", "directory")
+    transports = TRANSPORTS
+
+    def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
+        """What a server that runs already can do, and on which devices, only its user knows: a directory always works."""
+        return (config.sglang.transport or "directory",)
 
     def check(self, config: Config, allocation: Allocation) -> None:
         for part in config.rollout.addr.split(","):

@@ -117,6 +117,7 @@ class Remote:
 
     def __init__(self, base: str, facts: Facts, token: str | None) -> None:
         self.base, self.facts, self._token = base, facts, token
+        self.member: object = object()  # what a collective with it was made with: another process may answer after a loss
         self.load = 0  # requests of ours under way
         self.usable = True  # answers, and has the weights of the present version
         self.behind = False  # answers, but has other weights and none to take: the next publish brings it back
@@ -125,6 +126,7 @@ class Remote:
 
     def lost(self, reason: str) -> None:
         self.usable, self.behind, self.reason = False, False, reason
+        self.member = object()
 
     async def get(self, session: aiohttp.ClientSession, path: str, timeout: float) -> Any:
         return await self._call(session, "GET", path, None, timeout)

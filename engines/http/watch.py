@@ -90,6 +90,7 @@ class Watch:
                 if directory is None:
                     remote.reason = f"{remote.base}: has other weights than version {self._sampler.version}"
                     remote.behind, remote.dropped = True, False
+                    self._sampler.lack_weights()
                     return
                 body = {"model_path": directory, "weight_version": str(self._sampler.version), "flush_cache": False}
                 await remote.post(session, "/update_weights_from_disk", body, LOAD_TIMEOUT)

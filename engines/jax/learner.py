@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from rljax.allocation import Pool
-from rljax.backends.jax import checkpoint, hf
+from rljax.backends.jax import checkpoint, hf, hosts
 from rljax.backends.jax.accumulate import Metrics
 from rljax.backends.jax.forward import named_logprobs, named_objective
 from rljax.backends.jax.mesh import dispatching, pool_mesh
@@ -27,6 +27,7 @@ from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective
 from rljax.backends.jax.portable import from_hf, to_hf
 from rljax.batch import Batch
+from rljax.checksums import read_meta
 from rljax.compaction import kept
 from rljax.config import Config
 from rljax.engine import WeightSource
@@ -60,6 +61,8 @@ class JaxLearner:
         self._config = config
         self._model_dir = Path(model_dir)
         self._mesh = pool_mesh(pool)
+        if config.jax.bitwise and jax.process_count() > 1:
+            raise UserError("jax.bitwise: the sampler is of one process, so the learner must be too (see docs/processes.md)")
         self._policy = Policy(config, self._mesh, self._model_dir)
         self._objective = Objective.from_config(config)
         self._sft = config.actor.loss == "sft"
@@ -242,7 +245,7 @@ class JaxLearner:
         The mesh that wrote it doesn't matter. Old and new state are both held until all of the new one has been read.
         """
         directory = Path(directory)
-        meta = checkpoint.read_meta(directory)
+        meta = read_meta(directory)
         for key, value in self._identity().items():
             if meta.get(key) != value:
                 raise UserError(
@@ -294,9 +297,10 @@ class JaxLearner:
         return self._score._cache_size() + sum(phase.compilations() for phase in steps if phase)
 
     def close(self) -> None:
-        """Lets go of everything on the devices."""
+        """Lets go of everything on the devices, and of the other processes."""
         self._supervised = self._rl = None
         self._policy.trained = self._policy.frozen = {}
+        hosts.leave()
 
 
 @dataclasses.dataclass

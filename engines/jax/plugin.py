@@ -9,6 +9,7 @@ from rljax.config import Config
 from rljax.engine import Learner, Sampler
 from rljax.errors import UserError
 from rljax.hf.spec import CONFIG, ModelSpec
+from rljax.ranks.place import Place
 
 NAME = "jax"  # of the entry point
 
@@ -42,9 +43,23 @@ class JaxPlugin:
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         from rljax.engines.jax.learner import JaxLearner
+        from rljax.engines.jax.processes import join
 
+        join()
         _use_compilation_cache(config)
         return JaxLearner(config, pool, model_dir)
+
+    def processes(self, config: Config, pool: Pool) -> int | None:
+        """Any number, each with its devices: so many as are asked for, else as a launcher started."""
+        return config.jax.processes or None
+
+    def place(self, config: Config, pool: Pool) -> Place | None:
+        """As the machine says, where `jax.processes` is 0."""
+        if config.jax.processes != 0:
+            return None
+        from rljax.engines.jax.processes import find
+
+        return find()
 
 
 def _use_compilation_cache(config: Config) -> None:

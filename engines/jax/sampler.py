@@ -44,7 +44,7 @@ class JaxSampler:
             model directory that can't be loaded. (A context longer than the model's is refused by the plugin's check.)
         """
         settings = config.jax
-        mesh = pool_mesh(pool)
+        mesh = pool_mesh(pool, sampling=True)
         if settings.slots % row_shards(mesh):
             raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {row_shards(mesh)} data shards of {pool}")
         self._programs = Programs(

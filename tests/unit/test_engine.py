@@ -88,7 +88,7 @@ def register(monkeypatch, tmp_path):
     """Registers plugins under names, as if each were installed by a package of its own."""
     points = []
     monkeypatch.setattr(engine, "_entry_points", lambda: points)
-    monkeypatch.setattr(engine, "_memory_backed", lambda: tmp_path)
+    monkeypatch.setattr(engine, "memory_backed", lambda: tmp_path)
     return lambda name, plugin, value="package:PLUGIN": points.append(EntryPoint(name, value, plugin))
 
 
@@ -105,6 +105,16 @@ def test_best_transport_that_both_have(register):
     assert build("one:d1").transport == "memory"
     assert build("one:d1+two:d1").transport == "nccl"  # the sampler's order; memory is for one engine's own arrays
     assert build("two:d1+one:d1").transport == "directory"
+
+
+def test_a_plugin_may_close_ways(register):
+    class Choosy(ThirdParty):
+        def routes(self, config, allocation):
+            return ("pigeon", "directory")
+
+    register("one", Choosy(("nccl", "directory", "pigeon")))
+    register("two", ThirdParty(("nccl", "pigeon", "directory")))
+    assert build("one:d2+two:d1").transport == "pigeon"
 
 
 def test_no_transport_and_half_an_engine_are_refused(register):

@@ -289,7 +289,7 @@ def test_a_filter_that_wants_nothing_ends_without_a_step(tmp_path):
     assert loop.train(run) == loop.Outcome(step=0, version=0, finished=True)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name):
     overrides = ASYNC | {"total_train_epochs": 2}
     sinks = Sinks(at=2, act=lambda: os.kill(os.getpid(), getattr(signal, name)))
@@ -302,6 +302,16 @@ def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name):
     assert loop.train(run).step == 6
     assert sinks.opened[1].first_step == outcome.step
     _assert_once(run, 12, 2)
+
+
+def test_a_hang_up_that_nohup_ignores_stays_ignored(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        sinks = Sinks(at=2, act=lambda: os.kill(os.getpid(), signal.SIGHUP))
+        assert loop.train(make_run(tmp_path, ASYNC, sink=sinks)).finished
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_samples_are_of_as_many_prompts_as_there_is_room_for(tmp_path):
@@ -353,6 +363,24 @@ def test_warm_up_then_reinforcement_learns_the_task(tmp_path):
     before, after = (line["eval-rollout/reward/avg"] for line in lines.values() if "eval-rollout/reward/avg" in line)
     assert lines[9]["warmup/nll"] < lines[1]["warmup/nll"]
     assert after >= before + 0.25
+
+
+def test_an_evaluation_without_a_reward_says_why(tmp_path, caplog):
+    run = make_run(tmp_path, {"evaluator.freq_steps": 1, "total_train_steps": 1})
+
+    class Fails(Repeat):
+        async def episode(self, sampler, prompt, params, seed):
+            if prompt.uid == "0/3":
+                return None
+            raise RewardTimeout("too slow")
+
+    run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, workflow=Fails()))
+    loop.train(run)
+    (line, *_) = [r.getMessage() for r in caplog.records if "evaluation" in r.getMessage()]
+    assert line == (
+        "no episode of the evaluation has a reward: 11 reward_timeout, 1 rejected;"
+        " the first: reward_timeout: RewardTimeout: too slow"
+    )
 
 
 def test_evaluation_counts_failures_and_leaves_them_out_of_the_reward(tmp_path):

@@ -66,6 +66,23 @@ def test_bad_input_is_one_line_and_status_1_before_anything_heavy(arguments, exp
     assert done.stdout.splitlines()[-1] == ""
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["--config.warmup.field=demo"], "warmup.field: task:addition: example 0 has no text 'demo' to train on (its fields: "),
+        (["--config.train_dataset.type=prompt_anser"], "train_dataset.type: no format named 'prompt_anser' (did you mean"),
+        (
+            ["--config.train_dataset.max_length=None", "--config.train_dataset.system_prompt=" + "7" * 90],
+            "train_dataset.max_length: None, and task:addition: example 0 has 9",
+        ),
+    ],
+)
+def test_bad_data_is_one_line_before_an_engine_is_made(tmp_path, changes, expected):
+    done = train(QUICKSTART, f"--workdir={tmp_path}", *changes)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {expected}"), done.stderr
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "metrics.jsonl").exists()
+
+
 def test_a_failed_run_says_so_in_its_status(tmp_path):
     done = train(
         QUICKSTART,

@@ -9,6 +9,8 @@ import pytest
 from rljax.allocation import Pool
 from rljax.engine import allocate, check, find_plugin
 from rljax.engines.cuda import plugin as cuda
+from rljax.engines.cuda.transports import Route
+from rljax.engines.http.plugin import PLUGIN, TRANSPORTS
 from rljax.engines.http.remote import normalized
 from rljax.errors import UserError
 from tests.models import config_of
@@ -45,3 +47,53 @@ def test_too_old_an_sglang_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setattr(cuda, "installed_release", lambda python: (0, 5, 9))
     with pytest.raises(UserError, match=r"0\.5\.9 is too old"):
         check(config, allocate(config))
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "best"),
+    [
+        ("sglang:d1+jax:d1", "", "nccl"),
+        ("sglang:d2|jax:d2", "", "ipc"),  # NCCL wants a device a rank
+        ("sglang:d1+jax:d1", "cpu", "gloo"),
+        ("sglang:d1|jax:d1", "cpu", "gloo"),
+    ],
+)
+def test_the_best_way_for_weights_depends_on_where_they_go(mode, device, best):
+    config = config_of(**{"allocation_mode": mode, "sglang.device": device})
+    possible = cuda.SGLANG.routes(config, allocate(config))
+    assert possible[0] == best and possible[-1] == "directory"
+    for way in possible:
+        wanted = config_of(**{"allocation_mode": mode, "sglang.device": device, "sglang.transport": way})
+        assert cuda.SGLANG.routes(wanted, allocate(wanted)) == (way,)
+    for way in {*TRANSPORTS, "pigeon"} - set(possible):
+        wanted = config_of(**{"allocation_mode": mode, "sglang.device": device, "sglang.transport": way})
+        with pytest.raises(UserError, match=rf"^sglang\.transport: .*{way}"):
+            cuda.SGLANG.routes(wanted, allocate(wanted))
+
+
+def test_weights_reach_a_server_that_runs_already_by_directory_unless_its_user_knows_better():
+    address = {"rollout.addr": "127.0.0.1:1", "allocation_mode": "sglang:d1+jax:d1"}
+    for changes, ways in (({}, ("directory",)), ({"sglang.transport": "nccl"}, ("nccl",))):
+        config = config_of(**address, **changes)
+        assert PLUGIN.routes(config, allocate(config)) == ways
+
+
+def test_a_learner_has_the_devices_from_the_first_when_sglang_takes_none():
+    for device, first in (("", 2), ("cpu", 0)):
+        pools = allocate(config_of(**{"allocation_mode": "sglang:d2+jax:d1", "sglang.device": device}))
+        assert pools.learner is not None and pools.learner.first_device == first
+
+
+def test_each_way_out_of_memory_is_a_source_of_its_own():
+    pytest.importorskip("torch")
+    from rljax.engines.cuda.broadcast import TorchBroadcast
+    from rljax.engines.cuda.ipc import TorchIpc
+
+    pool = Pool("sglang", data=2, tensor=2)
+    shared = Route("ipc", pool).source([]).params
+    assert isinstance(shared, TorchIpc) and shared.tensor == 2
+    route = Route("gloo", pool)
+    first, second = (route.source([]).params for _ in range(2))
+    assert isinstance(first, TorchBroadcast) and first.group is second.group and first.group.tensor == 2
+    with pytest.raises(UserError, match=r"^sglang\.transport: directory"):
+        Route("directory", pool).source([])

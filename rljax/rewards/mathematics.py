@@ -1,4 +1,4 @@
-"""1 when the completion's final answer equals the gold number as mathematics, else 0 (math-verify).
+"""1 when the completion's final answer equals the gold answer as mathematics, else 0 (math-verify).
 
 The final answer is what follows the last "####" where there is one, as in the data set's own solutions; else what
 math-verify finds: the last \\boxed{}, "the answer is ...", or the last expression.
@@ -14,13 +14,24 @@ from rljax.types import Prompt
 
 
 def reward(prompt: Prompt, completion: str) -> dict[str, float]:
+    """Against `answer`."""
+    right = _right(prompt.fields["answer"], completion)
+    return {"reward": right, "math": right}
+
+
+def gsm8k_reward(prompt: Prompt, completion: str) -> dict[str, float]:
+    """Against `final`, which data of type "gsm8k" has."""
+    right = _right(prompt.fields["final"], completion)
+    return {"reward": right, "gsm8k": right}
+
+
+def _right(answer: Any, completion: str) -> float:
     from math_verify import verify
 
-    gold = _gold(str(prompt.fields["final"]))
+    gold = _gold(str(answer))
     # No timeouts of its own: they work by SIGALRM, on the main thread only, and count a slow check as a wrong answer.
     # The pool's timeout kills the process instead, and counts a timeout.
-    right = float(verify(gold, _parse(_final_part(completion)), timeout_seconds=None))
-    return {"reward": right, "gsm8k": right}
+    return float(verify(gold, _parse(_final_part(completion)), timeout_seconds=None))
 
 
 def _final_part(completion: str) -> str:

@@ -1,0 +1,71 @@
+"""Loss, metrics and gradient of a minibatch: sums over its micro-batches and over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rljax.backends.torch.layout import MAX, MIN, Layout
+from rljax.backends.torch.optim import StepStats
+from rljax.metrics import Mean
+from rljax.objective import MeanArrays
+
+Metrics = dict[str, MeanArrays]
+Loss = Callable[[Any], tuple[Tensor, Metrics]]  # rows -> sum of the loss, metrics
+
+
+def add_gradients(loss: Loss, parts: Iterable[Any]) -> tuple[Tensor, Metrics]:
+    """Runs forward and backward over the micro-batches, gradients adding up in the parameters.
+
+    The loss of a micro-batch is its share of the minibatch's: a sum whose weights hold the normaliser. So neither gradient
+    nor metrics depend on how rows are split.
+    """
+    total: Tensor | None = None
+    metrics: Metrics = {}
+    for rows in parts:
+        part, found = loss(rows)
+        part.backward()
+        total = part.detach() if total is None else total + part.detach()
+        metrics = {name: _merge(metrics[name], mean) if name in metrics else mean for name, mean in found.items()}
+    assert total is not None  # there is a micro-batch, if an empty one
+    return total, metrics
+
+
+def _merge(a: MeanArrays, b: MeanArrays) -> MeanArrays:
+    return MeanArrays(a.sum + b.sum, a.count + b.count, torch.minimum(a.min, b.min), torch.maximum(a.max, b.max))
+
+
+def to_means(loss: Tensor, metrics: Metrics, stats: StepStats, prefix: str, layout: Layout) -> dict[str, Mean]:
+    """Of all ranks together, on every rank. A skipped step has no grad_norm or loss to tell: they are not numbers.
+
+    Args:
+      loss, metrics: of this rank; those of ranks that only repeat another's are left out.
+      prefix: of the names of loss, grad_norm, lr and skipped.
+    """
+    means = list(metrics.values())
+    columns = [
+        torch.stack([torch.as_tensor(value, device=layout.device).double().reshape(()) for value in column])
+        for column in (
+            [loss, *(m.sum for m in means), *(m.count for m in means)],
+            [m.min for m in means],
+            [m.max for m in means],
+        )
+    ]
+    sums, low, high = columns if layout.speaks else (torch.zeros_like(columns[0]), *columns[1:])
+    layout.reduce(sums), layout.reduce(low, MIN), layout.reduce(high, MAX)
+    (total, *sums_and_counts), lows, highs = sums.tolist(), low.tolist(), high.tolist()
+    parts = zip(sums_and_counts[: len(means)], sums_and_counts[len(means) :], lows, highs, strict=True)
+    found = {name: Mean(*part) for name, part in zip(metrics, parts, strict=True)}
+
+    def scalar(value: float) -> Mean:
+        return Mean(0.0, 0) if stats.skipped else Mean(value, 1)
+
+    return found | {
+        f"{prefix}/loss": scalar(total),
+        f"{prefix}/grad_norm": scalar(stats.grad_norm),
+        f"{prefix}/lr": Mean(stats.lr, 1),
+        f"{prefix}/skipped": Mean(float(stats.skipped), 1),
+    }

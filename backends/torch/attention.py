@@ -1,0 +1,157 @@
+"""Attention over packed rows for transformers' models: a token sees the tokens before it in its own segment, and no other.
+
+Registered with transformers as `IMPLEMENTATION`; the model's layers hand the `Segments` of the micro-batch through to it.
+On a GPU in half precision it is FlashAttention over the segments (torch's own, torch.nn.attention.varlen), elsewhere SDPA
+with a mask. With context parallelism a rank holds a slice of every row: it gathers keys and values of the whole row and
+attends to them with its own queries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from rljax.backends.torch.context import Context
+
+IMPLEMENTATION = "rljax_packed"
+HALF = (torch.bfloat16, torch.float16)
+_GROUPED = "enable_gqa" in inspect.signature(varlen_attn).parameters  # torch 2.12 and later say so; before, heads are repeated
+
+
+@dataclasses.dataclass
+class Segments:
+    """Which tokens of a micro-batch belong together. The rows are whole, also where a rank holds a slice of them.
+
+    Example: Segments.of(np.array([[1, 1, 2, 0]]), torch.device("cpu"))
+    """
+
+    ids: Tensor  # [r, T] int32: 0 on padding, 1, 2, ... along a row
+    query_starts: Tensor  # [n + 1] int32: where each run of equal ids begins among this rank's r * (T / context) queries
+    key_starts: Tensor  # [n + 1] int32: the same among the keys that those queries see
+    seen: Tensor | None  # which of the r * T keys those are; None: all
+    longest: int  # tokens of the longest run
+    context: Context
+    masks: dict[int | None, Tensor] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, ids: np.ndarray, device: torch.device, context: Context | None = None) -> Segments:
+        """ids: [r, T] int32; T is a multiple of the context's size."""
+        context = context or Context()
+        first, queries, keys = _runs(ids, context)
+        starts = [torch.from_numpy(np.cumsum(np.append(0, n)).astype(np.int32)).to(device) for n in (queries, keys)]
+        seen = None
+        if context.size > 1:
+            before = np.cumsum(keys) - keys
+            seen = torch.from_numpy(np.repeat(first - before, keys) + np.arange(keys.sum())).to(device)
+        return cls(torch.from_numpy(ids).to(device), starts[0], starts[1], seen, int(keys.max()), context)
+
+    def mask(self, window: int | None) -> Tensor:
+        """Who sees whom: [r, 1, T / context, T] bool. Made once for all layers of a kind."""
+        if window not in self.masks:
+            length = self.ids.shape[1]
+            key = torch.arange(length, device=self.ids.device)
+            own = self.context.slice(length)
+            query = key[own, None]
+            sees = (key <= query) if window is None else (key <= query) & (query - key < window)
+            self.masks[window] = (sees & (self.ids[:, own, None] == self.ids[:, None, :]))[:, None]
+        return self.masks[window]
+
+
+def _runs(ids: np.ndarray, context: Context) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The runs of equal ids in which this rank's slice of the rows has queries, each array [n] int64.
+
+    Returns:
+      Place of a run's first token among all r * T, how many queries of it are in the slice, and how many keys those see: a
+      query sees the keys of its run up to its own, so they end where the slice does.
+    """
+    rows, length = ids.shape
+    own = context.slice(length)
+    begins = np.ones((rows, length), bool)
+    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], rows * length)
+    row = first // length * length
+    start, stop = np.maximum(first, row + own.start), np.minimum(last, row + own.stop)
+    has = start < stop
+    return first[has], (stop - start)[has], (stop - first)[has]
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    segments: Segments,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer.
+
+    Args:
+      query: [r, heads, T / context, D], rotated. key, value: [r, key/value heads, T / context, D].
+      sliding_window: tokens that a query sees, itself included; None: all.
+
+    Returns:
+      [r, T / context, heads, D], and no weights.
+    """
+    key, value = segments.context.gather(key, 2), segments.context.gather(value, 2)
+    softcap = getattr(module, "attn_logit_softcapping", None)
+    if softcap is not None:
+        out = _capped(query, key, value, segments.mask(sliding_window), scaling, softcap)
+    elif query.is_cuda and query.dtype in HALF:
+        return _flash(query, key, value, segments, sliding_window, scaling), None
+    else:
+        mask = segments.mask(sliding_window)
+        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True)
+    return out.transpose(1, 2), None
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, window: int | None, scaling: float) -> Tensor:
+    rows, heads, length, width = query.shape
+    grouped: dict[str, Any] = {"enable_gqa": heads != key.shape[1]} if _GROUPED else {}
+    if not _GROUPED:
+        key, value = (x.repeat_interleave(heads // key.shape[1], dim=1) for x in (key, value))
+    key, value = (_seen(x.transpose(1, 2), segments) for x in (key, value))
+    attend: Callable[..., Any] = varlen_attn
+    out = attend(
+        query.transpose(1, 2).reshape(rows * length, heads, width),
+        key,
+        value,
+        segments.query_starts,
+        segments.key_starts,
+        segments.longest,
+        segments.longest,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        **grouped,
+    )
+    return out.view(rows, length, heads, width)
+
+
+def _seen(whole: Tensor, segments: Segments) -> Tensor:
+    """Of [r, T, heads, D] the keys that this rank's queries see, one run after the other."""
+    flat = whole.reshape(-1, *whole.shape[2:])
+    return flat if segments.seen is None else flat[segments.seen]
+
+
+def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, softcap: float) -> Tensor:
+    """Attention whose logits are squashed to +-softcap, which no fused kernel at hand does."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    logits = torch.tanh((query @ key.transpose(2, 3)).float() * (scaling / softcap)) * softcap
+    return torch.softmax(logits.masked_fill(~mask, -torch.inf), dim=-1).to(value.dtype) @ value
+
+
+AttentionInterface.register(IMPLEMENTATION, packed_attention)

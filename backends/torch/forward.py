@@ -1,0 +1,89 @@
+"""From packed rows to log-probs, objectives and values of the named tokens, on any layout of ranks.
+
+Every function here is one forward pass: called by all ranks at once, each with rows of its own (ranks of a tensor or context
+group with the same).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rljax.backends.torch.fused import fused_objective
+from rljax.backends.torch.logprobs import token_logprobs
+from rljax.backends.torch.model import Network
+from rljax.backends.torch.objective import policy_objective
+from rljax.objective import MeanArrays, Objective
+
+
+def predicting_hidden(hidden: Tensor, rows: Any) -> Tensor:
+    """Hidden states that predict the named tokens of each row: those of the tokens before them. [r, m, H]"""
+    return torch.take_along_dim(hidden, rows.source[..., None], dim=1)
+
+
+def _pass(network: Network, rows: Any, function: Callable[[Tensor, Tensor], Any]) -> Any:
+    """function(hidden states that predict the named tokens, unembedding) of the rows that are this rank's to score."""
+    context = rows.segments.context
+
+    def named(hidden: Tensor, unembedding: Tensor) -> Any:
+        hidden = context.gather(hidden, 1)
+        if context.size > 1:
+            hidden = hidden.chunk(context.size)[context.rank]  # whole rows again, a share of them each
+        return function(predicting_hidden(hidden, rows), unembedding)
+
+    return network(named, rows.token_ids, rows.positions, rows.segments)
+
+
+def named_logprobs(network: Network, rows: Any, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
+    """Log-prob and entropy of the named tokens under logits / temperature: [r, m] float32, nats. No [T, V] is ever held."""
+    return _pass(network, rows, functools.partial(_scores, network, rows, temperature, chunk))
+
+
+def _scores(
+    network: Network, rows: Any, temperature: float, chunk: int, hidden: Tensor, unembedding: Tensor
+) -> tuple[Tensor, Tensor]:
+    logp, entropy = token_logprobs(
+        hidden.reshape(-1, hidden.shape[-1]),
+        unembedding,
+        rows.labels.reshape(-1),
+        temperature=temperature,
+        softcap=network.spec.final_softcap,
+        chunk=chunk,
+        group=network.vocabulary,
+    )
+    return logp.view(rows.labels.shape), entropy.view(rows.labels.shape)
+
+
+def named_objective(
+    network: Network, rows: Any, objective: Objective, *, temperature: float, chunk: int
+) -> tuple[Tensor, dict[str, MeanArrays]]:
+    """Loss and metrics of the named tokens, by `policy_objective`; fused with the unembedding where the objective allows it."""
+
+    def whole(hidden: Tensor, unembedding: Tensor) -> tuple[Tensor, dict[str, MeanArrays]]:
+        logp, entropy = _scores(network, rows, temperature, chunk, hidden, unembedding)
+        return policy_objective(logp, entropy, rows.tokens, objective)
+
+    def fused(hidden: Tensor, unembedding: Tensor) -> tuple[Tensor, dict[str, MeanArrays]]:
+        return fused_objective(
+            hidden.reshape(-1, hidden.shape[-1]),
+            unembedding,
+            rows.labels.reshape(-1),
+            rows.tokens,
+            objective,
+            temperature=temperature,
+            softcap=network.spec.final_softcap,
+            chunk=chunk,
+            accumulator=torch.float32,  # a sum of many chunks
+            group=network.vocabulary,
+        )
+
+    return _pass(network, rows, fused if objective.by_token else whole)
+
+
+def named_values(network: Network, head: Tensor, rows: Any) -> Tensor:
+    """What a critic expects of the episode before each named token is drawn: [r, m] float32, reward units."""
+    return _pass(network, rows, lambda hidden, _: hidden.float() @ head)

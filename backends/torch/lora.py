@@ -1,0 +1,69 @@
+"""LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: trained factors A, B beside a frozen W, y = W x + (alpha / rank) B A x.
+
+Factors start as those of the JAX path do, from the same seed: A uniform in +-1/sqrt(inputs), B zero.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rljax.backends.torch.layout import local, local_slices
+from rljax.config import LoraConfig
+from rljax.errors import UserError
+from rljax.hf.spec import ModelSpec
+from rljax.hf.tensors import layer_tensor, projections
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+A, B = "lora_A.weight", "lora_B.weight"  # after the projection's name
+
+
+def adder(config: LoraConfig) -> Callable[[nn.Module], None]:
+    """What adds adapters to a model and freezes everything else. Raises UserError for a projection there is none of."""
+    unknown = [name for name in config.target_modules if name not in TARGETS]
+    if unknown or not config.target_modules:
+        raise UserError(f"actor.lora.target_modules: no {unknown[0] if unknown else 'target'!r} (of {', '.join(TARGETS)})")
+
+    def add(causal: nn.Module) -> None:
+        import peft
+
+        alpha: Any = config.alpha  # peft's own annotation says int, and it only divides by the rank
+        targets = list(config.target_modules)
+        adapters = peft.LoraConfig(r=config.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, bias="none")
+        peft.inject_adapter_in_model(adapters, causal)
+        for name, parameter in causal.named_parameters():
+            trained = ".lora_" in name
+            parameter.requires_grad_(trained)
+            if trained:
+                parameter.data = parameter.data.float()
+
+    return add
+
+
+@torch.no_grad()
+def initialise(parameters: Mapping[str, DTensor], spec: ModelSpec, config: LoraConfig, seed: int) -> None:
+    """Fills this rank's shards of the factors. They depend on seed and name only, not on the ranks or the framework."""
+    for projection, (_, inputs, _) in projections(spec).items():
+        if projection.split(".")[-1] not in config.target_modules:
+            continue
+        generator = np.random.default_rng([seed, zlib.crc32(f"{projection}.weight".encode())])
+        bound = inputs**-0.5
+        stacked = generator.uniform(-bound, bound, (spec.num_layers, inputs, config.rank)).astype(np.float32)
+        for layer in range(spec.num_layers):
+            a = parameters[layer_tensor(layer, f"{projection}.{A}")]
+            local(a).copy_(torch.from_numpy(np.ascontiguousarray(stacked[layer].T[local_slices(a)])))
+            local(parameters[layer_tensor(layer, f"{projection}.{B}")]).zero_()
+
+
+def merged(name: str, weight: Tensor, whole: Callable[[str], Tensor], parameters: Mapping[str, Any], scale: float) -> Tensor:
+    """W + scale B A where the tensor has adapters, else W. `whole` gathers a parameter by name."""
+    stem = name.removesuffix("weight")
+    if stem + A not in parameters:
+        return weight
+    return weight + (scale * (whole(stem + B).float() @ whole(stem + A).float())).to(weight.dtype)

@@ -1,0 +1,150 @@
+"""AdamW with a schedule, global-norm clipping, and steps that are skipped when the gradient isn't finite. On shards."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from rljax.config import OptimizerConfig
+from rljax.errors import UserError
+
+SCHEDULES = ("constant", "linear", "cosine")
+Schedule = Callable[[int], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A parameter as the optimizer sees it."""
+
+    name: str  # as in the HF file
+    value: Tensor  # this rank's shard
+    gradient: Callable[[], Tensor | None]  # of the shard, after a backward pass
+    copies: int = 1  # ranks that hold the same shard
+
+
+@dataclasses.dataclass(frozen=True)
+class StepStats:
+    """What one optimizer step reports."""
+
+    grad_norm: float  # global norm before clipping
+    lr: float  # of this step
+    skipped: bool  # the gradient was not finite and nothing changed
+
+
+def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) -> Schedule:
+    """Learning rate by optimizer step, counted from 0.
+
+    It rises linearly over the first `warmup_steps_proportion` of the run, reaching `lr` at the last of those steps, and
+    then falls to `lr * min_lr_ratio` at the last step of the run (not at all when "constant").
+
+    Args:
+      total_steps: optimizer steps of the run; None when it is not known, which only a constant rate can do with.
+      key: config key of `config`, for messages.
+    """
+    kind, peak, floor = config.lr_scheduler_type, config.lr, config.min_lr_ratio
+    if kind not in SCHEDULES:
+        raise UserError(f"{key}.lr_scheduler_type: no schedule {kind!r} ({', '.join(SCHEDULES)})")
+    if kind == "constant" and config.warmup_steps_proportion == 0:
+        return lambda step: peak
+    if total_steps is None:
+        raise UserError(f"total_train_steps: needed for the schedule of {key} (set it, or a constant rate with no warmup)")
+    warmup = round(config.warmup_steps_proportion * total_steps)
+    decay = max(total_steps - 1 - max(warmup - 1, 0), 1)  # steps from the peak to the last one
+
+    def rate(step: int) -> float:
+        if step < warmup - 1:
+            return peak * (step + 1) / warmup
+        done = min((step - max(warmup - 1, 0)) / decay, 1.0)
+        if kind == "constant":
+            return peak
+        left = 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return peak * (floor + (1 - floor) * left)
+
+    return rate
+
+
+def decays(name: str) -> bool:
+    """Whether weight decay applies to a parameter: not to norms and biases."""
+    return "norm" not in name.lower() and "bias" not in name.lower()
+
+
+class Optimizer:
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over the shards of one rank; every rank steps at once.
+
+    Example: stats = Optimizer(config.actor.optimizer, None, "actor.optimizer", slots, layout.reduce).step()
+    """
+
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        total_steps: int | None,
+        key: str,
+        slots: Sequence[Slot],
+        reduce: Callable[[Tensor], Tensor],
+    ) -> None:
+        """reduce: sums a tensor over all ranks, in place. Moments are zeros, float32, in the shapes of the shards."""
+        if config.type != "adamw":
+            raise UserError(f"{key}.type: no optimizer {config.type!r} (adamw)")
+        self._config, self._reduce = config, reduce
+        self.schedule = make_schedule(config, total_steps, key)
+        self.slots = list(slots)
+        self.mu = [torch.zeros_like(slot.value) for slot in slots]
+        self.nu = [torch.zeros_like(slot.value) for slot in slots]
+        self.count = 0  # steps taken; those skipped don't count
+
+    @torch.no_grad()
+    def step(self) -> StepStats:
+        """One step with the gradients of the slots. One that isn't finite changes neither parameters nor state."""
+        grads = [slot.gradient() for slot in self.slots]
+        norm = self._norm(grads)
+        lr = self.schedule(self.count)
+        if not math.isfinite(norm):
+            return StepStats(norm, lr, True)
+        if 0 < self._config.gradient_clipping <= norm:
+            torch._foreach_mul_([g for g in grads if g is not None], self._config.gradient_clipping / norm)
+        for decayed in (True, False):
+            self._adamw([i for i, slot in enumerate(self.slots) if decays(slot.name) == decayed], grads, lr, decayed)
+        self.count += 1
+        return StepStats(norm, lr, False)
+
+    def _adamw(self, which: list[int], grads: list[Tensor | None], lr: float, decayed: bool) -> None:
+        which = [i for i in which if self.slots[i].value.numel()]
+        if not which:
+            return
+        config = self._config
+        values = [self.slots[i].value for i in which]
+        gradients = [torch.zeros_like(v) if (g := grads[i]) is None else g for i, v in zip(which, values, strict=True)]
+        on_gpu = values[0].is_cuda
+        steps = torch.full((len(which),), float(self.count), device=values[0].device if on_gpu else None)
+        adamw(
+            values,
+            gradients,
+            [self.mu[i] for i in which],
+            [self.nu[i] for i in which],
+            [],
+            list(steps.unbind()),
+            foreach=not on_gpu,
+            fused=on_gpu,
+            amsgrad=False,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            lr=lr,
+            weight_decay=config.weight_decay if decayed else 0.0,
+            eps=config.eps,
+            maximize=False,
+        )
+
+    def _norm(self, grads: Sequence[Tensor | None]) -> float:
+        """Of the whole gradient, each element counted once however many ranks hold it."""
+        held = [(g, slot.copies) for g, slot in zip(grads, self.slots, strict=True) if g is not None and g.numel()]
+        device = self.slots[0].value.device
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        if held:
+            norms = torch.stack(torch._foreach_norm([g for g, _ in held])).double()
+            total += (norms**2 / torch.tensor([c for _, c in held], dtype=torch.float64, device=device)).sum()
+        return float(self._reduce(total).sqrt())

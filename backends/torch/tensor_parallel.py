@@ -1,0 +1,68 @@
+"""Tensor parallelism of the models at hand: attention heads, the feed-forward's width and the vocabulary over the ranks.
+
+Shoeybi et al. 2019, arXiv:1909.08053. Hidden states are whole on every rank between the blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+from rljax.errors import UserError
+from rljax.hf.spec import ModelSpec
+
+
+def check(spec: ModelSpec, tensor: int) -> None:
+    """Raises UserError unless the axis divides what it splits."""
+    for what, count in (
+        ("attention heads", spec.num_heads),
+        ("key/value heads", spec.num_kv_heads),
+        ("units of the feed-forward", spec.intermediate_size),
+    ):
+        if count % tensor:
+            raise UserError(f"allocation_mode: t{tensor} does not divide the model's {count} {what} (use a smaller t)")
+
+
+def parallelize(causal: Any, spec: ModelSpec, mesh: DeviceMesh) -> None:
+    """Splits the parameters of a model on the meta device over the mesh's one axis."""
+    check(spec, mesh.size())
+    plan: dict[str, Any] = {
+        **{f"self_attn.{name}": ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")},
+        "self_attn.o_proj": RowwiseParallel(),
+        "mlp.gate_proj": ColwiseParallel(),
+        "mlp.up_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(),
+    }
+    if spec.qk_norm:  # on [r, T, heads, D]: each rank sees its own heads, and the gradients of the one scale add up
+        plan |= {f"self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in ("q_norm", "k_norm")}
+    for layer in causal.model.layers:
+        parallelize_module(layer, mesh, {part: style for name in plan for part, style in _parts(layer, name, plan[name])})
+    if spec.vocab_size % mesh.size() == 0:
+        _split_vocabulary(causal, mesh)
+
+
+def _parts(layer: nn.Module, name: str, style: Any) -> list[tuple[str, Any]]:
+    """A projection with adapters splits as the base does where the base does: B by outputs, or A by inputs."""
+    if not hasattr(layer.get_submodule(name), "base_layer"):
+        return [(name, style)]
+    factor = "lora_B" if isinstance(style, ColwiseParallel) else "lora_A"
+    return [(f"{name}.base_layer", style), (f"{name}.{factor}.default", type(style)())]
+
+
+def _split_vocabulary(causal: Any, mesh: DeviceMesh) -> None:
+    tied = causal.lm_head.weight is causal.model.embed_tokens.weight
+    parallelize_module(causal.model, mesh, {"embed_tokens": RowwiseParallel(input_layouts=Replicate())})
+    if tied:
+        causal.lm_head.weight = causal.model.embed_tokens.weight
+    else:
+        parallelize_module(causal, mesh, {"lm_head": ColwiseParallel()})
+
+
+def vocabulary_group(causal: nn.Module, mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """The ranks that hold a shard of the unembedding each; None where it is whole on all of them."""
+    return mesh.get_group() if hasattr(causal.lm_head.weight, "device_mesh") else None  # type: ignore[union-attr]

@@ -1,0 +1,76 @@
+"""The critic: weights of its own that start as the policy's, and a scalar head that starts at zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rljax.backends.torch.accumulate import Metrics
+from rljax.backends.torch.forward import named_values
+from rljax.backends.torch.objective import value_objective
+from rljax.backends.torch.optim import Slot
+from rljax.config import Config
+from rljax.engines.cuda.phase import Phase
+from rljax.engines.cuda.policy import Policy
+from rljax.engines.cuda.rows import Rows
+from rljax.metrics import Mean
+from rljax.objective import explained_variance
+
+PREFIX = "critic"
+HEAD = "value_head"
+
+
+class Critic:
+    """Values of states; with LoRA the base is the policy's own and the adapters are the critic's.
+
+    Proximal policy optimization with a value function: Schulman et al. 2017, arXiv:1707.06347.
+    """
+
+    def __init__(self, config: Config, policy: Policy, total_steps: int | None) -> None:
+        layout = policy.layout
+        self._policy = policy
+        self._clip = config.critic.eps_clip_value
+        self.weights = policy.copied(torch.float32)
+        self.head = torch.zeros(policy.spec.hidden_size, device=layout.device, requires_grad=True)
+        slot = Slot(HEAD, self.head.detach(), self._head_gradient, layout.pool.size)
+        self.phase = Phase(policy, config.critic.optimizer, total_steps, "critic.optimizer", PREFIX, [slot])
+
+    @torch.no_grad()
+    def values(self, parts: Iterable[Rows]) -> list[Tensor]:
+        """[r, m] float32 of every micro-batch."""
+        with self._policy.holding(self.weights):
+            return self._policy.scored(lambda rows: named_values(self._policy.network, self.head, rows), parts)
+
+    def update(self, parts: Iterable[Rows]) -> dict[str, Mean]:
+        """One optimizer step; adds critic/explained_variance of the minibatch, from its sums."""
+        self.head.grad = None
+        with self._policy.holding(self.weights):
+            means = self.phase.step(self._loss, parts)
+        share = explained_variance(means)
+        return means | {f"{PREFIX}/explained_variance": Mean(0.0, 0) if math.isnan(share) else Mean(share, 1)}
+
+    def _loss(self, rows: Rows) -> tuple[Tensor, Metrics]:
+        tokens = rows.tokens
+        assert rows.values is not None and rows.returns is not None  # a critic's batch has them
+        values = named_values(self._policy.network, self.head, rows)
+        return value_objective(values, rows.values, rows.returns, tokens.loss_weight, tokens.mask, clip=self._clip)
+
+    def _head_gradient(self) -> Tensor:
+        """Summed over ranks; those of one tensor group have the same."""
+        layout = self._policy.layout
+        own = torch.zeros_like(self.head) if self.head.grad is None or not layout.speaks else self.head.grad.clone()
+        return layout.reduce(own)
+
+    def saved(self) -> dict[str, Any]:
+        params = dict(zip(self._policy.trained, self.weights, strict=True))
+        return {"params": params | {HEAD: self.head.detach()}, **self.phase.saved()}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        for shard, name in zip(self.weights, self._policy.trained, strict=True):
+            shard.copy_(saved["params"][name])
+        self.head.detach().copy_(saved["params"][HEAD])
+        self.phase.load(saved)

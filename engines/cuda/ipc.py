@@ -1,0 +1,156 @@
+"""Weights from a torch learner to SGLang servers on the same devices: a handle of the memory travels, the weights don't.
+
+    learner                                            server
+    tensors, as they are gathered, into a buffer
+    POST /update_weights_from_tensor      ------>      opens the buffer, copies from it, lets go of it     (once a bucket)
+
+Beside the model, the learner holds the buffer (one bucket, used again for the next) and the tensor that goes into it.
+
+The handles are what SGLang's MultiprocessingSerializer reads with load_format "flattened_bucket": a pickle of the buffer as
+torch shares it between processes, and where in it each tensor lies. Neither side of the wire needs the other's classes:
+SGLang unpickles nothing but an allowed list, on which `types.SimpleNamespace` is and ours are not, and takes its attributes
+for those of a FlattenedTensorMetadata. A CUDA device is named by its UUID, for the two processes may count devices
+differently. On the CPU the buffer is a file in shared memory: the same calls, for tests without a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import functools
+import io
+from collections.abc import Callable, Generator, Iterable, Sequence
+from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.multiprocessing import reductions
+
+from rljax.engines.cuda.buckets import BUCKET, Label, send_buckets
+from rljax.engines.http.client import Post
+from rljax.engines.http.remote import ServerLost
+from rljax.errors import SamplerError, UserError
+
+ALIGNMENT = 16  # bytes; a tensor in the buffer is looked at as its own dtype, which has to begin at a multiple of its size
+DEVICE_ARGUMENT = 6  # of torch's rebuild_cuda_tensor, the device; SGLang's version of it takes a UUID there
+
+Gather = Callable[[bytes], Sequence[bytes]]
+"""What all ranks gave, in the order of their devices. Every rank calls it at once, and waits for the others."""
+
+
+def alone(payload: bytes) -> Sequence[bytes]:
+    """`Gather` of a learner of one rank."""
+    return [payload]
+
+
+@dataclasses.dataclass
+class TorchIpc:
+    """Named tensors for servers on the devices of the learner: `WeightSource(params=TorchIpc(tensors))`.
+
+    Names and layouts are those of the HF checkpoint, and all ranks have whole tensors. Server k of `tensor` devices is on
+    those of the learner's ranks k * tensor and following. Rank 0 sends; the others `follow` at the same time, with the same
+    tensors in the same order.
+    """
+
+    tensors: Iterable[tuple[str, torch.Tensor]]
+    tensor: int = 1  # devices of a server
+    gather: Gather = alone
+    bucket_bytes: int = BUCKET
+
+    async def send(self, posts: Sequence[Post], version: int, *, flush: bool) -> None:
+        """All tensors to all servers, which are paused. Each server takes the version with the last bucket.
+
+        Raises SamplerError when a server fails; then the servers' weights may be mixed, and have to be published again.
+        """
+        handles = handles_of(self.tensors, self.bucket_bytes)
+        try:
+            await send_buckets(posts, handles, version, flush=flush, send=functools.partial(self._send, posts))
+        except (ServerLost, UserError, RuntimeError, ValueError) as error:
+            raise SamplerError(f"publishing version {version} by ipc: {error}") from error
+        finally:
+            await asyncio.to_thread(self._keep_in_step, handles)
+
+    def follow(self) -> None:
+        """What ranks 1 and following do during a `send` of rank 0. Blocks."""
+        self._keep_in_step(handles_of(self.tensors, self.bucket_bytes))
+
+    def _keep_in_step(self, handles: Generator[tuple[bytes, bool], None, None]) -> None:
+        """All that are left, with the other ranks: nothing where all were sent, or where there are no others."""
+        if self.gather is not alone:
+            for handle, _ in handles:
+                self.gather(handle)
+                self.gather(b"")  # the servers are done with it
+        handles.close()
+
+    async def _send(self, posts: Sequence[Post], handle: bytes, label: Label) -> None:
+        handles = await asyncio.to_thread(self.gather, handle)
+        try:
+            if len(handles) != len(posts) * self.tensor:
+                raise ValueError(f"{len(posts)} servers of {self.tensor} devices, and {len(handles)} ranks: all must be there")
+            texts = [base64.b64encode(each).decode() for each in handles]
+            bodies = [
+                {"serialized_named_tensors": texts[start : start + self.tensor], "load_format": "flattened_bucket", **label}
+                for start in range(0, len(texts), self.tensor)
+            ]
+            calls = (post("/update_weights_from_tensor", body) for post, body in zip(posts, bodies, strict=True))
+            await asyncio.gather(*calls)
+        finally:
+            await asyncio.to_thread(self.gather, b"")
+
+
+def handles_of(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Generator[tuple[bytes, bool], None, None]:
+    """A handle for each bucket of at most `limit` bytes or one tensor, and whether it is the last.
+
+    The memory behind a handle is written over when the next one is asked for.
+    """
+    buffer: torch.Tensor | None = None
+    places: list[SimpleNamespace] = []
+    used = 0
+    for name, tensor in tensors:
+        if places and used + tensor.nbytes > limit:
+            assert buffer is not None
+            yield _handle(buffer[:used], places), False
+            places, used = [], 0
+        if buffer is None or buffer.numel() < used + tensor.nbytes:
+            buffer = None  # before there are two of them
+            buffer = torch.empty(max(limit, tensor.nbytes), dtype=torch.uint8, device=tensor.device)
+        places.append(_put(tensor, name, buffer, used))
+        used = -(-places[-1].end_idx // ALIGNMENT) * ALIGNMENT
+        del tensor
+    if places:
+        assert buffer is not None
+        yield _handle(buffer[:used], places), True
+
+
+def _put(tensor: torch.Tensor, name: str, buffer: torch.Tensor, start: int) -> SimpleNamespace:
+    """Copies a tensor into the buffer and says where it is, in the words of a FlattenedTensorMetadata."""
+    end = start + tensor.nbytes
+    buffer[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+    place = {"start_idx": start, "end_idx": end, "numel": end - start}
+    return SimpleNamespace(name=name, shape=tensor.shape, dtype=tensor.dtype, **place)
+
+
+def _handle(flat: torch.Tensor, places: list[SimpleNamespace]) -> bytes:
+    if flat.is_cuda:
+        torch.cuda.synchronize(flat.device)  # the copies: the other process knows nothing of our streams
+    pickled = io.BytesIO()
+    _Pickler(pickled).dump({"flattened_tensor": flat, "metadata": places})
+    return pickled.getvalue()
+
+
+class _Pickler(ForkingPickler):
+    """torch's way of sharing tensors between processes, for processes that have nothing in common."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            rebuild, arguments = reductions.reduce_tensor(value)
+            uuid = str(torch.cuda.get_device_properties(value.device).uuid)
+            return rebuild, (*arguments[:DEVICE_ARGUMENT], uuid, *arguments[DEVICE_ARGUMENT + 1 :])
+        if isinstance(value, torch.UntypedStorage):
+            # By name, whatever the process's strategy: a descriptor could be asked for by children of this process only.
+            name = value._share_filename_cpu_()
+            value._shared_incref()  # the receiver takes it back
+            return reductions.rebuild_storage_filename, (type(value), *name)
+        return NotImplemented

@@ -1,0 +1,60 @@
+"""An optimizer at work on some parameters: its state, and its step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rljax.backends.torch.accumulate import Loss, add_gradients, to_means
+from rljax.backends.torch.optim import Optimizer, Slot
+from rljax.config import OptimizerConfig
+from rljax.engines.cuda.policy import Policy
+from rljax.metrics import Mean
+
+
+class Phase:
+    """Warm-up, policy updates or critic updates. The parameters belong to whoever calls, for phases may share them."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: OptimizerConfig,
+        total_steps: int | None,
+        key: str,
+        prefix: str,
+        extra: Sequence[Slot] = (),
+    ) -> None:
+        """key: config key of `config`, for messages. prefix: of the names of loss, grad_norm, lr and skipped.
+
+        extra: what is trained beside the policy's network.
+        """
+        self._policy, self._prefix = policy, prefix
+        self.optimizer = Optimizer(config, total_steps, key, [*policy.slots(), *extra], policy.layout.reduce)
+
+    def step(self, loss: Loss, parts: Iterable[Any]) -> dict[str, Mean]:
+        """One optimizer step on what the network holds."""
+        self._policy.forget_gradients()
+        total, metrics = add_gradients(loss, parts)
+        stats = self.optimizer.step()
+        self._policy.forget_gradients()
+        return to_means(total, metrics, stats, self._prefix, self._policy.layout)
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint keeps: {"mu", "nu": {parameter: shard}, "count"}."""
+        names = [slot.name for slot in self.optimizer.slots]
+        moments = {"mu": self.optimizer.mu, "nu": self.optimizer.nu}
+        found: dict[str, Any] = {kind: dict(zip(names, shards, strict=True)) for kind, shards in moments.items()}
+        return found | {"count": torch.tensor(self.optimizer.count)}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        for kind, shards in (("mu", self.optimizer.mu), ("nu", self.optimizer.nu)):
+            _fill(shards, [saved[kind][slot.name] for slot in self.optimizer.slots])
+        self.optimizer.count = int(saved["count"])
+
+
+def _fill(shards: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    for shard, other in zip(shards, others, strict=True):
+        shard.copy_(other)

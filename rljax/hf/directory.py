@@ -1,0 +1,46 @@
+"""What a model directory holds beside its weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rljax.errors import UserError
+from rljax.hf.spec import CONFIG, ModelSpec
+from rljax.hf.weights import write_json
+
+COPIED = (  # beside config.json and the weights; whatever of it the source has
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+
+
+def write_companions(directory: Path, spec: ModelSpec, dtype: str, source: Path | None) -> None:
+    """Makes the directory and writes config.json and, from the source if there is one, generation config and tokenizer.
+
+    Args:
+      dtype: of the weights that are written there.
+      source: the directory the model came from. None: config.json is made of the spec, and there is no tokenizer.
+
+    Raises:
+      UserError: the disk is full or not writable.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        config: dict[str, Any] = spec.to_config() if source is None else json.loads((source / CONFIG).read_text())
+        config.pop("torch_dtype", None)  # the name before transformers 5
+        write_json(directory / CONFIG, config | {"dtype": dtype})
+        for name in COPIED if source is not None else ():
+            if (path := (source or directory) / name).is_file():
+                shutil.copyfile(path, directory / name)
+    except OSError as error:
+        raise UserError(f"{directory}: cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,73 @@
+"""Weights cut into buckets: what is in them, how much is held, and what goes with the last."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from rljax.engines.cuda.buckets import buckets_of, send_buckets  # noqa: E402
+from rljax.errors import UserError  # noqa: E402
+
+SIZES = {"a": 24, "b": 8, "c": 48, "d": 4}  # bytes
+
+
+def tensors():
+    return ((name, torch.zeros(size, dtype=torch.uint8)) for name, size in SIZES.items())
+
+
+@pytest.mark.parametrize("limit", [1, 32, 56, 1000])
+def test_buckets_hold_what_fits_and_at_least_one_tensor(limit):
+    buckets = [([name for name, _ in bucket], last) for bucket, last in buckets_of(tensors(), limit)]
+    assert [name for names, _ in buckets for name in names] == list(SIZES)
+    assert all(len(names) == 1 or sum(map(SIZES.__getitem__, names)) <= limit for names, _ in buckets)
+    assert [last for _, last in buckets] == [False] * (len(buckets) - 1) + [True]
+
+
+def test_no_more_than_a_bucket_and_the_tensor_behind_it_is_held():
+    alive: weakref.WeakSet[object] = weakref.WeakSet()
+    held = []
+
+    def gathered():
+        for _ in range(12):
+            tensor = torch.zeros(10, dtype=torch.uint8)
+            alive.add(tensor)
+            yield "x", tensor
+            del tensor
+
+    async def send(bucket, label):
+        held.append((len(bucket), len(alive)))
+
+    asyncio.run(send_buckets([], buckets_of(gathered(), 30), 1, flush=False, send=send))
+    assert [size for size, _ in held] == [3, 3, 3, 3]
+    assert all(alive_then <= size + 1 for size, alive_then in held)
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_the_version_and_the_flush_come_with_the_last(flush):
+    labels = []
+
+    async def send(bucket, label):
+        labels.append(label)
+
+    asyncio.run(send_buckets([], buckets_of(tensors(), 32), 7, flush=flush, send=send))
+    assert labels == [{"flush_cache": False}] * 2 + [{"weight_version": "7", "flush_cache": flush}]
+
+
+def test_a_session_that_a_broken_publish_left_open_is_ended_first():
+    calls = []
+
+    async def post(path, body):
+        calls.append(path)
+        if calls == ["/begin_weight_update"]:
+            raise UserError("a weight-update session is already open; call end_weight_update() first (status 400)")
+
+    async def send(bucket, label):
+        calls.append("bucket")
+
+    asyncio.run(send_buckets([post], buckets_of(tensors(), 1000), 1, flush=False, send=send))
+    begin, end = "/begin_weight_update", "/end_weight_update"
+    assert calls == [begin, end, begin, "bucket", end]

@@ -1,0 +1,48 @@
+"""One of the processes of a learner: as sharded_learner, then a checkpoint and both kinds of export by all processes together.
+
+python -m tests.unit.engines.jax.process_learner VOCABULARY DIRECTORY MESH, its place in the environment
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rljax.backends.jax.hosts import leave
+from rljax.engines.jax.learner import JaxLearner
+from rljax.engines.jax.processes import join
+from rljax.errors import UserError
+from tests.contract.learner_contract import config_of
+from tests.unit.engines.jax.sharded_learner import SETTINGS, batch_of, flat, pool, step
+
+
+def main() -> None:
+    vocabulary, directory, mesh = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    join()
+    model = directory / "model"
+    found = step(mesh, model, vocabulary)  # leaves a checkpoint
+    learner = JaxLearner(config_of(**SETTINGS), pool(mesh), model)
+    learner.restore(model / f"checkpoint {mesh}")
+    batch = batch_of(vocabulary)
+    found["restored"] = learner.score(batch)
+    found |= {f"restored parameter {name}": array for name, array in flat(learner._policy.trained).items()}
+    try:
+        learner.restore(directory / "nothing")
+    except UserError as error:
+        found["refusal"] = np.array(str(error))
+    found["still"] = learner.score(batch)
+    source = learner.export(None)
+    assert jax.process_count() == 1 or all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(source.params))
+    found |= {
+        f"published {jax.tree_util.keystr(path)}": np.asarray(leaf, np.float32)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(source.params)
+    }
+    learner.export(directory / "export")
+    if jax.process_index() == 0:
+        np.savez(directory / "found.npz", **found)
+    leave()
+
+
+if __name__ == "__main__":
+    main()
