@@ -96,7 +96,7 @@ def _alone(directory: Path) -> Iterator[None]:
     """Whatever is raised comes out as UserError."""
     try:
         yield
-    except Exception as error:  # DCP wraps whatever its storage or unpickling raised
+    except (Exception, CheckpointException) as error:  # DCP wraps whatever its storage or unpickling raised
         why = reason(_cause(error))
         raise UserError(f"checkpoint: {directory} can't be restored: {why} (name an older checkpoint)") from error
 

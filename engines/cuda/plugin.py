@@ -81,6 +81,13 @@ class FsdpPlugin:
 
         return TorchLearner(config, pool, model_dir)
 
+    def processes(self, config: Config, pool: Pool) -> int:
+        """One a device."""
+        return pool.size
+
+    def place(self, config: Config, pool: Pool) -> None:
+        """The environment says it."""
+
     def read_checkpoint(self, directory: Path) -> State:
         if find_spec("torch") is None:
             raise UserError(
@@ -89,13 +96,6 @@ class FsdpPlugin:
         from rljax.engines.cuda.places import read
 
         return read(directory)
-
-    def processes(self, config: Config, pool: Pool) -> int:
-        """One a device."""
-        return pool.size
-
-    def place(self, config: Config, pool: Pool) -> None:
-        """The environment says it."""
 
 
 SGLANG = SglangPlugin()

@@ -52,15 +52,6 @@ class JaxPlugin:
         _use_compilation_cache(config)
         return JaxLearner(config, pool, model_dir)
 
-    def read_checkpoint(self, directory: Path) -> State:
-        if "jax" not in sys.modules:  # of a process that does something else with its accelerators
-            import jax
-
-            jax.config.update("jax_platforms", "cpu")
-        from rljax.engines.jax.state import read
-
-        return read(directory)
-
     def processes(self, config: Config, pool: Pool) -> int | None:
         """Any number, each with its devices: so many as are asked for, else as a launcher started."""
         return config.jax.processes or None
@@ -72,6 +63,15 @@ class JaxPlugin:
         from rljax.engines.jax.processes import find
 
         return find()
+
+    def read_checkpoint(self, directory: Path) -> State:
+        if "jax" not in sys.modules:  # of a process that does something else with its accelerators
+            import jax
+
+            jax.config.update("jax_platforms", "cpu")
+        from rljax.engines.jax.state import read
+
+        return read(directory)
 
 
 def _use_compilation_cache(config: Config) -> None:
