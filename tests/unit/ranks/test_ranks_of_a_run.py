@@ -232,11 +232,13 @@ def launched(start, workdir: Path, *arguments: str, size: int = 3, **variables: 
     """As torchrun does it: every process runs the same command."""
     port = str(free_port("127.0.0.1"))
     common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [start(workdir, *arguments, RANK=str(i), LOCAL_RANK=str(i), **common, **variables) for i in range(size)]
+    return [start(workdir, *arguments, RANK=str(i), LOCAL_RANK=str(i), **(common | variables)) for i in range(size)]
 
 
 def test_processes_of_a_launcher_train_as_one_and_save_when_all_are_asked_to_stop(start, one, tmp_path):
-    processes = launched(start, tmp_path / "run", "--config.total_train_steps=100000", "--config.total_train_epochs=100000")
+    endless = ("--config.total_train_steps=100000", "--config.total_train_epochs=100000")
+    hosts = {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}  # one process a host, as far as anyone can tell
+    processes = launched(start, tmp_path / "run", *endless, **hosts)
     wait_for(tmp_path / "run" / "checkpoints" / "4", processes[0])
     for process in processes:
         process.send_signal(signal.SIGTERM)
