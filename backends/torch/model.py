@@ -120,6 +120,12 @@ def reshard(network: Network) -> None:
     network.reshard()
 
 
+def replicate_gradients(network: Network, now: bool) -> None:
+    """Whether the next backward pass adds gradients up over the ranks that hold the same shards: once a step is enough."""
+    assert isinstance(network, FSDPModule)
+    network.set_requires_all_reduce(now)
+
+
 def _fill_buffers(causal: Any) -> None:
     """Rotary frequencies and the like, which no file holds."""
     for parameter in causal.parameters():
