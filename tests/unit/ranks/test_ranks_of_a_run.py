@@ -101,7 +101,7 @@ def finished(installed: Path, workdir: Path, *arguments: str) -> Path:
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str]:
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=240)
     return process.returncode, err
 
 
@@ -280,6 +280,7 @@ LEARNERS = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_real_learner_in_two_processes_trains_is_killed_and_goes_on(start, tmp_path, learner):
     """Both learn as the JAX learner does in one process; a killed rank is noticed in the middle of gloo's collectives."""
