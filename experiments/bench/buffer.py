@@ -90,7 +90,7 @@ async def _parts(config: Config, words: Path, model: Path | None, remote: Sample
 
 
 def _worker(address: str) -> None:
-    asyncio.run(work(address, "token", _parts))
+    asyncio.run(work(lambda: (address, "token"), _parts))
 
 
 async def _fed(workers: int, directory: Path) -> float:

@@ -16,10 +16,10 @@ from rljax.engines.fake.sampler import Trouble
 from rljax.engines.fake.trial import TOKEN, MemorySink, Repeat, make_run, worker
 from rljax.errors import RewardError, SamplerError, TooManyFailures, UserError
 from rljax.frames import PROTOCOL, Link, LinkError
+from rljax.handover import done
 from rljax.loop import Loop
 from rljax.rollout import Result
 from rljax.types import Finish, Trajectory
-from rljax.worker import done
 
 ASYNC = {"rollout.max_head_offpolicyness": 2, "total_train_epochs": 2}
 
@@ -243,7 +243,7 @@ def test_nobody_gets_in_without_the_token_and_nothing_large_is_read_before(tmp_p
         with pytest.raises(UserError, match=r"refused: the trainer wants another token \(RLJAX_TOKEN\)"):
             from rljax.worker import work
 
-            await work(told["address"], "guess", None)
+            await work(lambda: (told["address"], "guess"), None)
         await worker(workdir)
 
     assert _run(tmp_path, {}, strangers)[1].step == 3
@@ -357,8 +357,8 @@ def test_requests_that_nobody_waits_for_any_more_are_taken_back(tmp_path):
 def test_a_worker_without_a_trainer_says_so_and_file_names_stay_in_their_directory():
     from rljax.worker import work
 
-    with pytest.raises(UserError, match=r"--attach: 127\.0\.0\.1:9: .*is a trainer with rollout\.listen"):
-        asyncio.run(work("127.0.0.1:9", "t", None))
+    with pytest.raises(UserError, match=r"--attach: 127\.0\.0\.1:9: .*does a run listen there"):
+        asyncio.run(work(lambda: ("127.0.0.1:9", "t"), None))
     for address in ("nowhere", ":1", "host:", "host:99999"):
         with pytest.raises(UserError, match="HOST:PORT"):
             frames.host_and_port(address, "--attach")

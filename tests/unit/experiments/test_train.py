@@ -308,5 +308,5 @@ def test_a_worker_from_elsewhere_with_a_sampler_of_its_own_waits_for_a_run_that_
     code, out, err = finish(subprocess.Popen(command, **pipes))
     assert code == 0 and "step 34/34" in out, err
     code, _, err = finish(worker)
-    assert code == 0 and "looking for it" in err
+    assert code == 0 and "looking for one" in err
     assert [e["step"] for e in lines(workdir / "metrics.jsonl")] == list(range(1, 35))
