@@ -166,6 +166,7 @@ def get_config() -> ConfigDict:
             cache_dtype="bfloat16",
             sampler_dtype="bfloat16",
             bitwise=False,
+            release_memory=False,
             compilation_cache="",
         )
     )

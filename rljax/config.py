@@ -252,6 +252,7 @@ class JaxConfig:
     cache_dtype: str
     sampler_dtype: str
     bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
+    release_memory: bool  # a sampler on the learner's devices lets go of weights and cache while it updates (synchronous runs)
     compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
 
 
