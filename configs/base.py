@@ -77,6 +77,8 @@ def get_config() -> ConfigDict:
             should_accept_fn=config_dict.placeholder(str),
             request_timeout=3600.0,
             request_retries=3,
+            workers=0,
+            listen="",
             addr="",
         )
     )
@@ -155,7 +157,28 @@ def get_config() -> ConfigDict:
             max_prompts=config_dict.placeholder(int),
         )
     )
-    config.recover = ConfigDict(dict(mode="auto", max_consecutive_failures=32, max_prompt_failures=4, hang_timeout=1800.0))
+    config.recover = ConfigDict(
+        dict(
+            mode="auto",
+            max_consecutive_failures=32,
+            max_prompt_failures=4,
+            max_consecutive_rejected=1024,  # dynamic sampling rejects nine groups of ten at times
+            hang_timeout=1800.0,
+        )
+    )
+    # On by default is only what no healthy run does; the others depend on the task.
+    config.guard = ConfigDict(
+        dict(
+            patience=3,
+            finite=True,
+            max_approx_kl=10.0,
+            min_entropy=config_dict.placeholder(float),  # a task that is solved has none left
+            max_grad_norm=config_dict.placeholder(float),
+            min_reward=config_dict.placeholder(float),
+            max_behave_imp_weight=10.0,
+            max_no_eos_ratio=config_dict.placeholder(float),  # a base model may begin with all of them cut
+        )
+    )
     config.stats_logger = ConfigDict(dict(tensorboard=False, wandb=False, wandb_project="rljax", live=True, samples_per_step=4))
     config.jax = ConfigDict(
         dict(
@@ -165,9 +188,11 @@ def get_config() -> ConfigDict:
             decode_steps=4,
             cache_dtype="bfloat16",
             sampler_dtype="bfloat16",
+            precise=False,
             bitwise=False,
             release_memory=False,
             compilation_cache="",
+            processes=config_dict.placeholder(int),
         )
     )
     config.sglang = ConfigDict(

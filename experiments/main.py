@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 
 from rljax.config import Config
-from rljax.errors import TooManyFailures, UserError
+from rljax.errors import GuardrailError, RankFailed, TooManyFailures, UserError
 
 if TYPE_CHECKING:
     from rljax.sinks.run_directory import RunDirectory
@@ -59,6 +59,11 @@ def config_from_flags() -> Config:
     return config_io.load(FLAGS.config, _overrides)
 
 
+def overrides_from_flags() -> tuple[tuple[str, str], ...]:
+    """The --config.KEY=VALUE of the command line alone, for a config that comes from elsewhere."""
+    return tuple(_overrides)
+
+
 def workdir_from_flags() -> Path:
     if not FLAGS.workdir:
         raise UserError("--workdir: missing (a directory for the run)")
@@ -68,18 +73,24 @@ def workdir_from_flags() -> Path:
 def run_main(run: Callable[[], None]) -> NoReturn:
     """Parses the flags, calls `run` and exits: 0, or 1 with one line on stderr for what a user can put right.
 
-    A workflow or reward that always fails shows the traceback of its first failure before that line. Anything else is a fault
-    of ours and keeps its traceback.
+    A workflow or reward that always fails shows the traceback of its first failure before that line, and a rank that is lost
+    the last that it said. Anything else is a fault of ours and keeps its traceback.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch
     try:
         app.run(lambda _: run(), flags_parser=_parse_flags)
-    except UserError as error:
+    except (UserError, GuardrailError) as error:
         _fail(str(error))
     except TooManyFailures as error:
         traceback.print_exception(error.__cause__)  # where in the user's code; the loop's own frames say nothing
         _fail(str(error))
+    except RankFailed as error:
+        print(error.detail, file=sys.stderr)
+        with contextlib.suppress(SystemExit):
+            _fail(str(error))
+        sys.stdout.flush()
+        os._exit(1)  # a thread may wait for that rank in a collective, and frameworks wait for the others at exit
     except Exception as error:
         if not _is_no_space(error):
             raise
@@ -142,7 +153,11 @@ def recorded(run: RunDirectory) -> Iterator[None]:
         yield
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (0, None):
-            reason = str(error) if isinstance(error, UserError | TooManyFailures) else f"{type(error).__name__}: {error}"
+            reason = (
+                str(error)
+                if isinstance(error, UserError | TooManyFailures | RankFailed | GuardrailError)
+                else f"{type(error).__name__}: {error}"
+            )
             with contextlib.suppress(UserError):  # the disk may be what failed; the first error is the one to see
                 run.fail(" ".join(reason.split()))
         raise

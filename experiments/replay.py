@@ -1,6 +1,7 @@
 """Trains on a batch that experiments.rollout dumped: the learner alone, no sampler and no reward.
 
 python -m experiments.replay --config=configs/quickstart.py --batch=runs/batch --workdir=runs/replay
+python -m experiments.replay --config=configs/quickstart.py --batch=runs/shard0,runs/shard1 --workdir=runs/replay
 
 Each of total_train_steps steps (one, unless it is set) is the training step of experiments.train on the next of the batches,
 in turn: advantages, packing, scoring, minibatches. For a look at the arithmetic on the same data again and again, on either
@@ -19,7 +20,11 @@ from experiments import main
 from rljax.errors import UserError
 
 main.define_config_flags()
-BATCH = flags.DEFINE_multi_string("batch", [], "A directory that experiments.rollout wrote; may be given several times.")
+BATCH = flags.DEFINE_multi_string(
+    "batch",
+    [],
+    "A directory that experiments.rollout wrote, or those of its shards with commas between; may be given several times.",
+)
 
 
 def replay() -> None:
@@ -38,6 +43,16 @@ def replay() -> None:
     engine.check(config, dataclasses.replace(pools, sampler=None))
 
     # --------------------------------------------------------------------------------------------------------------------
+    # Ranks: where the learner lives in several processes, the others follow the one that goes on here
+    # --------------------------------------------------------------------------------------------------------------------
+    from rljax import ranks
+
+    workdir = main.workdir_from_flags()
+    place, processes = ranks.find_place(config, pools.learner)
+    if place.rank > 0:
+        return ranks.follow(place, workdir)
+
+    # --------------------------------------------------------------------------------------------------------------------
     # Batches
     # --------------------------------------------------------------------------------------------------------------------
     from rljax import dump, model_directory, tokenizer
@@ -49,19 +64,19 @@ def replay() -> None:
 
     if not BATCH.value:
         raise UserError("--batch: missing (a directory that experiments.rollout wrote)")
-    batches = [dump.load(Path(directory)) for directory in BATCH.value]
+    batches = [dump.load_shards([Path(directory) for directory in batch.split(",")]) for batch in BATCH.value]
 
     # --------------------------------------------------------------------------------------------------------------------
     # Learner
     # --------------------------------------------------------------------------------------------------------------------
-    run = RunDirectory(main.workdir_from_flags())
-    with main.recorded(run):
+    run = RunDirectory(workdir)
+    with main.recorded(run), ranks.Team(place, processes, config, run.path, run.fail) as team:
         if run.holds_a_run:
             raise UserError(f"--workdir: {run.path} holds a run; a replay starts in a directory of its own")
         run.begin(config)
         model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
         words = tokenizer.load(model_dir)
-        learner = engine.find_plugin(pools.learner.engine).make_learner(config, pools.learner, model_dir)
+        learner = team.make_learner(config, pools.learner, model_dir)
         sinks = build_sinks(config, run, words, first_step=0)
 
         # ----------------------------------------------------------------------------------------------------------------

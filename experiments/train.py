@@ -11,14 +11,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import os
+import secrets
+import sys
 from typing import TYPE_CHECKING
 
 from experiments import main
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rljax.allocation import Allocation
     from rljax.config import Config
+    from rljax.feed import Feed
     from rljax.loop import Outcome
+    from rljax.ranks import Team
     from rljax.sinks.run_directory import RunDirectory
 
 main.define_config_flags()
@@ -41,21 +48,32 @@ def train() -> None:
     engine.check(config, pools)
 
     # --------------------------------------------------------------------------------------------------------------------
+    # Ranks: where the learner lives in several processes, the others follow the one that goes on here
+    # --------------------------------------------------------------------------------------------------------------------
+    from rljax import ranks
+
+    workdir = main.workdir_from_flags()
+    place, processes = ranks.find_place(config, pools.learner)
+    if place.rank > 0:
+        return ranks.follow(place, workdir)
+
+    # --------------------------------------------------------------------------------------------------------------------
     # Run directory: locked, so that two runs never share it; it tells how the run ended
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.sinks.run_directory import RunDirectory
 
-    run = RunDirectory(main.workdir_from_flags())
+    run = RunDirectory(workdir)
     with main.recorded(run):
         run.begin(config)
-        asyncio.run(_train(config, pools, run))
+        with ranks.Team(place, processes, config, run.path, run.fail) as team:
+            asyncio.run(team.watched(_train(config, pools, run, team)))
 
 
-async def _train(config: Config, pools: Allocation, run: RunDirectory) -> Outcome:
+async def _train(config: Config, pools: Allocation, run: RunDirectory, team: Team) -> Outcome:
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import model_directory, tokenizer
+    from rljax import config_checks, model_directory, tokenizer
 
     model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
     words = tokenizer.load(model_dir)
@@ -65,12 +83,17 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory) -> Outcom
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.data import labelled_trajectory, open_prompts
     from rljax.evaluation import Evaluation
-    from rljax.loop import Labelled, Loop, Run, total_steps
+    from rljax.extent import total_steps
+    from rljax.loop import Labelled, Loop, Run
 
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words)
+    if config.actor.loss != "sft" and config.train_dataset.max_length is None:
+        most, why = config_checks.room_for_prompt(config, pools)
+        prompts.require_fit(words, most=most, why=why)
     labelled, held_out = None, None
     if config.warmup.steps or config.actor.loss == "sft":
         examples = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=words)
+        examples.require(config.warmup.field, "warmup.field")
         labelled = Labelled(examples, lambda prompt: labelled_trajectory(prompt, words, config.warmup.field))
     if config.evaluator.freq_steps or config.evaluator.freq_epochs:
         source = open_prompts(config.valid_dataset, key="valid_dataset", seed=config.seed, tokenizer=words)
@@ -103,7 +126,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory) -> Outcom
         return await Loop(
             Run(
                 config=config,
-                engine=engine.build(config, pools, model_dir, run.path),
+                engine=engine.build(config, pools, model_dir, run.path, team.make_learner),
                 prompts=prompts,
                 workflow=workflow,
                 params=params,
@@ -112,9 +135,29 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory) -> Outcom
                 accept=accept,
                 labelled=labelled,
                 evaluation=evaluation,
+                feed=_feed(config, model_dir, run) if config.actor.loss != "sft" else None,
                 measured=rewards.take_metrics,
             )
         ).run()
+
+
+def _feed(config: Config, model_dir: Path, run: RunDirectory) -> Feed | None:
+    """Where workers attach: those that the run starts, and those from elsewhere."""
+    if not config.rollout.workers and not config.rollout.listen:
+        return None
+    from rljax.children import Children
+    from rljax.engine import scratch
+    from rljax.feed import Feed
+
+    command = [sys.executable, "-m", "experiments.rollout"]
+    return Feed(
+        config,
+        model_dir,
+        token=os.environ.get("RLJAX_TOKEN") or secrets.token_urlsafe(),
+        scratch=scratch(run.path, "-feed"),
+        door=run.path / "workers.json",
+        children=Children(command, config.rollout.workers, run.path / "workers") if config.rollout.workers else None,
+    )
 
 
 def _warmup(config: Config) -> int:

@@ -53,7 +53,8 @@ class Checkpoints:
 
         Args:
           write: fills a directory that exists and is empty.
-          failed: the run ends here by a fault; kept beside the others as <step>-failed and never resumed from.
+          failed: the run ends here by a fault; kept beside the others as <step>-failed, in place of an older such, and never
+            resumed from.
 
         Raises:
           UserError: the disk is full or can't be written. The checkpoints there were are untouched.
@@ -66,7 +67,8 @@ class Checkpoints:
             write(aside)
             (aside / MANIFEST).write_text(json.dumps({"step": step, "score": score, "files": _summary(aside)}))
             _sync_tree(aside)
-            self._delete(self._directory / name)
+            for old in (*self._directory.glob("*-failed"),) if failed else (self._directory / name,):
+                self._delete(old)
             os.rename(aside, self._directory / name)
             _sync(self._directory)
         except Exception as error:

@@ -27,7 +27,7 @@ class GenerationConfig:
 class RewardConfig:
     """`reward`: what scores an episode, and the processes it runs in."""
 
-    name: str  # a registered reward ("gsm8k", "exact", "reasoning_gym"), or "package.module:function"
+    name: str  # a registered reward ("exact", "gsm8k", "math", "reasoning_gym"), or "package.module:function"
     workers: int  # processes
     timeout: float  # seconds a call; then the process is killed
     memory_mb: int  # address space a process; 0: no limit
@@ -49,6 +49,8 @@ class RolloutConfig:
     should_accept_fn: str | None  # a registered filter ("mixed_rewards": DAPO's), or "package.module:function"
     request_timeout: float  # seconds
     request_retries: int
+    workers: int  # processes that run workflow, tokeniser and rewards; 0: the trainer's own does
+    listen: str  # "HOST:PORT" where workers from elsewhere attach (docs/runtime.md); empty: none do
     addr: str  # "HOST:PORT" of a running server to attach to; empty: start our own sampler
 
 
@@ -227,7 +229,22 @@ class RecoverConfig:
     mode: str  # "auto": continue what WORKDIR holds; "fresh": refuse a WORKDIR that holds a run
     max_consecutive_failures: int  # groups that fail with none that works between them
     max_prompt_failures: int  # times a prompt may fail by its own fault; then it is dropped and counted
+    max_consecutive_rejected: int  # groups that rollout.should_accept_fn rejects in a row
     hang_timeout: float  # seconds without progress; then all stacks are dumped and the run ends non-zero
+
+
+@dataclasses.dataclass(frozen=True)
+class GuardConfig:
+    """`guard`: bounds on a step's metrics that end a run; None is no bound. A mean over the step's batch each."""
+
+    patience: int  # steps in a row out of a bound, until the run ends
+    finite: bool  # loss and gradient norm are numbers
+    max_approx_kl: float | None  # nats: of the policy from its proximal policy
+    min_entropy: float | None  # nats a token: below it the policy has collapsed
+    max_grad_norm: float | None
+    min_reward: float | None
+    max_behave_imp_weight: float | None  # proximal over behavior; 1 where sampler and learner agree
+    max_no_eos_ratio: float | None  # share of completions that were cut
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,9 +268,13 @@ class JaxConfig:
     decode_steps: int  # decode steps a dispatch
     cache_dtype: str
     sampler_dtype: str
+    precise: bool  # float32 sums in blocks: logits within 1e-4 of transformers on the CPU (docs/parity.md); costs time
     bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
     release_memory: bool  # a sampler on the learner's devices lets go of weights and cache while it updates (synchronous runs)
     compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
+    # Of the learner. None: as many as torchrun started, else one; N: exactly so many, started on this host unless torchrun did;
+    # 0: those that jax.distributed finds by itself (a TPU pod, Slurm, Open MPI, Kubernetes). See docs/processes.md
+    processes: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,6 +333,7 @@ class Config:
     saver: SaverConfig
     evaluator: EvaluatorConfig
     recover: RecoverConfig
+    guard: GuardConfig
     stats_logger: StatsLoggerConfig
     jax: JaxConfig
     sglang: SglangConfig

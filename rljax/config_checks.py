@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from rljax.allocation import Allocation
 from rljax.config import Config
 from rljax.errors import UserError
 from rljax.registry import nearest
@@ -105,7 +106,12 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "evaluator.max_prompts",
         "recover.max_consecutive_failures",
         "recover.max_prompt_failures",
+        "recover.max_consecutive_rejected",
         "recover.hang_timeout",
+        "guard.patience",
+        "guard.max_approx_kl",
+        "guard.max_grad_norm",
+        "guard.max_behave_imp_weight",
         "jax.slots",
         "jax.context_length",
         "jax.prefill_chunk",
@@ -126,6 +132,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "reward.retries",
         "rollout.max_head_offpolicyness",
         "rollout.request_retries",
+        "rollout.workers",
         "actor.eps_clip_higher",
         "actor.kl_ctl",
         "actor.lora.rank",
@@ -136,8 +143,10 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "actor.adv_norm.eps",
         "actor.adv_norm.std_floor",
         "warmup.steps",
+        "guard.min_entropy",
         "stats_logger.samples_per_step",
         "sglang.restarts",
+        "jax.processes",
         "serve.port",
         *(
             f"{part}.optimizer.{key}"
@@ -147,6 +156,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
     ),
     UNIT: (
         "actor.eps_clip",
+        "guard.max_no_eos_ratio",
         "actor.discount",
         "actor.gae_lambda",
         *(
@@ -337,6 +347,17 @@ def check_values(config: Config) -> None:
             if value is not None and not within.holds(value):
                 raise UserError(f"{key}: must be {within.words}, not {value}")
     _check_rules(RULES, config)
+
+
+def room_for_prompt(config: Config, pools: Allocation) -> tuple[int, str]:
+    """(tokens that a prompt may have, what allows no more). A sampler ends a completion where its context is full."""
+    engine = pools.sampler.engine if pools.sampler else ""
+    context: int | None = getattr(getattr(config, engine, None), "context_length", None)
+    row, new = config.actor.mb_spec.max_tokens_per_row, config.gconfig.max_new_tokens
+    if context is not None and context <= row:
+        return context - 1, f"{engine}.context_length={context} holds no completion beside it"
+    most = row - new
+    return most, f"actor.mb_spec.max_tokens_per_row={row} cannot hold it and gconfig.max_new_tokens={new}"
 
 
 def _check_rules(rules: tuple[Rule, ...], config: Config) -> None:

@@ -59,6 +59,14 @@ def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
     return typing.cast(Config, _section(Config, _plain(tree), ""))
 
 
+def changed(config: Config, overrides: Sequence[tuple[str, str]]) -> Config:
+    """A config with overrides, as those of a command line. Raises UserError."""
+    tree = dataclasses.asdict(config)
+    for key, text in overrides:
+        apply_override(tree, key, text)
+    return from_dict(tree)
+
+
 def from_json(text: str) -> Config:
     """What `to_json` wrote."""
     try:

@@ -24,10 +24,10 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from rljax.config import Config
 from rljax.errors import SamplerError, UserError
 from rljax.metrics import Mean
 from rljax.types import Completion, Piece, Request
+
+if TYPE_CHECKING:
+    from rljax.ranks import Place
 
 GROUP = "rljax.engines"  # of entry points
 ATTACHED = "http"  # the engine of servers that run already
@@ -199,6 +202,38 @@ class HostPlugin(Plugin, Protocol):
         ...
 
 
+@runtime_checkable
+class ManyProcesses(Protocol):
+    """A plugin whose learner lives in several processes (rljax/ranks). Optional: the learner of another one lives in the run's.
+
+    Every process makes the learner and makes the same calls in the same order, with the same whole batch; each takes its own
+    rows of it, what a call returns is whole everywhere, and rank 0 alone writes exports. `make_learner` finds its rank in the
+    environment, by torchrun's names and RLJAX_COORDINATOR, a HOST:PORT that is free on rank 0's host.
+    """
+
+    def processes(self, config: Config, pool: Pool) -> int | None:
+        """That the pool's learner takes; None: as many as a launcher started, one without a launcher."""
+        ...
+
+    def place(self, config: Config, pool: Pool) -> Place | None:
+        """Where the machine itself says which process this is (a framework's runtime may be joined); None: the environment."""
+        ...
+
+
+State = Mapping[str, Mapping[str, np.ndarray]]  # of a learner, in no framework's terms (rljax/portable.py)
+
+
+@runtime_checkable
+class PortablePlugin(Plugin, Protocol):
+    """A plugin whose learner's checkpoints other engines' learners can go on from. Optional: of others, only its own can."""
+
+    formats: tuple[str, ...]  # that meta.json of its learner's checkpoints may name
+
+    def read_checkpoint(self, directory: Path) -> State:
+        """What its learner saved there, with no such learner made. Raises UserError where it is corrupt or can't be read."""
+        ...
+
+
 @dataclasses.dataclass
 class Engine:
     """A sampler, a learner, and the way weights get from one to the other."""
@@ -292,11 +327,23 @@ def check(config: Config, allocation: Allocation) -> None:
         find_plugin(name).check(config, allocation)
 
 
-def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path) -> Engine:
+def make_learner(config: Config, pool: Pool, model_dir: Path) -> Learner:
+    """The pool's learner, or this process's part of it. Blocks; may compile."""
+    return find_plugin(pool.engine).make_learner(config, pool, model_dir)
+
+
+def build(
+    config: Config,
+    allocation: Allocation,
+    model_dir: Path,
+    workdir: Path,
+    make_learner: Callable[[Config, Pool, Path], Learner] = make_learner,
+) -> Engine:
     """Makes a sampler and a learner from the same model directory. Blocks; both may compile.
 
     Args:
       workdir: of the run, which this process has for itself; weights are published through a directory named after it.
+      make_learner: that of a `Team`, where the learner may live in several processes (rljax/ranks).
 
     Raises:
       UserError: when the allocation lacks one of them, or no transport leads from one to the other.
@@ -305,9 +352,9 @@ def build(config: Config, allocation: Allocation, model_dir: Path, workdir: Path
         alone = "learns" if allocation.sampler is None else "samples"
         raise UserError(f"allocation_mode: {allocation} only {alone}; training needs both, as in SAMPLER:d1+LEARNER:d1")
     transport = transport_of(config, allocation)
-    learner = find_plugin(allocation.learner.engine).make_learner(config, allocation.learner, model_dir)
+    learner = make_learner(config, allocation.learner, model_dir)
     sampler = find_plugin(allocation.sampler.engine).make_sampler(config, allocation.sampler, model_dir)
-    return Engine(sampler, learner, transport, _publish_dir(workdir))
+    return Engine(sampler, learner, transport, scratch(workdir))
 
 
 def check_lending(config: Config, allocation: Allocation, key: str) -> None:
@@ -340,16 +387,17 @@ def _routes(plugin: Plugin, config: Config, allocation: Allocation) -> tuple[str
     return plugin.routes(config, allocation) if isinstance(plugin, RoutedPlugin) else plugin.transports
 
 
-def _publish_dir(workdir: Path) -> Path:
+def scratch(workdir: Path, what: str = "") -> Path:
     """Where weights go on their way, in memory where Linux has a directory there. It is the same for every process of a run:
-    what a killed one left is deleted."""
-    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest()
-    directory = _memory_backed() / name
+    what a killed one left is deleted. Not made yet."""
+    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest() + what
+    directory = memory_backed() / name
     shutil.rmtree(directory, ignore_errors=True)
     return directory
 
 
-def _memory_backed() -> Path:
+def memory_backed() -> Path:
+    """A directory whose files are in memory, where Linux has one."""
     return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 
 
@@ -362,6 +410,19 @@ def find_plugin(name: str) -> Plugin:
     if len({point.value for point in found}) > 1:
         raise UserError(f"allocation_mode: the engine name {name!r} is registered twice: {', '.join(p.value for p in found)}")
     return found[0].load()
+
+
+def portable_plugin(form: str) -> PortablePlugin | None:
+    """The installed engine that reads checkpoints of a format, or None."""
+    for name in sorted({point.name for point in _entry_points()}):
+        try:
+            plugin = find_plugin(name)
+        except (ImportError, UserError) as error:  # another engine's trouble is not this checkpoint's
+            log.warning("the engine %s is passed over: %s", name, error)
+            continue
+        if isinstance(plugin, PortablePlugin) and form in plugin.formats:
+            return plugin
+    return None
 
 
 def _entry_points() -> list[metadata.EntryPoint]:

@@ -32,5 +32,40 @@ class SamplerError(EpisodeError):
     kind = "server_lost"
 
 
+class WorkerLost(EpisodeError):
+    """The worker process that generated a group is gone, or silent."""
+
+    kind = "worker_lost"
+
+
+class StaleSampler(EpisodeError):
+    """The sampler made tokens with weights older than those that were published to it before it began."""
+
+    kind = "stale_sampler"
+
+
+def error_of(kind: str, text: str) -> EpisodeError:
+    """The error of an episode in another process, by the name of its kind."""
+    for known in EpisodeError.__subclasses__():
+        if known.kind == kind:
+            return known(text)
+    return EpisodeError(text)
+
+
 class TooManyFailures(Exception):
     """So many groups failed in a row that the run ends (recover.max_consecutive_failures). Its cause is the first failure."""
+
+
+class RankFailed(Exception):
+    """One process of a learner of several died, hung or failed alone: the run ends, for the others wait for it.
+
+    Its message is one line that names the rank; `detail` is what that rank last said, its traceback or the end of its log.
+    """
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+class GuardrailError(Exception):
+    """A metric was out of its bound for too long (rljax/guardrails.py): one line with key, metric, value and remedy."""

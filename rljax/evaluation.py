@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,8 @@ from rljax.types import PROMPT_VERSION, Prompt, SamplingParams, Trajectory
 from rljax.workflow import Workflow
 
 PREFIX = "eval-rollout"
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,12 @@ async def evaluate(sampler: Sampler, evaluation: Evaluation, config: Config, bea
 
     results = await asyncio.gather(*(episode(p, i) for p in evaluation.prompts for i in range(evaluation.n_samples)))
     trajectories = [r for r in results if isinstance(r, Trajectory)]
-    failed = Counter(r.kind for r in results if isinstance(r, Failure))
+    failures = [r for r in results if isinstance(r, Failure)]
+    failed = Counter(r.kind for r in failures)
+    if not trajectories:  # the reward is then NaN
+        how = [f"{count} {kind}" for kind, count in failed.items()] + [f"{len(results) - len(failures)} rejected"]
+        first = f"; the first: {failures[0].reason}" if failures else ""
+        log.warning("no episode of the evaluation has a reward: %s%s", ", ".join(how), first)
     metrics = {
         f"{PREFIX}/reward": Mean.of(t.reward for t in trajectories),
         f"{PREFIX}/no_eos_ratio": no_eos_ratio(trajectories),

@@ -23,7 +23,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +52,38 @@ class Record:
 def encode(record: Record) -> bytes:
     """One framed record."""
     header: dict[str, Any] = {"ticket": ticket_to_json(record.ticket), "rewards": record.rewards, "trajectories": None}
-    parts: list[bytes] = []
+    body = b""
     if record.group is not None:
-        header["trajectories"] = [
-            {"length": len(t), "reward": t.reward, "components": dict(t.components), "finish": t.finish.value}
-            for t in record.group.trajectories
-        ]
-        parts = [
-            np.ascontiguousarray(getattr(t, name), dtype).tobytes() for t in record.group.trajectories for name, dtype in ARRAYS
-        ]
-    head, body = json.dumps(header).encode(), b"".join(parts)
+        header["trajectories"], body = pack(record.group.trajectories)
+    head = json.dumps(header).encode()
     return FRAME.pack(MAGIC, len(head), len(body), zlib.crc32(body, zlib.crc32(head))) + head + body
+
+
+def pack(trajectories: Sequence[Trajectory]) -> tuple[list[dict[str, Any]], bytes]:
+    """JSON values, and the arrays of all of them as little-endian bytes."""
+    entries = [
+        {"length": len(t), "reward": t.reward, "components": dict(t.components), "finish": t.finish.value} for t in trajectories
+    ]
+    parts = [np.ascontiguousarray(getattr(t, name), dtype).tobytes() for t in trajectories for name, dtype in ARRAYS]
+    return entries, b"".join(parts)
+
+
+def unpack(entries: Sequence[Mapping[str, Any]], body: bytes | memoryview) -> tuple[Trajectory, ...]:
+    """What `pack` packed; the arrays are views of the bytes. Raises ValueError, KeyError where the two don't fit."""
+    trajectories, at = [], 0
+    for entry in entries:
+        arrays, length = {}, entry["length"]
+        if not isinstance(length, int) or length < 0:  # numpy would take -1 for all there is
+            raise ValueError(f"a trajectory of {length} tokens")
+        for name, dtype in ARRAYS:
+            arrays[name] = np.frombuffer(body, dtype, length, at) if length else np.zeros(0, dtype)
+            at += arrays[name].nbytes
+        trajectories.append(
+            Trajectory(**arrays, reward=entry["reward"], components=entry["components"], finish=Finish(entry["finish"]))
+        )
+    if at != len(body):
+        raise ValueError(f"{len(body)} bytes of arrays, not {at}")
+    return tuple(trajectories)
 
 
 def decode(data: bytes) -> Iterator[Record]:
@@ -87,19 +108,10 @@ def _frames(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _record(header: dict[str, Any], body: memoryview) -> Record:
-    ticket, at = ticket_from_json(header["ticket"]), 0
+    ticket = ticket_from_json(header["ticket"])
     if header["trajectories"] is None:
         return Record(ticket, None, tuple(header["rewards"]))
-    trajectories = []
-    for entry in header["trajectories"]:
-        arrays = {}
-        for name, dtype in ARRAYS:
-            arrays[name] = np.frombuffer(body, dtype, entry["length"], at)
-            at += arrays[name].nbytes
-        trajectories.append(
-            Trajectory(**arrays, reward=entry["reward"], components=entry["components"], finish=Finish(entry["finish"]))
-        )
-    return Record(ticket, Group(ticket.prompt.uid, tuple(trajectories)))
+    return Record(ticket, Group(ticket.prompt.uid, unpack(header["trajectories"], body)))
 
 
 class Journal:

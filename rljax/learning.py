@@ -161,7 +161,9 @@ def supervise(learner: Learner, config: Config, examples: Sequence[Trajectory]) 
     weights = loss_weights([t.loss_mask for t in examples], "token-mean")
     metrics = learner.update_supervised(packing.batch_of(examples, _layout(examples, config), loss_weight=weights))
     prefix = "sft" if config.actor.loss == "sft" else "warmup"
-    return {f"{prefix}/{name.rpartition('/')[2]}": mean for name, mean in metrics.items()}
+    return {
+        name if name.startswith("timeperf/") else f"{prefix}/{name.rpartition('/')[2]}": mean for name, mean in metrics.items()
+    }
 
 
 def _layout(trajectories: Sequence[Trajectory], config: Config) -> Layout:

@@ -20,16 +20,16 @@
     save             the disk; generating goes on                       the disk
     everyone         nothing for more than recover.hang_timeout         the watchdog ends the run
 
-The producer (rollout.py) is a task of the event loop that keeps prompts in flight; the learner (learning.py) works in a
-thread, so that sampling goes on during an update. Between them stands the buffer (buffer.py), which decides what may be
-generated and what may be trained on: at `max_head_offpolicyness=0` it admits nothing while an update runs, and that is
-synchronous RL. Evaluation is the workflow with no learner (evaluation.py); supervised warm-up and SFT are the learner with
-no sampler.
+The producer (rollout.py) is a task of the event loop that keeps prompts in flight, or it leases them to other processes
+(feed.py, worker.py); what becomes of each, ledger.py says. The learner (learning.py) works in a thread, so that sampling goes
+on during an update. Between them stands the buffer (buffer.py), which decides what may be generated and what may be trained
+on: at `max_head_offpolicyness=0` it admits nothing while an update runs, and that is synchronous RL. Evaluation is the
+workflow with no learner (evaluation.py); supervised warm-up and SFT are the learner with no sampler.
 
 Order of a step, which is a contract: take at version v -> update (every token is at most max_head_offpolicyness versions
-older than v) -> publish, version v + 1 -> room for the next prompts -> metrics -> evaluate -> save. A checkpoint therefore
-holds a learner of v + 1 steps, a book at version v + 1, and no half of anything; what was in flight is generated again
-(recovery.py, checkpoints.py, journal.py).
+older than v) -> publish, version v + 1 -> room for the next prompts -> metrics -> guardrails (guardrails.py) -> evaluate ->
+save. A checkpoint therefore holds a learner of v + 1 steps, a book at version v + 1, and no half of anything; what was in
+flight is generated again (recovery.py, checkpoints.py, journal.py).
 
 A step counts from the start of the run, supervised ones included; a version counts those of RL alone.
 """
@@ -43,25 +43,27 @@ import logging
 import math
 import os
 import shutil
-import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rljax.buffer import Buffer, Entry, Limits, PromptSource
+from rljax.buffer import Buffer, Entry, PromptSource
 from rljax.config import Config, FrequencyConfig
 from rljax.engine import Engine
-from rljax.errors import TooManyFailures, UserError
+from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.evaluation import PREFIX, Evaluation, evaluate
+from rljax.extent import limits_of, supervised_total, total_steps
+from rljax.feed import Feed, Job
+from rljax.guardrails import Guardrails
 from rljax.journal import Record
 from rljax.learning import learn, supervise
+from rljax.ledger import Ledger
 from rljax.metrics import Mean, merge
 from rljax.recovery import Recovery
-from rljax.rollout import Producer
+from rljax.rollout import PatientSampler, Producer, Rollouts
+from rljax.signals import stopping
 from rljax.sinks import Sink, State, Status
 from rljax.tally import Clock, Tally
 from rljax.types import Group, Prompt, SamplingParams, Trajectory
@@ -93,6 +95,7 @@ class Run:
     accept: Callable[[Group], bool] = lambda group: True  # rollout.should_accept_fn
     labelled: Labelled | None = None
     evaluation: Evaluation | None = None
+    feed: Feed | None = None  # where other processes generate; None: this one does
     measured: Callable[[], dict[str, Mean]] = dict  # what its parts have measured themselves since the last call: the rewards
 
 
@@ -106,11 +109,12 @@ class Outcome:
 
 
 def train(run: Run) -> Outcome:
-    """Trains to the end, or until SIGTERM or SIGINT. Blocks; closes engine and sinks.
+    """Trains to the end, or until SIGTERM, SIGINT or SIGHUP. Blocks; closes engine and sinks.
 
     Raises:
       UserError: bad input, a checkpoint of another run, a full disk.
       TooManyFailures: by `recover.max_consecutive_failures`.
+      GuardrailError: by `guard`.
     """
     return asyncio.run(Loop(run).run())
 
@@ -123,10 +127,12 @@ class Loop:
         self.config = config = run.config
         self.buffer = Buffer(run.prompts, limits_of(config, len(run.prompts)))
         self.recovery = Recovery(config, run.workdir, run.engine.learner, self.buffer)
+        self.guardrails = Guardrails(config.guard)
         self.tally = Tally()
         self.supervised_steps = 0  # finished
         self.supervised_total = supervised_total(config, len(run.prompts))
         self.stop = asyncio.Event()  # asked to, by a signal
+        self.learning = asyncio.Lock()  # held while the learner's weights change, and while they are read
         self.known: dict[tuple[str, int], Record] = {}  # groups of a process that was killed, by uid and attempt
         self.evaluated: tuple[int, float] | None = None  # step, reward
         self.written: Counter[str] = Counter()  # of buffer.counts, those that metrics have told of
@@ -141,14 +147,18 @@ class Loop:
 
     async def run(self) -> Outcome:
         run = self.parts
-        with Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog, self._signals():
+        with Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog, stopping(self._stop):
             self.beat, self.clock = watchdog.beat, Clock(watchdog.beat)
             try:
                 await self._restore()
                 self.sinks = run.open_sinks(self.step)
                 try:
+                    if run.feed is not None:
+                        await run.feed.open()
                     await self._train()
                 finally:
+                    if run.feed is not None:
+                        await run.feed.close()
                     self.sinks.close()
             finally:
                 self.recovery.close()
@@ -157,18 +167,27 @@ class Loop:
 
     async def _train(self) -> None:
         self._tell(State.RUNNING)
-        await self._supervise()
-        made_elsewhere = bool(self.config.rollout.addr)  # else the sampler was made with the initial weights
-        if (self.step or made_elsewhere) and not self.stop.is_set():
-            await self.parts.engine.publish(self.buffer.version)
-        if self.buffer.version == 0:
-            await self._evaluate()
-        if self.config.actor.loss != "sft":
-            await self._reinforce()
+        try:
+            await self._supervise()
+            made_elsewhere = bool(self.config.rollout.addr)  # else the sampler was made with the initial weights
+            if (self.step or made_elsewhere) and not self.stop.is_set():
+                await self.parts.engine.publish(self.buffer.version)
+            if self.buffer.version == 0:
+                await self._evaluate()
+            if self.config.actor.loss != "sft":
+                await self._reinforce()
+            self._end_well()
+        except TooManyFailures:
+            await self._save(failed=True)
+            raise
+        except GuardrailError as error:
+            await self._save(failed=True)
+            raise GuardrailError(f"{error}; {self._where_it_goes_on()}") from None
         await self._evaluate()
-        await self._save()
+        if not self._suspect():
+            await self._save()
         if self.stop.is_set():
-            log.warning("stopped at step %d, which is saved; the same command goes on from it", self.step)
+            log.warning("stopped at step %d; %s", self.step, self._where_it_goes_on())
             self._tell(State.STOPPED)
             return
         if self.config.saver.export_final:
@@ -190,24 +209,23 @@ class Loop:
             self.supervised_steps += 1
             epochs = self.supervised_steps * size // len(labelled.prompts)
             self._write(metrics)
+            self.guardrails.check(metrics)
             if sft and self._due(self.config.evaluator, epochs):
                 await self.parts.engine.publish(self.step)
                 await self._evaluate()
-            if self._due(self.config.saver, epochs):
+            if self._due(self.config.saver, epochs) and not self.guardrails.suspect:
                 await self._save()
             self.epochs = epochs
         self.epochs = self.epochs if sft else 0
+        self._end_well()
         await self._save()  # version 0 is these weights: a run that is killed goes on with them, to the bit
 
     async def _reinforce(self) -> None:
         """The loop."""
-        producer = asyncio.create_task(self._producer().run(), name="producer")
+        producer = asyncio.create_task(self._produce(), name="producer")
         try:
             while (entries := await self._take(producer)) is not None:
                 await self._step(entries)
-        except TooManyFailures:
-            await self._save(failed=True)
-            raise
         finally:
             producer.cancel()
             await asyncio.wait([producer])
@@ -227,7 +245,8 @@ class Loop:
                     return None
                 await asyncio.wait([producer, change, lacking], return_when=asyncio.FIRST_COMPLETED)
                 if lacking.done():  # the learner is idle: its weights are those of the present version
-                    await engine.publish(self.buffer.version)
+                    async with self.learning:
+                        await engine.publish(self.buffer.version)
                     lacking = asyncio.create_task(engine.lacks_weights(), name="lacking weights")
             return None
         finally:
@@ -237,38 +256,87 @@ class Loop:
     async def _step(self, entries: Sequence[Entry]) -> None:
         """One batch: update, publish, metrics, evaluate, save. Sampling goes on all the while, as far as the lag allows."""
         engine, version, groups = self.parts.engine, self.buffer.version, [entry.group for entry in entries]
-        with self.clock.phase("step"):
-            async with engine.learning():
-                metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
-            with self.clock.phase("publish"):
-                await engine.publish(version + 1)
-            self.buffer.publish()
+        async with self.learning:
+            with self.clock.phase("step"):
+                async with engine.learning():
+                    metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
+                with self.clock.phase("publish"):
+                    await engine.publish(version + 1)
+                self.buffer.publish()
+        if self.parts.feed is not None:
+            self.parts.feed.weights_changed()
         for uid, trajectory in itertools.islice(of_different_groups(groups), self.config.stats_logger.samples_per_step):
             self.sinks.sample(self.step, uid, trajectory)
         self._write(merge([metrics, self._of_buffer(len(groups))]))
+        self.guardrails.check(metrics)
         epochs = self.buffer.done // len(self.parts.prompts)
         if self._due(self.config.evaluator, epochs):
             await self._evaluate()
-        if self._due(self.config.saver, epochs):
+        if self._due(self.config.saver, epochs) and not self.guardrails.suspect:
             await self._save(epochs)
         self.epochs = epochs
 
+    def _stop(self) -> None:
+        """Asked to by a signal: finish the step, save, exit."""
+        self.stop.set()
+        self.buffer.wake()
+
+    # Guardrails
+
+    def _end_well(self) -> None:
+        """The end of the supervised steps, and of the run. Raises GuardrailError."""
+        if not self.stop.is_set():
+            self.guardrails.at_the_end()
+
+    def _suspect(self) -> bool:
+        """Whether the state is not worth a checkpoint to go on from: a guardrail has begun to count."""
+        if line := self.guardrails.suspect:
+            log.warning("step %d is not saved, for %s (guard)", self.step, line)
+        return bool(line)
+
+    def _where_it_goes_on(self) -> str:
+        steps = self.recovery.checkpoints.steps()
+        failed = self.parts.workdir / "checkpoints" / f"{self.step}-failed"
+        kept = f"the state is kept in {failed}, and " if failed.exists() else ""
+        return f"{kept}the same command goes on from step {steps[-1]}" if steps else f"{kept}the same command begins anew"
+
     # Parts of it
 
+    async def _produce(self) -> None:
+        """Keeps groups coming, from this process or from others, until it is cancelled."""
+        feed, sampler = self.parts.feed, self.parts.engine.sampler
+        if feed is None:
+            await self._producer().run()
+        else:
+            await feed.run(Job(self.buffer, self._ledger(), sampler, self.tally, self._export_between_steps))
+
+    async def _export_between_steps(self, directory: Path) -> int:
+        """The policy as a HF directory, for samplers of other processes. Returns its version."""
+        async with self.learning:
+            await asyncio.to_thread(self.parts.engine.learner.export, directory)
+            return self.buffer.version
+
     def _producer(self) -> Producer:
-        run = self.parts
-        return Producer(
+        """Makes the groups in this process."""
+        run, config = self.parts, self.config
+        sampler = PatientSampler(
+            run.engine.sampler,
+            timeout=config.rollout.request_timeout,
+            retries=config.rollout.request_retries,
+            lost=lambda error: self.tally.count(f"rollout/lost/{error.kind}"),
+        )
+        rollouts = Rollouts(run.workflow, sampler, run.params, config.gconfig.n_samples, config.seed, run.accept)
+        return Producer(rollouts, self.buffer, self._ledger(), self.tally)
+
+    def _ledger(self) -> Ledger:
+        return Ledger(
             self.config,
-            sampler=run.engine.sampler,
-            workflow=run.workflow,
-            params=run.params,
-            accept=run.accept,
             buffer=self.buffer,
             journals=self.recovery.journals,
             known=self.known,
             tally=self.tally,
             beat=self.beat,
-            trace=run.workdir / "trace.jsonl" if self.config.rollout.enable_rollout_tracing else None,
+            trace=self.parts.workdir / "trace.jsonl" if self.config.rollout.enable_rollout_tracing else None,
         )
 
     async def _evaluate(self) -> None:
@@ -303,7 +371,8 @@ class Loop:
         reward = self.evaluated[1] if self.evaluated and self.evaluated[0] == self.step else math.nan
         with self.clock.phase("save"):
             score = None if math.isnan(reward) else reward
-            await self.recovery.save(self.step, state, score=score, failed=failed)
+            async with self.learning:
+                await self.recovery.save(self.step, state, score=score, failed=failed)
 
     async def _restore(self) -> None:
         state, self.known = await self.recovery.restore()
@@ -317,7 +386,14 @@ class Loop:
 
     def _write(self, metrics: dict[str, Mean]) -> None:
         """A step's metrics, and what was counted and timed since the last."""
-        measured = [self.parts.measured(), self.tally.drain(), self.clock.drain(), self._wall()]
+        feed = self.parts.feed
+        measured = [
+            self.parts.measured(),
+            feed.take_metrics() if feed else {},
+            self.tally.drain(),
+            self.clock.drain(),
+            self._wall(),
+        ]
         self.sinks.write(self.step, merge([metrics, *measured]))
         self._tell(State.RUNNING)
 
@@ -352,57 +428,8 @@ class Loop:
         shutil.rmtree(target, ignore_errors=True)
         os.rename(aside, target)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT: finish the step, save, exit. A second one ends the process as it always did."""
-        loop, names = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
-        mine = threading.current_thread() is threading.main_thread()
-
-        def stop() -> None:
-            self.stop.set()
-            self.buffer.wake()
-            for name in names:
-                loop.remove_signal_handler(name)
-
-        for name in names if mine else ():
-            loop.add_signal_handler(name, stop)
-        try:
-            yield
-        finally:
-            for name in names if mine else ():
-                loop.remove_signal_handler(name)
-
 
 def of_different_groups(groups: Sequence[Group]) -> Iterator[tuple[str, Trajectory]]:
     """The first trajectory of each group with the group's uid, then the second of each, and so on."""
     rounds = itertools.zip_longest(*([(group.uid, t) for t in group.trajectories] for group in groups))
     return (pair for several in rounds for pair in several if pair is not None)
-
-
-def limits_of(config: Config, prompts_per_epoch: int) -> Limits:
-    """The buffer's limits. Epochs and steps both bound a run; it ends with whichever comes first."""
-    rollout, steps = config.rollout, config.total_train_steps
-    batch_size = rollout.consumer_batch_size or config.train_dataset.batch_size
-    return Limits(
-        max_lag=rollout.max_head_offpolicyness,
-        batch_size=batch_size,
-        max_concurrent=rollout.max_concurrent_rollouts or (rollout.max_head_offpolicyness + 1) * batch_size,
-        prompts=config.total_train_epochs * prompts_per_epoch,
-        groups=None if steps is None else steps * batch_size,
-        stale_policy=rollout.stale_policy,
-    )
-
-
-def supervised_total(config: Config, prompts_per_epoch: int) -> int:
-    """Supervised steps of a run: those of the warm-up, or all of SFT."""
-    return total_steps(config, prompts_per_epoch) if config.actor.loss == "sft" else config.warmup.steps
-
-
-def total_steps(config: Config, prompts_per_epoch: int) -> int:
-    """Steps of a run in which no prompt is rejected, the warm-up's included."""
-    limits = limits_of(config, prompts_per_epoch)
-    assert limits.prompts is not None
-    steps = math.ceil(limits.prompts / limits.batch_size)
-    if config.total_train_steps is not None:
-        steps = min(steps, config.total_train_steps)
-    return steps if config.actor.loss == "sft" else steps + config.warmup.steps

@@ -178,6 +178,24 @@ def cost(lengths: np.ndarray, linear: float, quadratic: float) -> np.ndarray:
     return linear * lengths + quadratic * lengths**2
 
 
+def row_costs(segment_ids: np.ndarray, linear: float = 1.0, quadratic: float = 0.0) -> np.ndarray:
+    """What the rows of a batch cost: `cost` of each of their segments, added up. segment_ids [R, T] -> [R] float64."""
+    rows = len(segment_ids)
+    width = int(segment_ids.max(initial=0)) + 1
+    flat = (np.arange(rows)[:, None] * width + segment_ids).ravel()
+    lengths = np.bincount(flat, minlength=rows * width).reshape(rows, width)[:, 1:]  # segment 0 is padding
+    return cost(lengths, linear, quadratic).sum(axis=1)
+
+
+RANK_SPREAD = "timeperf/rank_spread"  # metric of an update over several ranks: `spread` of their shares
+
+
+def spread(costs: np.ndarray, parts: Sequence[np.ndarray]) -> float:
+    """How much more than the mean the dearest part costs, as a share of the mean: all others wait so long for it."""
+    totals = np.array([costs[part].sum() for part in parts])
+    return float(totals.max() / totals.mean() - 1) if totals.any() else 0.0
+
+
 def balance(costs: np.ndarray, parts: int, *, equal_counts: bool = False) -> list[np.ndarray]:
     """Splits N items over ranks (or minibatches) so that every part costs about the same.
 

@@ -1,31 +1,31 @@
-"""The producer: prompts become groups, all at once, and every failure has a kind, a count and an end.
+"""The producer: prompts become groups, all at once, and whatever users' code does is a value with a kind.
 
 a request    ends after rollout.request_timeout; lost ones are sent again rollout.request_retries times    (PatientSampler)
-an episode   gives a trajectory, or None (rejected), or fails; a failed one is left out of its group
-a group      fails when every episode did: its prompt is generated again after a pause, later ones go on meanwhile
-a prompt     that failed recover.max_prompt_failures times by its own fault is dropped, and counted
-the run      ends when recover.max_consecutive_failures groups failed with none between them that worked
+an episode   gives a trajectory, or None (rejected), or fails; a failed one is left out of its group       (run_episode)
+a group      is made of the episodes that worked                                                           (Rollouts)
+
+What becomes of a prompt then, ledger.py says. Groups are made in this process (Producer), or in others (feed.py, worker.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rljax.buffer import NEVER, Buffer, Ticket, oldest_version
-from rljax.config import Config
 from rljax.engine import Sampler, WeightSource
-from rljax.errors import EpisodeError, SamplerError, TooManyFailures
-from rljax.journal import GroupLog, Record
+from rljax.errors import EpisodeError, SamplerError
 from rljax.seeding import seed_for
 from rljax.tally import Tally
 from rljax.types import Completion, Group, Prompt, Request, SamplingParams, Trajectory
 from rljax.workflow import Workflow
+
+if TYPE_CHECKING:
+    from rljax.ledger import Ledger
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 30.0  # seconds before something is tried again; doubles each time
 
@@ -91,6 +91,56 @@ class Failure:
     kind: str
     error: Exception
 
+    @property
+    def reason(self) -> str:
+        """One line."""
+        return " ".join(f"{self.kind}: {type(self.error).__name__}: {self.error}".split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of the episodes of one prompt."""
+
+    trajectories: tuple[Trajectory, ...]
+    failures: tuple[Failure, ...]
+    wanted: bool  # it has tokens to train on, and the filter wants it
+
+
+@dataclasses.dataclass
+class Rollouts:
+    """Makes groups: in the trainer's process, or in a worker's (rljax/worker.py)."""
+
+    workflow: Workflow
+    sampler: Sampler
+    params: SamplingParams
+    n_samples: int
+    seed: int  # of the run
+    accept: Callable[[Group], bool]  # rollout.should_accept_fn
+    told: bool = False  # of a first failed episode; the others are counted
+
+    async def group(self, ticket: Ticket) -> Result:
+        """All samples of one prompt, after a pause where it failed before. Never raises what users' code raises."""
+        await asyncio.sleep(pause_before(ticket.failures))
+        results = await asyncio.gather(*(self._episode(ticket, sample) for sample in range(self.n_samples)))
+        trajectories = tuple(r for r in results if isinstance(r, Trajectory))
+        failures = tuple(r for r in results if isinstance(r, Failure))
+        if not trajectories:
+            return Result((), failures, wanted=False)
+        try:
+            group = Group(ticket.prompt.uid, trajectories)
+            wanted = oldest_version(trajectories) != NEVER and bool(self.accept(group))
+        except Exception as error:  # the filter is users' code too
+            return Result((), (*failures, Failure(EpisodeError.kind, error)), wanted=False)
+        return Result(trajectories, failures, wanted)
+
+    async def _episode(self, ticket: Ticket, sample: int) -> Trajectory | Failure | None:
+        seed = seed_for(self.seed, ticket.prompt.uid, sample, ticket.attempt)
+        result = await run_episode(self.workflow, self.sampler, ticket.prompt, self.params, seed)
+        if isinstance(result, Failure) and not self.told:
+            self.told = True  # at once: a group ends with its slowest episode, minutes later where rewards time out
+            log.warning("an episode of prompt %s failed: %s", ticket.prompt.uid, result.reason)
+        return result
+
 
 async def run_episode(
     workflow: Workflow, sampler: Sampler, prompt: Prompt, params: SamplingParams, seed: int
@@ -105,46 +155,13 @@ async def run_episode(
 
 
 class Producer:
-    """Keeps as many prompts in flight as the buffer admits."""
+    """Keeps as many prompts in flight, in this process, as the buffer admits."""
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        sampler: Sampler,
-        workflow: Workflow,
-        params: SamplingParams,
-        accept: Callable[[Group], bool],
-        buffer: Buffer,
-        journals: GroupLog,
-        known: dict[tuple[str, int], Record],
-        tally: Tally,
-        beat: Callable[[str], None],
-        trace: Path | None = None,
-    ) -> None:
-        """
-        Args:
-          known: groups that a killed process finished and that still count, by uid and attempt.
-          trace: file for one line an event of a group; None: no tracing.
-        """
-        self._config = config
-        self._sampler = PatientSampler(
-            sampler,
-            timeout=config.rollout.request_timeout,
-            retries=config.rollout.request_retries,
-            lost=lambda error: tally.count(f"rollout/lost/{error.kind}"),
-        )
-        self._workflow = workflow
-        self._params = params
-        self._accept = accept
+    def __init__(self, rollouts: Rollouts, buffer: Buffer, ledger: Ledger, tally: Tally) -> None:
+        self._rollouts = rollouts
         self._buffer = buffer
-        self._journals = journals
-        self._known = known
+        self._ledger = ledger
         self._tally = tally
-        self._beat = beat
-        self._trace = trace
-        self._told = False  # of a first failed episode
-        self._failures: list[Failure] = []  # of the groups that failed since one worked
 
     async def run(self) -> None:
         """Runs until it is cancelled. Raises TooManyFailures."""
@@ -162,78 +179,10 @@ class Producer:
 
     async def _group(self, ticket: Ticket) -> None:
         """From a ticket to a group in the buffer, or to whatever else becomes of its prompt."""
-        known = self._known.pop((ticket.prompt.uid, ticket.attempt), None)
-        if known is not None:
-            await asyncio.sleep(0)
-            self._end(ticket, known.group, known.rewards)
-            return
-        await asyncio.sleep(pause_before(ticket.failures))
-        self._note("start", ticket)
-        results = await asyncio.gather(*(self._episode(ticket, i) for i in range(self._config.gconfig.n_samples)))
-        for result in results:
-            if isinstance(result, Failure):
-                self._tally.count(f"rollout/failed/{result.kind}")
-        group = Group(ticket.prompt.uid, tuple(r for r in results if isinstance(r, Trajectory)))
-        failures = [r for r in results if isinstance(r, Failure)]
-        if not group.trajectories and failures:
-            self._failed(ticket, failures)
-            return
-        try:
-            wanted = oldest_version(group.trajectories) != NEVER and self._accept(group)
-        except Exception as error:  # the filter is users' code too
-            self._tally.count(f"rollout/failed/{EpisodeError.kind}")
-            self._failed(ticket, [Failure(EpisodeError.kind, error)])
-            return
-        self._failures = []
-        self._journals.finished(ticket, group, accepted=wanted)
-        self._end(ticket, group if wanted else None, tuple(t.reward for t in group.trajectories))
-
-    async def _episode(self, ticket: Ticket, sample: int) -> Trajectory | Failure | None:
-        seed = seed_for(self._config.seed, ticket.prompt.uid, sample, ticket.attempt)
-        result = await run_episode(self._workflow, self._sampler, ticket.prompt, self._params, seed)
-        if isinstance(result, Failure) and not self._told:
-            self._told = True  # at once: a group ends with its slowest episode, minutes later where rewards time out
-            log.warning("an episode of prompt %s failed: %s: %s", ticket.prompt.uid, result.kind, _one_line(result.error))
-        return result
-
-    def _end(self, ticket: Ticket, group: Group | None, rewards: tuple[float, ...]) -> None:
-        """A group that was generated now or by the process before: accepted, or rejected when it is None."""
-        if group is not None:
-            rewards = tuple(t.reward for t in group.trajectories)
-        self._tally.observe("rollout/finished_reward", rewards)
-        self._beat(f"group {ticket.prompt.uid}")
-        self._note("rejected" if group is None else "accepted", ticket)
-        if group is None:
-            self._buffer.reject(ticket)
-        else:
-            self._buffer.finish(ticket, group)
-
-    def _failed(self, ticket: Ticket, failures: list[Failure]) -> None:
-        """Every episode of the group failed."""
-        first = failures[0]
-        if not self._failures:
-            log.warning("prompt %s failed: %s: %s", ticket.prompt.uid, first.kind, _one_line(first.error))
-        self._failures.append(first)
-        limit = self._config.recover.max_consecutive_failures
-        if len(self._failures) >= limit:
-            oldest = self._failures[0]
-            raise TooManyFailures(
-                f"recover.max_consecutive_failures: {limit} groups failed in a row; the first: {oldest.kind}:"
-                f" {_one_line(oldest.error)}"
-            ) from oldest.error
-        own_fault = not all(isinstance(failure.error, SamplerError) for failure in failures)
-        self._note(first.kind, ticket)
-        if own_fault and ticket.failures + 1 >= self._config.recover.max_prompt_failures:
-            log.warning("prompt %s is dropped: it failed %d times", ticket.prompt.uid, ticket.failures + 1)
-            self._buffer.drop(ticket)
-        else:
-            self._buffer.again(ticket, own_fault=own_fault)
-
-    def _note(self, event: str, ticket: Ticket) -> None:
-        if self._trace is not None:
-            fields = {"time": time.time(), "event": event, "uid": ticket.prompt.uid, "attempt": ticket.attempt}
-            with self._trace.open("a") as file:
-                file.write(json.dumps(fields | {"version": self._sampler.version}) + "\n")
+        await asyncio.sleep(0)
+        if not self._ledger.settle_known(ticket):
+            self._ledger.started(ticket)
+            self._ledger.settle(ticket, await self._rollouts.group(ticket))
 
 
 def _first(several: BaseExceptionGroup) -> BaseException:
@@ -242,7 +191,3 @@ def _first(several: BaseExceptionGroup) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

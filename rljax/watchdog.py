@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -30,14 +31,15 @@ class Watchdog:
             watchdog.beat("update")       # something moved
     """
 
-    def __init__(self, timeout: float, report: Path) -> None:
+    def __init__(self, timeout: float, report: Path, on_bite: Callable[[], None] = lambda: None) -> None:
         """
         Args:
           timeout: seconds without a beat.
           report: the file that the account goes to, beside stderr.
+          on_bite: called before anything is written, in a thread of the dog's; it must not block.
         """
         self._timeout = timeout
-        self._report = report
+        self._report, self._on_bite = report, on_bite
         self._last = (time.monotonic(), "start")
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -70,6 +72,7 @@ class Watchdog:
                     self._bite(stderr)
 
     def _bite(self, stderr: IO[str]) -> None:
+        self._on_bite()
         line = (
             f"rljax: nothing has moved for {self._timeout:g} s (recover.hang_timeout) since {self._last[1]!r};"
             f" all stacks follow and are in {self._report}\n"

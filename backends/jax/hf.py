@@ -13,6 +13,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
+from rljax.backends.jax.hosts import fetch
 from rljax.backends.jax.model import abstract
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
 from rljax.backends.jax.sharding import check, parameter_sharding, single_device_mesh
@@ -29,6 +30,7 @@ def load(
     param_dtype: DTypeLike = jnp.float32,
     *,
     remat: str = "none",
+    precise: bool = False,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Graph definition and parameters of a model directory, sharded over `mesh` as they are read.
 
@@ -36,6 +38,7 @@ def load(
       mesh: None is the first device alone.
       dtype: computed in. param_dtype: stored.
       remat: "none", "full", "dots".
+      precise: see `Transformer`.
 
     Raises:
       UserError: no such directory, no config.json, a model that is not implemented, a tensor that is missing or of another
@@ -46,7 +49,7 @@ def load(
     reader.check(spec)
     mesh = single_device_mesh() if mesh is None else mesh
     check(spec, mesh)
-    graphdef, _ = abstract(spec, dtype=dtype, param_dtype=param_dtype, remat=remat)
+    graphdef, _ = abstract(spec, dtype=dtype, param_dtype=param_dtype, remat=remat, precise=precise)
     leaves = {p.path: _read(p, reader, parameter_sharding(p, spec, mesh), jnp.dtype(param_dtype)) for p in parameters(spec)}
     return graphdef, nested(leaves)
 
@@ -87,7 +90,9 @@ def save(
     source: Path | str | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Writes a directory that transformers and SGLang load. One file's tensors are in host memory at a time.
+    """Writes a directory that transformers and SGLang load; process 0 does, and the others gather with it.
+
+    One file's tensors are in host memory at a time.
 
     Args:
       params: as from `load`, without LoRA factors (`lora.merge` folds them in).
@@ -97,9 +102,22 @@ def save(
     Raises:
       UserError: the disk is full or not writable.
     """
-    directory = Path(directory)
-    write_companions(directory, spec, dtype, None if source is None else Path(source))
-    write_weights(directory, tensors(spec), _Gatherer(params, spec, dtype), dtype, max_file_bytes)
+    directory, shapes = Path(directory), tensors(spec)
+    left = iter(shapes)  # every process gathers all of them in this order, whatever becomes of the writing
+    gather = _Gatherer(params, spec, dtype)
+
+    def read(tensor: str) -> np.ndarray:
+        assert next(left) == tensor
+        return gather(tensor)
+
+    try:
+        if jax.process_index() == 0:
+            write_companions(directory, spec, dtype, None if source is None else Path(source))
+            write_weights(directory, shapes, read, dtype, max_file_bytes)
+    finally:
+        if jax.process_count() > 1:
+            for tensor in left:
+                gather(tensor)
 
 
 class _Gatherer:
@@ -118,5 +136,5 @@ class _Gatherer:
         parameter, layer = self.of_tensor[tensor]
         array = leaf_at(self.params, parameter.path)
         piece = array[layer] if parameter.stacked else array
-        host = np.asarray(jax.device_get(piece)).astype(self.dtype, copy=False)
+        host = fetch(piece).astype(self.dtype, copy=False)
         return host.T if parameter.transposed else host

@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
+from rljax.backends.jax.hosts import put
 from rljax.backends.jax.model import Lora, Transformer, abstract, dot
 from rljax.backends.jax.parameters import nested, parameters
 from rljax.backends.jax.sharding import fit, single_device_mesh
@@ -57,7 +58,7 @@ def add(
         raise UserError(f"actor.lora.target_modules: no {unknown[0] if unknown else 'target'!r} (of {', '.join(TARGETS)})")
     model: Transformer = nnx.eval_shape(lambda: nnx.merge(graphdef, jax.tree.map(jnp.zeros_like, params)))
     lora = Lora(rank, alpha / rank, tuple(targets))
-    with_factors, _ = abstract(model.spec, dtype=model.dtype, remat=model.remat, lora=lora)
+    with_factors, _ = abstract(model.spec, dtype=model.dtype, remat=model.remat, lora=lora, precise=model.precise)
     leaves: dict[tuple[str, ...], Any] = {}
     mesh = single_device_mesh() if mesh is None else mesh
     for parameter in parameters(model.spec):
@@ -70,7 +71,7 @@ def add(
         b = np.zeros((layers, rank, outputs), dtype)
         into, out = parameter.axes[1:]
         for name, value, axes in (("lora_a", a, (None, into, None)), ("lora_b", b, (None, None, out))):
-            leaves[(*parameter.path[:2], name)] = jax.device_put(value, NamedSharding(mesh, fit(axes, value.shape, mesh.shape)))
+            leaves[(*parameter.path[:2], name)] = put(value, NamedSharding(mesh, fit(axes, value.shape, mesh.shape)))
     return with_factors, nested(leaves)
 
 

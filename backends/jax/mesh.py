@@ -33,20 +33,39 @@ def dispatching(mesh: Mesh) -> AbstractContextManager[object]:
     return contextlib.nullcontext() if mesh.size == 1 else _LOCKS[mesh.devices.flat[0]]
 
 
-def pool_mesh(pool: Pool) -> Mesh:
-    """The mesh (data, fsdp, tensor) of the pool's devices, counted from `pool.first_device`.
+def pool_mesh(pool: Pool, *, sampling: bool = False) -> Mesh:
+    """The mesh (data, fsdp, tensor) of the pool's devices, counted from `pool.first_device`, process 0's first.
 
     Example: `jax:f2t2` after `jax:d2` is devices 2 to 5 as a mesh of shape (1, 2, 2).
-    Raises UserError when the machine has too few devices.
+
+    Args:
+      sampling: by the controller alone; else by every process, each with a device at least.
+
+    Raises:
+      UserError: too few devices, or devices of processes that can't be used so.
     """
-    devices = jax.devices()
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     last = pool.first_device + pool.size
     if last > len(devices):
         raise UserError(
             f"allocation_mode: {pool} needs devices {pool.first_device} to {last - 1}, but there are {len(devices)} "
             f"({devices[0].platform}; on a CPU, XLA_FLAGS=--xla_force_host_platform_device_count={last} makes them)"
         )
-    return make_mesh(devices[pool.first_device : last], data=pool.data, fsdp=pool.fsdp, tensor=pool.tensor)
+    chosen = devices[pool.first_device : last]
+    _check_processes(pool, {device.process_index for device in chosen}, sampling)
+    return make_mesh(chosen, data=pool.data, fsdp=pool.fsdp, tensor=pool.tensor)
+
+
+def _check_processes(pool: Pool, used: set[int], sampling: bool) -> None:
+    here, count = jax.process_index(), jax.process_count()
+    if sampling and used != {here}:
+        raise UserError(
+            f"allocation_mode: {pool} samples on devices of processes {sorted(used)}, and a sampler is of one: give it devices"
+            f" of process {here} alone ({len(jax.local_devices())} here), as in jax:d1+jax:f3, or servers (rollout.addr)"
+        )
+    if not sampling and len(used) < count:
+        idle = next(process for process in range(count) if process not in used)
+        raise UserError(f"allocation_mode: {pool} leaves process {idle} of {count} without a device to learn on")
 
 
 def row_shards(mesh: Mesh) -> int:

@@ -38,7 +38,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        parts = torch.stack(grads[0].chunk(ctx.context.size, ctx.dim))
+        parts = [part.contiguous() for part in grads[0].chunk(ctx.context.size, ctx.dim)]
         own = torch.empty_like(parts[0])
-        dist.reduce_scatter_tensor(own, parts, group=ctx.context.group)
+        dist.reduce_scatter(own, parts, group=ctx.context.group)
         return own, None, None

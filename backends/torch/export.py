@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ml_dtypes
@@ -94,8 +94,3 @@ def _write(gathering: Gathering, spec: ModelSpec, directory: Path, source: Path,
         return to_numpy(tensor)
 
     write_weights(directory, gathering.shapes, read, dtype)
-
-
-def named(parameters: Mapping[str, DTensor], shards: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Shards placed as the parameters of the same names, whole, float32, on the host. A collective each."""
-    return {name: to_numpy(like(parameters[name], shard.float()).full_tensor()) for name, shard in shards.items()}

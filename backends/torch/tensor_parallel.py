@@ -41,9 +41,17 @@ def parallelize(causal: Any, spec: ModelSpec, mesh: DeviceMesh) -> None:
     if spec.qk_norm:  # on [r, T, heads, D]: each rank sees its own heads, and the gradients of the one scale add up
         plan |= {f"self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in ("q_norm", "k_norm")}
     for layer in causal.model.layers:
-        parallelize_module(layer, mesh, plan)
+        parallelize_module(layer, mesh, {part: style for name in plan for part, style in _parts(layer, name, plan[name])})
     if spec.vocab_size % mesh.size() == 0:
         _split_vocabulary(causal, mesh)
+
+
+def _parts(layer: nn.Module, name: str, style: Any) -> list[tuple[str, Any]]:
+    """A projection with adapters splits as the base does where the base does: B by outputs, or A by inputs."""
+    if not hasattr(layer.get_submodule(name), "base_layer"):
+        return [(name, style)]
+    factor = "lora_B" if isinstance(style, ColwiseParallel) else "lora_A"
+    return [(f"{name}.base_layer", style), (f"{name}.{factor}.default", type(style)())]
 
 
 def _split_vocabulary(causal: Any, mesh: DeviceMesh) -> None:

@@ -10,7 +10,6 @@ are taken from the policy as it is when RL begins: at once, or after the supervi
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -19,27 +18,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rljax import portable
 from rljax.allocation import Pool
 from rljax.backends.torch import checkpoint, lora
 from rljax.backends.torch.accumulate import Metrics
 from rljax.backends.torch.export import Gathering, gathered, write
 from rljax.backends.torch.forward import named_logprobs, named_objective
-from rljax.backends.torch.layout import Layout, like
+from rljax.backends.torch.layout import Layout
 from rljax.batch import Batch
 from rljax.compaction import kept
 from rljax.config import Config
-from rljax.engine import WeightSource, allocate, transport_of
-from rljax.engines.cuda import world
+from rljax.engine import State, WeightSource, allocate, transport_of
+from rljax.engines.cuda import state, world
 from rljax.engines.cuda.critic import Critic
 from rljax.engines.cuda.phase import Phase
-from rljax.engines.cuda.policy import Policy, Weights
+from rljax.engines.cuda.plugin import FORMAT
+from rljax.engines.cuda.policy import Policy
 from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
+from rljax.engines.cuda.state import Reinforcement
 from rljax.engines.cuda.transports import Route
 from rljax.errors import UserError
 from rljax.metrics import Mean
 from rljax.objective import PREFIX, Objective
-
-FORMAT = "rljax.torch/1"  # of checkpoints
+from rljax.packing import RANK_SPREAD
 
 
 class TorchLearner:
@@ -92,7 +93,7 @@ class TorchLearner:
         return cut.scatter(critic.values(cut))
 
     def _cut(self, batch: Batch, keep: np.ndarray) -> MicroBatches:
-        self._finish_publishing()
+        self._enter()
         return micro_batches(batch, keep, self._layout, self._policy.spec, self._config.actor.mb_spec.rows_per_mb)
 
     def _logp_of(self, rows: Rows) -> Tensor:
@@ -108,9 +109,10 @@ class TorchLearner:
         and counted in `ppo_actor/update/skipped`.
         """
         actor = self._reinforcement().actor
-        means = actor.step(self._policy_loss, self._cut(batch, kept(batch, self._objective)))
+        cut = self._cut(batch, kept(batch, self._objective))
+        means = actor.step(self._policy_loss, cut)
         self._updates += 1
-        return means
+        return means | ({RANK_SPREAD: Mean.of([cut.spread])} if self._layout.dealt[1] > 1 else {})
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the critic, on every token of loss_mask."""
@@ -184,7 +186,7 @@ class TorchLearner:
         Adapters are merged in both forms. In memory rank 0 gets a source whose tensors are gathered one at a time as they are
         sent, by the way that `rljax.engine.transport_of` finds; the other ranks gather with it before they return.
         """
-        self._finish_publishing()
+        self._enter()
         if directory is not None:
             spec, dtype = self._policy.spec, self._config.actor.dtype
             write(spec, self._whole, directory, dtype=dtype, source=self._model_dir, layout=self._layout)
@@ -207,8 +209,12 @@ class TorchLearner:
             self._route = Route(transport, pools.sampler, bucket_bytes=bucket, gather=gather)
         return self._route
 
-    def _finish_publishing(self) -> None:
-        """Where a server failed in the middle, the other ranks still wait for the rest of the tensors to be gathered."""
+    def _enter(self) -> None:
+        """What every call begins with.
+
+        Where a server failed in the middle of a publish, the other ranks still wait for the rest of the tensors to be gathered.
+        """
+        self._layout.enter()
         if self._publishing is not None:
             self._publishing.close()
             self._publishing = None
@@ -216,6 +222,7 @@ class TorchLearner:
     @torch.no_grad()
     def _whole(self, name: str) -> Tensor:
         """A tensor of the model in `actor.dtype`, adapters merged, on every rank. A collective."""
+        self._layout.enter()  # whoever sends the tensors asks for them
         parameters = self._policy.frozen | self._policy.trained
 
         def gather(name: str) -> Tensor:
@@ -227,108 +234,88 @@ class TorchLearner:
 
     def save(self, directory: Path) -> None:
         """Writes parameters, optimizer moments and step under directory, which does not exist yet."""
-        self._finish_publishing()
+        self._enter()
         meta = self._identity() | {"updates": self._updates, "phases": list(self._phases())}
-        checkpoint.save(Path(directory), self._named(self._saved(self._supervised, self._rl)), meta, self._layout)
+        checkpoint.save(
+            Path(directory), state.placed(self._saved(self._supervised, self._rl), self._policy), meta, self._layout
+        )
 
     def restore(self, directory: Path) -> None:
         """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was.
 
-        The layout that wrote it doesn't matter. Old and new state are both held until all of the new one has been read.
+        Neither the layout that wrote it matters nor the engine (rljax/portable.py). Old and new state are both held until all
+        of the new one has been read.
         """
-        self._finish_publishing()
+        self._enter()
         directory = Path(directory)
         meta = checkpoint.meta_of(directory, self._layout)
-        for key, value in self._identity().items():
-            if meta.get(key) != value:
-                raise UserError(
-                    f"checkpoint: {directory} is of another {key}: {meta.get(key)}, not {value} (use its own config)"
-                )
-        supervised = (self._supervised or self._warmup_phase()) if "supervised" in meta["phases"] else None
-        rl = (self._rl or self._rl_phase()) if "rl" in meta["phases"] else None
-        tensors = checkpoint.empty_like(self._named(self._saved(supervised, rl)))
+        portable.check_origin(directory, meta, self._identity())
+        supervised, rl = self._phases_of("supervised" in meta["phases"], "rl" in meta["phases"])
+        if meta["format"] != FORMAT:
+            self._move_in(directory, meta, supervised, rl)
+            return
+        tensors = checkpoint.empty_like(state.placed(self._saved(supervised, rl), self._policy))
         checkpoint.restore(directory, tensors, self._layout)
-        tree = _nested({name: checkpoint.shard_of(tensor) for name, tensor in tensors.items()})
+        self._load(state.shards(tensors), supervised, rl, meta["updates"])
+
+    def _move_in(self, directory: Path, meta: dict[str, Any], supervised: Phase | None, rl: Reinforcement | None) -> None:
+        """From another engine's checkpoint: each rank reads all of it, a place at a time, and keeps its shards."""
+
+        def read() -> state.Tree:
+            named = portable.read_foreign(directory, meta, self._config)
+            return state.from_named(named, self._saved(supervised, rl), self._policy, meta["updates"])
+
+        tree = checkpoint.together(self._layout, f"{directory} can't be restored", read)
+        assert tree is not None  # it is read on every rank
+        self._load(tree, supervised, rl, meta["updates"])
+
+    def named_state(self) -> dict[str, dict[str, np.ndarray]]:
+        """Everything that is trained, in no framework's terms, float32, on the host of every rank (law 9): the places of
+        rljax/portable.py.
+        """
+        self._enter()
+        return state.to_named(self._saved(self._supervised, self._rl), self._policy)
+
+    def load_named_state(self, named: State, updates: int) -> None:
+        """The inverse, after `updates` optimizer steps. Raises UserError, changing nothing, where they don't fit.
+
+        A critic or reference that is missing stays as it is when RL begins.
+        """
+        self._enter()
+        supervised, rl = self._phases_of("supervised/mu" in named, "mu" in named)
+        tree = state.from_named(named, self._saved(supervised, rl), self._policy, updates)
+        self._load(tree, supervised, rl, updates)
+
+    def _phases_of(self, supervised: bool, rl: bool) -> tuple[Phase | None, Reinforcement | None]:
+        """Those there are already, or new ones."""
+        warmup = (self._supervised or self._warmup_phase()) if supervised else None
+        return warmup, (self._rl or self._rl_phase()) if rl else None
+
+    def _saved(self, supervised: Phase | None, rl: Reinforcement | None) -> state.Tree:
+        """The reference is in it only after a warm-up: else the model directory has it."""
+        return state.saved(self._policy, supervised, rl, with_reference=self._config.warmup.steps > 0)
+
+    def _load(self, tree: state.Tree, supervised: Phase | None, rl: Reinforcement | None, updates: int) -> None:
         self._policy.fill([tree["policy"][name] for name in self._policy.trained])
-        self._supervised, self._rl, self._updates = supervised, rl, meta["updates"]
+        self._supervised, self._rl, self._updates = supervised, rl, updates
         if supervised is not None:
             supervised.load(tree["supervised"])
         if rl is not None:
             rl.load(tree["rl"], list(self._policy.trained))
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be this run's. JSON values."""
+        """What must be the same for a checkpoint to be this run's, but for the format. JSON values."""
         lora = self._config.actor.lora
         adapters = {"rank": lora.rank, "target_modules": list(lora.target_modules)} if lora.rank else None
         return {"format": FORMAT, "model": json.loads(json.dumps(self._policy.spec.to_config())), "lora": adapters}
-
-    def _saved(self, supervised: Phase | None, rl: Reinforcement | None) -> dict[str, Any]:
-        names = list(self._policy.trained)
-        tree: dict[str, Any] = {"policy": dict(zip(names, self._policy.weights(), strict=True))}
-        if supervised is not None:
-            tree["supervised"] = supervised.saved()
-        if rl is not None:
-            tree["rl"] = rl.saved(names, with_reference=self._config.warmup.steps > 0)  # else the model directory has it
-        return tree
-
-    def _named(self, tree: dict[str, Any]) -> checkpoint.Tensors:
-        """A tree's tensors by their paths; shards of parameters as DTensors."""
-        found: checkpoint.Tensors = {}
-        for path, tensor in _flat(tree).items():
-            parameter = self._policy.trained.get(path.rsplit("/", 1)[-1])
-            found[path] = tensor if parameter is None else like(parameter, tensor)
-        return found
 
     def _phases(self) -> dict[str, Any]:
         return {name: phase for name, phase in (("supervised", self._supervised), ("rl", self._rl)) if phase is not None}
 
     def close(self) -> None:
         """Lets go of everything on the device. The processes' own group stays."""
-        self._finish_publishing()
+        self._enter()
         if self._route is not None:
             self._route.close()
         self._supervised = self._rl = self._route = None
-        del self._policy
-
-
-@dataclasses.dataclass
-class Reinforcement:
-    """What exists from the moment that RL begins."""
-
-    actor: Phase
-    critic: Critic | None
-    reference: Weights | None  # like those of the policy, in the compute dtype
-
-    def saved(self, names: list[str], *, with_reference: bool) -> dict[str, Any]:
-        tree: dict[str, Any] = {"actor": self.actor.saved()}
-        if self.critic is not None:
-            tree["critic"] = self.critic.saved()
-        if self.reference is not None and with_reference:
-            tree["reference"] = dict(zip(names, self.reference, strict=True))
-        return tree
-
-    def load(self, saved: dict[str, Any], names: list[str]) -> None:
-        self.actor.load(saved["actor"])
-        if self.critic is not None:
-            self.critic.load(saved["critic"])
-        if self.reference is not None and "reference" in saved:
-            self.reference = [saved["reference"][name].clone() for name in names]
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Nested dicts of tensors -> {path: tensor}. Parameters' names have dots, never slashes."""
-    found: dict[str, Tensor] = {}
-    for name, node in tree.items():
-        found |= _flat(node, f"{prefix}{name}/") if isinstance(node, dict) else {f"{prefix}{name}": node}
-    return found
-
-
-def _nested(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, tensor in tensors.items():
-        node = tree
-        *parents, name = path.split("/")
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[name] = tensor
-    return tree
+        self.__dict__.pop("_policy", None)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
-from rljax.engine import Learner, Sampler, check_lending
+from rljax.engine import Learner, Sampler, State, check_lending
 from rljax.engines.cuda.transports import routes
 from rljax.engines.http.launcher import SglangServers, installed_release, interpreter
 from rljax.engines.http.plugin import TRANSPORTS, sampler_of
 from rljax.engines.http.remote import TOKEN_VARIABLE
 from rljax.errors import UserError
 
+FORMAT = "rljax.torch/1"  # of the learner's checkpoints
 OLDEST = (0, 5, 17)  # in-place pause, weight_version and extra_key; older ones lack one of them
 
 
@@ -53,6 +54,7 @@ class FsdpPlugin:
     samples = False
     learns = True
     transports = TRANSPORTS
+    formats = (FORMAT,)
 
     def check(self, config: Config, allocation: Allocation) -> None:
         missing = [name for name in ("torch", *(["peft"] if config.actor.lora.rank else [])) if find_spec(name) is None]
@@ -60,9 +62,6 @@ class FsdpPlugin:
             raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]')")
         if config.jax.bitwise:
             raise UserError("jax.bitwise: is of the JAX learner (sampler and learner must both be jax)")
-        pool = allocation.learner
-        if pool is not None and pool.tensor > 1 and config.actor.lora.rank:
-            raise UserError("actor.lora.rank: fsdp has no LoRA under tensor parallelism (use f in place of t)")
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         raise UserError("allocation_mode: fsdp cannot sample (add a sampler: sglang:d1+fsdp:d1)")
@@ -71,6 +70,22 @@ class FsdpPlugin:
         from rljax.engines.cuda.learner import TorchLearner
 
         return TorchLearner(config, pool, model_dir)
+
+    def processes(self, config: Config, pool: Pool) -> int:
+        """One a device."""
+        return pool.size
+
+    def place(self, config: Config, pool: Pool) -> None:
+        """The environment says it."""
+
+    def read_checkpoint(self, directory: Path) -> State:
+        if find_spec("torch") is None:
+            raise UserError(
+                f"checkpoint: {directory} is of the engine fsdp; reading it needs torch (pip install 'rljax[torch]')"
+            )
+        from rljax.engines.cuda.places import read
+
+        return read(directory)
 
 
 SGLANG = SglangPlugin()

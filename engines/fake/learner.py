@@ -1,7 +1,8 @@
-"""Learns the bigram table by the exact gradient of the oracle's objective, with Adam."""
+"""Learns the bigram table by the exact gradient of the oracle's objective, with Adam; in several processes too."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,13 +10,14 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from rljax import oracle
+from rljax import oracle, packing
 from rljax.batch import Batch
 from rljax.config import Config, OptimizerConfig
 from rljax.engine import WeightSource
 from rljax.engines.fake import model
+from rljax.engines.fake.peers import Alone, Peers
 from rljax.errors import UserError
-from rljax.metrics import Mean
+from rljax.metrics import Mean, merge
 from rljax.objective import PREFIX, Objective, TokenArrays, explained_variance
 
 CHECKPOINT = "learner.safetensors"
@@ -44,10 +46,14 @@ class Adam:
 
 
 class FakeLearner:
-    """A policy table, its reference, and a critic that knows only the last token."""
+    """A policy table, its reference, and a critic that knows only the last token.
 
-    def __init__(self, config: Config, model_dir: Path) -> None:
-        self._config = config
+    In several processes each has all of it, takes its own rows of a batch, and adds up scores, gradients and metrics with the
+    others: as a data-parallel learner does, so that law 2 over ranks is tested on it.
+    """
+
+    def __init__(self, config: Config, model_dir: Path, peers: Peers | Alone | None = None) -> None:
+        self._config, self._peers = config, peers or Alone()
         self._objective = Objective.from_config(config)
         self._temperature = config.gconfig.temperature
         self._table = model.read(model_dir)
@@ -71,12 +77,12 @@ class FakeLearner:
 
     def _score(self, table: np.ndarray, batch: Batch) -> np.ndarray:
         logp = model.log_probs(table, self._temperature)[_last(batch), batch.token_ids]
-        return np.where(batch.loss_mask, logp, 0.0).astype(np.float32)
+        return self._whole(batch, np.where(batch.loss_mask, logp, 0.0))
 
     def values(self, batch: Batch) -> np.ndarray:
         if self._config.actor.adv_estimator != "gae":
             raise UserError(f"actor.adv_estimator: {self._config.actor.adv_estimator!r} has no critic (gae has one)")
-        return np.where(batch.loss_mask, self._values[_last(batch), 0], 0.0).astype(np.float32)
+        return self._whole(batch, np.where(batch.loss_mask, self._values[_last(batch), 0], 0.0))
 
     def update(self, batch: Batch) -> dict[str, Mean]:
         return self._step(batch, self._objective, "policy")
@@ -87,16 +93,44 @@ class FakeLearner:
         return metrics
 
     def _step(self, batch: Batch, objective: Objective, optimizer: str) -> dict[str, Mean]:
-        logp, entropy = self._logp_and_entropy(batch)
-        loss, gradient = self.loss_and_gradient(batch, objective)
+        own = _rows(batch, self._parts(batch)[self._peers.rank])
+        logp, entropy = self._logp_and_entropy(own)
+        loss, gradient = self.loss_and_gradient(own, objective)
+        loss, gradient = float(self._peers.sum(np.array(loss))), self._peers.sum(gradient)
         self._table = (self._table + self._adam[optimizer].step(gradient)).astype(np.float32)
         metrics = {"loss": Mean(loss, 1), "grad_norm": Mean(float(np.sqrt((gradient**2).sum())), 1)}
-        metrics |= {"lr": Mean(self._adam[optimizer].rate, 1), "entropy": _mean(entropy, batch.loss_mask)}
+        metrics |= {"lr": Mean(self._adam[optimizer].rate, 1)}
+        of_tokens = {"entropy": _mean(entropy, own.loss_mask)}
         if objective.loss == "sft":
-            metrics["nll"] = _mean(-logp, batch.loss_mask)
+            of_tokens["nll"] = _mean(-logp, own.loss_mask)
         else:
-            metrics |= _ratios(logp, _tokens(batch), objective)
-        return {f"{PREFIX}/{name}": mean for name, mean in metrics.items()}
+            of_tokens |= _ratios(logp, _tokens(own), objective)
+        metrics |= self._merged(of_tokens)
+        return {f"{PREFIX}/{name}": mean for name, mean in metrics.items()} | self._spread(batch)
+
+    # Ranks
+
+    def _parts(self, batch: Batch) -> list[np.ndarray]:
+        """Rows of each rank, of about the same cost. The same everywhere."""
+        return packing.balance(packing.row_costs(batch.segment_ids), self._peers.size)
+
+    def _spread(self, batch: Batch) -> dict[str, Mean]:
+        """How uneven the ranks' work was."""
+        if self._peers.size == 1:
+            return {}
+        return {packing.RANK_SPREAD: Mean.of([packing.spread(packing.row_costs(batch.segment_ids), self._parts(batch))])}
+
+    def _whole(self, batch: Batch, array: np.ndarray) -> np.ndarray:
+        """[R, T] of which this rank answers for its own rows -> all rows, float32."""
+        mine = np.zeros_like(array)
+        rows = self._parts(batch)[self._peers.rank]
+        mine[rows] = array[rows]
+        return self._peers.sum(mine).astype(np.float32)
+
+    def _merged(self, means: dict[str, Mean]) -> dict[str, Mean]:
+        """Of all ranks, which have the same names in the same order."""
+        parts = self._peers.gather(np.array([dataclasses.astuple(mean) for mean in means.values()]))
+        return merge({name: Mean(*row) for name, row in zip(means, part.tolist(), strict=True)} for part in parts)
 
     def _logp_and_entropy(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """[R, T] float64, nats; log-probs rounded as the sampler reports them, so that a ratio of 1 is 1 to the bit."""
@@ -123,24 +157,28 @@ class FakeLearner:
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """Squared error to the returns, weighted by loss_weight."""
-        assert batch.returns is not None
-        last, mask = _last(batch), batch.loss_mask
-        value, target = self._values[last, 0][mask], batch.returns[mask].astype(np.float64)
+        own = _rows(batch, self._parts(batch)[self._peers.rank])
+        assert own.returns is not None
+        last, mask = _last(own), own.loss_mask
+        value, target = self._values[last, 0][mask], own.returns[mask].astype(np.float64)
         gradient = np.zeros(self._values.shape)
-        np.add.at(gradient, last[mask], (batch.loss_weight[mask] * (value - target))[:, None])
-        self._values = self._values + self._adam["critic"].step(gradient)
+        np.add.at(gradient, last[mask], (own.loss_weight[mask] * (value - target))[:, None])
+        self._values = self._values + self._adam["critic"].step(self._peers.sum(gradient))
         error = (target - value) ** 2
         moments = {"value": value, "return": target, "squared_error": error, "squared_return": target**2, "loss": error / 2}
-        metrics = {f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()}
+        metrics = self._merged({f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()})
         return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)}
 
     def export(self, directory: Path | None) -> WeightSource:
         if directory is None:
             return WeightSource(params=self._table.copy())
-        model.write(directory, self._table)
+        if self._peers.rank == 0:
+            model.write(directory, self._table)
         return WeightSource(directory=directory)
 
     def save(self, directory: Path) -> None:
+        if self._peers.rank > 0:
+            return
         directory.mkdir(parents=True)
         arrays = {"table": self._table, "reference": self._reference, "values": self._values}
         arrays |= {f"moments.{name}": adam.moments for name, adam in self._adam.items()}
@@ -163,12 +201,16 @@ class FakeLearner:
             adam.moments, adam.steps = moments[name], steps[name]
 
     def close(self) -> None:
-        """Holds nothing."""
+        self._peers.close()
 
 
 def _last(batch: Batch) -> np.ndarray:
     """The token before each, [R, T]; whatever stands there for the first of a segment, which is never trained on."""
     return np.roll(batch.token_ids, 1, axis=1)
+
+
+def _rows(batch: Batch, rows: np.ndarray) -> Batch:
+    return batch.replace(**{name: array[rows] for name, array in vars(batch).items() if array is not None})
 
 
 def _tokens(batch: Batch) -> TokenArrays:

@@ -7,14 +7,16 @@ from pathlib import Path
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
 from rljax.engines.fake.learner import FakeLearner
+from rljax.engines.fake.peers import Alone, Peers
 from rljax.engines.fake.sampler import FakeSampler
 from rljax.errors import UserError
+from rljax.ranks.place import from_environment
 
 
 class FakePlugin:
-    """One process, no device."""
+    """No device; the learner of `fake:d3` lives in three processes."""
 
-    dims = ""
+    dims = "d"
     samples = True
     learns = True
     transports = ("memory", "directory")
@@ -28,7 +30,14 @@ class FakePlugin:
         return FakeSampler(config, model_dir)
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> FakeLearner:
-        return FakeLearner(config, model_dir)
+        place = from_environment()
+        return FakeLearner(config, model_dir, Peers(place) if place.size > 1 else Alone())
+
+    def processes(self, config: Config, pool: Pool) -> int:
+        return pool.data
+
+    def place(self, config: Config, pool: Pool) -> None:
+        """The environment says it."""
 
 
 PLUGIN = FakePlugin()

@@ -10,8 +10,9 @@ The task: say the last token of the prompt again, then stop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,16 @@ from rljax.engines.fake.learner import FakeLearner
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import RewardError
 from rljax.evaluation import Evaluation
+from rljax.feed import Feed
 from rljax.loop import Labelled, Run
 from rljax.metrics import Mean, flatten
+from rljax.rollout import Rollouts
 from rljax.sinks import Status
 from rljax.trajectories import supervised, trajectory_of
 from rljax.types import Group, Prompt, Request, SamplingParams, Trajectory
+from rljax.worker import Parts, work
 
+TOKEN = "between us"
 STOP, EPOCHS, HIGH, LOW = 0, 40, 40, 16  # the vocabulary: the stop token, then those that spell an epoch and an index
 VOCAB = 1 + EPOCHS + HIGH + LOW
 
@@ -189,8 +194,13 @@ def make_run(
     accept: Callable[[Group], bool] = lambda group: True,
     sink: Callable[[int], MemorySink] = MemorySink,
     transport: str = "memory",
+    fed: bool = False,
 ) -> Run:
-    """A run of the task over n_prompts an epoch. The same workdir again resumes."""
+    """A run of the task over n_prompts an epoch. The same workdir again resumes.
+
+    Args:
+      fed: other processes generate: whoever attaches to what WORKDIR/workers.json names, as `worker` does.
+    """
     config = make_config(overrides)
     model_dir = workdir / "model"
     if not model_dir.exists():
@@ -199,6 +209,7 @@ def make_run(
     workflow = workflow or Repeat(trouble)
     sampler, learner = FakeSampler(config, model_dir, trouble), RememberingLearner(config, model_dir)
     validation = Numbers(n_prompts)
+    scratch, door = workdir / "feed", workdir / "workers.json"
     return Run(
         config=config,
         engine=Engine(sampler, learner, transport, workdir / "publish"),
@@ -210,7 +221,32 @@ def make_run(
         accept=accept,
         labelled=Labelled(Numbers(n_prompts), example),
         evaluation=Evaluation([next(validation) for _ in range(n_prompts)], Repeat(), params, 1),
+        feed=Feed(config, model_dir, token=TOKEN, scratch=scratch, door=door) if fed else None,
     )
+
+
+async def worker(
+    workdir: Path, *, address: str = "", own: bool = False, workflow: Any = None, trouble: Trouble | None = None, **options: Any
+) -> None:
+    """A worker for the run in workdir, as soon as that listens, until it ends. `options` are those of `rljax.worker.work`.
+
+    Args:
+      address: where it listens, if that is known.
+    """
+    told = workdir / "workers.json"
+    while not address:
+        with contextlib.suppress(OSError, ValueError):
+            address = json.loads(told.read_text())["address"]
+        await asyncio.sleep(0.01)
+
+    @contextlib.asynccontextmanager
+    async def build(config: Config, words: Path, model_dir: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
+        params = SamplingParams(config.gconfig.max_new_tokens, temperature=config.gconfig.temperature, stop_token_ids=(STOP,))
+        mine = FakeSampler(config, model_dir, trouble) if model_dir else None
+        makes = workflow or Repeat(trouble)
+        yield Parts(Rollouts(makes, mine or remote, params, config.gconfig.n_samples, config.seed, lambda group: True), mine)
+
+    await work(lambda: (address, TOKEN), build, own=own, **options)
 
 
 async def settle() -> None:

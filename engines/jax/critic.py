@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from rljax.backends.jax.accumulate import Metrics
 from rljax.backends.jax.forward import named_values
+from rljax.backends.jax.hosts import put
 from rljax.backends.jax.objective import value_objective
 from rljax.backends.jax.sharding import replicated
 from rljax.config import Config
@@ -31,7 +32,7 @@ class Critic:
         self._policy = policy
         self._clip = config.critic.eps_clip_value
         everywhere = replicated(policy.mesh)
-        head = jax.device_put(jnp.zeros(policy.spec.hidden_size, MASTER), everywhere)
+        head = put(jnp.zeros(policy.spec.hidden_size, MASTER), everywhere)
         self.trained: Tree = {"model": policy.copied(MASTER), "value_head": head}
         self.values = jax.jit(self._values, out_shardings=everywhere)
         key = "critic.optimizer"

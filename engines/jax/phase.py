@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from rljax.backends.jax.accumulate import GradientStep, Loss, to_means
+from rljax.backends.jax.hosts import put
 from rljax.backends.jax.optim import Optimizer, moments, set_moments, step_count
 from rljax.backends.jax.sharding import replicated
 from rljax.config import OptimizerConfig
@@ -49,4 +50,4 @@ class Phase:
 
     def _placed(self, state: Tree) -> Tree:
         """Moments lie as the parameters do already; counters go to every device."""
-        return jax.tree.map(lambda a: a if a.ndim else jax.device_put(a, self._everywhere), state)
+        return jax.tree.map(lambda a: a if a.ndim else put(a, self._everywhere), state)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
-from rljax.engine import Learner, Sampler, check_lending
+from rljax.engine import Learner, Sampler, State, check_lending
 from rljax.errors import UserError
 from rljax.hf.spec import CONFIG, ModelSpec
+from rljax.ranks.place import Place
 
 NAME = "jax"  # of the entry point
+FORMAT = "rljax.jax/1"  # of checkpoints
 
 
 class JaxPlugin:
@@ -20,6 +23,7 @@ class JaxPlugin:
     samples = True
     learns = True
     transports = ("memory", "directory")
+    formats = (FORMAT,)
 
     def check(self, config: Config, allocation: Allocation) -> None:
         """What JAX itself can't do; whether the machine has the devices is seen when an engine is made."""
@@ -44,9 +48,32 @@ class JaxPlugin:
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         from rljax.engines.jax.learner import JaxLearner
+        from rljax.engines.jax.processes import join
 
+        join()
         _use_compilation_cache(config)
         return JaxLearner(config, pool, model_dir)
+
+    def processes(self, config: Config, pool: Pool) -> int | None:
+        """Any number, each with its devices: so many as are asked for, else as a launcher started."""
+        return config.jax.processes or None
+
+    def place(self, config: Config, pool: Pool) -> Place | None:
+        """As the machine says, where `jax.processes` is 0."""
+        if config.jax.processes != 0:
+            return None
+        from rljax.engines.jax.processes import find
+
+        return find()
+
+    def read_checkpoint(self, directory: Path) -> State:
+        if "jax" not in sys.modules:  # of a process that does something else with its accelerators
+            import jax
+
+            jax.config.update("jax_platforms", "cpu")
+        from rljax.engines.jax.state import read
+
+        return read(directory)
 
 
 def _use_compilation_cache(config: Config) -> None:

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rljax.backends.jax import hf, lora
+from rljax.backends.jax.hosts import fetch
 from rljax.backends.jax.mesh import dispatching
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.sharding import replicated
@@ -34,7 +35,9 @@ class Policy:
         self.dtype = jnp.dtype(actor.dtype)
         self.spec = ModelSpec.from_directory(model_dir)
         base_dtype = MASTER if actor.lora.rank == 0 or config.jax.bitwise else self.dtype  # a frozen base needs no master copy
-        self.graphdef, params = hf.load(model_dir, mesh, actor.dtype, base_dtype, remat=actor.gradient_checkpointing)
+        self.graphdef, params = hf.load(
+            model_dir, mesh, actor.dtype, base_dtype, remat=actor.gradient_checkpointing, precise=config.jax.precise
+        )
         self.trained, self.frozen = params, {}
         self._adapted = actor.lora.rank > 0
         if self._adapted:
@@ -80,10 +83,11 @@ class Policy:
         """A copy of `merged` for a sampler: matrices in `jax.sampler_dtype` (float32 in the bitwise mode), norms in float32.
 
         The buffers are new and the learner keeps no hold of them, so that no later update can donate them away: a sampler may
-        keep them as they are, or reshard them.
+        keep them as they are, or reshard them. Where the mesh is of several processes they are on the host, of process 0 alone.
         """
         with dispatching(self.mesh):
-            return self._publish(self.trained, self.frozen)
+            copies = self._publish(self.trained, self.frozen)
+        return copies if jax.process_count() == 1 else jax.tree.map(fetch, copies)
 
     def _merged(self, trained: Tree, frozen: Tree) -> Tree:
         return lora.merge(frozen, trained, self._scale) if self._adapted else trained

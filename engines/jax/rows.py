@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from rljax.backends.jax.hosts import put
 from rljax.backends.jax.mesh import row_shards, rows_sharding
 from rljax.batch import Batch
 from rljax.compaction import Compacted, bucket, compact
@@ -85,7 +86,7 @@ def micro_batches(
         None if anchor is None else named(np.pad(anchor, extra)),
     )
     parts = [jax.tree.map(lambda a, s=start: a[s : s + size], whole) for start in range(0, len(keep), size)]
-    return MicroBatches(jax.device_put(parts, rows_sharding(mesh)), compacted, (rows, length))
+    return MicroBatches(put(parts, rows_sharding(mesh)), compacted, (rows, length))
 
 
 def _width(keep: np.ndarray, mesh: Mesh) -> int:

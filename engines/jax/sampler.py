@@ -44,7 +44,7 @@ class JaxSampler:
             model directory that can't be loaded. (A context longer than the model's is refused by the plugin's check.)
         """
         settings = config.jax
-        mesh = pool_mesh(pool)
+        mesh = pool_mesh(pool, sampling=True)
         if settings.slots % row_shards(mesh):
             raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {row_shards(mesh)} data shards of {pool}")
         self._programs = Programs(
@@ -57,6 +57,7 @@ class JaxSampler:
             dtype=config.actor.dtype if settings.bitwise else settings.sampler_dtype,
             param_dtype="float32" if settings.bitwise else settings.sampler_dtype,
             cache_dtype=settings.cache_dtype,
+            precise=settings.precise,
         )
         self._programs.warm_up()
         self._model_dir = model_dir

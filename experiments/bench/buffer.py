@@ -1,18 +1,31 @@
-"""The buffer: put and take of 25 KB groups a second, and the journal's share of it.
+"""The buffer: put and take of 25 KB groups a second, in one process and from others, and the journal's share of it.
 
 python -m experiments.bench.buffer
 """
 
+import asyncio
+import contextlib
+import multiprocessing
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 from absl import app
 
-from rljax.buffer import Buffer, Limits
+from rljax import config_io
+from rljax.buffer import Buffer, Limits, Ticket
+from rljax.config import Config
+from rljax.configs import base
+from rljax.engine import Sampler
+from rljax.feed import Feed, Job
 from rljax.journal import GroupLog
-from rljax.types import Finish, Group, Prompt, Trajectory
+from rljax.ledger import Ledger
+from rljax.rollout import Result, Rollouts
+from rljax.tally import Tally
+from rljax.types import Finish, Group, Prompt, SamplingParams, Trajectory
+from rljax.worker import LinkedSampler, Parts, work
 
 ITEMS, BATCH, TOKENS = 20_000, 64, 1923  # 13 bytes a token: 25 KB
 
@@ -60,6 +73,64 @@ def _through(groups: list[Group], journals: GroupLog | None) -> float:
     return time.perf_counter() - start
 
 
+class Ready(Rollouts):
+    """A worker's groups without the work: always the same."""
+
+    async def group(self, ticket: Ticket) -> Result:
+        return Result(_group(0).trajectories, (), wanted=True)
+
+
+@contextlib.asynccontextmanager
+async def _parts(config: Config, words: Path, model: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
+    class Nothing:
+        async def episode(self, sampler: Sampler, prompt: Prompt, params: SamplingParams, seed: int) -> None:
+            return None
+
+    yield Parts(Ready(Nothing(), remote, SamplingParams(1), 1, 0, lambda group: True))
+
+
+def _worker(address: str) -> None:
+    asyncio.run(work(lambda: (address, "token"), _parts))
+
+
+async def _fed(workers: int, directory: Path) -> float:
+    """Seconds to lease, receive and take every item, with processes that hand back each at once."""
+    limits = Limits(10**9, BATCH, 8 * BATCH, None, ITEMS)
+    buffer, journals, tally = Buffer(Endless(), limits), GroupLog(directory), Tally()
+    config = config_io.resolve(config_io.from_dict(base.get_config()))
+    ledger = Ledger(config, buffer=buffer, journals=journals, known={}, tally=tally, beat=lambda what: None)
+    feed = Feed(config, directory, token="token", scratch=directory / "scratch", door=directory / "door")
+    address = await feed.open()
+
+    async def export(directory: Path) -> int:
+        raise AssertionError("no worker here has a sampler of its own")
+
+    processes = [multiprocessing.get_context("spawn").Process(target=_worker, args=(address,)) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    while feed.take_metrics()["rollout/workers"].value < workers:
+        await asyncio.sleep(0.01)
+    nobody = LinkedSampler(None)  # type: ignore[arg-type]
+    start = time.perf_counter()
+    serving = asyncio.create_task(feed.run(Job(buffer, ledger, nobody, tally, export)))
+    taken = 0
+    while taken < ITEMS:
+        change = buffer.change()
+        if (entries := buffer.take()) is not None:
+            taken += len(entries)
+            buffer.publish()
+        else:
+            await asyncio.wait([serving, change], return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+    seconds = time.perf_counter() - start
+    serving.cancel()
+    await feed.close()
+    for process in processes:
+        process.join()
+    return seconds
+
+
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError("takes no arguments")
@@ -73,6 +144,10 @@ def main(argv: list[str]) -> None:
         took = _through(groups, journals)
         journals.close()
     print(f"the same, every group journaled to {tempfile.gettempdir()}: {ITEMS / took:,.0f} a second")
+    for workers in (1, 2):
+        with tempfile.TemporaryDirectory() as directory:
+            took = asyncio.run(_fed(workers, Path(directory)))
+        print(f"leased to, and put by, {workers} other process{'es' if workers > 1 else ''}: {ITEMS / took:,.0f} a second")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from rljax.errors import UserError
 from rljax.tokenizer import Tokenizer
 from rljax.types import Prompt
 
+TEMPLATE = 128  # tokens that a chat template may put around a message, and before the first
+
 
 class Examples:
     """A grain RandomAccessDataSource of prompts; their uid is the index in the dataset, still without an epoch."""
@@ -26,6 +28,7 @@ class Examples:
         self._form = form
         self._system_prompt = system_prompt
         self.digest = records.digest
+        self.where = records.where
 
     def __len__(self) -> int:
         return len(self._records)
@@ -70,7 +73,7 @@ class PromptSource:
         order = grain.MapDataset.source(kept)
         if shuffle:
             order = order.shuffle(seed=_grain_seed(seed))
-        index, count = shard
+        index, count = self._shard = shard
         self._order = order.slice(slice(index, None, count))
         if len(kept) < count:
             raise UserError(f"{key}: {len(kept)} prompts are too few for {count} processes")
@@ -86,6 +89,11 @@ class PromptSource:
     def __len__(self) -> int:
         """Prompts an epoch."""
         return len(self._order)
+
+    def share(self, count: int) -> int:
+        """How many of the first `count` prompts that all processes take together are this one's, the first of its stream."""
+        epochs, rest = divmod(count, len(self._kept))
+        return epochs * len(self) + len(range(self._shard[0], rest, self._shard[1]))
 
     def __iter__(self) -> Iterator[Prompt]:
         return self
@@ -105,6 +113,31 @@ class PromptSource:
         if not (epoch.isdigit() and index.isdigit() and self._has(int(index))):
             raise UserError(f"{self._key}: no prompt {uid!r} in this dataset")
         return self._numbered(int(epoch), int(index))
+
+    def require(self, field: str, key: str) -> None:
+        """Every prompt has a field that is text. Raises UserError, which begins with `key`."""
+        for index in self._kept:
+            fields = self._examples[index].fields
+            if not isinstance(fields.get(field), str | int | float):
+                has = ", ".join(fields) or "none"
+                raise UserError(f"{key}: {self._examples.where(index)} has no text {field!r} to train on (its fields: {has})")
+
+    def require_fit(self, tokenizer: Tokenizer, *, most: int, why: str) -> None:
+        """Every prompt has `most` tokens at most. Raises UserError, which ends with `why`."""
+        lengths = {}
+        for index in self._kept:
+            messages = self._examples[index].messages
+            # A token is a byte at least: what is short in bytes need not be counted.
+            if sum(len(m["content"].encode()) + TEMPLATE for m in messages) + TEMPLATE > most:
+                lengths[int(index)] = len(tokenizer.apply_chat_template(messages))
+        long = {index: length for index, length in lengths.items() if length > most}
+        if long:
+            index, length = next(iter(long.items()))
+            others = f" (and {len(long) - 1} more are too long)" if len(long) > 1 else ""
+            raise UserError(
+                f"{self._key}.max_length: None, and {self._examples.where(index)} has {length} tokens{others}:"
+                f" {why} ({self._key}.max_length={most} leaves such prompts out)"
+            )
 
     def state(self) -> dict[str, Any]:
         """Where the stream stands and what it runs over, as JSON values."""
@@ -150,13 +183,11 @@ def open_prompts(
     """
     if dataset.path.startswith(PREFIX):
         records: Records = make_task(dataset.path, dataset.split, dataset.task, key)
-        form = find_format("task", key)
     elif dataset.type == "task":
         raise UserError(f"{key}.type: 'task' needs a path such as task:addition, not {dataset.path!r}")
     else:
         records = open_records(dataset.path, dataset.split, key)
-        form = find_format(dataset.type, key)
-    examples = Examples(records, form, dataset.system_prompt)
+    examples = Examples(records, find_format(dataset.type, key), dataset.system_prompt)
     kept, skipped = _kept(examples, dataset, tokenizer, key)
     return PromptSource(examples, kept, key=key, seed=seed, shuffle=dataset.shuffle, skipped=skipped, shard=shard)
 

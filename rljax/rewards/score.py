@@ -12,7 +12,8 @@ from rljax.types import Prompt
 
 REWARDS = {
     "exact": "rljax.rewards.exact:reward",
-    "gsm8k": "rljax.rewards.gsm8k:reward",
+    "gsm8k": "rljax.rewards.mathematics:gsm8k_reward",
+    "math": "rljax.rewards.mathematics:reward",
     "reasoning_gym": "rljax.rewards.reasoning_gym:reward",
 }
 

@@ -12,29 +12,24 @@ run side by side and are cancelled one by one.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import inspect
 import json
 import os
 import resource
 import signal
-import sys
-import threading
-import time
 import traceback
 from typing import Any, BinaryIO
 
 from rljax import registry
 from rljax.errors import UserError
+from rljax.processes import die_with
 from rljax.rewards.score import REWARDS, score_of
 from rljax.types import Prompt
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(name: str, memory_mb: int, timeout: float, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
-    _die_with(parent)
+    die_with(parent)
     jobs, answers = _take_over_pipes()
     if memory_mb:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
@@ -97,19 +92,3 @@ def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
     os.dup2(nothing, 0)
     os.close(nothing)
     return jobs, answers
-
-
-def _die_with(parent: int) -> None:
-    """Ends this process when its parent is gone, in the middle of any call."""
-    if sys.platform == "linux":  # the kernel does it, even while a C extension holds the interpreter
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it went before we asked
-        os._exit(1)
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from rljax import config_io
+from rljax import config_io, resume
 from rljax.config import Config
 from rljax.errors import UserError
 from rljax.metrics import Mean, flatten, merge
@@ -76,9 +76,11 @@ class RunDirectory:
         return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
 
     def begin(self, config: Config) -> None:
-        """Writes config.json. Raises UserError where `recover.mode` forbids to go on with what is there."""
+        """Writes config.json. Raises UserError where `recover.mode`, or another config, forbids to go on with what is there."""
         if config.recover.mode == "fresh" and self.holds_a_run:
             raise UserError(f"--workdir: {self.path} holds a run (choose another, or recover.mode=auto to go on with it)")
+        if any(self.checkpoints.glob("[0-9]*")):
+            resume.check(self.path / "config.json", config)
         self.write_text("config.json", config_io.to_json(config))
 
     def write_text(self, name: str, text: str) -> None:

@@ -1,17 +1,24 @@
-"""A soak: delays, lost requests, failed rewards, publishes whenever they come, and kill -9 of the trainer at random instants.
+"""A soak: delays, lost requests, failed rewards, publishes when they come; kill -9 of trainer, servers and workers at random.
 
-At the end every prompt was trained on exactly once, no token was older than the bound, and nothing was left open.
+At the end every prompt was trained on exactly once, no token was older than the bound, and nothing was left open or grew.
+
+pytest tests/soak            a minute or two
+pytest tests/soak -m slow -s    ten minutes
 """
 
+import dataclasses
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rljax import loop
@@ -20,22 +27,101 @@ from rljax.engines.fake.trial import make_run
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _soak(workdir, *, epochs, prompts, kills, seed, lag=2):
-    """Runs the trainer, killing it `kills` times; returns its report and the number of kills that hit."""
+def _ports(n):
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    ports = [s.getsockname()[1] for s in held]
+    for s in held:
+        s.close()
+    return ports
+
+
+def _start(module, *arguments):
+    command = [sys.executable, "-m", f"tests.soak.{module}", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE if module == "trainer" else None, text=True)
+
+
+@dataclasses.dataclass
+class Partners:
+    """Servers and workers of one soak, each started again when it is killed."""
+
+    workdir: Path
+    dice: random.Random
+    servers: int = 0
+    workers: int = 0
+
+    def __post_init__(self):
+        self.door, *self.ports = _ports(1 + self.servers)
+        self.killed = Counter()
+        self.processes = {("server", port): None for port in self.ports}
+        self.processes |= {("worker", index): None for index in range(self.workers)}
+        for key in self.processes:
+            self._start(key)
+        self.wait_for_servers()
+
+    @property
+    def how(self):
+        """What the trainer is told of them."""
+        listen = f"127.0.0.1:{self.door}" if self.workers else ""
+        return {"addr": ",".join(f"127.0.0.1:{port}" for port in self.ports), "listen": listen}
+
+    def _start(self, key):
+        kind, number = key
+        port, seed = (number, self.dice.randrange(10**6)) if kind == "server" else (self.door, number)
+        self.processes[key] = _start("partner", kind, self.workdir, port, seed)
+
+    def kill_one(self):
+        """Of any kind, at once; and another takes its place."""
+        if self.processes:
+            key = self.dice.choice(list(self.processes))
+            self.processes[key].kill()
+            self.processes[key].wait()
+            self.killed[key[0]] += 1
+            self._start(key)
+
+    def wait_for_servers(self):
+        """A trainer attaches only to servers that are there."""
+        for port in self.ports:
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    break
+                except OSError:
+                    time.sleep(0.02)
+
+    def close(self):
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+def _soak(workdir, *, epochs, prompts, kills, seed, lag=2, servers=0, workers=0):
+    """Runs the trainer, killing it `kills` times, and a partner in between; returns its report and how many kills hit what."""
     dice = random.Random(seed)
-    for attempt in range(10_000):  # every process but the last is killed
-        numbers = (epochs, prompts, seed + attempt, lag)
-        command = [sys.executable, "-m", "tests.soak.trainer", str(workdir), *map(str, numbers)]
-        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        if attempt < kills:
+    workdir.mkdir(exist_ok=True)
+    partners = Partners(workdir, dice, servers, workers)
+    try:
+        for attempt in range(10_000):  # every process but the last is killed
+            partners.wait_for_servers()
+            how = {"epochs": epochs, "prompts": prompts, "seed": seed + attempt, "lag": lag} | partners.how
+            process = _start("trainer", workdir, json.dumps(how))
             _until_it_moves(workdir, process)
-            time.sleep(dice.uniform(0.0, 0.6))
-            process.send_signal(signal.SIGKILL)
-        _, errors = process.communicate()
-        if process.returncode == 0:
-            return json.loads((workdir / "done.json").read_text()), attempt
-        assert process.returncode == -signal.SIGKILL, errors
-    raise AssertionError("never done")
+            partners.kill_one()
+            if attempt < kills:
+                time.sleep(dice.uniform(0.0, 0.6))
+                process.send_signal(signal.SIGKILL)
+            _, errors = process.communicate()
+            if process.returncode == 0:
+                report = json.loads((workdir / "done.json").read_text())
+                return report | {"partners_hold": _held(partners)}, partners.killed + Counter(trainer=attempt)
+            assert process.returncode == -signal.SIGKILL, errors
+        raise AssertionError("never done")
+    finally:
+        partners.close()
+
+
+def _held(partners):
+    """Open files of each server and worker at the end."""
+    return [psutil.Process(process.pid).num_fds() for process in partners.processes.values()]
 
 
 def _until_it_moves(workdir, process):
@@ -53,12 +139,28 @@ def _check(report, *, epochs, prompts):
     assert 0 < report["most_lag"] <= 2
     assert report["step"] == -(-epochs * prompts // 4)
     assert report["files_left"] <= 0
+    if report["steps_of_the_last"] >= 40:  # else half of them say little
+        assert report["files_grown"] <= 16  # connections to servers and workers come and go
+        assert report["bytes_grown"] < 16 << 20
+    assert all(files < 100 for files in report["partners_hold"])
 
 
 def test_two_epochs_through_faults_and_kills_law_5(tmp_path):
     report, hits = _soak(tmp_path, epochs=2, prompts=90, kills=6, seed=1)
-    assert hits  # else no kill came before the end
+    assert hits["trainer"]  # else no kill came before the end
     _check(report, epochs=2, prompts=90)
+
+
+def test_two_epochs_through_kills_of_servers_law_5(tmp_path):
+    report, hits = _soak(tmp_path, epochs=2, prompts=60, kills=3, seed=2, servers=2)
+    assert hits["trainer"] and hits["server"]
+    _check(report, epochs=2, prompts=60)
+
+
+def test_two_epochs_through_kills_of_workers_law_5(tmp_path):
+    report, hits = _soak(tmp_path, epochs=2, prompts=60, kills=3, seed=3, workers=3)
+    assert hits["trainer"] and hits["worker"]
+    _check(report, epochs=2, prompts=60)
 
 
 def _lines(path):
@@ -73,24 +175,30 @@ def _lines(path):
 def test_killed_synchronous_runs_write_the_metrics_of_one_that_was_not_law_10(tmp_path):
     for name, kills in (("straight", 0), ("killed", 4)):
         report, hits = _soak(tmp_path / name, epochs=2, prompts=60, kills=kills, seed=7, lag=0)
-        assert (hits > 0) == (kills > 0) and report["most_lag"] == 0
+        assert (hits["trainer"] > 0) == (kills > 0) and report["most_lag"] == 0
     assert _lines(tmp_path / "killed" / "metrics.jsonl") == _lines(tmp_path / "straight" / "metrics.jsonl")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_ten_minutes_of_faults_and_kills_law_5(tmp_path):
-    start, seed = time.monotonic(), 100
-    while time.monotonic() - start < 600:
-        report, _ = _soak(tmp_path / str(seed), epochs=2, prompts=400, kills=40, seed=seed)
-        _check(report, epochs=2, prompts=400)
-        seed += 1000
+    """One soak after another: the trainer's own sampler, servers, workers, and both."""
+    start, hits, steps, most = time.monotonic(), Counter(), 0, {"files_grown": 0, "bytes_grown": 0}
+    beside = [{}, {"servers": 2}, {"workers": 3}, {"servers": 2, "workers": 2}]
+    for n in range(10_000):
+        if time.monotonic() - start > 540 and n >= len(beside):
+            break
+        seed = 100 + 1000 * n
+        report, killed = _soak(tmp_path / str(seed), epochs=2, prompts=300, kills=12, seed=seed, **beside[n % len(beside)])
+        _check(report, epochs=2, prompts=300)
+        hits, steps = hits + killed + Counter(soaks=1), steps + report["step"]
+        most = {name: max(value, report[name]) for name, value in most.items()}
+    took, prompts = time.monotonic() - start, 4 * steps
+    print(f"{steps} steps, {prompts} prompts in {took:.0f} s; soaks and kills: {dict(hits)}; grown at most: {most}")
 
 
 def test_a_long_run_keeps_no_file_and_no_memory(tmp_path):
     """Open files and the memory in use after many steps are those after few."""
-    import psutil
-
     process, seen = psutil.Process(), []
 
     class Watching:

@@ -1,47 +1,92 @@
 """One process of the soak: trains on the fake engine with delays and faults until it is done, or killed.
 
-python -m tests.soak.trainer WORKDIR EPOCHS PROMPTS SEED LAG      (lag 0: delays, and no faults)
+python -m tests.soak.trainer WORKDIR '{"epochs": 2, "prompts": 90, "seed": 1, "lag": 2, "addr": "", "listen": ""}'
+
+lag 0: delays, and no faults. addr: sampling servers to attach to. listen: where workers do the generating.
 """
 
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from rljax import loop
 from rljax.engines.fake.sampler import Trouble
-from rljax.engines.fake.trial import MemorySink, make_run
+from rljax.engines.fake.trial import MemorySink, RememberingLearner, make_run
+from rljax.engines.http import watch
+from rljax.engines.http.plugin import attach
+
+
+class Unsteady(RememberingLearner):
+    """Steps that take as long as they like, so that publishes come when they like."""
+
+    random = np.random.default_rng()
+
+    def update(self, batch):
+        time.sleep(self.random.uniform(0, 0.02))
+        return super().update(batch)
+
+
+class Watching(MemorySink):
+    """What the process holds, each step."""
+
+    def __init__(self, first_step, path):
+        super().__init__(first_step, path)
+        self.files, self.bytes, self.process = [], [], psutil.Process()
+
+    def write(self, step, metrics):
+        super().write(step, metrics)
+        self.files.append(self.process.num_fds())
+        self.bytes.append(self.process.memory_info().rss)
 
 
 def main() -> None:
-    workdir, (epochs, prompts, seed, lag) = Path(sys.argv[1]), map(int, sys.argv[2:])
+    workdir, how = Path(sys.argv[1]), json.loads(sys.argv[2])
+    watch.INTERVAL = 0.2
     overrides = {
-        "rollout.max_head_offpolicyness": lag,
-        "total_train_epochs": epochs,
+        "rollout.max_head_offpolicyness": how["lag"],
+        "rollout.addr": how["addr"],
+        "rollout.listen": how["listen"],
+        "total_train_epochs": how["epochs"],
         "gconfig.n_samples": 2,
         "saver.freq_steps": 3,
         "rollout.request_retries": 1,
         "recover.max_prompt_failures": 1000,  # every prompt must be trained on in the end
         "recover.max_consecutive_failures": 1000,
     }
-    trouble = Trouble(np.random.default_rng(seed), delay=0.004, failure_rate=0.1 if lag else 0.0)
+    trouble = Trouble(np.random.default_rng(how["seed"]), delay=0.004, failure_rate=0.1 if how["lag"] else 0.0)
+    sinks = []
 
     def sink(first_step: int) -> MemorySink:
-        return MemorySink(first_step, workdir / "metrics.jsonl")
+        sinks.append(Watching(first_step, workdir / "metrics.jsonl"))
+        return sinks[-1]
 
     files = _open_files()
-    run = make_run(workdir, overrides, n_prompts=prompts, trouble=trouble, sink=sink)
+    run = make_run(workdir, overrides, n_prompts=how["prompts"], trouble=trouble, sink=sink, fed=bool(how["listen"]))
+    run.engine.learner = learner = Unsteady(run.config, workdir / "model")
+    if how["addr"]:
+        run.engine.sampler, run.engine.transport = attach(run.config), "directory"
     outcome = loop.train(run)
-    learner = run.engine.learner
     report = {
         "trained": learner.trained,
         "most_lag": learner.most_lag,
         "step": outcome.step,
         "files_left": _open_files() - files,
+        "steps_of_the_last": len(sinks[0].files),
+        "files_grown": _grown(sinks[0].files),
+        "bytes_grown": _grown(sinks[0].bytes),
     }
     (workdir / "done.json").write_text(json.dumps(report))
+
+
+def _grown(values):
+    """How much more the most of the second half is than the most of the first."""
+    half = len(values) // 2
+    return max(values[half:]) - max(values[:half]) if half else 0
 
 
 def _open_files() -> int:

@@ -5,6 +5,7 @@ import typing
 import pytest
 
 from rljax import config_checks, config_io
+from rljax.allocation import Allocation, Pool
 from rljax.config import Config
 from rljax.configs import base
 from rljax.errors import UserError
@@ -135,10 +136,27 @@ def test_words_are_checked_and_the_nearest_is_named(key):
     assert all(choice in refusal(f"{key}=12345") for choice in config_checks.WORDS[key])
 
 
+@pytest.mark.parametrize(
+    ("context", "row", "most", "culprit"),
+    [(64, 128, 63, "jax.context_length=64"), (200, 128, 96, "max_tokens_per_row=128"), (128, 128, 127, "jax.context_length")],
+)
+def test_room_for_a_prompt_is_what_context_and_row_leave(context, row, most, culprit):
+    """A completion ends where the context does, so the longest trajectory is min(prompt + 32, context)."""
+    config = config_with(
+        f"jax.context_length={context}", f"actor.mb_spec.max_tokens_per_row={row}", "gconfig.max_new_tokens=32"
+    )
+    room, why = config_checks.room_for_prompt(config, Allocation(sampler=Pool("jax"), learner=Pool("jax")))
+    assert room == most and culprit in why
+    fits = [n for n in range(1, 300) if n < context and min(n + 32, context) <= row]
+    assert room == max(fits)
+    config = config_with(f"actor.mb_spec.max_tokens_per_row={row}", "gconfig.max_new_tokens=32")
+    assert config_checks.room_for_prompt(config, Allocation(sampler=Pool("http"), learner=None))[0] == row - 32
+
+
 def test_every_number_has_a_range():
     """A number that no range speaks of is one that nobody thought about."""
     ranged = {key for keys in config_checks.RANGES.values() for key in keys}
-    free = {"actor.entropy_coef", "actor.reward_bias", "actor.reward_scaling"}
+    free = {"actor.entropy_coef", "actor.reward_bias", "actor.reward_scaling", "guard.min_reward"}
     numbers = set()
     for key in config_io.leaves():
         kind = _field_type(key)

@@ -88,7 +88,7 @@ def register(monkeypatch, tmp_path):
     """Registers plugins under names, as if each were installed by a package of its own."""
     points = []
     monkeypatch.setattr(engine, "_entry_points", lambda: points)
-    monkeypatch.setattr(engine, "_memory_backed", lambda: tmp_path)
+    monkeypatch.setattr(engine, "memory_backed", lambda: tmp_path)
     return lambda name, plugin, value="package:PLUGIN": points.append(EntryPoint(name, value, plugin))
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from rljax.buffer import Buffer, Limits
 from rljax.engines.fake.trial import Numbers, Repeat, make_run
-from rljax.errors import RewardError, SamplerError, TooManyFailures
+from rljax.errors import RewardError, SamplerError, TooManyFailures, UserError
 from rljax.journal import GroupLog
-from rljax.rollout import LONGEST_PAUSE, PatientSampler, Producer, pause_before
+from rljax.ledger import Ledger
+from rljax.rollout import LONGEST_PAUSE, PatientSampler, Producer, Rollouts, pause_before
 from rljax.tally import Tally
 from rljax.types import Request, SamplingParams
 
@@ -90,10 +91,9 @@ def _produce(tmp_path, workflow, overrides, *, until, accept=lambda group: True,
     limits = Limits(max_lag=99, batch_size=2, max_concurrent=4, prompts=prompts, groups=None)
     buffer, tally, log = Buffer(Numbers(prompts), limits), Tally(), GroupLog(tmp_path / "journal")
     known = log.begin(0, 0)
-    producer = Producer(
-        run.config, sampler=run.engine.sampler, workflow=workflow, params=run.params, accept=accept, buffer=buffer,
-        journals=log, known=known, tally=tally, beat=lambda what: None,
-    )  # fmt: skip
+    rollouts = Rollouts(workflow, run.engine.sampler, run.params, run.config.gconfig.n_samples, run.config.seed, accept)
+    ledger = Ledger(run.config, buffer=buffer, journals=log, known=known, tally=tally, beat=lambda what: None)
+    producer = Producer(rollouts, buffer, ledger, tally)
 
     async def scenario():
         task = asyncio.create_task(producer.run())
@@ -176,3 +176,20 @@ def test_groups_of_a_killed_process_are_not_generated_again(tmp_path):
     buffer, tally = _produce(tmp_path, second, {}, until=lambda b: b.complete)
     assert buffer.ready == 6 and not second.seeds and first.seeds
     assert tally["rollout/finished_reward"] >= 0
+
+
+def test_a_filter_that_rejects_everything_is_told_and_ends_the_run(tmp_path, caplog):
+    workflow = Scripted({})
+    overrides = {"recover.max_consecutive_rejected": 100, "rollout.should_accept_fn": "mixed_rewards"}
+    with pytest.raises(UserError, match=r"should_accept_fn: mixed_rewards rejected 100 groups in a row \(mean reward") as info:
+        _produce(tmp_path, workflow, overrides, until=lambda b: b.complete, accept=lambda group: False, prompts=300)
+    assert "recover.max_consecutive_rejected" in str(info.value) and "\n" not in str(info.value)
+    told = [record.getMessage() for record in caplog.records if "in a row" in record.getMessage()]
+    assert len(told) == 1 and told[0].startswith("mixed_rewards rejected 64 groups in a row")
+
+
+def test_an_accepted_group_between_rejected_ones_keeps_a_run_alive(tmp_path):
+    one_in_nine = lambda group: int(group.uid.split("/")[1]) % 9 == 0  # noqa: E731
+    overrides = {"recover.max_consecutive_rejected": 13}  # 8 between two; groups in flight may end out of order
+    buffer, _ = _produce(tmp_path, Scripted({}), overrides, until=lambda b: b.complete, accept=one_in_nine, prompts=90)
+    assert buffer.ready == 10 and buffer.counts["rejected"] == 80

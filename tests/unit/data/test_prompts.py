@@ -101,6 +101,14 @@ def test_shards_share_an_epoch_between_them_and_lose_none(eleven, count):
         assert seen == Counter(f"{epoch}/{i}" for i in range(11))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 5, 11, 12, 27])
+def test_the_shares_of_a_batch_are_its_prompts(eleven, count, size):
+    whole = Counter(uids(open_prompts(config(eleven), seed=3), size))
+    sources = [open_prompts(config(eleven), seed=3, shard=(i, count)) for i in range(count)]
+    assert sum((Counter(uids(source, source.share(size))) for source in sources), Counter()) == whole
+
+
 def test_a_prompt_is_found_again_by_its_uid_and_an_epoch_leaves_the_stream_alone(eleven, tokenizer):
     prompts = open_prompts(config(eleven, max_length=10), seed=3, tokenizer=tokenizer)
     given = [next(prompts) for _ in range(23)]
@@ -216,6 +224,45 @@ def test_bad_input_is_one_line_with_the_culprit_and_the_remedy(tmp_path, tokeniz
     assert str(caught.value).startswith(line.format(path)) and "\n" not in str(caught.value)
 
 
+def test_a_task_minds_its_type(tokenizer):
+    def opened(word):
+        return open_prompts(dataclasses.replace(config("task:addition"), type=word), seed=1, tokenizer=tokenizer)
+
+    with pytest.raises(UserError, match=r"train_dataset\.type: no format named 'promt_answer' \(did you mean prompt_answer"):
+        opened("promt_answer")
+    with pytest.raises(UserError, match=r"no field 'question'"):
+        opened("gsm8k")
+    assert len(opened("task")) == len(opened("prompt_answer"))
+
+
+def test_a_field_to_train_on_is_looked_for_in_every_record_before_anything_starts(tmp_path, tokenizer):
+    records = [{"prompt": "a", "answer": "1", "solution": "x"}, {"prompt": "b", "answer": "1", "solution": None}]
+    path = write(tmp_path / "a.jsonl", records)
+    prompts = open_prompts(config(path), seed=1, tokenizer=tokenizer)
+    prompts.require("answer", "warmup.field")
+    line = rf"warmup\.field: {path}:2 has no text 'solution' to train on \(its fields: answer, solution\)"
+    with pytest.raises(UserError, match=line):
+        prompts.require("solution", "warmup.field")
+    open_prompts(config(path, limit=1), seed=1, tokenizer=tokenizer).require("solution", "warmup.field")
+
+
+@pytest.mark.parametrize("lengths", [[1, 300, 2], [40, 5], [500, 600, 700]])
+def test_prompts_that_are_too_long_are_found_by_their_tokens(tmp_path, tokenizer, lengths):
+    path = write(tmp_path / "a.jsonl", [{"prompt": "7" * n, "answer": "1"} for n in lengths])
+    prompts = open_prompts(config(path), seed=1, tokenizer=tokenizer)
+    tokens = [len(tokenizer.apply_chat_template(p.messages)) for p in sorted(prompts.epoch(0), key=lambda p: p.uid)]
+    for most in sorted({1, *tokens, *(n - 1 for n in tokens)} - {0}):
+        long = [i for i, n in enumerate(tokens) if n > most]
+        if not long:
+            prompts.require_fit(tokenizer, most=most, why="no room")
+            continue
+        with pytest.raises(UserError) as info:
+            prompts.require_fit(tokenizer, most=most, why="no room")
+        others = f" (and {len(long) - 1} more are too long)" if len(long) > 1 else ""
+        first = f"train_dataset.max_length: None, and {path}:{long[0] + 1} has {tokens[long[0]]} tokens{others}: no room"
+        assert str(info.value) == f"{first} (train_dataset.max_length={most} leaves such prompts out)"
+
+
 def test_a_directory_without_the_split_says_what_it_has(tmp_path):
     write(tmp_path / "train.jsonl", [{"prompt": "a", "answer": "1"}])
     with pytest.raises(
@@ -248,10 +295,10 @@ def test_gsm8k_on_the_real_files(gsm8k_dir):
 
 
 def test_gsm8k_rewards_its_own_solutions(gsm8k_dir):
-    from rljax.rewards import gsm8k
+    from rljax.rewards import mathematics
 
     prompts = list(open_prompts(config(gsm8k_dir, type="gsm8k", split="test", limit=60), seed=1).epoch(0))
     for prompt, other in zip(prompts, prompts[1:] + prompts[:1], strict=True):
-        assert gsm8k.reward(prompt, prompt.fields["answer"])["reward"] == 1.0
+        assert mathematics.gsm8k_reward(prompt, prompt.fields["answer"])["reward"] == 1.0
         same = prompt.fields["final"] == other.fields["final"]
-        assert gsm8k.reward(prompt, other.fields["answer"])["reward"] == float(same)
+        assert mathematics.gsm8k_reward(prompt, other.fields["answer"])["reward"] == float(same)

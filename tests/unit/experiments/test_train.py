@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -201,6 +204,18 @@ def test_trap_17_a_workflow_that_always_fails_ends_the_run_with_its_traceback(tm
     assert status["state"] == "failed" and status["error"]
 
 
+def test_a_guardrail_ends_the_run_in_one_line_and_the_failed_state_is_kept(tmp_path):
+    workdir = tmp_path / "guarded"
+    code, _, err = train(workdir, "--config.guard.min_entropy=99", "--config.guard.patience=2", "--config.warmup.steps=0")
+    assert code == 1
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: guard.min_entropy: ppo_actor/update/entropy is 4.") and "2 steps in a row" in line
+    assert "Traceback" not in err
+    status = json.loads((workdir / "status.json").read_text())
+    assert status["state"] == "failed" and f"error: {status['error']}" == line
+    assert [p.name for p in (workdir / "checkpoints").iterdir()] == ["2-failed"]
+
+
 def test_rollout_and_replay_are_the_first_step_of_train(tmp_path):
     """The same prompts, samples, advantages and update, apart and together: their metrics agree to the bit."""
     (tmp_path / "some_reward.py").write_text("def reward(prompt, completion):\n    return len(completion) % 3\n")
@@ -225,3 +240,73 @@ def test_rollout_and_replay_are_the_first_step_of_train(tmp_path):
     assert replayed["ppo_actor/update/grad_norm"] > 0 and replayed["ppo_actor/update/importance_weight/avg"] > 0
     assert replayed.items() <= trained.items()
     assert {key.split("/")[0] for key in trained.keys() - replayed.keys()} <= {"rollout"}  # what a producer and a buffer tell
+
+    shards = [tmp_path / f"shard{i}" for i in range(3)]  # of 4 prompts: 2, 1 and 1
+    for index, out in enumerate(shards):
+        code, text, err = finish(binary("rollout", *common, f"--shard={index}/3", f"--out={out}", path=tmp_path))
+        assert code == 0 and f"{2 if index == 0 else 1} groups" in text, err
+    together = [f"--batch={','.join(map(str, shards))}", f"--workdir={tmp_path / 'together'}"]
+    code, _, err = finish(binary("replay", *common, *together, path=tmp_path))
+    assert code == 0, err
+    assert comparable(lines(tmp_path / "together" / "metrics.jsonl")) == [replayed]
+    in_two = [*together[:1], f"--workdir={tmp_path / 'ranks'}", "--config.allocation_mode=fake:d2"]
+    code, _, err = finish(binary("replay", *common, *in_two, path=tmp_path))
+    assert code == 0, err
+    (in_ranks,) = comparable(lines(tmp_path / "ranks" / "metrics.jsonl"))
+    assert in_ranks == pytest.approx(replayed, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("shard", ["2/2", "1"])
+def test_a_shard_that_is_none_is_refused(shard, tmp_path):
+    (tmp_path / "config.py").write_text(CONFIG)
+    arguments = [f"--config={tmp_path / 'config.py'}", f"--out={tmp_path / 'batch'}", f"--shard={shard}"]
+    code, _, err = finish(binary("rollout", *arguments))
+    assert code == 1 and err == f"error: --shard: {shard!r} is not INDEX/COUNT, counted from 0, as in 0/4\n"
+
+
+def told(entries: list[dict]) -> list[dict]:
+    return [{k: v for k, v in e.items() if k != "rollout/workers"} for e in comparable(entries)]
+
+
+def test_workers_of_a_run_give_the_metrics_of_one_without_though_one_is_killed_law_10(uninterrupted, tmp_path):
+    """Two worker processes with the run's sampler; the first is killed with leases in its hands and started again."""
+    workdir = tmp_path / "fed"
+    process = start(workdir, SYNCHRONOUS, "--config.rollout.workers=2")
+    while not (workdir / "metrics.jsonl").exists() or len(lines(workdir / "metrics.jsonl")) < 8:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    children = [p for p in psutil.Process(process.pid).children() if "experiments.rollout" in " ".join(p.cmdline())]
+    assert len(children) == 2
+    children[0].kill()
+    code, _, err = finish(process)
+    assert code == 0, err
+    assert not psutil.pid_exists(children[1].pid)
+    fed, alone = told(lines(workdir / "metrics.jsonl")), told(lines(uninterrupted / "metrics.jsonl"))
+    assert [e["step"] for e in fed] == [e["step"] for e in alone] == list(range(1, 35))
+    # A lease that died is generated again with other seeds: from there on the runs differ. Until then they are the same.
+    same = next((i for i, e in enumerate(fed) if e.get("rollout/again")), len(fed))
+    assert same >= 8 and fed[:same] == alone[:same]
+
+
+def test_a_worker_from_elsewhere_with_a_sampler_of_its_own_waits_for_a_run_that_was_killed(tmp_path):
+    """It attaches by address and token, outlives the trainer, and goes on with the next one, at the same address."""
+    (port,) = (s.getsockname()[1] for s in [socket.create_server(("127.0.0.1", 0))])
+    workdir, listen = tmp_path / "listening", f"--config.rollout.listen=127.0.0.1:{port}"
+    environment = os.environ | {"RLJAX_TOKEN": "a secret"}
+    config = workdir.with_suffix(".py")
+    config.write_text(CONFIG)
+    command = [sys.executable, "-m", "experiments.train", f"--config={config}", f"--workdir={workdir}", listen]
+    attach = [sys.executable, "-m", "experiments.rollout", f"--attach=127.0.0.1:{port}", "--config.allocation_mode=fake:d1"]
+    pipes = {"cwd": REPOSITORY, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    worker, trainer = subprocess.Popen(attach, **pipes), subprocess.Popen(command, **pipes)
+    while not (workdir / "metrics.jsonl").exists() or len(lines(workdir / "metrics.jsonl")) < 8:
+        assert trainer.poll() is None and worker.poll() is None, (trainer.communicate(), worker.communicate())
+        time.sleep(0.005)
+    assert stat.S_IMODE((workdir / "workers.json").stat().st_mode) == 0o600
+    trainer.kill()
+    trainer.communicate()
+    code, out, err = finish(subprocess.Popen(command, **pipes))
+    assert code == 0 and "step 34/34" in out, err
+    code, _, err = finish(worker)
+    assert code == 0 and "looking for one" in err
+    assert [e["step"] for e in lines(workdir / "metrics.jsonl")] == list(range(1, 35))

@@ -3,7 +3,7 @@
 import pytest
 
 from rljax.data.tasks import make_task
-from rljax.rewards import exact, gsm8k, reasoning_gym
+from rljax.rewards import exact, mathematics, reasoning_gym
 from rljax.rewards.score import score_of
 from rljax.types import Prompt
 
@@ -32,19 +32,39 @@ def test_exact_forgives_space_around_and_nothing_else(completion, right):
     ],
 )
 def test_gsm8k_finds_the_final_answer(completion):
-    assert gsm8k.reward(prompt(final="72"), completion)["reward"] == 1.0
-    assert gsm8k.reward(prompt(final="71"), completion)["reward"] == 0.0
+    assert mathematics.gsm8k_reward(prompt(final="72"), completion)["reward"] == 1.0
+    assert mathematics.gsm8k_reward(prompt(final="71"), completion)["reward"] == 0.0
 
 
 @pytest.mark.parametrize("completion", ["", "no idea", "72 and then 73", "#### 7 2", "-72", "720", "####", "\\boxed{", "\x00"])
 def test_gsm8k_gives_nothing_for_another_answer_or_none(completion):
-    assert gsm8k.reward(prompt(final="72"), completion)["reward"] == 0.0
+    assert mathematics.gsm8k_reward(prompt(final="72"), completion)["reward"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion", "right"), [("18", "9 + 9 = 18", 1), ("18", "9 + 9 = 17", 0), ("-3", "It is -3.", 1)]
+)
+def test_math_holds_the_final_answer_against_the_answer_field(answer, completion, right):
+    assert mathematics.reward(prompt(answer=answer), completion) == {"reward": right, "math": right}
+
+
+@pytest.mark.parametrize("question", ["9 + 9", "3 * 6", "$2 \\times 9$", "20 - 2", "To find 9 + 9, we", "so x = 9 + 9"])
+def test_math_gives_nothing_for_the_question_said_again(question):
+    assert mathematics.reward(prompt(answer="18"), question)["reward"] == 0.0
+    assert mathematics.reward(prompt(answer="18"), f"{question} = 18")["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion"), [("0.5", "1/2"), ("-3/4", "\\boxed{-\\frac{3}{4}}"), ("0.5", "50%"), ("$x + 1$", "$1 + x$")]
+)
+def test_math_knows_the_ways_to_write_a_number_and_answers_that_are_none(answer, completion):
+    assert mathematics.reward(prompt(answer=answer), completion)["reward"] == 1.0
 
 
 def test_gsm8k_reads_thousands_and_refuses_a_gold_answer_that_is_no_number():
-    assert gsm8k.reward(prompt(final="1234567"), "#### 1,234,567")["reward"] == 1.0
+    assert mathematics.gsm8k_reward(prompt(final="1234567"), "#### 1,234,567")["reward"] == 1.0
     with pytest.raises(ValueError, match="is no number"):
-        gsm8k.reward(prompt(final="?"), "#### 1")
+        mathematics.gsm8k_reward(prompt(final="?"), "#### 1")
 
 
 @pytest.mark.parametrize("dataset", ["basic_arithmetic", "letter_counting", "acre"])

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from rljax.allocation import Pool
+from rljax.backends.jax.hosts import fetch
 from rljax.config import ModelConfig
 from rljax.engines.jax.learner import JaxLearner
 from rljax.hf import init_directory
@@ -36,7 +37,7 @@ def batch_of(vocabulary: int):
 
 
 def flat(tree) -> dict[str, np.ndarray]:
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {jax.tree_util.keystr(path): fetch(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def step(mesh: str, directory: Path, vocabulary: int) -> dict[str, np.ndarray]:
@@ -75,14 +76,18 @@ def moved(source: str, target: str, directory: Path, vocabulary: int) -> None:
 def main() -> None:
     vocabulary, out, meshes = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     directory = out.parent / f"model{vocabulary}"
+    make_model(directory, vocabulary)
+    found = {mesh: step(mesh, directory, vocabulary) for mesh in meshes}
+    moved(meshes[0], meshes[-1], directory, vocabulary)
+    np.savez(out, **{f"{mesh}|{name}": array for mesh, arrays in found.items() for name, array in arrays.items()})
+
+
+def make_model(directory: Path, vocabulary: int) -> None:
     shape = dict(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
     model = ModelConfig(
         "qwen3", **shape, max_position_embeddings=256, tie_word_embeddings=True, initializer_range=0.02, tokenizer="char"
     )
     init_directory(model, directory, seed=0, vocab_size=vocabulary, eos_token_ids=[2])
-    found = {mesh: step(mesh, directory, vocabulary) for mesh in meshes}
-    moved(meshes[0], meshes[-1], directory, vocabulary)
-    np.savez(out, **{f"{mesh}|{name}": array for mesh, arrays in found.items() for name, array in arrays.items()})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""Devices of several processes: joining them, and arrays that no process holds the whole of.
+
+Every process runs the same programs on the same global arrays, in the same order; `put` and `fetch` go between numpy, which is
+the same in every process, and those arrays. In one process both are what JAX does anyway.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from rljax.errors import UserError
+
+Tree = Any  # a pytree of arrays
+
+
+def join(coordinator: str, size: int, rank: int, local_device: int | None = None) -> None:
+    """Makes the devices of all processes known to each. Before anything else of JAX, and blocks until all are there.
+
+    Args:
+      coordinator: HOST:PORT that process 0 can listen at.
+      local_device: the one GPU that this process takes, where a host has several processes; None: all.
+    """
+    if jax.distributed.is_initialized():
+        return
+    jax.distributed.initialize(
+        coordinator, num_processes=size, process_id=rank, local_device_ids=None if local_device is None else [local_device]
+    )
+
+
+def join_found() -> None:
+    """As `join`, where the machine says it all: a TPU pod, Slurm, Open MPI, Kubernetes. Raises UserError elsewhere."""
+    if jax.distributed.is_initialized():
+        return
+    try:
+        jax.distributed.initialize()
+    except (ValueError, RuntimeError) as error:
+        raise UserError(
+            f"jax.processes: 0 is for a TPU pod, Slurm, Open MPI or Kubernetes, and none is found here: "
+            f"{' '.join(str(error).split())} (start the processes with torchrun, or say how many are wanted on this host)"
+        ) from error
+
+
+def leave() -> None:
+    """Blocks until all processes leave. Nothing where there is one."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+
+
+def shared_number(number: int) -> int:
+    """Process 0's, in every process. A collective; number below 2**31."""
+    from jax.experimental import multihost_utils
+
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
+
+
+def put(tree: Tree, sharding: Sharding) -> Tree:
+    """Arrays that every process has alike, numpy or of one device -> arrays of that sharding. Nothing is sent between hosts."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+
+    def place(array: Any) -> jax.Array:
+        host = np.asarray(array)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(place, tree)
+
+
+def fetch(array: jax.Array) -> np.ndarray:
+    """The whole array on the host, in every process. A collective where processes have parts of it."""
+    if not (array.is_fully_addressable or array.is_fully_replicated):
+        assert isinstance(array.sharding, NamedSharding)
+        array = _replicate(array.sharding.mesh)(array)
+    return np.asarray(jax.device_get(array))
+
+
+@functools.cache
+def _replicate(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda array: array, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def together(action: Callable[[], None], *, first: bool = False) -> None:
+    """Does it in every process, or in the first alone; where it raises UserError or OSError in one, all raise.
+
+    So that no process goes on to a collective that another never comes to.
+    """
+    if jax.process_count() == 1:
+        return action()
+    from jax.experimental import multihost_utils
+
+    error: Exception | None = None
+    if not first or jax.process_index() == 0:
+        try:
+            action()
+        except (UserError, OSError, ValueError) as caught:
+            error = caught
+    failed = np.flatnonzero(multihost_utils.process_allgather(np.array(error is not None)))
+    if error is not None:
+        raise error
+    if failed.size:
+        raise UserError(f"process {failed[0]} failed, and says why")

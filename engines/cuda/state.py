@@ -1,0 +1,147 @@
+"""What a learner keeps over time, as a tree of this rank's shards: for checkpoints, and by HF names to move between engines.
+
+{"policy": {name: shard}, "supervised": phase, "rl": {"actor": phase, "critic": {"params", *phase}, "reference"}}
+phase = {"mu", "nu": {name: shard}, "count"}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rljax.backends.torch.checkpoint import shard_of
+from rljax.backends.torch.export import to_numpy
+from rljax.backends.torch.layout import like, local_slices
+from rljax.engines.cuda.critic import Critic
+from rljax.engines.cuda.phase import Phase
+from rljax.engines.cuda.places import COUNTED, PLACES
+from rljax.engines.cuda.policy import Policy, Weights
+from rljax.errors import UserError
+from rljax.portable import COUNTS
+
+Tree = dict[str, Any]
+NEEDED = ("params", "mu", "nu", "supervised/mu", "supervised/nu")  # of what the tree has
+
+
+@dataclasses.dataclass
+class Reinforcement:
+    """What exists from the moment that RL begins."""
+
+    actor: Phase
+    critic: Critic | None
+    reference: Weights | None  # like those of the policy, in the compute dtype
+
+    def saved(self, names: list[str], *, with_reference: bool) -> dict[str, Any]:
+        tree: dict[str, Any] = {"actor": self.actor.saved()}
+        if self.critic is not None:
+            tree["critic"] = self.critic.saved()
+        if self.reference is not None and with_reference:
+            tree["reference"] = dict(zip(names, self.reference, strict=True))
+        return tree
+
+    def load(self, saved: dict[str, Any], names: list[str]) -> None:
+        self.actor.load(saved["actor"])
+        if self.critic is not None:
+            self.critic.load(saved["critic"])
+        if self.reference is not None and "reference" in saved:
+            self.reference = [saved["reference"][name].clone() for name in names]
+
+
+def saved(policy: Policy, supervised: Phase | None, rl: Reinforcement | None, *, with_reference: bool) -> Tree:
+    """The storage itself, not a copy."""
+    names = list(policy.trained)
+    tree: Tree = {"policy": dict(zip(names, policy.weights(), strict=True))}
+    if supervised is not None:
+        tree["supervised"] = supervised.saved()
+    if rl is not None:
+        tree["rl"] = rl.saved(names, with_reference=with_reference)
+    return tree
+
+
+def placed(tree: Tree, policy: Policy) -> dict[str, Tensor]:
+    """A tree's tensors by their paths; shards of parameters as DTensors, the rest as it is (the same on every rank)."""
+    found: dict[str, Tensor] = {}
+    for path, tensor in _flat(tree).items():
+        parameter = policy.trained.get(path.rsplit("/", 1)[-1])
+        found[path] = tensor if parameter is None else like(parameter, tensor)
+    return found
+
+
+def shards(tensors: Mapping[str, Tensor]) -> Tree:
+    """The inverse of `placed`."""
+    return _nested({path: shard_of(tensor) for path, tensor in tensors.items()})
+
+
+def to_named(tree: Tree, policy: Policy) -> dict[str, dict[str, np.ndarray]]:
+    """Whole arrays by the places of `PLACES` and HF names. A collective a tensor."""
+    flat = _flat(tree)
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for place, prefix in PLACES.items():
+        inside = {path.rsplit("/", 1)[-1]: tensor for path, tensor in flat.items() if path.rsplit("/", 1)[0] == prefix}
+        if inside:
+            found[place] = {name: _whole(name, tensor, policy) for name, tensor in inside.items()}
+    found[COUNTS] = {name: np.int64(flat[path]) for name, path in COUNTED.items() if path in flat}  # type: ignore[misc]
+    return found
+
+
+def _whole(name: str, tensor: Tensor, policy: Policy) -> np.ndarray:
+    """A copy: what one rank holds alone would else be the storage that the next update changes."""
+    parameter = policy.trained.get(name)
+    return to_numpy(tensor.float() if parameter is None else like(parameter, tensor.float()).full_tensor()).copy()
+
+
+def from_named(named: Mapping[str, Mapping[str, np.ndarray]], tree: Tree, policy: Policy, updates: int) -> Tree:
+    """Shards in the places of `tree`, whose own stay where `named` has none. Raises UserError where one doesn't fit.
+
+    updates: the policy's optimizer steps where there are no counts.
+    """
+    flat = _flat(tree)
+    places = {prefix: place for place, prefix in PLACES.items()}
+    counts: dict[str, Any] = {"actor": updates, **named.get(COUNTS, {})}
+    found = dict(flat)
+    for path, tensor in flat.items():
+        prefix, _, name = path.rpartition("/")
+        place = places.get(prefix)
+        if place is not None and place in named:
+            found[path] = _shard(name, named[place], tensor, policy)
+        elif place in NEEDED:
+            raise UserError(f"checkpoint: nothing of {place} in the state of another engine (is it of this config?)")
+    for name, path in COUNTED.items():
+        if path in flat and name in counts:
+            found[path] = torch.tensor(int(counts[name]))
+    return _nested(found)
+
+
+def _shard(name: str, arrays: Mapping[str, np.ndarray], like_this: Tensor, policy: Policy) -> Tensor:
+    parameter = policy.trained.get(name)
+    if name not in arrays:
+        raise UserError(f"checkpoint: no tensor {name} (is it of this model?)")
+    array, shape = arrays[name], tuple(like_this.shape if parameter is None else parameter.shape)
+    if array.shape != shape:
+        raise UserError(f"checkpoint: {name} has shape {array.shape} for a parameter of {shape} (is it of this model?)")
+    part = array if parameter is None else array[local_slices(parameter)]
+    return torch.from_numpy(np.array(part, np.float32)).to(like_this)
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """Nested dicts of tensors -> {path: tensor}. Parameters' names have dots, never slashes."""
+    found: dict[str, Tensor] = {}
+    for name, node in tree.items():
+        found |= _flat(node, f"{prefix}{name}/") if isinstance(node, dict) else {f"{prefix}{name}": node}
+    return found
+
+
+def _nested(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, tensor in tensors.items():
+        node = tree
+        *parents, name = path.split("/")
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[name] = tensor
+    return tree

@@ -1,0 +1,101 @@
+"""`experiments.rollout --attach`: a worker of a run, from the run's config to the parts that rljax/worker.py works with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments import main
+from rljax.errors import UserError
+
+if TYPE_CHECKING:
+    from rljax.config import Config
+    from rljax.engine import Sampler
+    from rljax.worker import Parts
+
+TOKEN_VARIABLE = "RLJAX_TOKEN"
+OWN_SAMPLER = ("allocation_mode", "rollout.addr")  # keys that say what samples here
+
+
+def attach(address: str, *, room: int | None, patience: float, name: str, parent: int | None) -> None:
+    """Works until the run ends. Raises UserError."""
+    from rljax.processes import die_with
+    from rljax.worker import work
+
+    if parent is not None:
+        die_with(parent)
+        patience = 0.0  # the run starts its workers anew
+    own = any(key in OWN_SAMPLER for key, _ in main.overrides_from_flags())
+    asyncio.run(work(lambda: _door(address), _parts, own=own, name=name, room=room, patience=patience))
+
+
+def _door(address: str) -> tuple[str, str]:
+    """(HOST:PORT, token). Raises NoDoor, UserError."""
+    from rljax.worker import NoDoor
+
+    if ":" in address:
+        if not (token := os.environ.get(TOKEN_VARIABLE, "")):
+            raise UserError(
+                f"--attach: the run's token is needed (set {TOKEN_VARIABLE}; the run has it in WORKDIR/workers.json)"
+            )
+        return address, token
+    door = Path(address) / "workers.json"
+    try:
+        told = json.loads(door.read_text())
+        return told["address"], told["token"]
+    except PermissionError:
+        raise UserError(f"--attach: {door} is another user's (give HOST:PORT, and the token in {TOKEN_VARIABLE})") from None
+    except (OSError, ValueError):
+        raise NoDoor(f"no run listens in {address} (one with rollout.listen or rollout.workers does)") from None
+
+
+@contextlib.asynccontextmanager
+async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
+    from rljax import config_io, engine, tokenizer
+    from rljax.rewards import RewardPool
+    from rljax.rollout import PatientSampler, Rollouts
+    from rljax.worker import Parts
+    from rljax.workflows import build_workflow, find_filter, sampling_params
+
+    overrides = main.overrides_from_flags()
+    if model_dir is not None:  # the servers that the run is attached to are not ours
+        config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, addr=""))
+    config = config_io.changed(config, overrides)
+    words = tokenizer.load(tokenizer_dir)
+    async with RewardPool(config.reward) as rewards:
+        workflow = build_workflow(
+            config.rollout.workflow, tokenizer=words, rewards=rewards, arguments=config.rollout.workflow_args
+        )
+        sampler = remote
+        if model_dir is not None:
+            pools = engine.allocate(config)
+            if pools.sampler is None:
+                raise UserError(f"allocation_mode: {pools} cannot sample")
+            plugin = engine.find_plugin(pools.sampler.engine)
+            sampler = await asyncio.to_thread(plugin.make_sampler, config, pools.sampler, model_dir)
+        patient = PatientSampler(
+            sampler,
+            timeout=config.rollout.request_timeout,
+            retries=config.rollout.request_retries,
+            lost=lambda error: parts.lost.update([f"rollout/lost/{error.kind}"]),
+        )
+        rollouts = Rollouts(
+            workflow,
+            patient,
+            sampling_params(config.gconfig, words),
+            config.gconfig.n_samples,
+            config.seed,
+            find_filter(config.rollout.should_accept_fn),
+        )
+        parts = Parts(rollouts, sampler if model_dir else None, rewards.take_metrics)
+        try:
+            yield parts
+        finally:
+            if model_dir is not None:
+                await sampler.close()

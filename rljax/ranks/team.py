@@ -1,0 +1,316 @@
+"""The leader's side: starts or awaits the followers, makes one learner of them all, and ends with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import faulthandler
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, TypeVar
+
+from rljax import config_io
+from rljax.allocation import Pool
+from rljax.batch import Batch
+from rljax.config import Config
+from rljax.engine import Learner, WeightSource, make_learner
+from rljax.errors import RankFailed, UserError
+from rljax.metrics import Mean
+from rljax.ranks import wire
+from rljax.ranks.follower import PULSE, SOONER
+from rljax.ranks.links import Links
+from rljax.ranks.place import LOOPBACK, Place, free_port
+from rljax.ranks.rendezvous import FOLDER, START_TIMEOUT, Door
+
+GRACE = 30.0  # seconds that a run has to end in order after a rank is lost; then the process is ended
+LEAVE = 20.0  # seconds for ranks to close their learners
+TAIL = 30  # lines of a log
+
+T = TypeVar("T")
+
+
+class TeamLearner:
+    """The learner of a leader: every call is made by every rank. Implements `rljax.engine.Learner`."""
+
+    def __init__(self, links: Links, learner: Learner) -> None:
+        self._links, self._learner = links, learner
+
+    def score(self, batch: Batch) -> Any:
+        return self._on_batch("score", batch)
+
+    def score_reference(self, batch: Batch) -> Any:
+        return self._on_batch("score_reference", batch)
+
+    def values(self, batch: Batch) -> Any:
+        return self._on_batch("values", batch)
+
+    def update(self, batch: Batch) -> dict[str, Mean]:
+        return self._on_batch("update", batch)
+
+    def update_critic(self, batch: Batch) -> dict[str, Mean]:
+        return self._on_batch("update_critic", batch)
+
+    def update_supervised(self, batch: Batch) -> dict[str, Mean]:
+        return self._on_batch("update_supervised", batch)
+
+    def export(self, directory: Path | None) -> WeightSource:
+        """In memory, what comes may be gathered while it is read: then the followers are done when the reader is."""
+        return self._on_path("export", directory, later=directory is None)
+
+    def save(self, directory: Path) -> None:
+        self._on_path("save", directory)
+
+    def restore(self, directory: Path) -> None:
+        self._on_path("restore", directory)
+
+    def close(self) -> None:
+        """Every rank closes its learner and ends."""
+        self._links.close(self._learner.close, LEAVE)
+
+    def _on_batch(self, method: str, batch: Batch) -> Any:
+        call = getattr(self._learner, method)
+        return self._links.together(method, own=lambda: call(batch), arrays=wire.arrays_of(batch))
+
+    def _on_path(self, method: str, path: Path | None, later: bool = False) -> Any:
+        call, whole = getattr(self._learner, method), None if path is None else Path(path).absolute()
+        text = None if whole is None else str(whole)
+        return self._links.together(method, own=lambda: call(path), later=later, path=text)
+
+
+class Team:
+    """The processes of one learner, from the leader. With one process it does nothing, at no cost.
+
+    Example:
+
+        with Team(place, count, config, workdir, fail=run.fail) as team:
+            learner = team.make_learner(config, pool, model_dir)
+            outcome = await team.watched(loop.run())
+    """
+
+    def __init__(self, place: Place, count: int, config: Config, workdir: Path, fail: Callable[[str], None]) -> None:
+        """
+        Args:
+          place: rank 0's; of size 1 beside a larger count: this process starts the others as its children.
+          count: processes of the learner, this one included.
+          workdir: which every process sees.
+          fail: records why the run failed, in one line, where this process has no time left to end in order.
+        """
+        self._workdir, self._config, self._fail = workdir, config, fail
+        self._own = count > place.size
+        self.place = self._leads(count) if self._own else place
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._logs: dict[int, tuple[Path, int]] = {}  # where this start's lines begin
+        self._here = threading.Condition()
+        self._connected = 0
+        self._lost, self._ended = threading.Event(), threading.Event()
+        self._on_lost: list[Callable[[], None]] = []
+        self._links: Links | None = None
+        self._door: Door | None = None
+
+    @staticmethod
+    def _leads(count: int) -> Place:
+        port = free_port(LOOPBACK)
+        return Place(0, count, local_size=count, address=LOOPBACK, port=port, launch=secrets.token_hex(8))
+
+    @property
+    def size(self) -> int:
+        return self.place.size
+
+    def __enter__(self) -> Team:
+        if self.size == 1:
+            return self
+        timeout = self._config.recover.hang_timeout
+        self._links = Links(
+            silence=max(SOONER * timeout, 3 * PULSE),
+            explain=self._explain,
+            on_trouble=self._write_stacks,
+            on_failure=self._failed,
+        )
+        self._door = Door(self.place, self._workdir, timeout, self._admit)
+        self.place = dataclasses.replace(self.place, coordinator=self._door.coordinator)
+        if self._own:
+            try:
+                for rank in range(1, self.size):
+                    self._start(rank)
+            except BaseException:
+                self._end()
+                raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.size == 1:
+            return
+        self._ended.set()
+        self._end()
+        if error is not None:  # frameworks wait for the others at exit, some for minutes
+            guard = threading.Timer(GRACE, os._exit, [1])
+            guard.daemon = True
+            guard.start()
+
+    # Starting
+
+    def _start(self, rank: int) -> None:
+        path = self._workdir / FOLDER / f"rank{rank}.log"
+        place = dataclasses.replace(self.place, rank=rank, local_rank=rank)
+        with path.open("ab") as log:
+            self._logs[rank] = path, log.tell()
+            self._children[rank] = subprocess.Popen(
+                [sys.executable, "-m", "rljax.ranks", str(self._workdir.absolute())],
+                env=_shared_cores(self.size) | os.environ | place.variables() | _this_interpreter(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is the leader's to act on
+            )
+
+    def _admit(self, connection: Any, rank: int, name: str) -> None:
+        assert self._links is not None
+        self._links.add(connection, rank, name)
+        with self._here:
+            self._connected += 1
+            self._here.notify_all()
+
+    def _await_all(self) -> None:
+        """Raises UserError when a rank isn't there in time, or ends before it is."""
+        until = time.monotonic() + START_TIMEOUT
+        with self._here:
+            while self._connected < self.size - 1:
+                for rank, child in self._children.items():
+                    if child.poll() is not None:
+                        raise RankFailed(f"rank {rank} did not start: {_ending(child.returncode)}", self._tail(rank))
+                if time.monotonic() > until:
+                    raise UserError(
+                        f"ranks: {self._connected + 1} of {self.size} processes are there after {START_TIMEOUT:.0f} s"
+                        f" (all run the same command and share --workdir={self._workdir})"
+                    )
+                self._here.wait(0.2)
+
+    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
+        """One learner, made in every process. Raises UserError as each would alone, RankFailed when one of them is lost."""
+        if self._links is None:
+            return make_learner(config, pool, model_dir)
+        self._await_all()
+
+        def own() -> Learner:
+            with self.place.in_environment():
+                return make_learner(config, pool, model_dir)
+
+        learner = self._links.together(
+            "make",
+            own=own,
+            config=config_io.to_json(config),
+            pool=dataclasses.asdict(pool),
+            model_dir=str(Path(model_dir).absolute()),
+        )
+        return TeamLearner(self._links, learner)
+
+    # Losing a rank
+
+    async def watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs it, cancelled when a rank is lost, whatever it waits for. Raises RankFailed then."""
+        task = asyncio.ensure_future(work)
+        if self._links is None:
+            return await task
+        loop = asyncio.get_running_loop()
+
+        def cancel() -> None:
+            loop.call_soon_threadsafe(task.cancel)
+
+        self._on_lost.append(cancel)
+        try:
+            if self._lost.is_set():
+                task.cancel()
+            return await task
+        except (asyncio.CancelledError, UserError):
+            if self._links.failure is None:
+                raise
+            raise self._links.failure from None
+        finally:
+            self._on_lost.clear()
+
+    def _write_stacks(self) -> None:
+        """Where this process was when a rank got into trouble."""
+        with contextlib.suppress(OSError), (self._workdir / FOLDER / "leader.stacks.txt").open("w") as report:
+            faulthandler.dump_traceback(report)
+
+    def _failed(self, failure: RankFailed) -> None:
+        """In a thread of the links. What waits in a collective can't be woken: the run has GRACE to end without it."""
+        if self._ended.is_set():
+            return
+        self._lost.set()
+        for wake in list(self._on_lost):
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                wake()
+        if self._ended.wait(GRACE):
+            return
+        with contextlib.suppress(Exception):  # the disk may be what failed; the line below is the one to see
+            self._fail(str(failure))
+        print(f"{failure.detail}\nerror: {failure}".lstrip(), file=sys.stderr, flush=True)
+        self._kill()
+        os._exit(1)
+
+    def _explain(self, rank: int) -> tuple[str, str]:
+        if rank not in self._children:
+            return "", ""
+        try:
+            status = self._children[rank].wait(2.0)
+        except subprocess.TimeoutExpired:
+            return "", self._tail(rank)
+        return _ending(status), self._tail(rank)
+
+    def _tail(self, rank: int) -> str:
+        path, start = self._logs[rank]
+        with path.open("rb") as log:
+            lines = _last(log, start)
+        return "\n".join([f"the end of {path}:", *lines]) if lines else ""
+
+    # Ending
+
+    def _end(self) -> None:
+        if self._door is not None:
+            self._door.close()
+        if self._links is not None:
+            self._links.close(None, LEAVE)
+        until = time.monotonic() + 5.0
+        for child in self._children.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(until - time.monotonic(), 0.0))
+        self._kill()
+
+    def _kill(self) -> None:
+        for child in self._children.values():
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+
+
+def _shared_cores(processes: int) -> dict[str, str]:
+    """Where the user hasn't said how many threads a process takes: else each takes all cores."""
+    return {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // processes, 1))}
+
+
+def _this_interpreter() -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"}
+
+
+def _ending(status: int) -> str:
+    """How a process ended, in words."""
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+def _last(log: IO[bytes], start: int) -> list[str]:
+    """Its last lines, of those behind a position."""
+    end = log.seek(0, os.SEEK_END)
+    log.seek(max(start, end - (64 << 10)))
+    return log.read().decode(errors="replace").splitlines()[-TAIL:]

@@ -1,0 +1,62 @@
+"""A learner of three ranks, under the contract of all learners: the leader's proxy, two followers, frames between them.
+
+The ranks are threads here; tests/unit/ranks has them as processes.
+"""
+
+import contextlib
+import itertools
+import socket
+import threading
+
+import pytest
+
+from rljax.engines.fake.learner import FakeLearner
+from rljax.engines.fake.peers import Peers
+from rljax.ranks.follower import serve
+from rljax.ranks.links import Links
+from rljax.ranks.place import LOOPBACK, Place, free_port
+from rljax.ranks.team import TeamLearner
+from tests.contract.learner_contract import LearnerContract
+
+SIZE = 3
+_numbers = itertools.count()
+
+
+class Ranks:
+    """Followers in threads, and the leader's proxy."""
+
+    def __init__(self, config, model_dir) -> None:
+        coordinator = f"{LOOPBACK}:{free_port(LOOPBACK)}"
+        self.lost: list[str] = []
+        self.links = Links(
+            silence=60.0, explain=lambda rank: ("", ""), on_trouble=lambda: None, on_failure=lambda failure: None
+        )
+
+        def learner_of(rank: int) -> FakeLearner:
+            return FakeLearner(config, model_dir, Peers(Place(rank, SIZE, coordinator=coordinator)))
+
+        for rank in range(1, SIZE):
+            ours, theirs = socket.socketpair()
+
+            def follower(theirs=theirs, rank=rank) -> None:
+                watch = lambda method, bitten: contextlib.nullcontext()  # noqa: E731
+                serve(theirs, lambda fields: learner_of(rank), watch=watch, lost=self.lost.append)
+                theirs.close()
+
+            threading.Thread(target=follower, daemon=True).start()
+            self.links.add(ours, rank, f"thread {next(_numbers)}")
+        self.learner = TeamLearner(self.links, self.links.together("make", own=lambda: learner_of(0)))
+
+
+class TestFakeRanks(LearnerContract):
+    @pytest.fixture(autouse=True)
+    def _all_are_sound(self):
+        self.made: list[Ranks] = []
+        yield
+        for ranks in self.made:
+            assert ranks.links.failure is None and not ranks.lost
+            ranks.learner.close()
+
+    def make(self, config, model_dir):
+        self.made.append(Ranks(config, model_dir))
+        return self.made[-1].learner

@@ -1,0 +1,101 @@
+"""The learner in several processes gives the numbers it gives in one, however rows and parameters are split (law 2)."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rljax.allocation import Pool
+from rljax.engines.cuda.learner import TorchLearner
+from tests import models
+from tests.contract.learner_contract import config_of
+from tests.unit.engines.cuda import sharded_torch_learner as script
+
+ROOT = Path(__file__).resolve().parents[4]
+BOUND = 5e-5  # of float32 sums in another order, after one step of 1e-2 / (|g| + 1e-2)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(size: int, model: Path, out: Path, *layouts: str) -> dict[str, dict[str, np.ndarray]]:
+    """The script in so many processes: layout -> name -> array."""
+    out.mkdir()
+    port = free_port()
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    command = [sys.executable, "-m", script.__name__, str(model), str(out), *layouts]
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **rendezvous, "RANK": str(rank), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(outputs)
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for key, array in np.load(out / "found.npz").items():
+        layout, name = key.split("|")
+        found.setdefault(layout, {})[name] = array
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return models.make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def alone(model, tmp_path_factory):
+    return script.step("d1", model, tmp_path_factory.mktemp("alone"), {})
+
+
+def assert_same(found: dict[str, np.ndarray], alone: dict[str, np.ndarray]) -> None:
+    assert set(alone) <= set(found)
+    for name, array in alone.items():
+        np.testing.assert_allclose(found[name], array, atol=BOUND, rtol=BOUND, err_msg=name)
+
+
+def test_trap_03_two_ranks_of_any_kind_give_the_numbers_of_one(model, alone, tmp_path):
+    found = run(2, model, tmp_path / "two", "d2", "f2", "c2", "t2")
+    assert set(found) == {"d2", "f2", "c2", "t2"}
+    for arrays in found.values():
+        assert_same(arrays, alone)
+        np.testing.assert_allclose(arrays["moved"], arrays["moved from"], atol=BOUND)
+    assert_exported(tmp_path / "two" / "export t2", alone)
+
+
+def assert_exported(directory: Path, alone: dict[str, np.ndarray]) -> None:
+    again = TorchLearner(config_of(), Pool("fsdp"), directory)
+    np.testing.assert_allclose(again.score(script.batch_of()), alone["later"], atol=BOUND)
+    again.close()
+
+
+@pytest.mark.slow
+def test_four_ranks_of_two_kinds_give_the_numbers_of_one(model, alone, tmp_path):
+    for arrays in run(4, model, tmp_path / "four", "d2f2", "f2t2", "c2t2", "d2c2", "f4").values():
+        assert_same(arrays, alone)
+        np.testing.assert_allclose(arrays["moved"], arrays["moved from"], atol=BOUND)
+
+
+@pytest.mark.slow
+def test_adapters_under_two_ranks_of_any_kind_give_the_numbers_of_one(model, tmp_path):
+    alone = script.step("d1", model, tmp_path, script.LORA)
+    for layout, arrays in run(2, model, tmp_path / "lora", "d2", "f2", "c2", "t2").items():
+        assert_same(arrays, alone)
+        assert_exported(tmp_path / "lora" / f"export {layout}", alone)
