@@ -195,6 +195,7 @@ def get_config() -> ConfigDict:
             processes=config_dict.placeholder(int),
         )
     )
+    config.fsdp = ConfigDict(dict(compile=True))
     config.sglang = ConfigDict(
         dict(
             python="",

@@ -278,6 +278,13 @@ class JaxConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class FsdpConfig:
+    """`fsdp`: the PyTorch learner."""
+
+    compile: bool  # layers through torch.compile, on a GPU: a minute at the start, then fewer passes over memory
+
+
+@dataclasses.dataclass(frozen=True)
 class SglangConfig:
     """`sglang`: the SGLang servers that a run starts, one a data-parallel replica; what is empty or None SGLang decides."""
 
@@ -336,5 +343,6 @@ class Config:
     guard: GuardConfig
     stats_logger: StatsLoggerConfig
     jax: JaxConfig
+    fsdp: FsdpConfig
     sglang: SglangConfig
     serve: ServeConfig
