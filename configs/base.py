@@ -190,6 +190,7 @@ def get_config() -> ConfigDict:
             sampler_dtype="bfloat16",
             precise=False,
             bitwise=False,
+            release_memory=False,
             compilation_cache="",
             processes=config_dict.placeholder(int),
         )

@@ -270,6 +270,7 @@ class JaxConfig:
     sampler_dtype: str
     precise: bool  # float32 sums in blocks: logits within 1e-4 of transformers on the CPU (docs/parity.md); costs time
     bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
+    release_memory: bool  # a sampler on the learner's devices lets go of weights and cache while it updates (synchronous runs)
     compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
     # Of the learner. None: as many as torchrun started, else one; N: exactly so many, started on this host unless torchrun did;
     # 0: those that jax.distributed finds by itself (a TPU pod, Slurm, Open MPI, Kubernetes). See docs/processes.md
