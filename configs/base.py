@@ -190,10 +190,12 @@ def get_config() -> ConfigDict:
             sampler_dtype="bfloat16",
             precise=False,
             bitwise=False,
+            release_memory=False,
             compilation_cache="",
             processes=config_dict.placeholder(int),
         )
     )
+    config.fsdp = ConfigDict(dict(compile=True))
     config.sglang = ConfigDict(
         dict(
             python="",

@@ -357,6 +357,15 @@ def build(
     return Engine(sampler, learner, transport, scratch(workdir))
 
 
+def check_lending(config: Config, allocation: Allocation, key: str) -> None:
+    """Whether a sampler can lend its memory: to a learner on its devices, in a run that samples or learns. Raises UserError."""
+    sampler, learner = allocation.sampler, allocation.learner
+    if sampler is None or learner is None or sampler.first_device != learner.first_device:
+        raise UserError(f"{key}: is for engines on the same devices (allocation_mode with '|', or one pool)")
+    if config.rollout.max_head_offpolicyness:
+        raise UserError(f"{key}: is for synchronous runs (rollout.max_head_offpolicyness=0): others sample while they update")
+
+
 def transport_of(config: Config, allocation: Allocation) -> str:
     """The sampler's best way that the learner has too; arrays in memory are of one engine's own layout.
 

@@ -85,6 +85,7 @@ def _runs(ids: np.ndarray, context: Context) -> tuple[np.ndarray, np.ndarray, np
     return first[has], (stop - start)[has], (stop - first)[has]
 
 
+@torch.compiler.disable  # a layer that is compiled is so around it: what a micro-batch's segments are is no part of the graph
 def packed_attention(
     module: nn.Module,
     query: Tensor,

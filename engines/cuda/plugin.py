@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
-from rljax.engine import Learner, Sampler, State
+from rljax.engine import Learner, Sampler, State, check_lending
 from rljax.engines.cuda.transports import routes
 from rljax.engines.http.launcher import SglangServers, installed_release, interpreter
 from rljax.engines.http.plugin import TRANSPORTS, sampler_of
@@ -31,7 +31,7 @@ class SglangPlugin:
             found, oldest = ".".join(map(str, release)), ".".join(map(str, OLDEST))
             raise UserError(f"sglang.python: SGLang {found} is too old (install {oldest} or later)")
         if config.sglang.release_memory:
-            _check_lending(config, allocation)
+            check_lending(config, allocation, "sglang.release_memory")
 
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
         return routes(config, allocation)
@@ -45,16 +45,6 @@ class SglangPlugin:
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         raise UserError("allocation_mode: sglang cannot learn (add a learner: sglang:d1+fsdp:d1, or +jax:d1)")
-
-
-def _check_lending(config: Config, allocation: Allocation) -> None:
-    sampler, learner = allocation.sampler, allocation.learner
-    if sampler is None or learner is None or sampler.first_device != learner.first_device:
-        raise UserError("sglang.release_memory: is for engines on the same devices (allocation_mode with '|')")
-    if config.rollout.max_head_offpolicyness:
-        raise UserError(
-            "sglang.release_memory: is for synchronous runs (rollout.max_head_offpolicyness=0): others sample while they update"
-        )
 
 
 class FsdpPlugin:

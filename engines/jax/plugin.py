@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
-from rljax.engine import Learner, Sampler, State
+from rljax.engine import Learner, Sampler, State, check_lending
 from rljax.errors import UserError
 from rljax.hf.spec import CONFIG, ModelSpec
 from rljax.ranks.place import Place
@@ -31,6 +31,8 @@ class JaxPlugin:
         if sampler is not None and sampler.engine == NAME:
             _check_context(config)
             _check_positions(config)
+            if config.jax.release_memory:
+                check_lending(config, allocation, "jax.release_memory")
         if not config.jax.bitwise or sampler is None or learner is None:
             return
         if sampler.engine != learner.engine:

@@ -33,7 +33,7 @@ from absl import app, flags
 
 OUT = flags.DEFINE_string("out", None, "Directory for what is kept.", required=True)
 SCRATCH = flags.DEFINE_string("scratch", "/tmp/rljax-gpu-run", "Directory for the rest: models, run directories, logs.")
-CONFIG = flags.DEFINE_string("config", "configs/smollm2_chain_sum.py", "Config file of the runs.")
+CONFIG = flags.DEFINE_string("config", "configs/smollm2_sums.py", "Config file of the runs.")
 MODES = flags.DEFINE_list("modes", ["sglang:d1|fsdp:d1", "sglang:d1|jax:d1"], "allocation_mode of each run.")
 STEPS = flags.DEFINE_integer("steps", 60, "Training steps of each run.", lower_bound=1)
 MINUTES = flags.DEFINE_float("minutes", 4.0, "Of each run, its servers' start included; then it is told to stop.")

@@ -152,6 +152,25 @@ def test_computing_layers_again_changes_no_gradient(layout, tmp_path):
             torch.testing.assert_close(gradient, want[name], rtol=0, atol=0, msg=name)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_compiled_layers_have_the_same_gradients_and_share_what_is_compiled(layout, tmp_path, remat, architecture):
+    directory = models.make_model(tmp_path, architecture=architecture, num_layers=4)
+    items = episodes(6)
+    batch = pack(items, first_fit(items, 64), 64)
+    want = None
+    for compile in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        network = network_of(directory, layout, remat=remat, compile=compile)
+        found = gradients(network, rows_of(layout, network.spec, batch))
+        want = want or found
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, want[name], rtol=1e-4, atol=1e-6, msg=name)
+    assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] < 8  # of 4 layers, each cut in two by attention
+
+
 def test_trap_08_the_embedding_of_the_padding_token_is_trained_like_any_other(layout, tmp_path):
     directory = models.make_model(tmp_path)
     items = episodes(4)
