@@ -304,6 +304,15 @@ def test_a_worker_holds_no_more_than_its_room_and_gets_more_as_it_finishes(tmp_p
     assert outcome.step == 3 and max(most) == 3 and len(most) == 10
 
 
+def test_a_fault_of_ours_ends_the_run_and_hangs_nobody(tmp_path, monkeypatch):
+    def done(self, job, worker, message):
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr("rljax.feed.Feed._done", done)
+    with pytest.raises(RuntimeError, match="a fault"):
+        _run(tmp_path, {}, worker)
+
+
 class Impatient(Repeat):
     """Gives up on its first requests."""
 
