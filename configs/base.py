@@ -188,6 +188,7 @@ def get_config() -> ConfigDict:
             decode_steps=4,
             cache_dtype="bfloat16",
             sampler_dtype="bfloat16",
+            precise=False,
             bitwise=False,
             compilation_cache="",
             processes=config_dict.placeholder(int),
@@ -208,6 +209,7 @@ def get_config() -> ConfigDict:
             start_timeout=600.0,
             restarts=3,
             transport="",
+            bucket_mb=512,
             release_memory=False,
             log_dir="",
         )

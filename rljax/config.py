@@ -268,6 +268,7 @@ class JaxConfig:
     decode_steps: int  # decode steps a dispatch
     cache_dtype: str
     sampler_dtype: str
+    precise: bool  # float32 sums in blocks: logits within 1e-4 of transformers on the CPU (docs/parity.md); costs time
     bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
     compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
     # Of the learner. None: as many as torchrun started, else one; N: exactly so many, started on this host unless torchrun did;
@@ -294,6 +295,7 @@ class SglangConfig:
     # How weights reach the servers, with a learner that can: "ipc" (the same devices), "nccl" (other devices), "gloo" (CPU),
     # "directory"; empty: the first of these that is possible
     transport: str
+    bucket_mb: int  # what ipc, nccl and gloo send at once, and each side holds beside the model
     # Servers that share devices with the learner let go of their memory while it updates (synchronous runs only)
     release_memory: bool
     log_dir: str  # of the servers' logs; empty: a directory in the system's temporary one

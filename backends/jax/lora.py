@@ -58,7 +58,7 @@ def add(
         raise UserError(f"actor.lora.target_modules: no {unknown[0] if unknown else 'target'!r} (of {', '.join(TARGETS)})")
     model: Transformer = nnx.eval_shape(lambda: nnx.merge(graphdef, jax.tree.map(jnp.zeros_like, params)))
     lora = Lora(rank, alpha / rank, tuple(targets))
-    with_factors, _ = abstract(model.spec, dtype=model.dtype, remat=model.remat, lora=lora)
+    with_factors, _ = abstract(model.spec, dtype=model.dtype, remat=model.remat, lora=lora, precise=model.precise)
     leaves: dict[tuple[str, ...], Any] = {}
     mesh = single_device_mesh() if mesh is None else mesh
     for parameter in parameters(model.spec):

@@ -31,6 +31,7 @@ from rljax.hf.tensors import norms, projections
 
 REMAT = ("none", "full", "dots")
 NO_WINDOW = 2**30  # tokens; beyond any row
+BLOCK = 192  # terms that are summed one after the other where a model is `precise`; that of the BLAS under torch on x86
 
 
 class KVCache(NamedTuple):
@@ -69,6 +70,7 @@ class Linear(nnx.Module):
         dtype: DTypeLike,
         param_dtype: DTypeLike,
         lora: Lora | None = None,
+        precise: bool = False,
     ) -> None:
         self.kernel = nnx.Param(jnp.zeros((layers, inputs, outputs), param_dtype))
         self.bias = nnx.Param(jnp.zeros((layers, outputs), param_dtype)) if bias else None
@@ -76,9 +78,10 @@ class Linear(nnx.Module):
         self.lora_a = nnx.LoRAParam(jnp.zeros((layers, inputs, lora.rank), param_dtype)) if lora else None
         self.lora_b = nnx.LoRAParam(jnp.zeros((layers, lora.rank, outputs), param_dtype)) if lora else None
         self.dtype = jnp.dtype(dtype)
+        self.block = BLOCK if precise else None
 
     def __call__(self, x: Array) -> Array:
-        y = dot(x, self.kernel[...].astype(self.dtype))
+        y = dot(x, self.kernel[...].astype(self.dtype), self.block)
         if self.lora_a is not None and self.lora_b is not None:
             low = dot(x, self.lora_a[...].astype(self.dtype))
             y += dot(low, self.lora_b[...].astype(self.dtype)) * self.lora_scale
@@ -90,14 +93,18 @@ class Linear(nnx.Module):
 class Norm(nnx.Module):
     """RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467); float32 or wider. Gemma's scale is offset by 1."""
 
-    def __init__(self, shape: tuple[int, ...], eps: float, offset: float, param_dtype: DTypeLike) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], eps: float, offset: float, param_dtype: DTypeLike, precise: bool = False
+    ) -> None:
         self.scale = nnx.Param(jnp.zeros(shape, param_dtype))
         self.eps = eps
         self.offset = offset
+        self.precise = precise
 
     def __call__(self, x: Array) -> Array:
         wide = x.astype(accumulated(x.dtype))
-        wide *= jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps
+        wide *= _reciprocal_root(square) if self.precise else jax.lax.rsqrt(square)
         return (wide * (self.scale[...].astype(wide.dtype) + self.offset)).astype(x.dtype)
 
 
@@ -140,14 +147,17 @@ class Layers(nnx.Module):
     q_norm: Norm  # this and the next: where spec.qk_norm
     k_norm: Norm
 
-    def __init__(self, spec: ModelSpec, dtype: DTypeLike, param_dtype: DTypeLike, lora: Lora | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, dtype: DTypeLike, param_dtype: DTypeLike, lora: Lora | None = None, precise: bool = False
+    ) -> None:
         for name, (outputs, inputs, bias) in projections(spec).items():
             short = name.split(".")[-1]
             factors = lora if lora and short in lora.targets else None
-            setattr(self, short, Linear(spec.num_layers, inputs, outputs, bias, dtype, param_dtype, factors))
+            setattr(self, short, Linear(spec.num_layers, inputs, outputs, bias, dtype, param_dtype, factors, precise))
         offset = 1.0 if spec.gemma_norms else 0.0
         for name, size in norms(spec).items():
-            setattr(self, name.split(".")[-1], Norm((spec.num_layers, size), spec.rms_norm_eps, offset, param_dtype))
+            shape = (spec.num_layers, size)
+            setattr(self, name.split(".")[-1], Norm(shape, spec.rms_norm_eps, offset, param_dtype, precise))
         self.spec = spec
 
     def step(
@@ -216,16 +226,23 @@ class Transformer(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         remat: str = "none",
         lora: Lora | None = None,
+        precise: bool = False,
     ) -> None:
-        """dtype is computed in, param_dtype stored; remat says what the backward pass recomputes of a layer."""
+        """dtype is computed in, param_dtype stored; remat says what the backward pass recomputes of a layer.
+
+        precise: sums in blocks and correctly rounded roots in the norms, for logits nearer to those of exact arithmetic (and
+        of transformers) where a long sum is held in one float32: XLA on the CPU. Costs time.
+        """
         if remat not in REMAT:
             raise ValueError(f"remat must be one of {', '.join(REMAT)}, not {remat!r}")
         self.spec = spec
         self.dtype = jnp.dtype(dtype)
         self.remat = remat
+        self.precise = precise
         self.embed_tokens = Table(spec.vocab_size, spec.hidden_size, param_dtype)
-        self.layers = Layers(spec, dtype, param_dtype, lora)
-        self.norm = Norm((spec.hidden_size,), spec.rms_norm_eps, 1.0 if spec.gemma_norms else 0.0, param_dtype)
+        self.layers = Layers(spec, dtype, param_dtype, lora, precise)
+        offset = 1.0 if spec.gemma_norms else 0.0
+        self.norm = Norm((spec.hidden_size,), spec.rms_norm_eps, offset, param_dtype, precise)
         self.lm_head = None if spec.tie_word_embeddings else Table(spec.vocab_size, spec.hidden_size, param_dtype)
 
     def __call__(
@@ -312,9 +329,11 @@ def abstract(
     param_dtype: DTypeLike = jnp.float32,
     remat: str = "none",
     lora: Lora | None = None,
+    precise: bool = False,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Graph definition and the shapes of the parameters (jax.ShapeDtypeStruct); nothing is allocated."""
-    model = nnx.eval_shape(lambda: Transformer(spec, dtype=dtype, param_dtype=param_dtype, remat=remat, lora=lora))
+    make = functools.partial(Transformer, spec, dtype=dtype, param_dtype=param_dtype, remat=remat, lora=lora, precise=precise)
+    model = nnx.eval_shape(make)
     graphdef, state = nnx.split(model)
     return graphdef, nnx.to_pure_dict(state)
 
@@ -344,13 +363,23 @@ def rematerialized(body: Callable[..., Any], choice: str) -> Callable[..., Any]:
     return jax.checkpoint(body, prevent_cse=False, policy=policy)  # inside a scan nothing is merged across the boundary
 
 
-def dot(x: Array, kernel: Array) -> Array:
+def dot(x: Array, kernel: Array, block: int | None = None) -> Array:
     """x [..., I] times kernel [I, O], in the dtype of both; float32 means float32 (not tf32 or bf16 passes).
 
     As a matrix product of two dimensions: with more, XLA transposes activations for the weight gradient on the CPU.
+    There it also adds up all I products of an entry one after the other, for an error of about sqrt(I) roundings; with
+    `block`, so many at a time, and then those sums (blocked summation: Higham 1993, doi:10.1137/0914050).
     """
-    flat = jnp.matmul(x.reshape(-1, x.shape[-1]), kernel, precision=_precision(x.dtype))
-    return flat.reshape(*x.shape[:-1], kernel.shape[-1])
+    flat = x.reshape(-1, x.shape[-1])
+    starts = range(0, x.shape[-1], block or x.shape[-1])
+    parts = [slice(start, start + starts.step) for start in starts]
+    sums = (jnp.matmul(flat[:, part], kernel[part], precision=_precision(x.dtype)) for part in parts)
+    return functools.reduce(jnp.add, sums).reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def _reciprocal_root(x: Array) -> Array:
+    """1 / sqrt(x), each rounded once. XLA would make its `rsqrt` of it, which on the CPU is an approximation."""
+    return 1 / jax.lax.optimization_barrier(jnp.sqrt(x))
 
 
 def accumulated(dtype: DTypeLike) -> jnp.dtype:

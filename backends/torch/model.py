@@ -120,8 +120,16 @@ def reshard(network: Network) -> None:
     network.reshard()
 
 
+def replicate_gradients(network: Network, now: bool) -> None:
+    """Whether the next backward pass adds gradients up over the ranks that hold the same shards: once a step is enough."""
+    assert isinstance(network, FSDPModule)
+    network.set_requires_all_reduce(now)
+
+
 def _fill_buffers(causal: Any) -> None:
-    """Rotary frequencies and the like, which no file holds. Parameters of the same modules get contents that don't last."""
+    """Rotary frequencies and the like, which no file holds."""
+    for parameter in causal.parameters():
+        parameter._is_hf_initialized = True  # transformers leaves those alone; they are read from files
     for module in causal.modules():
         if any(True for _ in module.buffers(recurse=False)):
             causal._init_weights(module)

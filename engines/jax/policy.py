@@ -35,7 +35,9 @@ class Policy:
         self.dtype = jnp.dtype(actor.dtype)
         self.spec = ModelSpec.from_directory(model_dir)
         base_dtype = MASTER if actor.lora.rank == 0 or config.jax.bitwise else self.dtype  # a frozen base needs no master copy
-        self.graphdef, params = hf.load(model_dir, mesh, actor.dtype, base_dtype, remat=actor.gradient_checkpointing)
+        self.graphdef, params = hf.load(
+            model_dir, mesh, actor.dtype, base_dtype, remat=actor.gradient_checkpointing, precise=config.jax.precise
+        )
         self.trained, self.frozen = params, {}
         self._adapted = actor.lora.rank > 0
         if self._adapted:

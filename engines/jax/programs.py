@@ -90,6 +90,7 @@ class Programs:
         dtype: DTypeLike,
         param_dtype: DTypeLike,
         cache_dtype: DTypeLike,
+        precise: bool = False,
     ) -> None:
         """`dtype` is computed in; matrices are stored in `param_dtype`, norms in float32."""
         self.spec = ModelSpec.from_directory(model_dir)
@@ -97,7 +98,7 @@ class Programs:
         self.spans = spans(context)
         self.shapes = chunk_shapes(prefill_tokens, slots, context)
         self.mesh, self._dtype, self._param_dtype = mesh, jnp.dtype(dtype), jnp.dtype(param_dtype)
-        self._graphdef, params = hf.load(model_dir, mesh, self._dtype, self._param_dtype)
+        self._graphdef, params = hf.load(model_dir, mesh, self._dtype, self._param_dtype, precise=precise)
         self._shardings = shardings(self.spec, mesh)
         self.params = self._adopt(params)
         whole = jax.eval_shape(lambda: (KVCache.zeros(self.spec, slots, context, cache_dtype), empty_state(slots)))

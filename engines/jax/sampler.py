@@ -57,6 +57,7 @@ class JaxSampler:
             dtype=config.actor.dtype if settings.bitwise else settings.sampler_dtype,
             param_dtype="float32" if settings.bitwise else settings.sampler_dtype,
             cache_dtype=settings.cache_dtype,
+            precise=settings.precise,
         )
         self._programs.warm_up()
         self._model_dir = model_dir

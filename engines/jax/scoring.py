@@ -34,12 +34,14 @@ class BitwiseScorer:
     Example: scorer(params, [np.array([9, 4, 7, 2])]) -> [array([0., -1.2, -0.3, -0.8])]
     """
 
-    def __init__(self, spec: ModelSpec, mesh: Mesh, dtype: str, temperature: float, chunk: int, length: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, mesh: Mesh, dtype: str, temperature: float, chunk: int, length: int, precise: bool
+    ) -> None:
         """length: tokens of the longest sequence; params come in the master dtype, merged with any adapters."""
         self._mesh = mesh
         self._length = padded_length(length)
         self._rows = ROWS_PER_SHARD * row_shards(mesh)
-        graphdef, _ = abstract(spec, dtype=dtype)
+        graphdef, _ = abstract(spec, dtype=dtype, precise=precise)
 
         def score(params: Any, rows: Rows) -> jax.Array:
             model = nnx.merge(graphdef, params)
@@ -78,12 +80,15 @@ def _shifted(logp: np.ndarray, tokens: int) -> np.ndarray:
 
 
 @functools.cache
-def bitwise_scorer(spec: ModelSpec, mesh: Mesh, dtype: str, temperature: float, chunk: int, length: int) -> BitwiseScorer:
+def bitwise_scorer(
+    spec: ModelSpec, mesh: Mesh, dtype: str, temperature: float, chunk: int, length: int, precise: bool
+) -> BitwiseScorer:
     """One scorer, and so one compiled program, for all who ask with the same arguments: the sampler and the learner."""
-    return BitwiseScorer(spec, mesh, dtype, temperature, chunk, length)
+    return BitwiseScorer(spec, mesh, dtype, temperature, chunk, length, precise)
 
 
 def scorer_of(config: Config, spec: ModelSpec, mesh: Mesh) -> BitwiseScorer:
     """The scorer of a run. `mesh` is the pool's: the bits agree where sampler and learner have pools of the same shape."""
-    actor = config.actor
-    return bitwise_scorer(spec, mesh, actor.dtype, config.gconfig.temperature, actor.logprob_chunk, config.jax.context_length)
+    actor, settings = config.actor, config.jax
+    chunk, length = actor.logprob_chunk, settings.context_length
+    return bitwise_scorer(spec, mesh, actor.dtype, config.gconfig.temperature, chunk, length, settings.precise)

@@ -165,9 +165,7 @@ class Team:
             self._logs[rank] = path, log.tell()
             self._children[rank] = subprocess.Popen(
                 [sys.executable, "-m", "rljax.ranks", str(self._workdir.absolute())],
-                env=os.environ
-                | place.variables()
-                | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"},
+                env=_shared_cores(self.size) | os.environ | place.variables() | _this_interpreter(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -293,6 +291,15 @@ class Team:
             if child.poll() is None:
                 child.kill()
                 child.wait()
+
+
+def _shared_cores(processes: int) -> dict[str, str]:
+    """Where the user hasn't said how many threads a process takes: else each takes all cores."""
+    return {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // processes, 1))}
+
+
+def _this_interpreter() -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"}
 
 
 def _ending(status: int) -> str:

@@ -87,8 +87,8 @@ def torch_logits(path, token_ids):
         return model(torch.tensor(token_ids)).logits.numpy()
 
 
-def jax_logits(path, token_ids, dtype=jnp.float32):
-    graphdef, params = hf.load(path, dtype=dtype, param_dtype=dtype)
+def jax_logits(path, token_ids, dtype=jnp.float32, precise=False):
+    graphdef, params = hf.load(path, dtype=dtype, param_dtype=dtype, precise=precise)
 
     @jax.jit
     def run(params, token_ids, positions):
@@ -99,9 +99,10 @@ def jax_logits(path, token_ids, dtype=jnp.float32):
     return np.asarray(run(params, token_ids, np.broadcast_to(np.arange(token_ids.shape[1]), token_ids.shape)))
 
 
-def test_logits_agree(directory):
+@pytest.mark.parametrize("precise", [False, True], ids=["plain", "precise"])
+def test_logits_agree(directory, precise):
     token_ids = np.random.default_rng(0).integers(0, SMALL["vocab_size"], (2, 24))
-    theirs, ours = torch_logits(directory, token_ids), jax_logits(directory, token_ids)
+    theirs, ours = torch_logits(directory, token_ids), jax_logits(directory, token_ids, precise=precise)
     assert np.abs(theirs).max() > 1  # else the bound below means nothing
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=BOUND)
 

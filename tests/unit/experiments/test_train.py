@@ -266,6 +266,28 @@ def test_rollout_and_replay_are_the_first_step_of_train(tmp_path):
     assert replayed.items() <= trained.items()
     assert {key.split("/")[0] for key in trained.keys() - replayed.keys()} <= {"rollout"}  # what a producer and a buffer tell
 
+    shards = [tmp_path / f"shard{i}" for i in range(3)]  # of 4 prompts: 2, 1 and 1
+    for index, out in enumerate(shards):
+        code, text, err = finish(binary("rollout", *common, f"--shard={index}/3", f"--out={out}", path=tmp_path))
+        assert code == 0 and f"{2 if index == 0 else 1} groups" in text, err
+    together = [f"--batch={','.join(map(str, shards))}", f"--workdir={tmp_path / 'together'}"]
+    code, _, err = finish(binary("replay", *common, *together, path=tmp_path))
+    assert code == 0, err
+    assert comparable(lines(tmp_path / "together" / "metrics.jsonl")) == [replayed]
+    in_two = [*together[:1], f"--workdir={tmp_path / 'ranks'}", "--config.allocation_mode=fake:d2"]
+    code, _, err = finish(binary("replay", *common, *in_two, path=tmp_path))
+    assert code == 0, err
+    (in_ranks,) = comparable(lines(tmp_path / "ranks" / "metrics.jsonl"))
+    assert in_ranks == pytest.approx(replayed, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("shard", ["2/2", "1"])
+def test_a_shard_that_is_none_is_refused(shard, tmp_path):
+    (tmp_path / "config.py").write_text(CONFIG)
+    arguments = [f"--config={tmp_path / 'config.py'}", f"--out={tmp_path / 'batch'}", f"--shard={shard}"]
+    code, _, err = finish(binary("rollout", *arguments))
+    assert code == 1 and err == f"error: --shard: {shard!r} is not INDEX/COUNT, counted from 0, as in 0/4\n"
+
 
 def told(entries: list[dict]) -> list[dict]:
     return [{k: v for k, v in e.items() if k != "rollout/workers"} for e in comparable(entries)]

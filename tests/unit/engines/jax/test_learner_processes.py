@@ -54,7 +54,8 @@ def test_processes_change_no_number(mesh, tmp_path):
     for name in (name for name in two if name.startswith("restored parameter ")):
         np.testing.assert_array_equal(two[name], two[name.removeprefix("restored ")])
     assert "holds none" in str(two["refusal"])
-    exported = [load_file(tmp_path / name / "export" / "model.safetensors") for name in ("one", "two")]
-    assert exported[0].keys() == exported[1].keys()
-    for name, tensor in exported[0].items():
-        np.testing.assert_allclose(exported[1][name], tensor, atol=1e-6, err_msg=name)
+    for kind in ("export", "merged"):
+        exported = [load_file(tmp_path / name / kind / "model.safetensors") for name in ("one", "two")]
+        assert exported[0].keys() == exported[1].keys()
+        for name, tensor in exported[0].items():
+            np.testing.assert_allclose(exported[1][name], tensor, atol=1e-6, err_msg=name)
