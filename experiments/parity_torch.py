@@ -87,7 +87,8 @@ def _load(case: Case, dtype: torch.dtype) -> Any:
         if bars:
             logging.enable_progress_bar()
     # transformers gives the padding id's embedding no gradient; in a packed row it is a token like others (it may be EOS)
-    model.get_input_embeddings().padding_idx = None
+    embeddings: Any = model.get_input_embeddings()
+    embeddings.padding_idx = None
     return model
 
 
