@@ -192,10 +192,12 @@ def get_config() -> ConfigDict:
             sampler_dtype="bfloat16",
             precise=False,
             bitwise=False,
+            release_memory=False,
             compilation_cache="",
             processes=config_dict.placeholder(int),
         )
     )
+    config.fsdp = ConfigDict(dict(compile=True))
     config.sglang = ConfigDict(
         dict(
             python="",
@@ -211,6 +213,7 @@ def get_config() -> ConfigDict:
             start_timeout=600.0,
             restarts=3,
             transport="",
+            bucket_mb=512,
             release_memory=False,
             log_dir="",
         )

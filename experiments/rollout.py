@@ -5,7 +5,8 @@ python -m experiments.rollout --attach=runs/quickstart
 
 OUT/batch.safetensors holds token ids, masks, log-probs and versions, OUT/batch.json text, rewards and components: for a look,
 or for experiments.replay, which trains on them. The prompts are the first rollout.consumer_batch_size that training would
-take, and the completions those that it would sample with the same seed and weights.
+take, and the completions those that it would sample with the same seed and weights. Several processes, on several hosts say,
+share these prompts by --shard=0/4, --shard=1/4, ..., each with an OUT of its own; replay takes their dumps as one batch.
 
 With --attach it is a worker of a run that has rollout.workers or rollout.listen (docs/runtime.md): --attach=HOST:PORT with
 the run's token in RLJAX_TOKEN, or --attach=WORKDIR where that can be read. The run's config holds, less what
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 main.define_config_flags(workdir=False)
 OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is missing.")
 ATTACH = flags.DEFINE_string("attach", None, "A run to work for: its HOST:PORT, or its workdir.")
+SHARD = flags.DEFINE_string(
+    "shard", "0/1", "INDEX/COUNT: this process's share of the prompts, where COUNT processes share them."
+)
 ROOM = flags.DEFINE_integer("room", None, "With --attach: prompts at once; as many as the run gives unless set.", lower_bound=1)
 PATIENCE = flags.DEFINE_float("patience", 600.0, "With --attach: seconds to look for a run that is not there, or not any more.")
 NAME = flags.DEFINE_string("name", "", "With --attach: what the run's log calls this worker.")
@@ -71,8 +75,12 @@ def rollout() -> None:
     out.mkdir(parents=True, exist_ok=True)
     model_dir = model_directory.prepare(config.actor, out / "init", seed=config.seed)
     words = tokenizer.load(model_dir)
-    source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words)
-    prompts = [next(source) for _ in range(config.rollout.consumer_batch_size or config.train_dataset.batch_size)]
+    shard = _shard(SHARD.value)
+    source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words, shard=shard)
+    size = config.rollout.consumer_batch_size or config.train_dataset.batch_size
+    prompts = [next(source) for _ in range(source.share(size))]
+    if not prompts:
+        raise UserError(f"--shard: {SHARD.value} of {size} prompts is none (rollout.consumer_batch_size has more)")
 
     # --------------------------------------------------------------------------------------------------------------------
     # Sampler and workflow
@@ -81,6 +89,14 @@ def rollout() -> None:
     groups, failures = asyncio.run(_groups(config, sampler, prompts, words))
     dump.save(out, groups, words)
     _report(groups, failures, out)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """Raises UserError for anything but INDEX/COUNT, 0 <= INDEX < COUNT."""
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise UserError(f"--shard: {text!r} is not INDEX/COUNT, counted from 0, as in 0/4")
+    return int(index), int(count)
 
 
 async def _groups(

@@ -83,7 +83,8 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, team: Tea
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.data import labelled_trajectory, open_prompts
     from rljax.evaluation import Evaluation
-    from rljax.loop import Labelled, Loop, Run, total_steps
+    from rljax.extent import total_steps
+    from rljax.loop import Labelled, Loop, Run
 
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:

@@ -31,13 +31,20 @@ def attach(address: str, *, room: int | None, patience: float, name: str, parent
     if parent is not None:
         die_with(parent)
         patience = 0.0  # the run starts its workers anew
-    address, token = _door(address)
     own = any(key in OWN_SAMPLER for key, _ in main.overrides_from_flags())
-    asyncio.run(work(address, token, _parts, own=own, name=name, room=room, patience=patience))
+    asyncio.run(work(lambda: _door(address), _parts, own=own, name=name, room=room, patience=patience))
 
 
 def _door(address: str) -> tuple[str, str]:
-    """(HOST:PORT, token)."""
+    """(HOST:PORT, token). Raises NoDoor, UserError."""
+    from rljax.worker import NoDoor
+
+    if ":" in address:
+        if not (token := os.environ.get(TOKEN_VARIABLE, "")):
+            raise UserError(
+                f"--attach: the run's token is needed (set {TOKEN_VARIABLE}; the run has it in WORKDIR/workers.json)"
+            )
+        return address, token
     door = Path(address) / "workers.json"
     try:
         told = json.loads(door.read_text())
@@ -45,12 +52,7 @@ def _door(address: str) -> tuple[str, str]:
     except PermissionError:
         raise UserError(f"--attach: {door} is another user's (give HOST:PORT, and the token in {TOKEN_VARIABLE})") from None
     except (OSError, ValueError):
-        pass  # no workdir, or no run that listens in it
-    if ":" not in address:
-        raise UserError(f"--attach: no run listens in {address} (one with rollout.listen or rollout.workers does)")
-    if not (token := os.environ.get(TOKEN_VARIABLE, "")):
-        raise UserError(f"--attach: the run's token is needed (set {TOKEN_VARIABLE}; the run has it in WORKDIR/workers.json)")
-    return address, token
+        raise NoDoor(f"no run listens in {address} (one with rollout.listen or rollout.workers does)") from None
 
 
 @contextlib.asynccontextmanager

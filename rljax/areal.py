@@ -217,7 +217,7 @@ def _evaluated(theirs: Flat) -> Flat:
     """As in training, unless `eval_gconfig` says otherwise. Greedy completions are all the same: one is enough."""
     defaults = {"n_samples": 1, "temperature": 1.0, "greedy": False, "top_p": 1.0, "top_k": 0}
     held = {key: theirs.get(f"eval_gconfig.{key}", theirs.get(f"gconfig.{key}", value)) for key, value in defaults.items()}
-    held["top_k"] = _top_k(held["top_k"])
+    held["top_k"] = _top_k(int(held["top_k"] or 0))
     if held["greedy"]:
         held["n_samples"] = 1
     off = {} if theirs.get("valid_dataset.path") else {"evaluator.freq_steps": None, "evaluator.freq_epochs": None}

@@ -272,10 +272,18 @@ class JaxConfig:
     sampler_dtype: str
     precise: bool  # float32 sums in blocks: logits within 1e-4 of transformers on the CPU (docs/parity.md); costs time
     bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
+    release_memory: bool  # a sampler on the learner's devices lets go of weights and cache while it updates (synchronous runs)
     compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
     # Of the learner. None: as many as torchrun started, else one; N: exactly so many, started on this host unless torchrun did;
     # 0: those that jax.distributed finds by itself (a TPU pod, Slurm, Open MPI, Kubernetes). See docs/processes.md
     processes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class FsdpConfig:
+    """`fsdp`: the PyTorch learner."""
+
+    compile: bool  # layers through torch.compile, on a GPU: a minute at the start, then fewer passes over memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,6 +305,7 @@ class SglangConfig:
     # How weights reach the servers, with a learner that can: "ipc" (the same devices), "nccl" (other devices), "gloo" (CPU),
     # "directory"; empty: the first of these that is possible
     transport: str
+    bucket_mb: int  # what ipc, nccl and gloo send at once, and each side holds beside the model
     # Servers that share devices with the learner let go of their memory while it updates (synchronous runs only)
     release_memory: bool
     log_dir: str  # of the servers' logs; empty: a directory in the system's temporary one
@@ -336,5 +345,6 @@ class Config:
     guard: GuardConfig
     stats_logger: StatsLoggerConfig
     jax: JaxConfig
+    fsdp: FsdpConfig
     sglang: SglangConfig
     serve: ServeConfig

@@ -119,6 +119,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "sglang.context_length",
         "sglang.max_running_requests",
         "sglang.stream_interval",
+        "sglang.bucket_mb",
         "sglang.start_timeout",
         "serve.max_requests",
         "serve.max_body_mb",

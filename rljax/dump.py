@@ -6,6 +6,8 @@ DIR/batch.json           what the numbers belong to: groups with uid; trajectori
 
 from __future__ import annotations
 
+import collections
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +61,21 @@ def load(directory: Path) -> list[Group]:
         Group(group["uid"], tuple(_trajectory(entry, arrays, next(starts)) for entry in group["trajectories"]))
         for group in tree["groups"]
     ]
+
+
+def load_shards(directories: Sequence[Path]) -> list[Group]:
+    """The dumps of all shards of a batch, in their order (0/N, 1/N, ...), as the one batch they are, prompts in its order.
+
+    Raises UserError as `load` does, and where a prompt is in two of them.
+    """
+    rounds = itertools.zip_longest(*map(load, directories))
+    groups = [group for several in rounds for group in several if group is not None]
+    twice = [uid for uid, count in collections.Counter(group.uid for group in groups).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"{', '.join(map(str, directories))}: prompt {twice[0]} is in two of them (shards of one batch share none)"
+        )
+    return groups
 
 
 def _trajectory(entry: dict[str, Any], arrays: dict[str, np.ndarray], start: int) -> Trajectory:

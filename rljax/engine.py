@@ -16,6 +16,7 @@ A third party plugs in by an entry point of the group `rljax.engines` whose name
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -23,7 +24,7 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -99,6 +100,24 @@ class RecoveringSampler(Protocol):
 
     async def lacks_weights(self) -> None:
         """Returns when a part is back that waits for weights which only a publish can bring."""
+        ...
+
+
+@runtime_checkable
+class LendingSampler(Protocol):
+    """A sampler that can lend its memory to a learner on the same devices. Optional."""
+
+    @property
+    def lends(self) -> bool:
+        """Whether the config wants it to."""
+        ...
+
+    async def release(self) -> None:
+        """Lets go of weights and caches until `reclaim`. What is in flight ends with finish `abort`, or waits."""
+        ...
+
+    async def reclaim(self) -> None:
+        """Has its memory again. Nothing is generated before `load_weights` has filled it, and `resume`."""
         ...
 
 
@@ -201,6 +220,20 @@ class ManyProcesses(Protocol):
         ...
 
 
+State = Mapping[str, Mapping[str, np.ndarray]]  # of a learner, in no framework's terms (rljax/portable.py)
+
+
+@runtime_checkable
+class PortablePlugin(Plugin, Protocol):
+    """A plugin whose learner's checkpoints other engines' learners can go on from. Optional: of others, only its own can."""
+
+    formats: tuple[str, ...]  # that meta.json of its learner's checkpoints may name
+
+    def read_checkpoint(self, directory: Path) -> State:
+        """What its learner saved there, with no such learner made. Raises UserError where it is corrupt or can't be read."""
+        ...
+
+
 @dataclasses.dataclass
 class Engine:
     """A sampler, a learner, and the way weights get from one to the other."""
@@ -237,6 +270,19 @@ class Engine:
             await self.sampler.resume()
         if directory is not None:
             await asyncio.to_thread(shutil.rmtree, directory)
+
+    @contextlib.asynccontextmanager
+    async def learning(self) -> AsyncIterator[None]:
+        """Around an update: a sampler on the same devices lends its memory, where the config wants it. A publish comes next."""
+        sampler = self.sampler
+        if not (isinstance(sampler, LendingSampler) and sampler.lends):
+            yield
+            return
+        await sampler.release()
+        try:
+            yield
+        finally:
+            await sampler.reclaim()
 
     async def lacks_weights(self) -> None:
         """Returns when a part of the sampler waits for a publish; never, where that can't happen."""
@@ -311,6 +357,15 @@ def build(
     return Engine(sampler, learner, transport, scratch(workdir))
 
 
+def check_lending(config: Config, allocation: Allocation, key: str) -> None:
+    """Whether a sampler can lend its memory: to a learner on its devices, in a run that samples or learns. Raises UserError."""
+    sampler, learner = allocation.sampler, allocation.learner
+    if sampler is None or learner is None or sampler.first_device != learner.first_device:
+        raise UserError(f"{key}: is for engines on the same devices (allocation_mode with '|', or one pool)")
+    if config.rollout.max_head_offpolicyness:
+        raise UserError(f"{key}: is for synchronous runs (rollout.max_head_offpolicyness=0): others sample while they update")
+
+
 def transport_of(config: Config, allocation: Allocation) -> str:
     """The sampler's best way that the learner has too; arrays in memory are of one engine's own layout.
 
@@ -355,6 +410,19 @@ def find_plugin(name: str) -> Plugin:
     if len({point.value for point in found}) > 1:
         raise UserError(f"allocation_mode: the engine name {name!r} is registered twice: {', '.join(p.value for p in found)}")
     return found[0].load()
+
+
+def portable_plugin(form: str) -> PortablePlugin | None:
+    """The installed engine that reads checkpoints of a format, or None."""
+    for name in sorted({point.name for point in _entry_points()}):
+        try:
+            plugin = find_plugin(name)
+        except (ImportError, UserError) as error:  # another engine's trouble is not this checkpoint's
+            log.warning("the engine %s is passed over: %s", name, error)
+            continue
+        if isinstance(plugin, PortablePlugin) and form in plugin.formats:
+            return plugin
+    return None
 
 
 def _entry_points() -> list[metadata.EntryPoint]:

@@ -38,6 +38,12 @@ class WorkerLost(EpisodeError):
     kind = "worker_lost"
 
 
+class StaleSampler(EpisodeError):
+    """The sampler made tokens with weights older than those that were published to it before it began."""
+
+    kind = "stale_sampler"
+
+
 def error_of(kind: str, text: str) -> EpisodeError:
     """The error of an episode in another process, by the name of its kind."""
     for known in EpisodeError.__subclasses__():

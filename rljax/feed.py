@@ -29,25 +29,23 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rljax import config_io, frames
-from rljax.buffer import Buffer, Ticket, newest_version, oldest_version, ticket_to_json
+from rljax.buffer import Buffer, Ticket, newest_version, ticket_to_json
 from rljax.children import Children
 from rljax.config import Config
 from rljax.engine import Sampler
-from rljax.errors import EpisodeError, SamplerError, UserError, WorkerLost, error_of
+from rljax.errors import SamplerError, UserError, WorkerLost
+from rljax.extent import most_in_flight
 from rljax.frames import PROTOCOL, Link, LinkError, Message
-from rljax.journal import unpack
+from rljax.handover import completed, measured_of, request_of, result_of
 from rljax.ledger import Ledger
 from rljax.metrics import Mean, merge
-from rljax.rollout import Failure, Result
 from rljax.tally import Tally
-from rljax.types import Request, SamplingParams
+from rljax.types import Request
 
 GOODBYE = 5.0  # seconds that workers get to hear that the run is over
 LARGEST_WORD = 64 << 20  # bytes of a file that a tokeniser may need; weights are larger, or of these kinds
@@ -116,7 +114,7 @@ class Feed:
         self._config, self._model_dir, self._token, self._scratch = config, model_dir, token, scratch
         self._door = door
         self._children = children
-        self._room = -(-limit_of(config) // max(1, config.rollout.workers))
+        self._room = -(-most_in_flight(config) // max(1, config.rollout.workers))
         self._server: asyncio.Server | None = None
         self._workers: list[Worker] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -244,6 +242,8 @@ class Feed:
                 self._take(worker, await link.receive())
         except LinkError as error:
             self._gone(worker, str(error))
+        except Exception as error:  # a fault of ours: the run ends by it, and doesn't wait for what this worker holds
+            self._fail(error)
         finally:
             alive.cancel()
             link.abort()
@@ -287,7 +287,7 @@ class Feed:
                 case "done" if job is not None:
                     self._done(job, worker, message)
                 case "generate" if job is not None:
-                    number, request = int(message.fields["id"]), _request(message)
+                    number, request = int(message.fields["id"]), request_of(message)
                     worker.requests[number] = self._task(self._generate(job, worker, number, request))
                 case "cancel":
                     if (task := worker.requests.get(message.fields["id"])) is not None:
@@ -296,7 +296,7 @@ class Feed:
                     pass  # the run is ending
                 case _:
                     raise LinkError(f"it says {message.kind!r}")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise LinkError(f"a message that makes no sense: {type(error).__name__}: {error}") from None
 
     def _done(self, job: Job, worker: Worker, message: Message) -> None:
@@ -304,9 +304,10 @@ class Feed:
         result = result_of(message)
         if newest_version(result.trajectories) > job.buffer.version + 1:  # one more: a publish may be half done
             raise ValueError("tokens of a version that was never published")
-        if result.wanted and oldest_version(result.trajectories) < 0:
-            raise ValueError("tokens to be trained on that no policy sampled")
-        self._measure(job, message.fields["measured"], message.fields["counts"])
+        means, counts = measured_of(message)
+        self._measured = merge([self._measured, means])
+        for name, count in counts.items():
+            job.tally.count(name, count)
         ticket = worker.held.pop(key, None)
         if ticket is None:  # sent twice
             job.tally.count("rollout/late_groups")
@@ -316,11 +317,6 @@ class Feed:
         with self._ending_the_run():
             job.ledger.settle(ticket, result)
         self._wake()
-
-    def _measure(self, job: Job, measured: Mapping[str, Any], counts: Mapping[str, float]) -> None:
-        self._measured = merge([self._measured, {name: Mean(*mean) for name, mean in measured.items()}])
-        for name, count in counts.items():
-            job.tally.count(name, count)
 
     # What a worker is sent
 
@@ -332,9 +328,8 @@ class Feed:
             return
         finally:
             worker.requests.pop(number, None)
-        arrays = (done.token_ids.astype("<i4"), done.logp.astype("<f4"), done.versions.astype("<i4"))
-        fields = {"id": number, "finish": done.finish.value, "tokens": len(done.token_ids)}
-        worker.link.send("completion", fields, b"".join(array.tobytes() for array in arrays))
+        fields, body = completed(done)
+        worker.link.send("completion", {"id": number} | fields, body)
 
     async def _send_words(self, worker: Worker) -> None:
         """What a tokeniser needs of the model directory; then, to a worker with a sampler of its own, the weights."""
@@ -395,36 +390,6 @@ class Feed:
             yield
         except Exception as error:
             self._fail(error)
-
-
-def limit_of(config: Config) -> int:
-    """Prompts in flight at most."""
-    rollout = config.rollout
-    batch = rollout.consumer_batch_size or config.train_dataset.batch_size
-    return rollout.max_concurrent_rollouts or (rollout.max_head_offpolicyness + 1) * batch
-
-
-def result_of(message: Message) -> Result:
-    """Of a `done`. Raises ValueError, KeyError, TypeError."""
-    trajectories = unpack(message.fields["trajectories"], message.body)
-    failures = tuple(_failure(entry) for entry in message.fields["failures"])
-    wanted = message.fields["wanted"]
-    if wanted and oldest_version(trajectories) > 2**30:
-        raise ValueError("a group without a token to train on")
-    return Result(trajectories, failures, wanted is True)
-
-
-def _failure(entry: Mapping[str, str]) -> Failure:
-    error: EpisodeError = error_of(entry["kind"], entry["error"])
-    error.add_note(entry["traceback"])
-    return Failure(error.kind, error)
-
-
-def _request(message: Message) -> Request:
-    fields = message.fields
-    params = fields["params"]
-    listed = {name: tuple(params[name]) for name in ("stop", "stop_token_ids")}
-    return Request(fields["request"], np.frombuffer(message.body, "<i4"), SamplingParams(**params | listed), fields["seed"])
 
 
 async def _send_files(link: Link, paths: Iterable[Path], *, version: int | None) -> None:

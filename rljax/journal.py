@@ -72,9 +72,11 @@ def unpack(entries: Sequence[Mapping[str, Any]], body: bytes | memoryview) -> tu
     """What `pack` packed; the arrays are views of the bytes. Raises ValueError, KeyError where the two don't fit."""
     trajectories, at = [], 0
     for entry in entries:
-        arrays = {}
+        arrays, length = {}, entry["length"]
+        if not isinstance(length, int) or length < 0:  # numpy would take -1 for all there is
+            raise ValueError(f"a trajectory of {length} tokens")
         for name, dtype in ARRAYS:
-            arrays[name] = np.frombuffer(body, dtype, entry["length"], at)
+            arrays[name] = np.frombuffer(body, dtype, length, at) if length else np.zeros(0, dtype)
             at += arrays[name].nbytes
         trajectories.append(
             Trajectory(**arrays, reward=entry["reward"], components=entry["components"], finish=Finish(entry["finish"]))

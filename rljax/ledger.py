@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from rljax.buffer import Buffer, Ticket
+from rljax.buffer import Buffer, Ticket, oldest_version
 from rljax.config import Config
-from rljax.errors import SamplerError, TooManyFailures, UserError, WorkerLost
+from rljax.errors import SamplerError, StaleSampler, TooManyFailures, UserError, WorkerLost
 from rljax.journal import GroupLog, Record
 from rljax.rollout import Failure, Result
 from rljax.tally import Tally
@@ -54,6 +54,7 @@ class Ledger:
         self._tally = tally
         self._beat = beat
         self._trace = trace
+        self._admitted: dict[int, int] = {}  # version when its generation began, by index
         self._failures: list[Failure] = []  # of the groups that failed since one worked
         self._rejected = 0  # groups since one was accepted
         self._rejected_rewards: list[float] = []  # means of the last of them
@@ -66,6 +67,7 @@ class Ledger:
         return record is not None
 
     def started(self, ticket: Ticket) -> None:
+        self._admitted[ticket.index] = self._buffer.version
         self._note("start", ticket)
 
     def settle(self, ticket: Ticket, result: Result) -> None:
@@ -75,6 +77,7 @@ class Ledger:
           TooManyFailures: this failure was one too many.
           UserError: the filter wants nothing; the disk is full.
         """
+        result = self._unless_stale(result, self._admitted.pop(ticket.index))
         for failure in result.failures:
             self._tally.count(f"rollout/failed/{failure.kind}")
         if result.failures and not result.trajectories:
@@ -85,10 +88,23 @@ class Ledger:
         self._journals.finished(ticket, group, accepted=result.wanted)
         self._end(ticket, group if result.wanted else None, tuple(t.reward for t in group.trajectories))
 
+    def _unless_stale(self, result: Result, admitted: int) -> Result:
+        """A group that began after the last publish has no token too old, unless the sampler doesn't take what is published:
+        then it would be generated again without end."""
+        version, oldest = self._buffer.version, oldest_version(result.trajectories)
+        if not result.wanted or admitted < version or oldest >= version - self._buffer.limits.max_lag:
+            return result
+        error = StaleSampler(
+            f"tokens of version {oldest}, begun after version {version} was published: the sampler doesn't take the weights"
+            " (is another run attached to it?)"
+        )
+        return Result((), (Failure(error.kind, error),), wanted=False)
+
     def lost(self, tickets: Iterable[Ticket], error: WorkerLost) -> None:
         """Whoever generated them is gone. Raises TooManyFailures."""
         self._tally.count(f"rollout/lost/{error.kind}")
         for ticket in tickets:
+            del self._admitted[ticket.index]
             self._note(error.kind, ticket)
             self._buffer.again(ticket, own_fault=False)
         self._count(Failure(error.kind, error))
@@ -133,7 +149,7 @@ class Ledger:
             log.warning("prompt %s failed: %s", ticket.prompt.uid, first.reason)
         self._count(first)
         self._note(first.kind, ticket)
-        own_fault = not all(isinstance(failure.error, SamplerError) for failure in failures)
+        own_fault = not all(isinstance(failure.error, SamplerError | StaleSampler) for failure in failures)
         if own_fault and ticket.failures + 1 >= self._config.recover.max_prompt_failures:
             log.warning("prompt %s is dropped: it failed %d times", ticket.prompt.uid, ticket.failures + 1)
             self._buffer.drop(ticket)

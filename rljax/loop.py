@@ -20,16 +20,16 @@
     save             the disk; generating goes on                       the disk
     everyone         nothing for more than recover.hang_timeout         the watchdog ends the run
 
-The producer (rollout.py) is a task of the event loop that keeps prompts in flight; the learner (learning.py) works in a
-thread, so that sampling goes on during an update. Between them stands the buffer (buffer.py), which decides what may be
-generated and what may be trained on: at `max_head_offpolicyness=0` it admits nothing while an update runs, and that is
-synchronous RL. Evaluation is the workflow with no learner (evaluation.py); supervised warm-up and SFT are the learner with
-no sampler.
+The producer (rollout.py) is a task of the event loop that keeps prompts in flight, or it leases them to other processes
+(feed.py, worker.py); what becomes of each, ledger.py says. The learner (learning.py) works in a thread, so that sampling goes
+on during an update. Between them stands the buffer (buffer.py), which decides what may be generated and what may be trained
+on: at `max_head_offpolicyness=0` it admits nothing while an update runs, and that is synchronous RL. Evaluation is the
+workflow with no learner (evaluation.py); supervised warm-up and SFT are the learner with no sampler.
 
 Order of a step, which is a contract: take at version v -> update (every token is at most max_head_offpolicyness versions
-older than v) -> publish, version v + 1 -> room for the next prompts -> metrics -> evaluate -> save. A checkpoint therefore
-holds a learner of v + 1 steps, a book at version v + 1, and no half of anything; what was in flight is generated again
-(recovery.py, checkpoints.py, journal.py).
+older than v) -> publish, version v + 1 -> room for the next prompts -> metrics -> guardrails (guardrails.py) -> evaluate ->
+save. A checkpoint therefore holds a learner of v + 1 steps, a book at version v + 1, and no half of anything; what was in
+flight is generated again (recovery.py, checkpoints.py, journal.py).
 
 A step counts from the start of the run, supervised ones included; a version counts those of RL alone.
 """
@@ -43,20 +43,18 @@ import logging
 import math
 import os
 import shutil
-import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rljax.buffer import Buffer, Entry, Limits, PromptSource
+from rljax.buffer import Buffer, Entry, PromptSource
 from rljax.config import Config, FrequencyConfig
 from rljax.engine import Engine
 from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.evaluation import PREFIX, Evaluation, evaluate
+from rljax.extent import limits_of, supervised_total, total_steps
 from rljax.feed import Feed, Job
 from rljax.guardrails import Guardrails
 from rljax.journal import Record
@@ -65,13 +63,12 @@ from rljax.ledger import Ledger
 from rljax.metrics import Mean, merge
 from rljax.recovery import Recovery
 from rljax.rollout import PatientSampler, Producer, Rollouts
+from rljax.signals import stopping
 from rljax.sinks import Sink, State, Status
 from rljax.tally import Clock, Tally
 from rljax.types import Group, Prompt, SamplingParams, Trajectory
 from rljax.watchdog import Watchdog
 from rljax.workflow import Workflow
-
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +147,7 @@ class Loop:
 
     async def run(self) -> Outcome:
         run = self.parts
-        with Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog, self._signals():
+        with Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog, stopping(self._stop):
             self.beat, self.clock = watchdog.beat, Clock(watchdog.beat)
             try:
                 await self._restore()
@@ -248,7 +245,8 @@ class Loop:
                     return None
                 await asyncio.wait([producer, change, lacking], return_when=asyncio.FIRST_COMPLETED)
                 if lacking.done():  # the learner is idle: its weights are those of the present version
-                    await engine.publish(self.buffer.version)
+                    async with self.learning:
+                        await engine.publish(self.buffer.version)
                     lacking = asyncio.create_task(engine.lacks_weights(), name="lacking weights")
             return None
         finally:
@@ -260,7 +258,8 @@ class Loop:
         engine, version, groups = self.parts.engine, self.buffer.version, [entry.group for entry in entries]
         async with self.learning:
             with self.clock.phase("step"):
-                metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
+                async with engine.learning():
+                    metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
                 with self.clock.phase("publish"):
                     await engine.publish(version + 1)
                 self.buffer.publish()
@@ -276,6 +275,11 @@ class Loop:
         if self._due(self.config.saver, epochs) and not self.guardrails.suspect:
             await self._save(epochs)
         self.epochs = epochs
+
+    def _stop(self) -> None:
+        """Asked to by a signal: finish the step, save, exit."""
+        self.stop.set()
+        self.buffer.wake()
 
     # Guardrails
 
@@ -424,59 +428,8 @@ class Loop:
         shutil.rmtree(target, ignore_errors=True)
         os.rename(aside, target)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM, SIGINT and SIGHUP: finish the step, save, exit. A second one ends the process as it always did. One that the
-        process was started to ignore (nohup) stays ignored."""
-        loop = asyncio.get_running_loop()
-        names = [name for name in STOPPING if signal.getsignal(name) is not signal.SIG_IGN]
-        mine = threading.current_thread() is threading.main_thread()
-
-        def stop() -> None:
-            self.stop.set()
-            self.buffer.wake()
-            for name in names:
-                loop.remove_signal_handler(name)
-
-        for name in names if mine else ():
-            loop.add_signal_handler(name, stop)
-        try:
-            yield
-        finally:
-            for name in names if mine else ():
-                loop.remove_signal_handler(name)
-
 
 def of_different_groups(groups: Sequence[Group]) -> Iterator[tuple[str, Trajectory]]:
     """The first trajectory of each group with the group's uid, then the second of each, and so on."""
     rounds = itertools.zip_longest(*([(group.uid, t) for t in group.trajectories] for group in groups))
     return (pair for several in rounds for pair in several if pair is not None)
-
-
-def limits_of(config: Config, prompts_per_epoch: int) -> Limits:
-    """The buffer's limits. Epochs and steps both bound a run; it ends with whichever comes first."""
-    rollout, steps = config.rollout, config.total_train_steps
-    batch_size = rollout.consumer_batch_size or config.train_dataset.batch_size
-    return Limits(
-        max_lag=rollout.max_head_offpolicyness,
-        batch_size=batch_size,
-        max_concurrent=rollout.max_concurrent_rollouts or (rollout.max_head_offpolicyness + 1) * batch_size,
-        prompts=config.total_train_epochs * prompts_per_epoch,
-        groups=None if steps is None else steps * batch_size,
-        stale_policy=rollout.stale_policy,
-    )
-
-
-def supervised_total(config: Config, prompts_per_epoch: int) -> int:
-    """Supervised steps of a run: those of the warm-up, or all of SFT."""
-    return total_steps(config, prompts_per_epoch) if config.actor.loss == "sft" else config.warmup.steps
-
-
-def total_steps(config: Config, prompts_per_epoch: int) -> int:
-    """Steps of a run in which no prompt is rejected, the warm-up's included."""
-    limits = limits_of(config, prompts_per_epoch)
-    assert limits.prompts is not None
-    steps = math.ceil(limits.prompts / limits.batch_size)
-    if config.total_train_steps is not None:
-        steps = min(steps, config.total_train_steps)
-    return steps if config.actor.loss == "sft" else steps + config.warmup.steps

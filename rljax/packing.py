@@ -187,6 +187,9 @@ def row_costs(segment_ids: np.ndarray, linear: float = 1.0, quadratic: float = 0
     return cost(lengths, linear, quadratic).sum(axis=1)
 
 
+RANK_SPREAD = "timeperf/rank_spread"  # metric of an update over several ranks: `spread` of their shares
+
+
 def spread(costs: np.ndarray, parts: Sequence[np.ndarray]) -> float:
     """How much more than the mean the dearest part costs, as a share of the mean: all others wait so long for it."""
     totals = np.array([costs[part].sum() for part in parts])

@@ -14,14 +14,11 @@ import os
 import shutil
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, NoReturn
-
-import numpy as np
 
 from rljax import config_io, frames
 from rljax.buffer import Ticket, ticket_from_json
@@ -29,10 +26,10 @@ from rljax.config import Config
 from rljax.engine import Sampler, WeightSource, memory_backed
 from rljax.errors import SamplerError, UserError
 from rljax.frames import PROTOCOL, Link, LinkError, Message
-from rljax.journal import pack
+from rljax.handover import asked, completion_of, done
 from rljax.metrics import Mean
-from rljax.rollout import Failure, Result, Rollouts, pause_before
-from rljax.types import Completion, Finish, Request
+from rljax.rollout import Rollouts, pause_before
+from rljax.types import Completion, Request
 
 SCRATCH = "rljax-worker-"  # then the process's id: directories for weights on their way
 
@@ -54,9 +51,12 @@ Build = Callable[[Config, Path, Path | None, Sampler], AbstractAsyncContextManag
 (else None), and the trainer's sampler."""
 
 
+class NoDoor(Exception):
+    """No run tells where it listens, yet; says so in a line."""
+
+
 async def work(
-    address: str,
-    token: str,
+    door: Callable[[], tuple[str, str]],
     build: Build,
     *,
     own: bool = False,
@@ -64,9 +64,10 @@ async def work(
     room: int | None = None,
     patience: float = 0.0,
 ) -> None:
-    """Works for the trainer at HOST:PORT until its run ends.
+    """Works for a trainer until its run ends.
 
     Args:
+      door: tells (HOST:PORT, token); asked again when the trainer is gone, for it may come back elsewhere. Raises NoDoor.
       own: the worker brings a sampler.
       room: prompts at once; None: as many as the trainer gives.
       patience: seconds to look for a trainer that isn't there, or not any more: it may have been killed and come back.
@@ -74,21 +75,15 @@ async def work(
     Raises:
       UserError: no trainer, or one that refuses.
     """
-    host, port = frames.host_and_port(address, "--attach")
-    hello = {
-        "protocol": PROTOCOL,
-        "token": token,
-        "own": own,
-        "name": name or f"{os.uname().nodename}:{os.getpid()}",
-        "room": room,
-    }
+    hello = {"protocol": PROTOCOL, "own": own, "name": name or f"{os.uname().nodename}:{os.getpid()}", "room": room}
     last, attempt = time.monotonic(), 0
     while True:
         try:
-            reader, writer = await asyncio.open_connection(host, port, limit=frames.PIECE)
-            link = Link(reader, writer)
+            address, token = door()
+            host, port = frames.host_and_port(address, "--attach")
+            link = Link(*await asyncio.open_connection(host, port, limit=frames.PIECE))
             try:
-                link.send("hello", hello)
+                link.send("hello", hello | {"token": token})
                 config = _welcomed(await link.receive())
                 attempt = 0
                 await _work(link, config, build, own=own)
@@ -96,13 +91,12 @@ async def work(
             finally:
                 last = time.monotonic()
                 link.close()
-        except (LinkError, OSError) as error:
+        except (LinkError, OSError, NoDoor) as error:
+            why = str(error) if isinstance(error, NoDoor) else f"{address}: {error} (does a run listen there?)"
             if time.monotonic() - last >= patience:
-                raise UserError(
-                    f"--attach: {address}: {error} (is a trainer with rollout.listen or rollout.workers there?)"
-                ) from None
+                raise UserError(f"--attach: {why}") from None
             if attempt == 0:
-                log.warning("the trainer at %s is gone (%s); looking for it for %g s", address, error, patience)
+                log.warning("no trainer: %s; looking for one for %g s", why, patience)
             attempt += 1
             await asyncio.sleep(min(5.0, pause_before(attempt)))
 
@@ -203,8 +197,8 @@ class LinkedSampler:
         number = next(self._numbers)
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        fields = {"id": number, "request": request.id, "params": dataclasses.asdict(request.params), "seed": int(request.seed)}
-        self._link.send("generate", fields, np.ascontiguousarray(request.prompt_ids, "<i4").tobytes())
+        fields, body = asked(request)
+        self._link.send("generate", {"id": number} | fields, body)
         try:
             return await answer
         except asyncio.CancelledError:
@@ -221,11 +215,7 @@ class LinkedSampler:
             kind = SamplerError if message.fields["lost"] else UserError
             answer.set_exception(kind(message.fields["error"]))
             return
-        n = message.fields["tokens"]
-        ids, logp, versions = (
-            np.frombuffer(message.body, dtype, n, 4 * n * at) for at, dtype in enumerate(("<i4", "<f4", "<i4"))
-        )
-        answer.set_result(Completion(ids, logp, versions, Finish(message.fields["finish"])))
+        answer.set_result(completion_of(message))
 
     async def pause(self) -> None:
         self._not_ours()
@@ -299,24 +289,3 @@ class Session:
                 counts[name] += int(mean.sum)
         self._parts.lost.clear()
         return {"measured": means, "counts": counts}
-
-
-def done(ticket: Ticket, result: Result) -> tuple[dict[str, Any], bytes]:
-    """The message of a group that is finished, less what was measured."""
-    trajectories, body = pack(result.trajectories)
-    fields = {
-        "index": ticket.index,
-        "attempt": ticket.attempt,
-        "wanted": result.wanted,
-        "trajectories": trajectories,
-        "failures": [_described(failure) for failure in result.failures],
-    }
-    return fields, body
-
-
-def _described(failure: Failure) -> dict[str, str]:
-    error = failure.error
-    ours = type(error).__module__ == "rljax.errors"  # its kind says its name
-    text = " ".join((str(error) if ours else f"{type(error).__name__}: {error}").split())
-    trace = "".join(traceback.format_exception(error))[-8000:]
-    return {"kind": failure.kind, "error": text[:2000], "traceback": trace}

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from rljax.backends.jax.hosts import together
@@ -53,14 +54,59 @@ def restore_tree(directory: Path, like: Tree) -> Tree:
     directory = directory.absolute()
     together(lambda: verify(directory), first=True)
     abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), like)
+    with _reading(directory, ocp.StandardCheckpointHandler()) as reader:
+        _compare(directory, _stored(reader, directory), abstract)
+        return reader.restore(directory / "tree", args=ocp.args.StandardRestore(abstract))
+
+
+def read_host(directory: Path, path: Sequence[str]) -> Tree:
+    """The part of the tree at a path, as numpy arrays in the dtypes they were written in. Files are not verified.
+
+    Example: read_host(directory, ("rl", "actor", "mu"))
+    """
+    directory = directory.absolute()
+    with _reading(directory, ocp.PyTreeCheckpointHandler()) as reader:
+        stored = _at(_stored(reader, directory), path)
+        wanted = _under(jax.tree.map(lambda a: np.empty(a.shape, a.dtype), stored), path)
+        args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+        restore = ocp.args.PyTreeRestore(item=wanted, restore_args=args, partial_restore=True)
+        return _at(reader.restore(directory / "tree", args=restore), path)
+
+
+def stored_paths(directory: Path) -> set[str]:
+    """Of the arrays of a checkpoint, as "rl/actor/count"."""
+    directory = directory.absolute()
+    with _reading(directory, ocp.PyTreeCheckpointHandler()) as reader:
+        return {_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(_stored(reader, directory))}
+
+
+@contextlib.contextmanager
+def _reading(directory: Path, handler: ocp.CheckpointHandler) -> Iterator[ocp.Checkpointer]:
+    """A reader; whatever it raises comes out as UserError."""
     try:
-        with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-            _compare(directory, reader.metadata(directory / "tree").item_metadata.tree, abstract)
-            return reader.restore(directory / "tree", args=ocp.args.StandardRestore(abstract))
+        with _quiet(), ocp.Checkpointer(handler) as reader:
+            yield reader
     except UserError:
         raise
     except Exception as error:  # orbax and tensorstore raise a dozen kinds on files that can't be parsed
         raise UserError(f"checkpoint: {directory} can't be restored: {reason(error)} (name an older checkpoint)") from error
+
+
+def _stored(reader: ocp.Checkpointer, directory: Path) -> Tree:
+    """Shapes and dtypes of what is there."""
+    return reader.metadata(directory / "tree").item_metadata.tree
+
+
+def _at(tree: Tree, path: Sequence[str]) -> Tree:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def _under(tree: Tree, path: Sequence[str]) -> Tree:
+    for key in reversed(path):
+        tree = {key: tree}
+    return tree
 
 
 def _compare(directory: Path, stored: Tree, wanted: Tree) -> None:

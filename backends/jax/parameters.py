@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from rljax.hf.spec import ModelSpec
@@ -52,6 +53,19 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
     if not spec.tie_word_embeddings:
         shape = (spec.vocab_size, spec.hidden_size)
         found.append(Parameter(("lm_head", "kernel"), UNEMBEDDING, shape, table, False, False))
+    return tuple(found)
+
+
+def adapters(spec: ModelSpec, rank: int, targets: Collection[str]) -> tuple[Parameter, ...]:
+    """The LoRA factors beside the projections in `targets`, under the names that peft has for them in a HF file."""
+    found = []
+    for base in parameters(spec):
+        if base.path[1] not in targets or base.path[2:] != ("kernel",):
+            continue
+        layers, inputs, outputs = base.shape
+        (_, into, out), stem, place = base.axes, base.tensor.removesuffix("weight"), base.path[:2]
+        found.append(Parameter((*place, "lora_a"), f"{stem}lora_A.weight", (layers, inputs, rank), (None, into, None)))
+        found.append(Parameter((*place, "lora_b"), f"{stem}lora_B.weight", (layers, rank, outputs), (None, None, out)))
     return tuple(found)
 
 

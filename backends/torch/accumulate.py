@@ -17,15 +17,23 @@ Metrics = dict[str, MeanArrays]
 Loss = Callable[[Any], tuple[Tensor, Metrics]]  # rows -> sum of the loss, metrics
 
 
-def add_gradients(loss: Loss, parts: Iterable[Any]) -> tuple[Tensor, Metrics]:
+def add_gradients(
+    loss: Loss, parts: Iterable[Any], before: Callable[[bool], None] = lambda last: None
+) -> tuple[Tensor, Metrics]:
     """Runs forward and backward over the micro-batches, gradients adding up in the parameters.
+
+    before: called ahead of each, with whether it is the last one.
 
     The loss of a micro-batch is its share of the minibatch's: a sum whose weights hold the normaliser. So neither gradient
     nor metrics depend on how rows are split.
     """
     total: Tensor | None = None
     metrics: Metrics = {}
-    for rows in parts:
+    ahead = iter(parts)
+    following = next(ahead, None)
+    while following is not None:
+        rows, following = following, next(ahead, None)
+        before(following is None)
         part, found = loss(rows)
         part.backward()
         total = part.detach() if total is None else total + part.detach()

@@ -24,7 +24,7 @@ from rljax.backends.torch.context import Context
 
 IMPLEMENTATION = "rljax_packed"
 HALF = (torch.bfloat16, torch.float16)
-_GROUPED = "enable_gqa" in inspect.signature(varlen_attn).parameters  # torch 2.12 and later say so; before, heads are repeated
+_ABLE = inspect.signature(varlen_attn).parameters  # torch 2.11 to 2.14 differ in what they name
 
 
 @dataclasses.dataclass
@@ -85,6 +85,7 @@ def _runs(ids: np.ndarray, context: Context) -> tuple[np.ndarray, np.ndarray, np
     return first[has], (stop - start)[has], (stop - first)[has]
 
 
+@torch.compiler.disable  # a layer that is compiled is so around it: what a micro-batch's segments are is no part of the graph
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -110,7 +111,7 @@ def packed_attention(
     softcap = getattr(module, "attn_logit_softcapping", None)
     if softcap is not None:
         out = _capped(query, key, value, segments.mask(sliding_window), scaling, softcap)
-    elif query.is_cuda and query.dtype in HALF:
+    elif query.is_cuda and query.dtype in HALF and (sliding_window is None or "window_size" in _ABLE):
         return _flash(query, key, value, segments, sliding_window, scaling), None
     else:
         mask = segments.mask(sliding_window)
@@ -120,9 +121,17 @@ def packed_attention(
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, window: int | None, scaling: float) -> Tensor:
     rows, heads, length, width = query.shape
-    grouped: dict[str, Any] = {"enable_gqa": heads != key.shape[1]} if _GROUPED else {}
-    if not _GROUPED:
-        key, value = (x.repeat_interleave(heads // key.shape[1], dim=1) for x in (key, value))
+    settings: dict[str, Any] = {"is_causal": True}
+    if "window_size" in _ABLE:
+        settings = {"window_size": (-1 if window is None else window - 1, 0)}
+    if "scale" in _ABLE:
+        settings["scale"] = scaling
+    else:
+        query = query * (scaling * width**0.5)
+    if "enable_gqa" in _ABLE:
+        settings["enable_gqa"] = heads != key.shape[1]
+    else:
+        key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
     key, value = (_seen(x.transpose(1, 2), segments) for x in (key, value))
     attend: Callable[..., Any] = varlen_attn
     out = attend(
@@ -133,9 +142,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, window
         segments.key_starts,
         segments.longest,
         segments.longest,
-        scale=scaling,
-        window_size=(-1 if window is None else window - 1, 0),
-        **grouped,
+        **settings,
     )
     return out.view(rows, length, heads, width)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from rljax.allocation import Pool
 from rljax.backends.torch.context import Context
+
+# Under both f and t it warns, once a kind of parameter, that a gather is two collectives.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 
@@ -58,6 +62,11 @@ class Layout:
     @property
     def tensor(self) -> DeviceMesh | None:
         return self.mesh["tensor"] if self.pool.tensor > 1 else None
+
+    def enter(self) -> None:
+        """A thread has a GPU of its own that it is on, and the learner's methods are called from any thread."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def reduce(self, x: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
         """Over all ranks, in place."""

@@ -59,6 +59,7 @@ def build(
     dtype: torch.dtype,
     base_dtype: torch.dtype = torch.float32,
     remat: str = "none",
+    compile: bool = False,
     adapt: Callable[[nn.Module], None] | None = None,
 ) -> Network:
     """The network of a model directory on this rank's device, its parameters' contents yet to be read (`read_weights`).
@@ -66,6 +67,8 @@ def build(
     Args:
       dtype: computed in. base_dtype: of the parameters, but for those that `adapt` adds.
       remat: "none"; "full": layers are computed again in the backward pass; "dots": all of them but the matrix products.
+      compile: layers go through torch.compile, attention apart: norms, rotations and activations become few passes over memory.
+        Not with "dots": what is inside a compiled layer can't be kept one product at a time.
       adapt: changes the model while it is on the meta device (adds LoRA).
     """
     config = AutoConfig.from_pretrained(directory)
@@ -82,21 +85,27 @@ def build(
             parameter.requires_grad_(name in trained)
         network.vocabulary = vocabulary_group(causal, layout.tensor)
     for layer in causal.model.layers:
-        _checkpointed(layer, remat)
+        compiled = compile and remat != "dots"
+        layer.forward = _checkpointed(_compiled(layer.forward) if compiled else layer.forward, remat)
     _shard(network, causal.model.layers, layout, dtype)
     network.to_empty(device=layout.device)
     _fill_buffers(causal)
     return network.train()  # there is no dropout in it
 
 
-def _checkpointed(layer: nn.Module, remat: str) -> None:
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """All layers share what is compiled: once with gradients and once without, and for each length of rows."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    return torch.compile(forward)
+
+
+def _checkpointed(forward: Callable[..., Any], remat: str) -> Callable[..., Any]:
     if remat == "none":
-        return
+        return forward
     extra: dict[str, Any] = {}
     if remat == "dots":
         extra = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _keep_products)}
-    forward = layer.forward
-    layer.forward = functools.partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, **extra)
+    return functools.partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, **extra)
 
 
 def _keep_products(_context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
@@ -120,8 +129,16 @@ def reshard(network: Network) -> None:
     network.reshard()
 
 
+def replicate_gradients(network: Network, now: bool) -> None:
+    """Whether the next backward pass adds gradients up over the ranks that hold the same shards: once a step is enough."""
+    assert isinstance(network, FSDPModule)
+    network.set_requires_all_reduce(now)
+
+
 def _fill_buffers(causal: Any) -> None:
-    """Rotary frequencies and the like, which no file holds. Parameters of the same modules get contents that don't last."""
+    """Rotary frequencies and the like, which no file holds."""
+    for parameter in causal.parameters():
+        parameter._is_hf_initialized = True  # transformers leaves those alone; they are read from files
     for module in causal.modules():
         if any(True for _ in module.buffers(recurse=False)):
             causal._init_weights(module)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rljax.engines.cuda.buckets import BUCKET, Bucket, Label, buckets_of, on_all, send_buckets
-from rljax.engines.http.client import Post
+from rljax.engines.http.collaborators import Post
 from rljax.engines.http.remote import ServerLost
 from rljax.errors import SamplerError, UserError
 

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rljax.engines.http.client import Post
+from rljax.engines.http.collaborators import Post
 from rljax.errors import UserError
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from rljax.engines.cuda.buckets import BUCKET, Label, send_buckets
-from rljax.engines.http.client import Post
+from rljax.engines.http.collaborators import Post
 from rljax.engines.http.remote import ServerLost
 from rljax.errors import SamplerError, UserError
 
@@ -115,13 +115,21 @@ def handles_of(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Gener
             places, used = [], 0
         if buffer is None or buffer.numel() < used + tensor.nbytes:
             buffer = None  # before there are two of them
-            buffer = torch.empty(max(limit, tensor.nbytes), dtype=torch.uint8, device=tensor.device)
+            buffer = _buffer(max(limit, tensor.nbytes), tensor.device)
         places.append(_put(tensor, name, buffer, used))
         used = -(-places[-1].end_idx // ALIGNMENT) * ALIGNMENT
         del tensor
     if places:
         assert buffer is not None
         yield _handle(buffer[:used], places), True
+
+
+def _buffer(size: int, device: torch.device) -> torch.Tensor:
+    """Of bytes, and on the CPU in shared memory from the start: it takes up what is written to."""
+    if device.type != "cpu":
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    storage = torch.UntypedStorage._new_using_filename_cpu(size)
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def _put(tensor: torch.Tensor, name: str, buffer: torch.Tensor, start: int) -> SimpleNamespace:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rljax import portable
 from rljax.allocation import Pool
 from rljax.backends.torch import checkpoint, lora
 from rljax.backends.torch.accumulate import Metrics
@@ -27,10 +28,11 @@ from rljax.backends.torch.layout import Layout
 from rljax.batch import Batch
 from rljax.compaction import kept
 from rljax.config import Config
-from rljax.engine import WeightSource, allocate, transport_of
+from rljax.engine import State, WeightSource, allocate, transport_of
 from rljax.engines.cuda import state, world
 from rljax.engines.cuda.critic import Critic
 from rljax.engines.cuda.phase import Phase
+from rljax.engines.cuda.plugin import FORMAT
 from rljax.engines.cuda.policy import Policy
 from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
 from rljax.engines.cuda.state import Reinforcement
@@ -38,8 +40,7 @@ from rljax.engines.cuda.transports import Route
 from rljax.errors import UserError
 from rljax.metrics import Mean
 from rljax.objective import PREFIX, Objective
-
-FORMAT = "rljax.torch/1"  # of checkpoints
+from rljax.packing import RANK_SPREAD
 
 
 class TorchLearner:
@@ -92,7 +93,7 @@ class TorchLearner:
         return cut.scatter(critic.values(cut))
 
     def _cut(self, batch: Batch, keep: np.ndarray) -> MicroBatches:
-        self._finish_publishing()
+        self._enter()
         return micro_batches(batch, keep, self._layout, self._policy.spec, self._config.actor.mb_spec.rows_per_mb)
 
     def _logp_of(self, rows: Rows) -> Tensor:
@@ -108,9 +109,10 @@ class TorchLearner:
         and counted in `ppo_actor/update/skipped`.
         """
         actor = self._reinforcement().actor
-        means = actor.step(self._policy_loss, self._cut(batch, kept(batch, self._objective)))
+        cut = self._cut(batch, kept(batch, self._objective))
+        means = actor.step(self._policy_loss, cut)
         self._updates += 1
-        return means
+        return means | ({RANK_SPREAD: Mean.of([cut.spread])} if self._layout.dealt[1] > 1 else {})
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the critic, on every token of loss_mask."""
@@ -184,7 +186,7 @@ class TorchLearner:
         Adapters are merged in both forms. In memory rank 0 gets a source whose tensors are gathered one at a time as they are
         sent, by the way that `rljax.engine.transport_of` finds; the other ranks gather with it before they return.
         """
-        self._finish_publishing()
+        self._enter()
         if directory is not None:
             spec, dtype = self._policy.spec, self._config.actor.dtype
             write(spec, self._whole, directory, dtype=dtype, source=self._model_dir, layout=self._layout)
@@ -203,11 +205,16 @@ class TorchLearner:
             transport = transport_of(self._config, pools)
             assert pools.sampler is not None
             gather = world.gather if self._layout.pool.size > 1 else None
-            self._route = Route(transport, pools.sampler, gather=gather)
+            bucket = self._config.sglang.bucket_mb << 20
+            self._route = Route(transport, pools.sampler, bucket_bytes=bucket, gather=gather)
         return self._route
 
-    def _finish_publishing(self) -> None:
-        """Where a server failed in the middle, the other ranks still wait for the rest of the tensors to be gathered."""
+    def _enter(self) -> None:
+        """What every call begins with.
+
+        Where a server failed in the middle of a publish, the other ranks still wait for the rest of the tensors to be gathered.
+        """
+        self._layout.enter()
         if self._publishing is not None:
             self._publishing.close()
             self._publishing = None
@@ -215,6 +222,7 @@ class TorchLearner:
     @torch.no_grad()
     def _whole(self, name: str) -> Tensor:
         """A tensor of the model in `actor.dtype`, adapters merged, on every rank. A collective."""
+        self._layout.enter()  # whoever sends the tensors asks for them
         parameters = self._policy.frozen | self._policy.trained
 
         def gather(name: str) -> Tensor:
@@ -226,7 +234,7 @@ class TorchLearner:
 
     def save(self, directory: Path) -> None:
         """Writes parameters, optimizer moments and step under directory, which does not exist yet."""
-        self._finish_publishing()
+        self._enter()
         meta = self._identity() | {"updates": self._updates, "phases": list(self._phases())}
         checkpoint.save(
             Path(directory), state.placed(self._saved(self._supervised, self._rl), self._policy), meta, self._layout
@@ -235,43 +243,53 @@ class TorchLearner:
     def restore(self, directory: Path) -> None:
         """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was.
 
-        The layout that wrote it doesn't matter. Old and new state are both held until all of the new one has been read.
+        Neither the layout that wrote it matters nor the engine (rljax/portable.py). Old and new state are both held until all
+        of the new one has been read.
         """
-        self._finish_publishing()
+        self._enter()
         directory = Path(directory)
         meta = checkpoint.meta_of(directory, self._layout)
-        for key, value in self._identity().items():
-            if meta.get(key) != value:
-                raise UserError(
-                    f"checkpoint: {directory} is of another {key}: {meta.get(key)}, not {value} (use its own config)"
-                )
-        supervised = (self._supervised or self._warmup_phase()) if "supervised" in meta["phases"] else None
-        rl = (self._rl or self._rl_phase()) if "rl" in meta["phases"] else None
+        portable.check_origin(directory, meta, self._identity())
+        supervised, rl = self._phases_of("supervised" in meta["phases"], "rl" in meta["phases"])
+        if meta["format"] != FORMAT:
+            self._move_in(directory, meta, supervised, rl)
+            return
         tensors = checkpoint.empty_like(state.placed(self._saved(supervised, rl), self._policy))
         checkpoint.restore(directory, tensors, self._layout)
         self._load(state.shards(tensors), supervised, rl, meta["updates"])
 
-    def named_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Everything that is trained, under HF tensor names, float32, on the host of every rank (law 9).
+    def _move_in(self, directory: Path, meta: dict[str, Any], supervised: Phase | None, rl: Reinforcement | None) -> None:
+        """From another engine's checkpoint: each rank reads all of it, a place at a time, and keeps its shards."""
 
-        "params" of the policy, and their moments "mu" and "nu" where RL has begun; "supervised/mu" and "supervised/nu" in the
-        warm-up; "critic/params" (a "value_head" among them), "critic/mu", "critic/nu" where there is a critic; "reference"
-        where it isn't the model directory; "counts": optimizer steps, [] int64, of "actor", "critic", "supervised". Adapters'
-        names end in lora_A.weight [rank, inputs] and lora_B.weight [outputs, rank].
+        def read() -> state.Tree:
+            named = portable.read_foreign(directory, meta, self._config)
+            return state.from_named(named, self._saved(supervised, rl), self._policy, meta["updates"])
+
+        tree = checkpoint.together(self._layout, f"{directory} can't be restored", read)
+        assert tree is not None  # it is read on every rank
+        self._load(tree, supervised, rl, meta["updates"])
+
+    def named_state(self) -> dict[str, dict[str, np.ndarray]]:
+        """Everything that is trained, in no framework's terms, float32, on the host of every rank (law 9): the places of
+        rljax/portable.py.
         """
-        self._finish_publishing()
+        self._enter()
         return state.to_named(self._saved(self._supervised, self._rl), self._policy)
 
-    def load_named_state(self, named: dict[str, dict[str, np.ndarray]], updates: int) -> None:
+    def load_named_state(self, named: State, updates: int) -> None:
         """The inverse, after `updates` optimizer steps. Raises UserError, changing nothing, where they don't fit.
 
-        Only "params" must be there, and "mu" and "nu" unless it is of a warm-up; what else is missing stays as RL begins.
+        A critic or reference that is missing stays as it is when RL begins.
         """
-        self._finish_publishing()
-        supervised = (self._supervised or self._warmup_phase()) if "supervised/mu" in named else None
-        rl = None if supervised is not None else (self._rl or self._rl_phase())
+        self._enter()
+        supervised, rl = self._phases_of(*portable.phases_of(named))
         tree = state.from_named(named, self._saved(supervised, rl), self._policy, updates)
         self._load(tree, supervised, rl, updates)
+
+    def _phases_of(self, supervised: bool, rl: bool) -> tuple[Phase | None, Reinforcement | None]:
+        """Those there are already, or new ones."""
+        warmup = (self._supervised or self._warmup_phase()) if supervised else None
+        return warmup, (self._rl or self._rl_phase()) if rl else None
 
     def _saved(self, supervised: Phase | None, rl: Reinforcement | None) -> state.Tree:
         """The reference is in it only after a warm-up: else the model directory has it."""
@@ -286,7 +304,7 @@ class TorchLearner:
             rl.load(tree["rl"], list(self._policy.trained))
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be this run's. JSON values."""
+        """What must be the same for a checkpoint to be this run's, but for the format. JSON values."""
         lora = self._config.actor.lora
         adapters = {"rank": lora.rank, "target_modules": list(lora.target_modules)} if lora.rank else None
         return {"format": FORMAT, "model": json.loads(json.dumps(self._policy.spec.to_config())), "lora": adapters}
@@ -296,8 +314,8 @@ class TorchLearner:
 
     def close(self) -> None:
         """Lets go of everything on the device. The processes' own group stays."""
-        self._finish_publishing()
+        self._enter()
         if self._route is not None:
             self._route.close()
         self._supervised = self._rl = self._route = None
-        del self._policy
+        self.__dict__.pop("_policy", None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rljax.backends.torch import model
 from rljax.backends.torch.accumulate import Loss, add_gradients, to_means
 from rljax.backends.torch.optim import Optimizer, Slot
 from rljax.config import OptimizerConfig
@@ -37,7 +39,7 @@ class Phase:
     def step(self, loss: Loss, parts: Iterable[Any]) -> dict[str, Mean]:
         """One optimizer step on what the network holds."""
         self._policy.forget_gradients()
-        total, metrics = add_gradients(loss, parts)
+        total, metrics = add_gradients(loss, parts, functools.partial(model.replicate_gradients, self._policy.network))
         stats = self.optimizer.step()
         self._policy.forget_gradients()
         return to_means(total, metrics, stats, self._prefix, self._policy.layout)

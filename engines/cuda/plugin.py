@@ -8,13 +8,14 @@ from pathlib import Path
 
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
-from rljax.engine import Learner, Sampler
+from rljax.engine import Learner, Sampler, State, check_lending
 from rljax.engines.cuda.transports import routes
 from rljax.engines.http.launcher import SglangServers, installed_release, interpreter
 from rljax.engines.http.plugin import TRANSPORTS, sampler_of
 from rljax.engines.http.remote import TOKEN_VARIABLE
 from rljax.errors import UserError
 
+FORMAT = "rljax.torch/1"  # of the learner's checkpoints
 OLDEST = (0, 5, 17)  # in-place pause, weight_version and extra_key; older ones lack one of them
 
 
@@ -29,6 +30,8 @@ class SglangPlugin:
         if release < OLDEST:
             found, oldest = ".".join(map(str, release)), ".".join(map(str, OLDEST))
             raise UserError(f"sglang.python: SGLang {found} is too old (install {oldest} or later)")
+        if config.sglang.release_memory:
+            check_lending(config, allocation, "sglang.release_memory")
 
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
         return routes(config, allocation)
@@ -51,6 +54,7 @@ class FsdpPlugin:
     samples = False
     learns = True
     transports = TRANSPORTS
+    formats = (FORMAT,)
 
     def check(self, config: Config, allocation: Allocation) -> None:
         missing = [name for name in ("torch", *(["peft"] if config.actor.lora.rank else [])) if find_spec(name) is None]
@@ -73,6 +77,15 @@ class FsdpPlugin:
 
     def place(self, config: Config, pool: Pool) -> None:
         """The environment says it."""
+
+    def read_checkpoint(self, directory: Path) -> State:
+        if find_spec("torch") is None:
+            raise UserError(
+                f"checkpoint: {directory} is of the engine fsdp; reading it needs torch (pip install 'rljax[torch]')"
+            )
+        from rljax.engines.cuda.places import read
+
+        return read(directory)
 
 
 SGLANG = SglangPlugin()

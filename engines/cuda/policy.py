@@ -45,6 +45,7 @@ class Policy:
             dtype=self.dtype,
             base_dtype=self.dtype if adapted else torch.float32,  # a frozen base needs no master copy
             remat=actor.gradient_checkpointing,
+            compile=config.fsdp.compile and layout.device.type == "cuda",
             adapt=lora.adder(actor.lora) if adapted else None,
         )
         model.read_weights(self.network, model_dir)

@@ -17,7 +17,7 @@ from rljax.compaction import Compacted, bucket, compact
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import parameter_count
 from rljax.objective import TokenArrays
-from rljax.packing import balance, cost
+from rljax.packing import balance, row_costs, spread
 
 MULTIPLE = 16  # tokens; rows are padded to one
 
@@ -49,6 +49,7 @@ class MicroBatches:
     size: int  # rows of a micro-batch
     shape: tuple[int, int]  # of the whole batch: R, T
     layout: Layout
+    spread: float  # how much more than the mean the rank with the most to do has, as a share of the mean
 
     def __iter__(self) -> Iterator[Rows]:
         """Micro-batch after micro-batch, moved to the device as it is asked for."""
@@ -118,7 +119,8 @@ def micro_batches(batch: Batch, keep: np.ndarray, layout: Layout, spec: ModelSpe
     context = layout.context.size
     size = -(-rows_per_mb // context) * context
     part, parts = layout.dealt
-    shares = balance(_costs(batch, spec), parts)
+    costs = _costs(batch, spec)
+    shares = balance(costs, parts)
     count = max(1, *(-(-len(share) // size) for share in shares))
     place = np.full(count * size, -1, np.int64)
     place[: len(shares[part])] = shares[part]
@@ -132,13 +134,10 @@ def micro_batches(batch: Batch, keep: np.ndarray, layout: Layout, spec: ModelSpe
         return out
 
     own = batch.replace(**{name: mine(a) for name, a in vars(batch).items() if a is not None})
-    return MicroBatches(own, compact(own, mine(keep), width), place, size, (rows, length), layout)
+    return MicroBatches(own, compact(own, mine(keep), width), place, size, (rows, length), layout, spread(costs, shares))
 
 
 def _costs(batch: Batch, spec: ModelSpec) -> np.ndarray:
     """What each row costs: its tokens, and what attention costs beside the matrices. [R] float64, in tokens."""
     ratio = spec.num_layers * spec.num_heads * spec.head_dim / parameter_count(spec)  # 2 A L^2 of 2 P L operations
-    totals = np.ones(batch.shape[0])
-    for row, ids in enumerate(batch.segment_ids):
-        totals[row] += cost(np.bincount(ids)[1:], 1.0, ratio).sum()
-    return totals
+    return 1 + row_costs(batch.segment_ids, 1.0, ratio)

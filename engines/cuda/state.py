@@ -19,23 +19,12 @@ from rljax.backends.torch.export import to_numpy
 from rljax.backends.torch.layout import like, local_slices
 from rljax.engines.cuda.critic import Critic
 from rljax.engines.cuda.phase import Phase
+from rljax.engines.cuda.places import COUNTED, PLACES
 from rljax.engines.cuda.policy import Policy, Weights
 from rljax.errors import UserError
+from rljax.portable import COUNTS
 
 Tree = dict[str, Any]
-COUNTS = "counts"
-PLACES = {  # of named_state -> of the tree
-    "params": "policy",
-    "mu": "rl/actor/mu",
-    "nu": "rl/actor/nu",
-    "supervised/mu": "supervised/mu",
-    "supervised/nu": "supervised/nu",
-    "critic/params": "rl/critic/params",
-    "critic/mu": "rl/critic/mu",
-    "critic/nu": "rl/critic/nu",
-    "reference": "rl/reference",
-}
-COUNTED = {"actor": "rl/actor/count", "critic": "rl/critic/count", "supervised": "supervised/count"}
 NEEDED = ("params", "mu", "nu", "supervised/mu", "supervised/nu")  # of what the tree has
 
 

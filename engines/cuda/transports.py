@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
 from rljax.engine import WeightSource
+from rljax.engines.cuda.buckets import BUCKET
 from rljax.engines.http.plugin import TRANSPORTS
 from rljax.errors import UserError
 
@@ -61,6 +62,7 @@ class Route:
     transport: str
     sampler: Pool
     host: str = "127.0.0.1"  # address of this process, as the servers see it
+    bucket_bytes: int = BUCKET
     gather: Gather | None = None  # of a learner of several ranks, for ipc; None: of one
     _group: BroadcastGroup | None = None
 
@@ -69,12 +71,12 @@ class Route:
         if self.transport == "ipc":
             from rljax.engines.cuda.ipc import TorchIpc, alone
 
-            return WeightSource(params=TorchIpc(tensors, self.sampler.tensor, self.gather or alone))
+            return WeightSource(params=TorchIpc(tensors, self.sampler.tensor, self.gather or alone, self.bucket_bytes))
         if self.transport in ("nccl", "gloo"):
             from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast
 
             self._group = self._group or BroadcastGroup(self.transport, self.sampler.tensor, self.host)
-            return WeightSource(params=TorchBroadcast(tensors, self._group))
+            return WeightSource(params=TorchBroadcast(tensors, self._group, self.bucket_bytes))
         raise UserError(f"{KEY}: {self.transport} is no way out of memory (an export there needs a directory)")
 
     def follow(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

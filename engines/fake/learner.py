@@ -21,7 +21,6 @@ from rljax.metrics import Mean, merge
 from rljax.objective import PREFIX, Objective, TokenArrays, explained_variance
 
 CHECKPOINT = "learner.safetensors"
-RANK_SPREAD = "timeperf/rank_spread"  # how much more than the mean the rank with the most work had, as a share of the mean
 
 
 class Adam:
@@ -119,7 +118,7 @@ class FakeLearner:
         """How uneven the ranks' work was."""
         if self._peers.size == 1:
             return {}
-        return {RANK_SPREAD: Mean.of([packing.spread(packing.row_costs(batch.segment_ids), self._parts(batch))])}
+        return {packing.RANK_SPREAD: Mean.of([packing.spread(packing.row_costs(batch.segment_ids), self._parts(batch))])}
 
     def _whole(self, batch: Batch, array: np.ndarray) -> np.ndarray:
         """[R, T] of which this rank answers for its own rows -> all rows, float32."""

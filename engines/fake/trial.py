@@ -233,10 +233,10 @@ async def worker(
     Args:
       address: where it listens, if that is known.
     """
-    door = workdir / "workers.json"
+    told = workdir / "workers.json"
     while not address:
         with contextlib.suppress(OSError, ValueError):
-            address = json.loads(door.read_text())["address"]
+            address = json.loads(told.read_text())["address"]
         await asyncio.sleep(0.01)
 
     @contextlib.asynccontextmanager
@@ -246,7 +246,7 @@ async def worker(
         makes = workflow or Repeat(trouble)
         yield Parts(Rollouts(makes, mine or remote, params, config.gconfig.n_samples, config.seed, lambda group: True), mine)
 
-    await work(address, TOKEN, build, own=own, **options)
+    await work(lambda: (address, TOKEN), build, own=own, **options)
 
 
 async def settle() -> None:

@@ -21,13 +21,14 @@ import shutil
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import numpy as np
 
 from rljax.engine import WeightSource
 from rljax.engines.http import wire
+from rljax.engines.http.collaborators import CONTROL_TIMEOUT, Broadcast, PostTo, Replicas
 from rljax.engines.http.held import HeldWeights
 from rljax.engines.http.remote import Remote, ServerLost, describe, session_of
 from rljax.engines.http.replies import Reply
@@ -39,54 +40,9 @@ from rljax.types import Completion, Finish, Request
 
 log = logging.getLogger(__name__)
 
-CONTROL_TIMEOUT = 600.0  # seconds for a pause, a load of weights, a resume
+LENT = ("kv_cache", "weights")  # SGLang's names of what is released; its CUDA graphs stay
 ABORT_GRACE = 10.0  # seconds that aborted requests get to hand over their tokens when the sampler closes
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0  # seconds
-
-
-class Post(Protocol):
-    """POST to one server: (path, body) -> answer. Raises ServerLost, UserError."""
-
-    @property
-    def member(self) -> object:
-        """The process at the other end, as far as is known: another one after it was lost."""
-        ...
-
-    def __call__(self, path: str, body: dict[str, Any]) -> Awaitable[Any]: ...
-
-
-class Broadcast(Protocol):
-    """Weights that reach servers by a collective of theirs and the learner's: `WeightSource(params=Broadcast)`."""
-
-    async def send(self, posts: Sequence[Post], version: int, *, flush: bool) -> None:
-        """Sends all weights to all servers, which are paused. Raises SamplerError when one didn't take them."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class PostTo:
-    """`Post` of a sampler's."""
-
-    session: aiohttp.ClientSession
-    remote: Remote
-    member: object
-
-    def __call__(self, path: str, body: dict[str, Any]) -> Awaitable[Any]:
-        return self.remote.post(self.session, path, body, CONTROL_TIMEOUT)
-
-
-class Replicas(Protocol):
-    """The processes behind the servers, where they are ours: rljax/engines/http/launcher.py."""
-
-    def died(self, index: int) -> str | None:
-        """Why a server is not running any more; None while it is."""
-        ...
-
-    def restart(self, index: int) -> Remote:
-        """Starts it again, with the weights it had at first. Blocks. Raises UserError when it can't, or may not."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class HttpSampler:
@@ -110,6 +66,7 @@ class HttpSampler:
         request_retries: int = 3,
         recompute: bool = False,
         replicas: Replicas | None = None,
+        lends: bool = False,
     ) -> None:
         """
         Args:
@@ -117,9 +74,10 @@ class HttpSampler:
           request_timeout: seconds a completion may take, pauses included.
           request_retries: attempts after the first that may bring no token before a request is lost.
           recompute: `rollout.recompute_kv_on_publish`.
+          lends: the servers' memory, to a learner on their devices.
         """
         self._remotes = list(remotes)
-        self.version = version
+        self.version, self.lends = version, lends
         self._timeout, self._retries, self._recompute, self._replicas = request_timeout, request_retries, recompute, replicas
         self._cache_space = uuid.uuid4().hex  # an earlier run's version 3 is not this one's
         self._paused = False
@@ -348,6 +306,33 @@ class HttpSampler:
         if all(remote.dropped for remote in self._remotes):
             raise SamplerError("no server is left: " + "; ".join(remote.reason for remote in self._remotes))
         return [remote for remote in self._remotes if remote.usable]
+
+    # Memory
+
+    async def release(self) -> None:
+        """Aborts what is in flight, which `generate` submits again after the next resume: SGLang dies when it is asked with a
+        request running. Then every server lets go of its weights and its cache (SGLang: only with --enable-memory-saver).
+        """
+        self._enter()
+        self._router.set_open(False)
+        async with self.control:
+            self._paused = True
+        await self._each(self._release_one, self._usable())
+
+    async def _release_one(self, remote: Remote) -> None:
+        await self._post(remote, "/pause_generation", {"mode": "abort"})
+        await remote.get(self.session, "/get_server_info", CONTROL_TIMEOUT)  # behind the aborts, in the scheduler's queue
+        remote.released = True
+        await self._post(remote, "/release_memory_occupation", {"tags": list(LENT)})
+
+    async def reclaim(self) -> None:
+        """The servers have their memory again, and stay paused."""
+        self._enter()
+        await self._each(self.reclaim_one, self._usable())
+
+    async def reclaim_one(self, remote: Remote) -> None:
+        await self._post(remote, "/resume_memory_occupation", {"tags": list(LENT)})
+        remote.released = False
 
     # Life
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
 from rljax.engine import Learner, Sampler
-from rljax.engines.http.client import HttpSampler, Replicas
+from rljax.engines.http.client import HttpSampler
+from rljax.engines.http.collaborators import Replicas
 from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, ServerLost, inspect, normalized
 from rljax.errors import SamplerError, UserError
 
@@ -52,6 +53,7 @@ def sampler_of(config: Config, remotes: Sequence[Remote], version: int, replicas
         request_retries=rollout.request_retries,
         recompute=rollout.recompute_kv_on_publish,
         replicas=replicas,
+        lends=config.sglang.release_memory,
     )
 
 

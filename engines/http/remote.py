@@ -121,6 +121,7 @@ class Remote:
         self.load = 0  # requests of ours under way
         self.usable = True  # answers, and has the weights of the present version
         self.behind = False  # answers, but has other weights and none to take: the next publish brings it back
+        self.released = False  # has lent its memory, and can be given no weights
         self.dropped = False  # not expected to come back
         self.reason = ""  # why it is not usable
 

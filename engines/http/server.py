@@ -3,6 +3,7 @@
     POST /generate                     input_ids, sampling_params, return_logprob, stream -> output_ids, meta_info
     GET  /health, /get_model_info (/model_info), /get_server_info (/server_info)
     POST /pause_generation, /continue_generation, /abort_request, /flush_cache, /update_weights_from_disk
+    POST /release_memory_occupation, /resume_memory_occupation
 
 Bodies and replies are SGLang's (rljax/engines/http/wire.py). What carries pickles, or needs torch, is refused by name.
 """
@@ -20,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 import rljax
-from rljax.engine import Sampler, WeightSource
+from rljax.engine import LendingSampler, Sampler, WeightSource
 from rljax.engines.http import wire
 from rljax.engines.http.admission import answer_errors, authorize, error_response, json_body, weight_directory
 from rljax.engines.http.calls import Call
@@ -40,6 +41,7 @@ NOT_OFFERED = (
     "/begin_weight_update",
     "/end_weight_update",
 )
+MEMORY_TAGS = ("kv_cache", "weights", "cuda_graph")
 MAX_VERSION = 2**31 - 1
 
 
@@ -80,6 +82,8 @@ class SamplerServer:
         app.router.add_post("/abort_request", self.abort)
         app.router.add_post("/flush_cache", self.flush_cache)
         app.router.add_post("/update_weights_from_disk", self.load_weights)
+        app.router.add_post("/release_memory_occupation", self.release)
+        app.router.add_post("/resume_memory_occupation", self.reclaim)
         for path in NOT_OFFERED:
             app.router.add_post(path, self.not_offered)
         return app
@@ -199,6 +203,23 @@ class SamplerServer:
         message = f"Succeeded to update model weights. Weight version updated to {version}."
         return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
 
+    async def release(self, request: web.Request) -> web.Response:
+        """All of it, whatever the tags; nothing, with a sampler that can't. As with SGLang, only while nothing is running."""
+        _check_tags(await json_body(request))
+        if self._calls:
+            raise BadRequest(f"release_memory_occupation: {len(self._calls)} requests are under way (abort them first)")
+        async with self._control:
+            if isinstance(self._sampler, LendingSampler):
+                await self._sampler.release()
+        return web.json_response(None)
+
+    async def reclaim(self, request: web.Request) -> web.Response:
+        _check_tags(await json_body(request))
+        async with self._control:
+            if isinstance(self._sampler, LendingSampler):
+                await self._sampler.reclaim()
+        return web.json_response(None)
+
     async def flush_cache(self, request: web.Request) -> web.Response:
         await json_body(request)
         return web.Response(text="Nothing to flush: prefixes are shared only under the weights that made them.\n")
@@ -230,6 +251,12 @@ class SamplerServer:
             "running_requests": len(self._calls),
         }
         return web.json_response(info)
+
+
+def _check_tags(body: dict[str, Any]) -> None:
+    tags = body.get("tags")
+    if tags is not None and not (isinstance(tags, list) and set(map(str, tags)) <= set(MEMORY_TAGS)):
+        raise BadRequest(f"tags: a list of {', '.join(MEMORY_TAGS)}, or nothing for all")
 
 
 def _version(value: object, default: int) -> int:

@@ -21,7 +21,8 @@ from rljax.engines.http.replies import version_of
 from rljax.errors import SamplerError, UserError
 
 if TYPE_CHECKING:
-    from rljax.engines.http.client import HttpSampler, Replicas
+    from rljax.engines.http.client import HttpSampler
+    from rljax.engines.http.collaborators import Replicas
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,8 @@ class Watch:
             info = await remote.get(session, "/get_model_info", CHECK_TIMEOUT)
             if self._sampler.paused:
                 return
+            if remote.released:  # the same process: ours are another Remote when they were started again
+                await self._sampler.reclaim_one(remote)
             if version_of(str(info["weight_version"])) != self._sampler.version:
                 directory = self._sampler.held_weights()
                 if directory is None:

@@ -9,7 +9,6 @@ are taken from the policy as it is when RL begins: at once, or after the supervi
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rljax import portable
 from rljax.allocation import Pool
 from rljax.backends.jax import checkpoint, hf, hosts
 from rljax.backends.jax.accumulate import Metrics
@@ -25,23 +25,24 @@ from rljax.backends.jax.forward import named_logprobs, named_objective
 from rljax.backends.jax.mesh import dispatching, pool_mesh
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective
-from rljax.backends.jax.portable import from_hf, to_hf
 from rljax.batch import Batch
 from rljax.checksums import read_meta
 from rljax.compaction import kept
 from rljax.config import Config
-from rljax.engine import WeightSource
+from rljax.engine import State, WeightSource
+from rljax.engines.jax import state
 from rljax.engines.jax.critic import Critic
 from rljax.engines.jax.phase import Phase
+from rljax.engines.jax.plugin import FORMAT
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.rows import Rows, micro_batches, one_a_row
 from rljax.engines.jax.scoring import scorer_of
+from rljax.engines.jax.state import Reinforcement
 from rljax.errors import UserError
 from rljax.metrics import Mean
 from rljax.objective import PREFIX, Objective
 
 Tree = Any  # a pytree of arrays
-FORMAT = "rljax.jax/1"  # of checkpoints
 
 
 class JaxLearner:
@@ -242,40 +243,61 @@ class JaxLearner:
     def restore(self, directory: Path) -> None:
         """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was.
 
-        The mesh that wrote it doesn't matter. Old and new state are both held until all of the new one has been read.
+        Neither the mesh that wrote it matters nor the engine (rljax/portable.py). Old and new state are both held until all
+        of the new one has been read.
         """
         directory = Path(directory)
         meta = read_meta(directory)
-        for key, value in self._identity().items():
-            if meta.get(key) != value:
-                raise UserError(
-                    f"checkpoint: {directory} is of another {key}: {meta.get(key)}, not {value} (use its own config)"
-                )
-        supervised = (self._supervised or self._warmup_phase()) if "supervised" in meta["phases"] else None
-        rl = (self._rl or self._rl_phase()) if "rl" in meta["phases"] else None
+        portable.check_origin(directory, meta, self._identity())
+        if meta["format"] != FORMAT:
+            self._load_placed(lambda: portable.read_foreign(directory, meta, self._config), meta["updates"])
+            return
+        supervised, rl = self._phases_of("supervised" in meta["phases"], "rl" in meta["phases"])
         tree = checkpoint.restore_tree(directory, self._saved(supervised, rl))
+        self._load(tree, supervised, rl, meta["updates"])
+
+    def named_state(self) -> dict[str, dict[str, np.ndarray]]:
+        """Everything that is trained, in no framework's terms, on the host (law 9): the places of rljax/portable.py."""
+        return state.to_named(self._saved(self._supervised, self._rl), self._table())
+
+    def load_named_state(self, named: State, updates: int) -> None:
+        """The inverse, after `updates` optimizer steps. Raises UserError, changing nothing, where they don't fit.
+
+        A critic or reference that is missing stays as it is when RL begins.
+        """
+        self._load_placed(lambda: named, updates)
+
+    def _load_placed(self, read: Callable[[], State], updates: int) -> None:
+        """Each process reads all of it, and puts its part on its devices."""
+        found: list[tuple[Tree, Phase | None, Reinforcement | None]] = []
+
+        def place() -> None:
+            named = read()
+            supervised, rl = self._phases_of(*portable.phases_of(named))
+            tree = state.from_named(named, self._saved(supervised, rl), self._table(), updates)
+            found.append((tree, supervised, rl))
+
+        hosts.together(place)
+        self._load(*found[0], updates)
+
+    def _phases_of(self, supervised: bool, rl: bool) -> tuple[Phase | None, Reinforcement | None]:
+        """Those there are already, or new ones."""
+        warmup = (self._supervised or self._warmup_phase()) if supervised else None
+        return warmup, (self._rl or self._rl_phase()) if rl else None
+
+    def _load(self, tree: Tree, supervised: Phase | None, rl: Reinforcement | None, updates: int) -> None:
         self._policy.trained = tree["policy"]
-        self._supervised, self._rl, self._updates = supervised, rl, meta["updates"]
+        self._supervised, self._rl, self._updates = supervised, rl, updates
         if supervised is not None:
             supervised.load(tree["supervised"])
         if rl is not None:
             rl.load(tree["rl"])
 
-    def named_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Parameters and moments of the policy under HF tensor names: {"params", "mu", "nu"}, each {name: array} (law 9)."""
-        saved = self._reinforcement().actor.saved()
-        trees = {"params": self._policy.trained, "mu": saved["mu"], "nu": saved["nu"]}
-        return {name: to_hf(tree, self._policy.spec) for name, tree in trees.items()}
-
-    def load_named_state(self, state: dict[str, dict[str, np.ndarray]], updates: int) -> None:
-        """The inverse, after `updates` optimizer steps. Raises UserError, changing nothing, where they don't fit."""
-        like, spec, actor = self._policy.trained, self._policy.spec, self._reinforcement().actor
-        params, mu, nu = (from_hf(state[name], spec, like) for name in ("params", "mu", "nu"))
-        actor.load({"mu": mu, "nu": nu, "count": np.int32(updates)})
-        self._policy.trained, self._updates = params, updates
+    def _table(self) -> state.Table:
+        return state.table_of(self._policy.spec, self._identity()["lora"])
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be this run's. JSON values."""
+        """What must be the same for a checkpoint to be this run's, but for the format. JSON values."""
         lora = self._config.actor.lora
         adapters = {"rank": lora.rank, "target_modules": list(lora.target_modules)} if lora.rank else None
         return {"format": FORMAT, "model": json.loads(json.dumps(self._policy.spec.to_config())), "lora": adapters}
@@ -301,30 +323,6 @@ class JaxLearner:
         self._supervised = self._rl = None
         self._policy.trained = self._policy.frozen = {}
         hosts.leave()
-
-
-@dataclasses.dataclass
-class Reinforcement:
-    """What exists from the moment that RL begins."""
-
-    actor: Phase
-    critic: Critic | None
-    reference: Tree | None  # like policy.trained, in the compute dtype
-
-    def saved(self, *, with_reference: bool) -> Tree:
-        tree: dict[str, Tree] = {"actor": self.actor.saved()}
-        if self.critic is not None:
-            tree["critic"] = self.critic.saved()
-        if self.reference is not None and with_reference:
-            tree["reference"] = self.reference
-        return tree
-
-    def load(self, saved: Tree) -> None:
-        self.actor.load(saved["actor"])
-        if self.critic is not None:
-            self.critic.load(saved["critic"])
-        if "reference" in saved:
-            self.reference = saved["reference"]
 
 
 def _has_critic(config: Config) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
-from rljax.engine import Learner, Sampler
+from rljax.engine import Learner, Sampler, State, check_lending
 from rljax.errors import UserError
 from rljax.hf.spec import CONFIG, ModelSpec
 from rljax.ranks.place import Place
 
 NAME = "jax"  # of the entry point
+FORMAT = "rljax.jax/1"  # of checkpoints
 
 
 class JaxPlugin:
@@ -21,6 +23,7 @@ class JaxPlugin:
     samples = True
     learns = True
     transports = ("memory", "directory")
+    formats = (FORMAT,)
 
     def check(self, config: Config, allocation: Allocation) -> None:
         """What JAX itself can't do; whether the machine has the devices is seen when an engine is made."""
@@ -28,6 +31,8 @@ class JaxPlugin:
         if sampler is not None and sampler.engine == NAME:
             _check_context(config)
             _check_positions(config)
+            if config.jax.release_memory:
+                check_lending(config, allocation, "jax.release_memory")
         if not config.jax.bitwise or sampler is None or learner is None:
             return
         if sampler.engine != learner.engine:
@@ -60,6 +65,15 @@ class JaxPlugin:
         from rljax.engines.jax.processes import find
 
         return find()
+
+    def read_checkpoint(self, directory: Path) -> State:
+        if "jax" not in sys.modules:  # of a process that does something else with its accelerators
+            import jax
+
+            jax.config.update("jax_platforms", "cpu")
+        from rljax.engines.jax.state import read
+
+        return read(directory)
 
 
 def _use_compilation_cache(config: Config) -> None:

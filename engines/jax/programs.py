@@ -103,9 +103,8 @@ class Programs:
         self.params = self._adopt(params)
         whole = jax.eval_shape(lambda: (KVCache.zeros(self.spec, slots, context, cache_dtype), empty_state(slots)))
         placed = jax.tree.map(self._sharding, whole)
-        self._cache, self._state = jax.jit(
-            lambda: (KVCache.zeros(self.spec, slots, context, cache_dtype), empty_state(slots)), out_shardings=placed
-        )()
+        self._empty = jax.jit(lambda: KVCache.zeros(self.spec, slots, context, cache_dtype), out_shardings=placed[0])
+        self._cache, self._state = self._empty(), jax.jit(lambda: empty_state(slots), out_shardings=placed[1])()
         compile_ = functools.partial(jax.jit, static_argnames="span")
         self._prefill = compile_(self._prefill_rows, donate_argnums=1, out_shardings=placed[0])
         self._copy = compile_(self._copy_rows, donate_argnums=0, out_shardings=placed[0])
@@ -166,6 +165,15 @@ class Programs:
     def free(self) -> None:
         """Drops weights, cache and state; nothing can be run after it."""
         del self.params, self._cache, self._state
+
+    def lend(self) -> None:
+        """Drops weights and cache; nothing can be run before `reclaim` and `load`. What the slots are at stays."""
+        self.params = self._cache = None
+
+    def reclaim(self) -> None:
+        """A cache again, empty."""
+        with dispatching(self.mesh):
+            self._cache = self._empty()
 
     def load(self, source: WeightSource) -> None:
         """Takes other weights of the same model; on any error the old ones stay.

@@ -61,6 +61,7 @@ class JaxSampler:
         )
         self._programs.warm_up()
         self._model_dir = model_dir
+        self.lends = config.jax.release_memory
         self._bitwise = settings.bitwise
         if ahead is None:
             ahead = 0 if mesh.devices.flat[0].platform == "cpu" else 1
@@ -155,6 +156,14 @@ class JaxSampler:
         keys and values it has, and only requests that start later see none of them.
         """
         await asyncio.wrap_future(self._scheduler.command(functools.partial(self._scheduler.load, source, version)))
+
+    async def release(self) -> None:
+        """Lets go of weights and cache, after the decode step that runs. Requests in flight wait, and are prefilled again."""
+        await asyncio.wrap_future(self._scheduler.command(self._scheduler.release))
+
+    async def reclaim(self) -> None:
+        """An empty cache again; `load_weights` fills the rest, and then `resume` may be called."""
+        await asyncio.wrap_future(self._scheduler.command(self._scheduler.reclaim))
 
     async def close(self) -> None:
         """Ends every request with finish `abort`, keeping its tokens so far, and frees cache and weights. May be repeated."""

@@ -86,6 +86,7 @@ class Scheduler:
         self._decoding: dict[int, Work] = {}  # what the device has in its slots
         self._dispatched: collections.deque[Dispatch] = collections.deque()
         self._paused = False
+        self._lent = False  # the cache that was is gone
         self._ended: BaseException | None = None  # why nothing runs any more
         self._lock = threading.Lock()  # nothing enters the inbox after the thread has emptied it for the last time
         self._generated = self._prompted = self._prefilled = 0
@@ -142,7 +143,17 @@ class Scheduler:
         self._programs.load(source)
         self.version = version
         self._weights += 1
-        self._table.swap(self._weights, self._recompute)
+        self._table.swap(self._weights, self._recompute or self._lent)
+        self._lent = False
+
+    def release(self) -> None:
+        """Stays paused, and must not be resumed before `reclaim` and `load`: what is in flight is prefilled again then."""
+        self.pause()
+        self._programs.lend()
+        self._lent = True
+
+    def reclaim(self) -> None:
+        self._programs.reclaim()
 
     def _stop(self) -> None:
         self._ended = SamplerError("closed")

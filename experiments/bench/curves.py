@@ -13,6 +13,7 @@ from absl import app, flags
 
 METRIC = flags.DEFINE_string("metric", "eval-rollout/reward/avg", "A key of metrics.jsonl.")
 OUT = flags.DEFINE_string("out", "curves.png", "The picture.")
+LABEL = flags.DEFINE_enum("label", "seed", ["seed", "name"], "What tells the runs apart: a key of theirs, or their directory.")
 TITLE = flags.DEFINE_string("title", "", "Above it.")
 
 
@@ -25,9 +26,9 @@ def main(argv: Sequence[str]) -> None:
     figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
     for run in map(Path, argv[1:]):
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        seed = json.loads((run / "config.json").read_text())["seed"]
+        label = run.name if LABEL.value == "name" else f"seed {json.loads((run / 'config.json').read_text())['seed']}"
         points = [(r["step"], r[METRIC.value]) for r in records if METRIC.value in r]
-        axes.plot(*zip(*points, strict=True), marker=".", label=f"seed {seed}")
+        axes.plot(*zip(*points, strict=True), marker=".", label=label)
     axes.set(xlabel="step", ylabel=METRIC.value, title=TITLE.value)
     axes.grid(alpha=0.3)
     axes.legend()

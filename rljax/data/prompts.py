@@ -73,7 +73,7 @@ class PromptSource:
         order = grain.MapDataset.source(kept)
         if shuffle:
             order = order.shuffle(seed=_grain_seed(seed))
-        index, count = shard
+        index, count = self._shard = shard
         self._order = order.slice(slice(index, None, count))
         if len(kept) < count:
             raise UserError(f"{key}: {len(kept)} prompts are too few for {count} processes")
@@ -89,6 +89,11 @@ class PromptSource:
     def __len__(self) -> int:
         """Prompts an epoch."""
         return len(self._order)
+
+    def share(self, count: int) -> int:
+        """How many of the first `count` prompts that all processes take together are this one's, the first of its stream."""
+        epochs, rest = divmod(count, len(self._kept))
+        return epochs * len(self) + len(range(self._shard[0], rest, self._shard[1]))
 
     def __iter__(self) -> Iterator[Prompt]:
         return self

@@ -165,9 +165,7 @@ class Team:
             self._logs[rank] = path, log.tell()
             self._children[rank] = subprocess.Popen(
                 [sys.executable, "-m", "rljax.ranks", str(self._workdir.absolute())],
-                env=os.environ
-                | place.variables()
-                | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"},
+                env=_shared_cores(self.size) | os.environ | place.variables() | _this_interpreter(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -195,6 +193,8 @@ class Team:
                         f" (all run the same command and share --workdir={self._workdir})"
                     )
                 self._here.wait(0.2)
+        assert self._door is not None
+        self._door.close()
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         """One learner, made in every process. Raises UserError as each would alone, RankFailed when one of them is lost."""
@@ -232,10 +232,14 @@ class Team:
             if self._lost.is_set():
                 task.cancel()
             return await task
-        except (asyncio.CancelledError, UserError):
+        except RankFailed:
+            raise
+        except (asyncio.CancelledError, Exception) as error:
+            if not isinstance(error, asyncio.CancelledError | UserError):  # it may be what a lost rank does to the others
+                await asyncio.to_thread(self._lost.wait, 2.0)
             if self._links.failure is None:
                 raise
-            raise self._links.failure from None
+            raise self._links.failure from error
         finally:
             self._on_lost.clear()
 
@@ -293,6 +297,15 @@ class Team:
             if child.poll() is None:
                 child.kill()
                 child.wait()
+
+
+def _shared_cores(processes: int) -> dict[str, str]:
+    """Where the user hasn't said how many threads a process takes: else each takes all cores."""
+    return {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // processes, 1))}
+
+
+def _this_interpreter() -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"}
 
 
 def _ending(status: int) -> str:

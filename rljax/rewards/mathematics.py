@@ -1,7 +1,8 @@
 """1 when the completion's final answer equals the gold answer as mathematics, else 0 (math-verify).
 
 The final answer is what follows the last "####" where there is one, as in the data set's own solutions; else what
-math-verify finds: the last \\boxed{}, "the answer is ...", or the last expression.
+math-verify finds: the last \\boxed{}, "the answer is ...", or the last expression. Where the gold answer is a number, one
+that still has to be worked out is none: "9 + 9" equals 18, and a policy soon finds that the question equals its answer.
 """
 
 from __future__ import annotations
@@ -28,10 +29,26 @@ def gsm8k_reward(prompt: Prompt, completion: str) -> dict[str, float]:
 def _right(answer: Any, completion: str) -> float:
     from math_verify import verify
 
-    gold = _gold(str(answer))
+    gold, found = _gold(str(answer)), _parse(_final_part(completion))
+    if _is_worked_out(gold[0]) and found and not _is_worked_out(found[0]):
+        return 0.0
     # No timeouts of its own: they work by SIGALRM, on the main thread only, and count a slow check as a wrong answer.
     # The pool's timeout kills the process instead, and counts a timeout.
-    return float(verify(gold, _parse(_final_part(completion)), timeout_seconds=None))
+    return float(verify(gold, found, timeout_seconds=None))
+
+
+def _is_worked_out(expression: Any) -> bool:
+    """Signs, quotients and percentages are how numbers are written; a sum, a product or a power is left to the reader."""
+    import sympy
+
+    if not isinstance(expression, sympy.Basic):
+        return True
+    parts = list(sympy.preorder_traversal(expression))
+    products = [
+        [f for f in part.args if isinstance(f, sympy.Integer | sympy.Float) and abs(f) != 1] for part in parts if part.is_Mul
+    ]
+    powers = [part for part in parts if part.is_Pow and part.exp != -1]
+    return not (powers or any(part.is_Add for part in parts) or any(len(factors) > 1 for factors in products))
 
 
 def _final_part(completion: str) -> str:

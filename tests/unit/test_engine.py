@@ -9,7 +9,7 @@ import pytest
 from rljax import config_io, engine
 from rljax.allocation import Allocation, Pool, parse
 from rljax.configs import base
-from rljax.errors import UserError
+from rljax.errors import SamplerError, UserError
 
 
 @dataclasses.dataclass
@@ -166,6 +166,56 @@ def test_publish_that_fails_resumes_the_sampler(register):
     with pytest.raises(ValueError, match="no such version"):
         asyncio.run(built.publish(-1))
     assert built.sampler.log[-1] == "resume"
+
+
+def test_a_publish_that_a_server_breaks_is_done_through_a_directory(register):
+    class Breaking(NotingSampler):
+        async def load_weights(self, source, version):
+            if source.directory is None:
+                raise SamplerError("the server is gone")
+            await super().load_weights(source, version)
+
+    class Sampling(ThirdParty):
+        def make_sampler(self, config, pool, model_dir):
+            return Breaking(self.log)
+
+    register("one", Sampling(("nccl",)))
+    built = build("one:d1")
+    asyncio.run(built.publish(7))
+    assert built.sampler.version == 7
+    assert built.sampler.log[-2:] == [("load", built.publish_dir / "7"), "resume"]
+    assert list(built.publish_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize("lends", [False, True])
+def test_a_sampler_lends_its_memory_while_the_learner_updates_if_the_config_wants_it(register, lends):
+    class Lending(NotingSampler):
+        async def release(self):
+            self.log.append("release")
+
+        async def reclaim(self):
+            self.log.append("reclaim")
+
+    class Sampling(ThirdParty):
+        def make_sampler(self, config, pool, model_dir):
+            sampler = Lending(self.log)
+            sampler.lends = lends
+            return sampler
+
+    register("one", Sampling(("memory",)))
+    built = build("one:d1")
+
+    async def step(fails: bool) -> None:
+        async with built.learning():
+            built.sampler.log.append("update")
+            if fails:
+                raise ValueError
+
+    asyncio.run(step(fails=False))
+    assert built.sampler.log == (["release", "update", "reclaim"] if lends else ["update"])
+    with pytest.raises(ValueError):
+        asyncio.run(step(fails=True))
+    assert built.sampler.log[-1] == ("reclaim" if lends else "update")
 
 
 def test_unknown_engine_names_the_installed(register):

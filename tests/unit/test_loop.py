@@ -7,17 +7,19 @@ import os
 import shutil
 import signal
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from rljax import loop
 from rljax.engines.fake.sampler import Trouble
-from rljax.engines.fake.trial import MemorySink, Numbers, RememberingLearner, Repeat, make_run, spell
+from rljax.engines.fake.trial import MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
 from rljax.errors import RewardTimeout, TooManyFailures, UserError
 from rljax.metrics import Mean
 from rljax.sinks import State, Status
-from rljax.types import Request
+from rljax.trajectories import trajectory_of
+from rljax.types import Completion, Finish, Request, SamplingParams
 
 ASYNC = {"rollout.max_head_offpolicyness": 2}
 NOT_COMPARED = ("timeperf/", "rollout/wait/")  # of this machine, at that time
@@ -186,6 +188,78 @@ def test_an_asynchronous_run_loses_and_doubles_nothing_trap_15(tmp_path, kill_at
     _assert_once(run, 18, 2)
     assert run.engine.learner.most_lag <= 2
     assert sorted(sinks.lines()) == list(range(1, 10))
+
+
+@pytest.mark.parametrize("policy", ["mask", "drop"])
+def test_a_sampler_that_does_not_take_what_is_published_ends_the_run(tmp_path, policy):
+    """Its groups are stale however often they are generated again: without an end of its own that would go on for ever."""
+    overrides = ASYNC | {"rollout.stale_policy": policy, "recover.max_consecutive_failures": 5}
+    run = make_run(tmp_path, overrides, n_prompts=40)
+
+    async def load_weights(source, version):
+        """Another run's, say."""
+
+    run.engine.sampler.load_weights = load_weights
+    with pytest.raises(TooManyFailures, match=r"5 groups failed in a row; the first: stale_sampler: .* tokens of version 0"):
+        loop.train(run)
+
+
+class Straggles(Repeat):
+    """Prompt 0/1 takes three publishes: each of its completions has two tokens of version 0, and two of version 3."""
+
+    def __init__(self):
+        super().__init__()
+        self.episodes = Counter()
+
+    async def episode(self, sampler, prompt, params, seed):
+        self.episodes[prompt.uid] += 1
+        if prompt.uid != "0/1" or self.episodes["0/1"] > 4:
+            return await super().episode(sampler, prompt, params, seed)
+        parts, ids = [], np.array(spell(prompt), np.int32)
+        for version in (0, 3):
+            while sampler.version < version:
+                await asyncio.sleep(0.001)
+            request = Request(f"{prompt.uid}#{seed}.{version}", ids, SamplingParams(2), seed)
+            parts.append(await sampler.generate(request))
+            ids = np.concatenate([ids, parts[-1].token_ids])
+        joined = {n: np.concatenate([getattr(p, n) for p in parts]) for n in ("token_ids", "logp", "versions")}
+        assert joined["versions"].tolist() == [0, 0, 3, 3]
+        return trajectory_of(spell(prompt), Completion(**joined, finish=Finish.LENGTH), float(seed % 7), {})
+
+
+class Counting(RememberingLearner):
+    """Counts the tokens of prompt 0/1 that it is trained on, by their lag."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.lags = Counter()
+
+    def update(self, batch):
+        step = self._adam["policy"].steps
+        for row, start in zip(*np.nonzero((batch.segment_ids > 0) & (batch.positions == 0)), strict=True):
+            if read_back(batch.token_ids[row, start:]) == "0/1":
+                mine = batch.segment_ids[row] == batch.segment_ids[row, start]
+                self.lags.update((step - batch.versions[row][mine & batch.loss_mask[row]]).tolist())
+        return super().update(batch)
+
+
+@pytest.mark.parametrize("policy", ["mask", "drop"])
+def test_a_straggler_is_masked_or_generated_again_as_the_stale_policy_says_law_4(tmp_path, policy):
+    sinks = Sinks()
+    overrides = {"rollout.max_head_offpolicyness": 1, "rollout.stale_policy": policy, "train_dataset.batch_size": 2}
+    run = make_run(tmp_path, overrides, n_prompts=16, workflow=(workflow := Straggles()), sink=sinks)
+    run.engine.learner = learner = Counting(run.config, tmp_path / "model")
+    assert loop.train(run).step == 8
+    _assert_once(run, 16, 1)
+    assert learner.most_lag <= 1
+    lines = list(sinks.lines().values())
+    total = {name: sum(line[f"rollout/{name}"] for line in lines) for name in ("stale", "stale_tokens")}
+    if policy == "mask":  # the two tokens of version 0 of each of four samples are context alone
+        assert total == {"stale": 0, "stale_tokens": 8} and workflow.episodes["0/1"] == 4
+        assert sum(learner.lags.values()) == 8
+    else:
+        assert total == {"stale": 1, "stale_tokens": 0} and workflow.episodes["0/1"] == 8
+    assert max(learner.lags) <= 1
 
 
 class Waiting(RememberingLearner):

@@ -101,6 +101,14 @@ def test_shards_share_an_epoch_between_them_and_lose_none(eleven, count):
         assert seen == Counter(f"{epoch}/{i}" for i in range(11))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 5, 11, 12, 27])
+def test_the_shares_of_a_batch_are_its_prompts(eleven, count, size):
+    whole = Counter(uids(open_prompts(config(eleven), seed=3), size))
+    sources = [open_prompts(config(eleven), seed=3, shard=(i, count)) for i in range(count)]
+    assert sum((Counter(uids(source, source.share(size))) for source in sources), Counter()) == whole
+
+
 def test_a_prompt_is_found_again_by_its_uid_and_an_epoch_leaves_the_stream_alone(eleven, tokenizer):
     prompts = open_prompts(config(eleven, max_length=10), seed=3, tokenizer=tokenizer)
     given = [next(prompts) for _ in range(23)]

@@ -28,7 +28,7 @@ def train(*arguments: str) -> subprocess.CompletedProcess:
         "runpy.run_module('experiments.train', run_name='__main__', alter_sys=True)\n"
     )
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=Path(__file__).resolve().parents[3], capture_output=True, text=True, check=False)
 
 
 def test_help_says_the_command_and_the_flags():
@@ -81,6 +81,16 @@ def test_bad_data_is_one_line_before_an_engine_is_made(tmp_path, changes, expect
     done = train(QUICKSTART, f"--workdir={tmp_path}", *changes)
     assert done.returncode == 1 and done.stderr.startswith(f"error: {expected}"), done.stderr
     assert done.stderr.count("\n") == 1 and not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_attaching_where_nobody_listens_is_one_line(tmp_path):
+    for address, line in (
+        (str(tmp_path), f"error: --attach: no run listens in {tmp_path} (one with rollout.listen or rollout.workers does)\n"),
+        ("127.0.0.1:9", "error: --attach: the run's token is needed (set RLJAX_TOKEN;"),
+    ):
+        command = [sys.executable, "-m", "experiments.rollout", f"--attach={address}", "--patience=0"]
+        done = subprocess.run(command, cwd=Path(__file__).resolve().parents[3], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 1 and done.stderr.startswith(line) and done.stderr.count("\n") == 1
 
 
 def test_a_failed_run_says_so_in_its_status(tmp_path):

@@ -204,6 +204,31 @@ def test_trap_17_a_workflow_that_always_fails_ends_the_run_with_its_traceback(tm
     assert status["state"] == "failed" and status["error"]
 
 
+@pytest.mark.slow
+def test_a_jax_worker_samples_with_the_weights_of_the_run_law_3(tmp_path):
+    """Its own JAX sampler, in another process, with weights sent over: synchronous steps are on policy."""
+    workdir = tmp_path / "jax"
+    process = start(
+        workdir,
+        SYNCHRONOUS,
+        "--config.allocation_mode=jax:d1",
+        "--config.rollout.listen=127.0.0.1:0",
+        "--config.warmup.steps=2",
+        "--config.total_train_steps=3",
+        "--config.evaluator.freq_steps=None",
+    )
+    worker = binary("rollout", f"--attach={workdir}", "--config.allocation_mode=jax:d1")
+    code, _, err = finish(process)
+    assert code == 0, err
+    assert finish(worker)[0] == 0
+    steps = [entry for entry in lines(workdir / "metrics.jsonl") if "rollout/staleness/avg" in entry]
+    assert len(steps) == 3 and all(entry["rollout/workers"] == 1 for entry in steps)
+    for entry in steps:
+        assert entry["rollout/staleness/max"] == 0
+        for end in ("min", "max"):  # with weights of another version it is percents off
+            assert entry[f"ppo_actor/update/behave_imp_weight/{end}"] == pytest.approx(1, abs=1e-3)
+
+
 def test_a_guardrail_ends_the_run_in_one_line_and_the_failed_state_is_kept(tmp_path):
     workdir = tmp_path / "guarded"
     code, _, err = train(workdir, "--config.guard.min_entropy=99", "--config.guard.patience=2", "--config.warmup.steps=0")
@@ -240,6 +265,28 @@ def test_rollout_and_replay_are_the_first_step_of_train(tmp_path):
     assert replayed["ppo_actor/update/grad_norm"] > 0 and replayed["ppo_actor/update/importance_weight/avg"] > 0
     assert replayed.items() <= trained.items()
     assert {key.split("/")[0] for key in trained.keys() - replayed.keys()} <= {"rollout"}  # what a producer and a buffer tell
+
+    shards = [tmp_path / f"shard{i}" for i in range(3)]  # of 4 prompts: 2, 1 and 1
+    for index, out in enumerate(shards):
+        code, text, err = finish(binary("rollout", *common, f"--shard={index}/3", f"--out={out}", path=tmp_path))
+        assert code == 0 and f"{2 if index == 0 else 1} groups" in text, err
+    together = [f"--batch={','.join(map(str, shards))}", f"--workdir={tmp_path / 'together'}"]
+    code, _, err = finish(binary("replay", *common, *together, path=tmp_path))
+    assert code == 0, err
+    assert comparable(lines(tmp_path / "together" / "metrics.jsonl")) == [replayed]
+    in_two = [*together[:1], f"--workdir={tmp_path / 'ranks'}", "--config.allocation_mode=fake:d2"]
+    code, _, err = finish(binary("replay", *common, *in_two, path=tmp_path))
+    assert code == 0, err
+    (in_ranks,) = comparable(lines(tmp_path / "ranks" / "metrics.jsonl"))
+    assert in_ranks == pytest.approx(replayed, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("shard", ["2/2", "1"])
+def test_a_shard_that_is_none_is_refused(shard, tmp_path):
+    (tmp_path / "config.py").write_text(CONFIG)
+    arguments = [f"--config={tmp_path / 'config.py'}", f"--out={tmp_path / 'batch'}", f"--shard={shard}"]
+    code, _, err = finish(binary("rollout", *arguments))
+    assert code == 1 and err == f"error: --shard: {shard!r} is not INDEX/COUNT, counted from 0, as in 0/4\n"
 
 
 def told(entries: list[dict]) -> list[dict]:
@@ -286,5 +333,5 @@ def test_a_worker_from_elsewhere_with_a_sampler_of_its_own_waits_for_a_run_that_
     code, out, err = finish(subprocess.Popen(command, **pipes))
     assert code == 0 and "step 34/34" in out, err
     code, _, err = finish(worker)
-    assert code == 0 and "looking for it" in err
+    assert code == 0 and "looking for one" in err
     assert [e["step"] for e in lines(workdir / "metrics.jsonl")] == list(range(1, 35))

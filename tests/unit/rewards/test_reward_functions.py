@@ -48,6 +48,19 @@ def test_math_holds_the_final_answer_against_the_answer_field(answer, completion
     assert mathematics.reward(prompt(answer=answer), completion) == {"reward": right, "math": right}
 
 
+@pytest.mark.parametrize("question", ["9 + 9", "3 * 6", "$2 \\times 9$", "20 - 2", "To find 9 + 9, we", "so x = 9 + 9"])
+def test_math_gives_nothing_for_the_question_said_again(question):
+    assert mathematics.reward(prompt(answer="18"), question)["reward"] == 0.0
+    assert mathematics.reward(prompt(answer="18"), f"{question} = 18")["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion"), [("0.5", "1/2"), ("-3/4", "\\boxed{-\\frac{3}{4}}"), ("0.5", "50%"), ("$x + 1$", "$1 + x$")]
+)
+def test_math_knows_the_ways_to_write_a_number_and_answers_that_are_none(answer, completion):
+    assert mathematics.reward(prompt(answer=answer), completion)["reward"] == 1.0
+
+
 def test_gsm8k_reads_thousands_and_refuses_a_gold_answer_that_is_no_number():
     assert mathematics.gsm8k_reward(prompt(final="1234567"), "#### 1,234,567")["reward"] == 1.0
     with pytest.raises(ValueError, match="is no number"):

@@ -24,7 +24,10 @@ SETTINGS = {
     "actor.gradient_checkpointing": "full",
     "actor.mb_spec.rows_per_mb": 2,
 }
-LORA = {"actor.lora.rank": 4, "actor.lora.alpha": 8.0}
+VARIANTS = {  # by the name of the directory that results go to
+    "lora": {"actor.lora.rank": 4, "actor.lora.alpha": 8.0},
+    "sequences": {"actor.importance_sampling_level": "sequence", "actor.behav_imp_weight_level": "sequence"},
+}
 
 
 def pool(text: str) -> Pool:
@@ -75,7 +78,7 @@ def moved(source: str, target: str, model: Path, out: Path, settings: dict) -> n
 
 def main() -> None:
     model, out, layouts = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    settings = LORA if out.name == "lora" else {}
+    settings = VARIANTS.get(out.name, {})
     found = {layout: step(layout, model, out, settings) for layout in layouts}
     for source, target in zip(layouts, [*layouts[1:], layouts[0]], strict=True):
         found[target]["moved"] = moved(source, target, model, out, settings)

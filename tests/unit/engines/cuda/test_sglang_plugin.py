@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,22 @@ def test_each_way_out_of_memory_is_a_source_of_its_own():
     assert isinstance(first, TorchBroadcast) and first.group is second.group and first.group.tensor == 2
     with pytest.raises(UserError, match=r"^sglang\.transport: directory"):
         Route("directory", pool).source([])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"allocation_mode": "sglang:d1+jax:d1"}, "same devices"), ({"rollout.max_head_offpolicyness": 1}, "synchronous")],
+)
+def test_memory_is_lent_by_synchronous_runs_on_the_same_devices_alone(monkeypatch, changes, why):
+    monkeypatch.setattr(cuda, "installed_release", lambda python: (0, 5, 23))
+    able = {"allocation_mode": "sglang:d1|jax:d1", "rollout.max_head_offpolicyness": 0, "sglang.release_memory": True}
+    config = config_of(**able)
+    check(config, allocate(config))
+    alone = config_of(**{"jax.release_memory": True, "rollout.max_head_offpolicyness": 0, "train_dataset.max_length": 8})
+    alone = dataclasses.replace(alone, gconfig=dataclasses.replace(alone.gconfig, max_new_tokens=8))
+    check(alone, allocate(alone))
+    with pytest.raises(UserError, match=r"^jax\.release_memory: .*synchronous"):
+        check(asynchronous := dataclasses.replace(alone, rollout=config_of().rollout), allocate(asynchronous))
+    refused = config_of(**(able | changes))
+    with pytest.raises(UserError, match=rf"^sglang\.release_memory: .*{why}"):
+        check(refused, allocate(refused))

@@ -94,8 +94,9 @@ def test_four_ranks_of_two_kinds_give_the_numbers_of_one(model, alone, tmp_path)
 
 
 @pytest.mark.slow
-def test_adapters_under_two_ranks_of_any_kind_give_the_numbers_of_one(model, tmp_path):
-    alone = script.step("d1", model, tmp_path, script.LORA)
-    for layout, arrays in run(2, model, tmp_path / "lora", "d2", "f2", "c2", "t2").items():
+@pytest.mark.parametrize("variant", script.VARIANTS)
+def test_adapters_and_whole_sequences_under_two_ranks_give_the_numbers_of_one(model, tmp_path, variant):
+    alone = script.step("d1", model, tmp_path, script.VARIANTS[variant])
+    for layout, arrays in run(2, model, tmp_path / variant, "d2", "f2", "c2", "t2").items():
         assert_same(arrays, alone)
-        assert_exported(tmp_path / "lora" / f"export {layout}", alone)
+        assert_exported(tmp_path / variant / f"export {layout}", alone)

@@ -12,8 +12,11 @@ import pytest
 from aiohttp import web
 
 from rljax.engine import WeightSource
+from rljax.engines.fake.trial import make_config
 from rljax.engines.http import client as client_module
 from rljax.engines.http import watch as watch_module
+from rljax.engines.http.plugin import sampler_of
+from rljax.engines.http.remote import Remote
 from rljax.engines.http.resubmit import remaining
 from rljax.errors import SamplerError, UserError
 from rljax.types import Completion, Finish, Request, SamplingParams
@@ -278,6 +281,42 @@ async def test_recomputing_retracts_or_aborts_and_submits_again(server, tmp_path
     if mode == "abort":
         kept = len(server.bodies[1]["input_ids"]) - len(PROMPT)
         assert completion.versions.tolist() == [0] * kept + [1] * (24 - kept)
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_memory_is_released_with_nothing_running_and_back_before_weights_come(server, tmp_path):
+    """A request in flight is aborted first, for SGLang dies of it, and goes on behind its tokens under the next weights."""
+    sampler = client_of(server, lends=True)
+    reached = asyncio.Event()
+    server.script = lambda _, token: reached.set() if token == 6 else None
+    server.step = 0.005
+    task = asyncio.create_task(sampler.generate(request(max_new_tokens=24)))
+    await reached.wait()
+    await sampler.release()
+    await sampler.reclaim()
+    await publish(sampler, WeightSource(directory=tmp_path), 1)
+    completion = await task
+    is_whole(completion, 24)
+    assert set(completion.versions) == {0, 1}
+    lent = {"tags": ["kv_cache", "weights"]}
+    assert [(name, body) for name, body in server.calls if "memory" in name] == [
+        ("release_memory_occupation", lent),
+        ("resume_memory_occupation", lent),
+    ]
+    names = [name for name, body in server.calls if body != {"mode": "in_place"}]
+    assert names[:3] == ["pause_generation", "release_memory_occupation", "resume_memory_occupation"]
+    assert names.index("resume_memory_occupation") < names.index("update_weights_from_disk")
+    await sampler.close()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@with_servers(1)
+async def test_the_config_decides_whether_caches_are_recomputed(server, tmp_path, recompute):
+    remotes = [Remote(server.base, SGLANG_23, None)]
+    sampler = sampler_of(make_config({"rollout.recompute_kv_on_publish": recompute}), remotes, 0)
+    await publish(sampler, WeightSource(directory=tmp_path), 1)
+    assert ("pause_generation", {"mode": "retract" if recompute else "in_place"}) in server.calls
     await sampler.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -131,6 +132,35 @@ def test_a_whole_reply_has_sglangs_fields(served):
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["weight_version"]) == (2, 3, "0")
     assert meta["output_token_logprobs"] == [[0.0, 1, None], [0.0, 2, None], [0.0, 3, None]]
     assert meta["weight_versions"] == [{"version": "0", "start": 0, "end": 3}]
+
+
+def test_memory_is_released_by_a_sampler_that_can_and_only_while_nothing_runs(served):
+    memory = ("/release_memory_occupation", "/resume_memory_occupation")
+    assert [served.post(path, {})[0] for path in memory] == [200, 200]  # this one can't, and nothing happens
+    done = []
+
+    async def noted(what: str) -> None:
+        done.append(what)
+
+    for name in ("release", "reclaim"):
+        setattr(served.sampler, name, functools.partial(noted, name))
+    served.sampler.lends = False  # the client's config decides, not the server's
+    assert [served.post(path, {"tags": ["weights", "kv_cache"]})[0] for path in memory] == [200, 200]
+    assert done == ["release", "reclaim"]
+    for body in ({"tags": ["everything"]}, {"tags": "weights"}, {"tags": [["weights"]]}):
+        assert served.post(memory[0], body)[0] == 400
+    served.sampler.step = 0.05
+
+    async def generate() -> None:
+        async with served.session.post(served.base + "/generate", json=GENERATE) as response:
+            await response.read()
+
+    under_way = served.loop.start(generate())
+    while not served.sampler.under_way:
+        pass
+    assert "under way" in served.post(memory[0], {})[1]
+    under_way.result(ANSWER)
+    assert done == ["release", "reclaim"]
 
 
 @pytest.mark.parametrize("incremental", [False, True])

@@ -17,6 +17,24 @@ from tests.contract.learner_contract import config_of
 from tests.unit.engines.jax.sharded_learner import SETTINGS, batch_of, flat, pool, step
 
 
+def adapted(mesh: str, model: Path, directory: Path, vocabulary: int) -> dict[str, np.ndarray]:
+    """With adapters, a critic and a warm-up, saved and restored."""
+    settings = {"actor.lora.rank": 4, "actor.adv_estimator": "gae", "warmup.steps": 1}
+    learner, batch = JaxLearner(config_of(**SETTINGS, **settings), pool(mesh), model), batch_of(vocabulary)
+    learner.update_supervised(batch)
+    reference = learner.score_reference(batch)
+    learner.update(batch.replace(reference_logp=reference, values=learner.values(batch)))
+    learner.update_critic(batch.replace(values=learner.values(batch)))
+    learner.save(directory / "adapted")
+    again = JaxLearner(config_of(**SETTINGS, **settings), pool(mesh), model)
+    again.restore(directory / "adapted")
+    learner.export(directory / "merged")
+    found = {"reference": again.score_reference(batch), "values": again.values(batch), "score": again.score(batch)}
+    np.testing.assert_array_equal(found["score"], learner.score(batch))
+    np.testing.assert_array_equal(found["values"], learner.values(batch))
+    return found
+
+
 def main() -> None:
     vocabulary, directory, mesh = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     join()
@@ -39,6 +57,7 @@ def main() -> None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(source.params)
     }
     learner.export(directory / "export")
+    found |= {f"adapted {name}": array for name, array in adapted(mesh, model, directory, vocabulary).items()}
     if jax.process_index() == 0:
         np.savez(directory / "found.npz", **found)
     leave()

@@ -303,6 +303,42 @@ def test_closing_frees_weights_and_cache(models):
     assert sum(array.nbytes for array in jax.live_arrays()) - before < held / 100
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_memory_is_lent_and_what_was_in_flight_goes_on_under_the_weights_that_come(models, ahead):
+    gc.collect()
+    before = sum(array.nbytes for array in jax.live_arrays())
+    (request,) = requests_of((20,), max_new_tokens=15)
+    with sampler_of(models[0], ahead=ahead, decode_steps=3) as sampler:
+        held = sum(array.nbytes for array in jax.live_arrays()) - before
+        lent = []
+
+        def lend():
+            sampler._scheduler.release()
+            gc.collect()
+            lent.append(sum(array.nbytes for array in jax.live_arrays()) - before)
+            sampler._scheduler.reclaim()
+            sampler._scheduler.load(WeightSource(directory=models[1]), 1)
+            sampler._scheduler.resume()
+
+        plain, sent = sampler._programs.decode, []
+
+        def decode(*args):
+            sent.append(args)
+            if len(sent) == 2:
+                sampler._scheduler.command(lend)
+            return plain(*args)
+
+        sampler._programs.decode = decode
+        compiled = sampler.compilations
+        (completion,) = generate(sampler, [request])
+        assert sampler.compilations == compiled
+    assert len(lent) == 1 and lent[0] < held / 10
+    kept = completion.versions.tolist().count(0)
+    assert completion.versions.tolist() == [0] * kept + [1] * (15 - kept) and 0 < kept < 15
+    old, new = (scored(model, request, completion) for model in models)
+    np.testing.assert_allclose(completion.logp, np.concatenate([old[:kept], new[kept:]]), atol=BOUND)
+
+
 def test_what_a_request_cannot_ask(models):
     good = SamplingParams(4)
     with sampler_of(models[0]) as sampler:

@@ -31,7 +31,7 @@ def run(directory: Path, mesh: str, processes: int, devices: int) -> dict[str, n
             started.append(subprocess.Popen(command, cwd=ROOT, env=common | variables, stdout=log, stderr=log))
     try:
         for rank, process in enumerate(started):
-            assert process.wait(timeout=240) == 0, (directory / f"rank{rank}.log").read_text()[-4000:]
+            assert process.wait(timeout=600) == 0, (directory / f"rank{rank}.log").read_text()[-4000:]
     finally:
         for process in started:
             process.kill()
@@ -40,6 +40,7 @@ def run(directory: Path, mesh: str, processes: int, devices: int) -> dict[str, n
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("mesh", ["d2f2", "f2t2", "f4"])
 def test_processes_change_no_number(mesh, tmp_path):
     one = run(tmp_path / "one", mesh, processes=1, devices=4)
@@ -54,7 +55,8 @@ def test_processes_change_no_number(mesh, tmp_path):
     for name in (name for name in two if name.startswith("restored parameter ")):
         np.testing.assert_array_equal(two[name], two[name.removeprefix("restored ")])
     assert "holds none" in str(two["refusal"])
-    exported = [load_file(tmp_path / name / "export" / "model.safetensors") for name in ("one", "two")]
-    assert exported[0].keys() == exported[1].keys()
-    for name, tensor in exported[0].items():
-        np.testing.assert_allclose(exported[1][name], tensor, atol=1e-6, err_msg=name)
+    for kind in ("export", "merged"):
+        exported = [load_file(tmp_path / name / kind / "model.safetensors") for name in ("one", "two")]
+        assert exported[0].keys() == exported[1].keys()
+        for name, tensor in exported[0].items():
+            np.testing.assert_allclose(exported[1][name], tensor, atol=1e-6, err_msg=name)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from rljax.allocation import Pool
 from rljax.backends.jax import forward
 from rljax.backends.jax.mesh import pool_mesh
+from rljax.backends.jax.parameters import parameters
 from rljax.backends.jax.portable import from_hf, to_hf
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.rows import padded_length
@@ -172,19 +173,19 @@ def test_the_gradient_norm_is_that_of_the_whole_minibatch(model_dir, batch):
 
 def test_parameters_and_moments_go_to_hf_names_and_back(learner, batch):
     learner.update(batch)
-    spec, trained = learner._policy.spec, learner._policy.trained
+    table, trained = parameters(learner._policy.spec), learner._policy.trained
     saved = learner._rl.actor.saved()
     for tree in (trained, saved["mu"], saved["nu"]):
-        named = to_hf(tree, spec)
-        jax.tree.map(np.testing.assert_array_equal, from_hf(named, spec, tree), tree)
-    kernel = to_hf(saved["mu"], spec)["model.layers.1.mlp.up_proj.weight"]
+        named = to_hf(tree, table)
+        jax.tree.map(np.testing.assert_array_equal, from_hf(named, table, tree), tree)
+    kernel = to_hf(saved["mu"], table)["model.layers.1.mlp.up_proj.weight"]
     np.testing.assert_array_equal(kernel, np.asarray(saved["mu"]["layers"]["up_proj"]["kernel"])[1].T)
-    named = to_hf(trained, spec)
+    named = to_hf(trained, table)
     model_names = set(AutoModelForCausalLM.from_pretrained(learner._model_dir).state_dict()) - {"lm_head.weight"}
     assert set(named) == model_names
     del named["model.layers.0.self_attn.q_proj.weight"]
     with pytest.raises(UserError, match=r"layers\.0\.self_attn\.q_proj"):
-        from_hf(named, spec, trained)
+        from_hf(named, table, trained)
 
 
 def test_law_9_a_run_moves_by_hf_names_and_goes_on_with_the_same_bits(model_dir, batch):

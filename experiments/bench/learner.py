@@ -1,0 +1,148 @@
+"""One optimizer step of a learner on full packed rows: time, model FLOP/s, memory on a GPU.
+
+python -m experiments.bench.learner --engine=fsdp                           # Qwen3-0.6B's shape, a row of 16384 tokens; a GPU
+python -m experiments.bench.learner --engine=jax
+torchrun --nproc-per-node 4 -m experiments.bench.learner --engine=fsdp --dims=f4 --rows=4
+python -m experiments.bench.learner --shape=tiny --tokens=256 --segments=4 --dtype=float32 --repeats=2
+
+Weights are random, written once to --directory. Time is the median of --repeats steps after two that are not timed, around
+finished calls, host work and metrics included. FLOPs are those of the model: 6 a matrix parameter and token (the unembedding
+only for trained tokens), attention as far as it is causal, nothing for what is computed again.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+
+from rljax.allocation import parse
+from rljax.batch import Batch
+from rljax.config import Config, ModelConfig
+from rljax.config_io import from_dict
+from rljax.configs import base
+from rljax.engine import find_plugin
+from rljax.hf import ModelSpec, init_directory
+from rljax.hf.tensors import parameter_count
+
+ENGINE = flags.DEFINE_string("engine", "fsdp", "Of allocation_mode: what learns.")
+DIMS = flags.DEFINE_string("dims", "d1", "Its dims, as in allocation_mode.")
+SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", ["qwen3-0.6b", "tiny"], "Of the model.")
+DIRECTORY = flags.DEFINE_string("directory", "", "Where the model is, or will be; empty: a temporary one.")
+ROWS = flags.DEFINE_integer("rows", 1, "Packed rows of a step.")
+TOKENS = flags.DEFINE_integer("tokens", 16384, "Of a row.")
+SEGMENTS = flags.DEFINE_integer(
+    "segments", 16, "Trajectories of a row, of equal length; the second half of each is trained on."
+)
+DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "actor.dtype")
+REMAT = flags.DEFINE_enum("gradient_checkpointing", "full", ["none", "full", "dots"], "actor.gradient_checkpointing")
+COMPILE = flags.DEFINE_bool("compile", True, "fsdp.compile")
+REPEATS = flags.DEFINE_integer("repeats", 10, "Timed steps.")
+
+PEAK = 989e12  # bfloat16 FLOP/s of an H100 SXM as advertised, which MFU is taken of
+SHAPES = {
+    "qwen3-0.6b": (
+        151936,
+        dict(hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16, num_kv_heads=8, head_dim=128),
+    ),
+    "tiny": (512, dict(hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16)),
+}
+
+
+def make_model(directory: Path) -> ModelSpec:
+    vocabulary, shape = SHAPES[SHAPE.value]
+    if not (directory / "config.json").is_file():
+        model = ModelConfig(
+            architecture="qwen3",
+            **shape,
+            max_position_embeddings=40960,
+            tie_word_embeddings=True,
+            initializer_range=0.02,
+            tokenizer="char",
+        )
+        init_directory(model, directory, seed=0, vocab_size=vocabulary, eos_token_ids=[2], dtype="bfloat16")
+    return ModelSpec.from_directory(directory)
+
+
+def make_config() -> Config:
+    config = base.get_config()
+    config.allocation_mode = f"{ENGINE.value}:{DIMS.value}"
+    config.actor.dtype = DTYPE.value
+    config.actor.gradient_checkpointing = REMAT.value
+    config.actor.mb_spec.max_tokens_per_row = TOKENS.value
+    config.fsdp.compile = COMPILE.value
+    return from_dict(config)
+
+
+def make_batch(vocabulary: int) -> Batch:
+    random = np.random.default_rng(0)
+    shape, length = (ROWS.value, TOKENS.value), TOKENS.value // SEGMENTS.value
+    index = np.arange(TOKENS.value)
+    positions = np.broadcast_to(index % length, shape).astype(np.int32)
+    mask = positions >= length // 2
+    floats = {name: np.where(mask, random.normal(size=shape), 0).astype(np.float32) for name in ("advantage", "behavior_logp")}
+    return Batch(
+        token_ids=random.integers(3, vocabulary, shape).astype(np.int32),
+        segment_ids=np.broadcast_to(index // length + 1, shape).astype(np.int32),
+        positions=positions,
+        loss_mask=mask,
+        loss_weight=(mask / mask.sum()).astype(np.float32),
+        versions=np.zeros(shape, np.int32),
+        **floats,
+    )
+
+
+def flops(spec: ModelSpec, batch: Batch) -> float:
+    """Of forward and backward of the whole batch."""
+    table = spec.vocab_size * spec.hidden_size
+    inner = parameter_count(spec) - table * (1 if spec.tie_word_embeddings else 2)
+    lengths = [n for ids in batch.segment_ids for n in np.bincount(ids)[1:].tolist()]
+    attention = spec.num_layers * spec.num_heads * spec.head_dim * sum(n * n for n in lengths)
+    return 6.0 * (inner * batch.token_ids.size + table * int(batch.loss_mask.sum()) + attention)
+
+
+def main(argv: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        spec = make_model(Path(DIRECTORY.value or temporary))
+        config = make_config()
+        pool = parse(config.allocation_mode, find_plugin).learner
+        assert pool is not None
+        learner = find_plugin(pool.engine).make_learner(config, pool, Path(DIRECTORY.value or temporary))
+        batch, seconds = make_batch(spec.vocab_size), []
+        for _ in range(2 + REPEATS.value):
+            start = time.perf_counter()
+            learner.update(batch)  # its metrics are on the host when it returns
+            seconds.append(time.perf_counter() - start)
+        learner.close()
+    median = statistics.median(seconds[2:])
+    rate = flops(spec, batch) / median / pool.size
+    found = {
+        "mode": config.allocation_mode,
+        "shape": SHAPE.value,
+        "tokens": batch.token_ids.size,
+        "gradient_checkpointing": REMAT.value,
+        "ms": round(median * 1e3, 1),
+        "first_s": round(seconds[0], 1),
+        "tokens_per_s": round(batch.token_ids.size / median),
+        "model_tflops_per_device": round(rate / 1e12, 2),
+        "mfu_of_h100": round(rate / PEAK, 4),
+    }
+    print(json.dumps(found | memory(pool.engine)))
+
+
+def memory(engine: str) -> dict[str, float]:
+    """Peak of this process's GPU in GB, where torch has one."""
+    if engine != "fsdp":
+        return {}
+    import torch
+
+    return {"peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2)} if torch.cuda.is_available() else {}
+
+
+if __name__ == "__main__":
+    app.run(main)

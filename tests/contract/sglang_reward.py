@@ -1,0 +1,14 @@
+"""A reward that differs between samples of one prompt, whatever the model: weights move at every step."""
+
+from __future__ import annotations
+
+from rljax.types import Prompt
+
+
+def reward(prompt: Prompt, completion: str) -> dict[str, float]:
+    return {"reward": sum(map(str.isdigit, completion)) / max(1, len(completion)) + 0.01 * (hash_of(completion) % 10)}
+
+
+def hash_of(text: str) -> int:
+    """The same in every process."""
+    return sum((index + 1) * ord(letter) for index, letter in enumerate(text))

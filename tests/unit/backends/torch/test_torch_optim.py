@@ -1,0 +1,96 @@
+"""AdamW against its equations in float64 numpy, and its schedules against those of the JAX path."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rljax.backends.jax import optim as jax_optim
+from rljax.backends.torch.optim import SCHEDULES, Optimizer, Slot, decays, make_schedule
+from rljax.errors import UserError
+from tests.unit.backends.jax.test_optim import CONFIG, adamw
+
+SHAPES = {"layers.0.up_proj.weight": (3, 4), "layers.0.input_layernorm.weight": (4,), "layers.0.q_proj.bias": (2,)}
+
+
+def setup(config, total=None, copies=1):
+    rng = np.random.default_rng(0)
+    values = {name: torch.tensor(rng.normal(size=shape), dtype=torch.float32) for name, shape in SHAPES.items()}
+    grads = {}
+    slots = [Slot(name, value, lambda name=name: grads[name].clone(), copies) for name, value in values.items()]
+    return values, grads, Optimizer(config, total, "actor.optimizer", slots, lambda x: x.mul_(copies))
+
+
+def random_gradients(steps):
+    rng = np.random.default_rng(1)
+    return [{name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()} for _ in range(steps)]
+
+
+@pytest.mark.parametrize("clipping", [0.0, 1.0, 1e3])
+@pytest.mark.parametrize("copies", [1, 3])  # ranks that hold every shard
+def test_steps_follow_the_equations_with_no_decay_of_norms_and_biases(clipping, copies):
+    config = dataclasses.replace(CONFIG, gradient_clipping=clipping, lr_scheduler_type="linear", warmup_steps_proportion=0.5)
+    values, grads, optimizer = setup(config, 4, copies)
+    start = {name: value.numpy().astype(np.float64) for name, value in values.items()}
+    sequence = random_gradients(4)
+    for gradient in sequence:
+        grads.update({name: torch.from_numpy(g) for name, g in gradient.items()})
+        stats = optimizer.step()
+        assert stats.grad_norm == pytest.approx(math.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradient.values())))
+    lrs = [config.lr / 2, config.lr, config.lr / 2, 0.0]  # 2 steps up, then down to zero at the last of 4
+    want, mu, nu = adamw(config, start, [{n: g.astype(np.float64) for n, g in step.items()} for step in sequence], lrs)
+    for index, name in enumerate(SHAPES):
+        for got, expected in ((values[name], want), (optimizer.mu[index], mu), (optimizer.nu[index], nu)):
+            np.testing.assert_allclose(got, expected[name], rtol=2e-5, atol=1e-7, err_msg=name)
+    assert optimizer.count == 4
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(poison):
+    values, grads, optimizer = setup(CONFIG)
+    first, bad = random_gradients(2)
+    grads.update({name: torch.from_numpy(g) for name, g in first.items()})
+    optimizer.step()
+    before = [t.clone() for t in (*values.values(), *optimizer.mu, *optimizer.nu)]
+    bad["layers.0.q_proj.bias"][1] = poison
+    grads.update({name: torch.from_numpy(g) for name, g in bad.items()})
+    stats = optimizer.step()
+    assert stats.skipped
+    assert optimizer.count == 1
+    for got, want in zip((*values.values(), *optimizer.mu, *optimizer.nu), before, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_trap_11_a_rate_of_zero_changes_no_bit_of_the_parameters():
+    values, grads, optimizer = setup(dataclasses.replace(CONFIG, lr=0.0))
+    before = {name: value.clone() for name, value in values.items()}
+    grads.update({name: torch.from_numpy(g) for name, g in random_gradients(1)[0].items()})
+    optimizer.step()
+    assert all(torch.equal(values[name], before[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+def test_the_rate_is_that_of_the_jax_path_at_every_step(kind, warmup):
+    config = dataclasses.replace(CONFIG, lr_scheduler_type=kind, warmup_steps_proportion=warmup / 21, min_lr_ratio=0.25)
+    ours, theirs = make_schedule(config, 21, "actor.optimizer"), jax_optim.make_schedule(config, 21, "actor.optimizer")
+    for step in range(30):
+        assert ours(step) == pytest.approx(float(theirs(step)), rel=1e-6), step
+
+
+def test_what_cannot_be_done_is_refused_by_its_key():
+    with pytest.raises(UserError, match="total_train_steps"):
+        make_schedule(dataclasses.replace(CONFIG, lr_scheduler_type="cosine"), None, "actor.optimizer")
+    with pytest.raises(UserError, match=r"critic\.optimizer\.type.*sgd.*adamw"):
+        Optimizer(dataclasses.replace(CONFIG, type="sgd"), None, "critic.optimizer", [], lambda x: x)
+    with pytest.raises(UserError, match="cosine"):
+        make_schedule(dataclasses.replace(CONFIG, lr_scheduler_type="step"), 5, "actor.optimizer")
+
+
+def test_adapters_and_embeddings_decay():
+    assert decays("model.embed_tokens.weight")
+    assert decays("model.layers.0.self_attn.q_proj.lora_A.weight")
+    assert decays("value_head")
+    assert not decays("model.layers.0.self_attn.q_norm.weight")

@@ -1,0 +1,40 @@
+"""Run in N processes (RANK, ... in the environment): a learner of N fsdp ranks goes on from another engine's checkpoint.
+
+python -m tests.unit.engines.cuda.moved_torch_learner KIND MODEL WHOLE DAMAGED OUT     rank 0 writes OUT
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch.distributed as dist
+
+from rljax.allocation import Pool
+from rljax.engines.cuda.learner import TorchLearner
+from rljax.errors import UserError
+from tests.parity.moving import KINDS, flat
+
+
+def main() -> None:
+    kind, (model, whole, damaged, out) = KINDS[sys.argv[1]], map(Path, sys.argv[2:])
+    learner = TorchLearner(kind.config, Pool("fsdp", fsdp=int(os.environ["WORLD_SIZE"])), model)
+    before = flat(learner.named_state())
+    try:
+        learner.restore(damaged if dist.get_rank() == 1 else whole)
+    except UserError as error:
+        print(f"rank {dist.get_rank()}: {error}")
+    for name, array in flat(learner.named_state()).items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    learner.restore(whole)
+    found = flat(learner.named_state())
+    if dist.get_rank() == 0:
+        np.savez(out, **found)
+    learner.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The engine `fsdp` as `allocation_mode` names it, and the processes it finds."""
+
+import pytest
+import torch
+
+from rljax.allocation import Pool
+from rljax.engine import allocate, check, find_plugin
+from rljax.engines.cuda import world
+from rljax.errors import UserError
+from tests.models import config_of
+
+
+def test_fsdp_learns_over_data_fsdp_tensor_and_context():
+    pools = allocate(config_of(allocation_mode="sglang:d4+fsdp:d2f2t2c2"))
+    assert pools.learner == Pool("fsdp", data=2, fsdp=2, tensor=2, context=2, first_device=4)
+
+
+@pytest.mark.parametrize(("letter", "name"), [("p", "pipeline"), ("e", "expert")])
+def test_what_fsdp_cannot_do_is_refused_by_name(letter, name):
+    with pytest.raises(UserError, match=f"fsdp has no {name} parallelism"):
+        allocate(config_of(allocation_mode=f"sglang:d1+fsdp:d1{letter}2"))
+
+
+def test_fsdp_does_not_sample_and_has_no_bitwise_mode(tmp_path):
+    config = config_of(allocation_mode="fsdp:d1", **{"jax.bitwise": True})
+    with pytest.raises(UserError, match=r"jax\.bitwise"):
+        check(config, allocate(config))
+    with pytest.raises(UserError, match="cannot sample"):
+        find_plugin("fsdp").make_sampler(config, Pool("fsdp"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "rank", "visible", "device"),
+    [
+        (4, 3, 8, 7),  # one host: d4 samples on 0 to 3
+        (8, 11, 8, 3),  # two hosts of 8: the second one, and the third that follows it
+        (5, 0, 1, 0),  # a launcher shows each process its own GPU
+    ],
+)
+def test_the_pools_devices_are_counted_over_hosts(monkeypatch, first, rank, visible, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("RANK", str(rank))
+    assert world.device_of(Pool("fsdp", first_device=first)) == torch.device("cuda", device)
+
+
+def test_processes_that_are_not_there_are_asked_for(monkeypatch):
+    world.join(Pool("fsdp"))
+    with pytest.raises(UserError, match="wants 2 processes, and there are 1"):
+        world.join(Pool("fsdp", fsdp=2))

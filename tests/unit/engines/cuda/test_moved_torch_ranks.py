@@ -1,0 +1,67 @@
+"""Each rank of a PyTorch learner takes its shards from a checkpoint of the JAX learner; what one refuses, all refuse."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tests import models
+from tests.parity.moving import KINDS, flat, go, make
+from tests.unit.engines.cuda import moved_torch_learner as script
+
+ROOT = Path(__file__).resolve().parents[4]
+KIND = "adapters with a critic"
+
+
+def ranks_of(size: int, *arguments: str | Path) -> list[str]:
+    """Runs the script in so many processes. What each of them says."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", script.__name__, *map(str, arguments)]
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **rendezvous, "RANK": str(rank), "CUDA_VISIBLE_DEVICES": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(outputs)
+    return outputs
+
+
+def test_law_9_two_ranks_go_on_from_a_jax_checkpoint(tmp_path):
+    model = models.make_model(tmp_path / "model")
+    kind = KINDS[KIND]
+    learner = make("jax", kind, model)
+    go(learner, kind, kind.before)
+    learner.save(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "damaged")
+    meta = json.loads((tmp_path / "whole" / "meta.json").read_text())
+    name = max(meta["files"], key=lambda name: meta["files"][name][0])
+    (tmp_path / "damaged" / "tree" / name).write_bytes(b"garbage")
+
+    said = ranks_of(2, KIND, model, tmp_path / "whole", tmp_path / "damaged", tmp_path / "found.npz")
+    assert re.search(r"rank 0: checkpoint: .* another rank says why", said[0]), said[0]
+    assert re.search(r"rank 1: checkpoint: .* is corrupt: ", said[1]), said[1]
+    found, wanted = dict(np.load(tmp_path / "found.npz")), flat(learner.named_state())
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    learner.close()

@@ -1,0 +1,23 @@
+"""docs/runtime.md names what there is."""
+
+from pathlib import Path
+
+from rljax import config_io, resume
+from rljax.config import Config
+from rljax.configs import base
+from rljax.errors import EpisodeError
+from rljax.guardrails import GUARDS
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "runtime.md").read_text()
+
+
+def test_the_page_names_every_key_kind_and_default():
+    keys = [key for key in config_io.leaves(Config) if key.startswith(("guard.", "recover.")) and key != "recover.mode"]
+    named = [*keys, *(key.rstrip(".") for key in resume.FIXED), *resume.KINDS]
+    named += [kind.kind for kind in (EpisodeError, *EpisodeError.__subclasses__())] + [guard.metric for guard in GUARDS]
+    assert not [name for name in named if name not in PAGE]
+    guard = base.get_config().guard
+    for entry in GUARDS:
+        (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| `guard.{entry.key}`")]
+        default = guard[entry.key]
+        assert line.endswith(f"| {default if default is None else f'{default:g}'} |"), line
