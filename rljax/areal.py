@@ -209,8 +209,8 @@ def _sampled(theirs: Flat) -> Flat:
     }
 
 
-def _top_k(value: int) -> int:
-    return 0 if value >= 10**6 else value  # theirs is 1e8 where there is no limit
+def _top_k(value: Any) -> Any:
+    return 0 if isinstance(value, int) and value >= 10**6 else value  # theirs is 1e8 where there is no limit
 
 
 def _evaluated(theirs: Flat) -> Flat:

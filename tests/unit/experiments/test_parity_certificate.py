@@ -24,7 +24,9 @@ def case_of(config, model_dir):
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory):
-    config = config_io.resolve(config_io.load(str(CONFIG), [("actor.init.num_layers", "2")]))
+    config = config_io.resolve(
+        config_io.load(str(CONFIG), [("actor.init.num_layers", "2"), ("actor.optimizer.weight_decay", "0.01")])
+    )
     return case_of(config, model_directory.prepare(config.actor, tmp_path_factory.mktemp("parity") / "init", seed=config.seed))
 
 
