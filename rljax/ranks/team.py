@@ -34,6 +34,7 @@ from rljax.ranks.rendezvous import FOLDER, START_TIMEOUT, Door
 GRACE = 30.0  # seconds that a run has to end in order after a rank is lost; then the process is ended
 LEAVE = 20.0  # seconds for ranks to close their learners
 TAIL = 30  # lines of a log
+SMALL_HOST = 8  # processes that any host may be asked for
 
 T = TypeVar("T")
 
@@ -128,6 +129,11 @@ class Team:
     def __enter__(self) -> Team:
         if self.size == 1:
             return self
+        if self._own and self.size > max(SMALL_HOST, os.cpu_count() or 1):
+            raise UserError(
+                f"allocation_mode: a learner of {self.size} processes on this host of {os.cpu_count()} cores"
+                f" (start them with torchrun, over more hosts, or take fewer)"
+            )
         timeout = self._config.recover.hang_timeout
         self._links = Links(
             silence=max(SOONER * timeout, 3 * PULSE),

@@ -256,6 +256,14 @@ def test_a_launcher_that_starts_another_number_is_refused_in_every_process(start
         assert code == 1 and "troubled:d3 learns in 3 processes, but WORLD_SIZE=2" in err.splitlines()[-1]
 
 
+def test_more_processes_than_this_host_has_use_for_are_refused_before_any_starts(start, tmp_path):
+    many = max(8, os.cpu_count() or 1) + 1
+    run = start(tmp_path / "run", f"--config.allocation_mode=troubled:d1+troubled:d{many}")
+    _, errors = run.communicate(timeout=200)
+    assert run.returncode == 1 and f"a learner of {many} processes on this host" in errors.splitlines()[-1]
+    assert not list((tmp_path / "run").rglob("rank*.log"))
+
+
 def test_an_engine_that_knows_nothing_of_ranks_learns_in_one_process(start, tmp_path):
     alone = "--config.allocation_mode=lonely:d2"
     code, err = finish(start(tmp_path / "run", alone))
