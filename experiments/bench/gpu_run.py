@@ -51,7 +51,7 @@ PACKAGES = (
     *("absl-py", "aiohttp", "flax", "grain", "jax", "math-verify", "ml-collections", "numpy", "optax", "orbax-checkpoint"),
     *("peft", "psutil", "pyarrow", "reasoning-gym", "rich", "safetensors", "tokenizers", "torch", "transformers"),
 )
-ON_A_CARD = ("--sampling-backend", "pytorch", "--grammar-backend", "none", "--cuda-graph-max-bs", "128")
+ON_A_CARD = ("--sampling-backend", "pytorch", "--grammar-backend", "none", "--cuda-graph-max-bs-decode", "128")
 TAIL = 25  # lines of a log that are shown
 
 
@@ -241,6 +241,8 @@ def _row(name: str, rows: Sequence[Mapping[str, float]]) -> str:
 
 def curves(runs: Mapping[str, Path], target: Path) -> None:
     there = [workdir for workdir in runs.values() if (workdir / "metrics.jsonl").exists()]
+    if not there:
+        raise FileNotFoundError("no run has metrics")
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError("no matplotlib here (draw them elsewhere, of the metrics.jsonl that are kept)")
     command = [
