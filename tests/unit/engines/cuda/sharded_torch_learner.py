@@ -78,7 +78,7 @@ def moved(source: str, target: str, model: Path, out: Path, settings: dict) -> n
 
 def main() -> None:
     model, out, layouts = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    settings = VARIANTS[out.name] if out.name in VARIANTS else {}
+    settings = VARIANTS.get(out.name, {})
     found = {layout: step(layout, model, out, settings) for layout in layouts}
     for source, target in zip(layouts, [*layouts[1:], layouts[0]], strict=True):
         found[target]["moved"] = moved(source, target, model, out, settings)
