@@ -153,6 +153,8 @@ def get_config() -> ConfigDict:
             freq_epochs=config_dict.placeholder(int),
             n_samples=1,
             temperature=1.0,
+            top_p=1.0,
+            top_k=0,
             greedy=True,
             max_prompts=config_dict.placeholder(int),
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging as standard_logging
 import os
 import re
 import sys
@@ -44,7 +45,9 @@ _overrides: list[tuple[str, str]] = []  # of this process's command line, in ord
 def define_config_flags(*, workdir: bool = True) -> None:
     """--config, --config.KEY and, unless it is False, --workdir."""
     flags.DEFINE_string(
-        "config", None, "A config file, as in configs/. --config.KEY=VALUE sets one of its keys (rljax/config.py has them all)."
+        "config",
+        None,
+        "A config file, as in configs/, or a YAML of AReaL's. --config.KEY=VALUE sets a key (rljax/config.py has them all).",
     )
     if workdir:
         flags.DEFINE_string("workdir", None, "Directory of the run; made where it is missing, resumed where it holds one.")
@@ -65,9 +68,15 @@ def overrides_from_flags() -> tuple[tuple[str, str], ...]:
 
 
 def workdir_from_flags() -> Path:
-    if not FLAGS.workdir:
+    """--workdir; without it, the directory that a YAML file of AReaL's names by fileroot, experiment_name and trial_name."""
+    from rljax import areal
+
+    if FLAGS.workdir:
+        return Path(FLAGS.workdir)
+    named = areal.workdir(FLAGS.config) if FLAGS.config and areal.is_areal(FLAGS.config) else None
+    if named is None:
         raise UserError("--workdir: missing (a directory for the run)")
-    return Path(FLAGS.workdir)
+    return named
 
 
 def run_main(run: Callable[[], None]) -> NoReturn:
@@ -76,6 +85,7 @@ def run_main(run: Callable[[], None]) -> NoReturn:
     A workflow or reward that always fails shows the traceback of its first failure before that line, and a rank that is lost
     the last that it said. Anything else is a fault of ours and keeps its traceback.
     """
+    logging.get_absl_handler().setFormatter(_Plain())
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch
     try:
@@ -99,6 +109,14 @@ def run_main(run: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     sys.exit(0)
+
+
+class _Plain(standard_logging.Formatter):
+    """`warning: text` for people who started one program; a log of many processes is none of ours."""
+
+    def format(self, record: standard_logging.LogRecord) -> str:
+        lines = super().format(record)
+        return lines if record.levelno < standard_logging.WARNING else f"{record.levelname.lower()}: {lines}"
 
 
 def _is_no_space(error: Exception) -> bool:

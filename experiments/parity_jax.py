@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,17 +15,19 @@ from jax import Array
 from rljax.backends.jax import hf
 from rljax.backends.jax.logprobs import token_logprobs
 from rljax.backends.jax.objective import policy_objective
-from rljax.backends.jax.parameters import leaf_at, parameters
+from rljax.backends.jax.optim import Optimizer
+from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
 from rljax.hf.spec import ModelSpec
 
 if TYPE_CHECKING:
     from experiments.parity import Case
 
 
-def run(case: Case) -> tuple[np.ndarray, np.ndarray, float, dict[str, np.ndarray]]:
-    """Log-probs, entropies, loss, and gradients by tensor name."""
+def run(case: Case) -> dict[str, Any]:
+    """The fields of a Result."""
     with jax.enable_x64(True) if case.dtype == "float64" else contextlib.nullcontext():
-        graphdef, params = hf.load(case.model_dir, dtype=jnp.dtype(case.dtype), param_dtype=jnp.dtype(case.dtype))
+        dtype = jnp.dtype(case.dtype)
+        graphdef, params = hf.load(case.model_dir, dtype=dtype, param_dtype=dtype, precise=case.config.jax.precise)
         spec = ModelSpec.from_directory(case.model_dir)
 
         def loss(params: Any) -> tuple[Array, tuple[Array, Array]]:
@@ -46,14 +49,56 @@ def run(case: Case) -> tuple[np.ndarray, np.ndarray, float, dict[str, np.ndarray
 
         (value, scores), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
         logp, entropy = (np.asarray(x, np.float64) for x in scores)
-        return logp, entropy, float(value), _by_tensor(grads, spec)
+        master = np.dtype(case.master)
+        return {
+            "logp": logp,
+            "entropy": entropy,
+            "loss": float(value),
+            "gradients": _by_tensor(grads, spec, master),
+            "step": _by_tensor(_optimized(case, params, grads, [1.0], master), spec, master),
+        }
 
 
-def _by_tensor(grads: Any, spec: ModelSpec) -> dict[str, np.ndarray]:
+def two_steps(case: Case) -> dict[str, np.ndarray]:
+    """What two steps of the optimizer add to each tensor in float64, on the gradients of `Case.gradient`."""
+    with jax.enable_x64(True):
+        spec = ModelSpec.from_directory(case.model_dir)
+        _, params = hf.load(case.model_dir, param_dtype=np.float64)
+        grads = nested({p.path: _drawn(case, p, spec.num_layers) for p in parameters(spec)})
+        return _by_tensor(_optimized(case, params, grads, case.factors, np.dtype(np.float64)), spec, np.dtype(np.float64))
+
+
+def _drawn(case: Case, parameter: Parameter, layers: int) -> np.ndarray:
+    """`case.gradient` of each of its tensors, laid out as ours."""
+    shape = parameter.shape[1:] if parameter.stacked else parameter.shape
+    pieces = []
+    for layer in range(layers) if parameter.stacked else (0,):
+        piece = case.gradient(parameter.tensor_of(layer), shape[::-1] if parameter.transposed else shape)
+        pieces.append(piece.T if parameter.transposed else piece)
+    return np.stack(pieces) if parameter.stacked else pieces[0]
+
+
+def _optimized(case: Case, params: Any, grads: Any, factors: Sequence[float], dtype: np.dtype) -> Any:
+    """What steps of the learner's optimizer add to master weights, the gradient times each factor in turn."""
+    optimizer = Optimizer(case.config.actor.optimizer, case.total_steps, "actor.optimizer")
+    before = jax.tree.map(lambda p: jnp.asarray(p, dtype), params)
+
+    @jax.jit
+    def step(params: Any, state: Any, grads: Any, factor: Array) -> tuple[Any, Any]:
+        grads = jax.tree.map(lambda g: jnp.asarray(g, dtype) * jnp.asarray(factor, dtype), grads)
+        return optimizer.apply(params, state, grads)[:2]
+
+    after, state = before, optimizer.init(before)
+    for factor in factors:
+        after, state = step(after, state, grads, jnp.asarray(factor))
+    return jax.tree.map(jnp.subtract, after, before)
+
+
+def _by_tensor(tree: Any, spec: ModelSpec, dtype: np.dtype) -> dict[str, np.ndarray]:
     """As Hugging Face names and lays them out."""
     tensors = {}
     for parameter in parameters(spec):
-        array = np.asarray(leaf_at(grads, parameter.path)).astype(np.float64)
+        array = np.asarray(leaf_at(tree, parameter.path)).astype(dtype)
         for layer in range(spec.num_layers) if parameter.stacked else (0,):
             piece = array[layer] if parameter.stacked else array
             tensors[parameter.tensor_of(layer)] = piece.T if parameter.transposed else piece

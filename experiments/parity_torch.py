@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from rljax.backends.torch.logprobs import token_logprobs
 from rljax.backends.torch.objective import policy_objective
+from rljax.backends.torch.optim import Optimizer, Slot
 from rljax.hf.spec import ModelSpec
 from rljax.objective import TokenArrays
 
@@ -17,11 +20,9 @@ if TYPE_CHECKING:
     from experiments.parity import Case
 
 
-def run(case: Case) -> tuple[np.ndarray, np.ndarray, float, dict[str, np.ndarray]]:
-    """Log-probs, entropies, loss, and gradients by tensor name."""
-    model = AutoModelForCausalLM.from_pretrained(case.model_dir, dtype=getattr(torch, case.dtype), attn_implementation="eager")
-    # transformers gives the padding id's embedding no gradient; in a packed row it is a token like others (it may be EOS)
-    setattr(model.get_input_embeddings(), "padding_idx", None)  # noqa: B010 (typed as a Module)
+def run(case: Case) -> dict[str, Any]:
+    """The fields of a Result."""
+    model = _load(case, getattr(torch, case.dtype))
     spec = ModelSpec.from_directory(case.model_dir)
     hidden = model.model(input_ids=_tensor(case.token_ids), position_ids=_tensor(case.positions)).last_hidden_state
     source = _tensor(case.compacted.source)
@@ -39,8 +40,56 @@ def run(case: Case) -> tuple[np.ndarray, np.ndarray, float, dict[str, np.ndarray
     tokens = TokenArrays(*(x if x is None else _tensor(x) for x in case.compacted.tokens))
     loss, _ = policy_objective(logp, entropy, tokens, case.objective)
     loss.backward()
-    gradients = {name: p.grad.double().numpy() for name, p in model.named_parameters() if p.grad is not None}
-    return logp.detach().double().numpy(), entropy.detach().double().numpy(), loss.item(), gradients
+    master = getattr(torch, case.master)
+    parameters = {name: p.detach().to(master) for name, p in model.named_parameters()}
+    gradients = {name: p.grad.to(master) for name, p in model.named_parameters() if p.grad is not None}
+    return {
+        "logp": logp.detach().double().numpy(),
+        "entropy": entropy.detach().double().numpy(),
+        "loss": loss.item(),
+        "gradients": {name: gradient.numpy() for name, gradient in gradients.items()},
+        "step": _optimized(case, parameters, gradients, [1.0]),
+    }
+
+
+def two_steps(case: Case) -> dict[str, np.ndarray]:
+    """What two steps of the optimizer add to each tensor in float64, on the gradients of `Case.gradient`."""
+    model = _load(case, torch.float64)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    gradients = {name: torch.from_numpy(case.gradient(name, tuple(p.shape))) for name, p in parameters.items()}
+    return _optimized(case, parameters, gradients, case.factors)
+
+
+def _optimized(
+    case: Case, parameters: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor], factors: Sequence[float]
+) -> dict[str, np.ndarray]:
+    """What steps of the learner's optimizer add to master weights, the gradient times each factor in turn."""
+    values = {name: parameter.clone() for name, parameter in parameters.items()}
+    factor = 1.0
+
+    def slot(name: str) -> Slot:
+        return Slot(name, values[name], lambda: gradients[name] * factor if name in gradients else None)
+
+    settings = case.config.actor.optimizer
+    optimizer = Optimizer(settings, case.total_steps, "actor.optimizer", [slot(name) for name in values], lambda total: total)
+    for factor in factors:  # noqa: B007 (read by the slots)
+        optimizer.step()
+    return {name: (values[name] - parameters[name]).numpy() for name in gradients}
+
+
+def _load(case: Case, dtype: torch.dtype) -> Any:
+    """transformers' model, without its progress bar."""
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(case.model_dir, dtype=dtype, attn_implementation="eager")
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+    # transformers gives the padding id's embedding no gradient; in a packed row it is a token like others (it may be EOS)
+    embeddings: Any = model.get_input_embeddings()
+    embeddings.padding_idx = None
+    return model
 
 
 def _tensor(x: np.ndarray) -> torch.Tensor:

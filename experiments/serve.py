@@ -4,7 +4,8 @@ python -m experiments.serve --config=configs/smollm2_gsm8k.py --config.serve.por
 python -m experiments.train --config=configs/smollm2_gsm8k.py --config.rollout.addr=127.0.0.1:30000 --workdir=runs/attached
 
 Prints its address once it answers. It speaks SGLang's native protocol, and outlives the runs that attach to it: each publishes
-its own weights. With RLJAX_TOKEN in the environment, clients must have the same there.
+its own weights. With --workdir=DIR it begins with what the run there has learned, DIR/export. With RLJAX_TOKEN in the
+environment, clients must have the same there.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ main.define_config_flags()
 
 
 def serve() -> None:
-    from rljax import config_checks, config_io, engine, model_directory, tokenizer
+    from rljax import config_checks, config_io, engine, tokenizer
+    from rljax.allocation import Allocation
     from rljax.errors import UserError
 
     config = config_io.resolve(main.config_from_flags())
@@ -37,11 +39,24 @@ def serve() -> None:
     pools = engine.allocate(config)
     if pools.sampler is None:
         raise UserError(f"allocation_mode: {pools} cannot sample")
-    workdir = main.workdir_from_flags() if config.actor.init_from_scratch else Path()
-    model_dir = model_directory.prepare(config.actor, workdir / "init", seed=config.seed)
+    engine.check(config, Allocation(pools.sampler, None))
+    model_dir = _trained() or _initial(config)
     words = tokenizer.load(model_dir)
     sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
     asyncio.run(_serve(config, sampler, model_dir, words))
+
+
+def _trained() -> Path | None:
+    """What the run of --workdir has learned, once it has ended."""
+    export = Path(main.FLAGS.workdir or "") / "export"
+    return export if main.FLAGS.workdir and (export / "config.json").is_file() else None
+
+
+def _initial(config: Config) -> Path:
+    from rljax import model_directory
+
+    workdir = main.workdir_from_flags() if config.actor.init_from_scratch else Path()
+    return model_directory.prepare(config.actor, workdir / "init", seed=config.seed)
 
 
 async def _serve(config: Config, sampler: Sampler, model_dir: Path, words: Tokenizer) -> None:

@@ -115,8 +115,11 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, team: Tea
         )
         evaluation = None
         if held_out is not None:
-            judged = dataclasses.replace(params, greedy=config.evaluator.greedy, temperature=config.evaluator.temperature)
-            evaluation = Evaluation(held_out, workflow, judged, config.evaluator.n_samples)
+            judge = config.evaluator
+            judged = dataclasses.replace(
+                params, greedy=judge.greedy, temperature=judge.temperature, top_p=judge.top_p, top_k=judge.top_k
+            )
+            evaluation = Evaluation(held_out, workflow, judged, judge.n_samples)
 
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it

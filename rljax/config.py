@@ -218,6 +218,8 @@ class SaverConfig(FrequencyConfig):
 class EvaluatorConfig(FrequencyConfig):
     n_samples: int
     temperature: float
+    top_p: float
+    top_k: int  # 0: no limit
     greedy: bool
     max_prompts: int | None
 

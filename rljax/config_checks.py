@@ -119,6 +119,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "sglang.context_length",
         "sglang.max_running_requests",
         "sglang.stream_interval",
+        "sglang.bucket_mb",
         "sglang.start_timeout",
         "serve.max_requests",
         "serve.max_body_mb",
@@ -128,6 +129,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "total_train_steps",
         "gconfig.min_new_tokens",
         "gconfig.top_k",
+        "evaluator.top_k",
         "reward.memory_mb",
         "reward.retries",
         "rollout.max_head_offpolicyness",
@@ -165,7 +167,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
             for key in ("min_lr_ratio", "warmup_steps_proportion")
         ),
     ),
-    HALF_OPEN_UNIT: ("gconfig.top_p", "sglang.mem_fraction_static"),
+    HALF_OPEN_UNIT: ("gconfig.top_p", "evaluator.top_p", "sglang.mem_fraction_static"),
     BELOW_ONE: tuple(f"{part}.optimizer.{beta}" for part in ("actor", "critic", "warmup") for beta in ("beta1", "beta2")),
     ABOVE_ONE: ("actor.c_clip",),
 }
@@ -208,17 +210,17 @@ RL_RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: c.gconfig.top_p < 1,
         "gconfig.top_p: training needs top_p=1, not {c.gconfig.top_p}: the learner scores the full softmax, "
-        "and a truncated one would bias every importance ratio (use it in evaluation)",
+        "and a truncated one would bias every importance ratio (evaluator.top_p is free)",
     ),
     Rule(
         lambda c: c.gconfig.top_k > 0,
         "gconfig.top_k: training needs top_k=0 (no limit), not {c.gconfig.top_k}: the learner scores the full softmax, "
-        "and a truncated one would bias every importance ratio (use it in evaluation)",
+        "and a truncated one would bias every importance ratio (evaluator.top_k is free)",
     ),
     Rule(
         lambda c: c.gconfig.min_new_tokens > 0,
         "gconfig.min_new_tokens: training needs 0, not {c.gconfig.min_new_tokens}: banning the stop ids changes the "
-        "distribution that is sampled, and the learner scores the full softmax (use it in evaluation)",
+        "distribution that is sampled, and the learner scores the full softmax",
     ),
     Rule(
         lambda c: c.gconfig.greedy,

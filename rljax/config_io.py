@@ -26,6 +26,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from rljax import areal
 from rljax.config import Config
 from rljax.errors import UserError
 
@@ -39,16 +40,16 @@ _JSON_SCALARS = (bool, int, float, str, type(None))
 
 
 def load(location: str, overrides: Sequence[tuple[str, str]] = ()) -> Config:
-    """Runs a config file's `get_config()`, applies overrides in order and converts.
+    """Runs a config file's `get_config()` (or reads a YAML file), applies overrides in order and converts.
 
     Args:
-      location: a Python file, or "FILE:ARGUMENT" for a get_config that takes one string.
+      location: a Python file, or "FILE:ARGUMENT" for a get_config that takes one string; or a YAML file of AReaL's.
       overrides: (dotted key, text) pairs, as in `--config.actor.eps_clip=0.3`.
 
     Raises:
       UserError: on anything that isn't a config.
     """
-    tree = _plain(_run_config_file(location))
+    tree = areal.load(location) if areal.is_areal(location) else _plain(_run_config_file(location))
     for key, text in overrides:
         apply_override(tree, key, text)
     return from_dict(tree)

@@ -242,6 +242,8 @@ class Feed:
                 self._take(worker, await link.receive())
         except LinkError as error:
             self._gone(worker, str(error))
+        except Exception as error:  # a fault of ours: the run ends by it, and doesn't wait for what this worker holds
+            self._fail(error)
         finally:
             alive.cancel()
             link.abort()

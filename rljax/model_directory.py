@@ -31,7 +31,8 @@ def prepare(actor: ActorConfig, init: Path, *, seed: int) -> Path:
     if not actor.init_from_scratch:
         directory = Path(actor.path)
         if not (directory / "config.json").is_file():
-            raise UserError(f"actor.path: no config.json in {directory} (a Hugging Face model directory)")
+            remedy = "a Hugging Face model directory; nothing is fetched from a hub: download it and name the directory"
+            raise UserError(f"actor.path: no config.json in {directory} ({remedy})")
         return directory
     if not init.is_dir():
         aside = init.with_name(f".{init.name}.tmp")  # a killed run leaves this half-made, and never `init`

@@ -98,6 +98,13 @@ def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> St
     return state
 
 
+def phases_of(state: State) -> tuple[bool, bool]:
+    """Whether a state is of a warm-up, and whether RL has begun in it: neither where nothing has been counted yet."""
+    supervised = "supervised/mu" in state
+    new = COUNTS in state and not state[COUNTS]
+    return supervised, "mu" in state or not (supervised or new)
+
+
 def _wanted(config: Config, phases: Collection[str]) -> set[str]:
     """The places that a learner of the config has in these phases."""
     wanted = {"params"}

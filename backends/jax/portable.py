@@ -26,7 +26,8 @@ def to_hf(tree: Tree, table: Sequence[Parameter]) -> dict[str, np.ndarray]:
     """
     found: dict[str, np.ndarray] = {}
     for parameter in table:
-        array = fetch(leaf_at(tree, parameter.path))
+        leaf = leaf_at(tree, parameter.path)
+        array = leaf if isinstance(leaf, np.ndarray) else fetch(leaf)
         for layer, piece in enumerate(array if parameter.stacked else [array]):
             found[parameter.tensor_of(layer)] = np.ascontiguousarray(piece.T if parameter.transposed else piece)
     return found
@@ -59,5 +60,5 @@ def tensor(tensors: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...])
 
 
 def placed(array: np.ndarray, like: jax.Array) -> jax.Array:
-    """On the devices as `like` is, in its dtype. Each process of several gives its own part."""
+    """On the devices as `like` is, in its dtype. Each process of several, which all have the array, gives its own part."""
     return put(array.astype(like.dtype), like.sharding)

@@ -282,7 +282,7 @@ class TorchLearner:
         A critic or reference that is missing stays as it is when RL begins.
         """
         self._enter()
-        supervised, rl = self._phases_of("supervised/mu" in named, "mu" in named)
+        supervised, rl = self._phases_of(*portable.phases_of(named))
         tree = state.from_named(named, self._saved(supervised, rl), self._policy, updates)
         self._load(tree, supervised, rl, updates)
 

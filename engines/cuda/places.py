@@ -29,18 +29,18 @@ COUNTED = {"actor": "rl/actor/count", "critic": "rl/critic/count", "supervised":
 def read(directory: Path) -> State:
     """Raises UserError where a file is missing or changed."""
     verify(directory)
-    paths: dict[str, dict[str, str]] = {}  # place -> HF name -> path
+    paths: dict[str, dict[str, str]] = {COUNTS: {}}  # place -> HF name -> path
     places = {path: place for place, path in PLACES.items()}
     counted = {path: name for name, path in COUNTED.items()}
     for path in checkpoint.stored_names(directory):
         where, _, name = path.rpartition("/")
         if path in counted:
-            paths.setdefault(COUNTS, {})[counted[path]] = path
+            paths[COUNTS][counted[path]] = path
         elif where in places:
             paths.setdefault(places[where], {})[name] = path
 
     def of_place(place: str) -> Mapping[str, np.ndarray]:
-        arrays = checkpoint.read_host(directory, paths[place].values())
+        arrays = checkpoint.read_host(directory, paths[place].values()) if paths[place] else {}
         return {name: arrays[path] for name, path in paths[place].items()}
 
     return Places(paths, of_place)

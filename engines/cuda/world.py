@@ -35,6 +35,9 @@ def join(pool: Pool, timeout: datetime.timedelta = TIMEOUT) -> Layout:
 
 def _initialise(pool: Pool, device: torch.device, timeout: datetime.timedelta) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        # As SGLang sets it for its own: a group of NCCL hangs where its processes differ in this. Read at NCCL's first use.
+        os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
     if pool.size == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)

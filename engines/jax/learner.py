@@ -250,7 +250,7 @@ class JaxLearner:
         meta = read_meta(directory)
         portable.check_origin(directory, meta, self._identity())
         if meta["format"] != FORMAT:
-            self.load_named_state(portable.read_foreign(directory, meta, self._config), meta["updates"])
+            self._load_placed(lambda: portable.read_foreign(directory, meta, self._config), meta["updates"])
             return
         supervised, rl = self._phases_of("supervised" in meta["phases"], "rl" in meta["phases"])
         tree = checkpoint.restore_tree(directory, self._saved(supervised, rl))
@@ -265,9 +265,20 @@ class JaxLearner:
 
         A critic or reference that is missing stays as it is when RL begins.
         """
-        supervised, rl = self._phases_of("supervised/mu" in named, "mu" in named)
-        tree = state.from_named(named, self._saved(supervised, rl), self._table(), updates)
-        self._load(tree, supervised, rl, updates)
+        self._load_placed(lambda: named, updates)
+
+    def _load_placed(self, read: Callable[[], State], updates: int) -> None:
+        """Each process reads all of it, and puts its part on its devices."""
+        found: list[tuple[Tree, Phase | None, Reinforcement | None]] = []
+
+        def place() -> None:
+            named = read()
+            supervised, rl = self._phases_of(*portable.phases_of(named))
+            tree = state.from_named(named, self._saved(supervised, rl), self._table(), updates)
+            found.append((tree, supervised, rl))
+
+        hosts.together(place)
+        self._load(*found[0], updates)
 
     def _phases_of(self, supervised: bool, rl: bool) -> tuple[Phase | None, Reinforcement | None]:
         """Those there are already, or new ones."""

@@ -162,7 +162,7 @@ def _files(path: Path, split: str, key: str) -> list[Path]:
         there = ", ".join(sorted(p.name for p in path.iterdir() if p.suffix in (".jsonl", ".parquet"))) or "no such file"
         raise UserError(f"{key}.path: {path} has no {split}.jsonl or {split}.parquet (there: {there}; split is {key}.split)")
     if not path.exists():
-        raise UserError(f"{key}.path: no such file: {path} ({KINDS})")
+        raise UserError(f"{key}.path: no such file: {path} ({KINDS}; nothing is fetched from a hub)")
     if path.suffix not in (".jsonl", ".parquet"):
         raise UserError(f"{key}.path: {path} is neither .jsonl nor .parquet ({KINDS})")
     return [path]

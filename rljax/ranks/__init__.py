@@ -12,7 +12,7 @@ place.py        which process this is: torchrun's environment, the engine's own 
 team.py         the leader: starts or awaits the others, `TeamLearner`
 links.py        its connections: calls, replies, and which rank began the trouble
 follower.py     what the others do
-rendezvous.py   how they find each other: WORKDIR/ranks/leader.json
+rendezvous.py   how they find each other: WORKDIR/ranks/leader.json, while they gather
 wire.py         frames: JSON and raw arrays, checksummed; a token
 """
 

@@ -150,7 +150,7 @@ class Door:
         return None
 
     def close(self) -> None:
-        """Nobody is let in any more, and the token is forgotten."""
+        """Nobody is let in any more, and the token is forgotten. May be repeated."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

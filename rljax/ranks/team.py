@@ -193,6 +193,8 @@ class Team:
                         f" (all run the same command and share --workdir={self._workdir})"
                     )
                 self._here.wait(0.2)
+        assert self._door is not None
+        self._door.close()
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         """One learner, made in every process. Raises UserError as each would alone, RankFailed when one of them is lost."""
@@ -230,10 +232,14 @@ class Team:
             if self._lost.is_set():
                 task.cancel()
             return await task
-        except (asyncio.CancelledError, UserError):
+        except RankFailed:
+            raise
+        except (asyncio.CancelledError, Exception) as error:
+            if not isinstance(error, asyncio.CancelledError | UserError):  # it may be what a lost rank does to the others
+                await asyncio.to_thread(self._lost.wait, 2.0)
             if self._links.failure is None:
                 raise
-            raise self._links.failure from None
+            raise self._links.failure from error
         finally:
             self._on_lost.clear()
 

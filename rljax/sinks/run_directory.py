@@ -6,6 +6,8 @@ samples.jsonl     trajectories with text, reward components and versions
 status.json       step, version, state; the error of a failed run
 checkpoints/      to resume from
 export/           Hugging Face safetensors and tokenizer, at the end
+workers.json      where workers attach, while the run listens (rljax/feed.py)
+workers/          what the run's own workers print
 init/             the initial model of a run with actor.init_from_scratch
 """
 

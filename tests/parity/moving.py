@@ -28,6 +28,7 @@ SCHEDULE = {
     "actor.optimizer.warmup_steps_proportion": 0.3,
     "total_train_steps": 8,
 }
+WARMUP = {"warmup.steps": 4, "warmup.optimizer.lr_scheduler_type": "cosine", "actor.kl_ctl": 0.1}
 CRITIC = {"actor.adv_estimator": "gae", "actor.kl_ctl": 0.1, "warmup.steps": 2}
 
 
@@ -47,9 +48,8 @@ class Kind:
 KINDS = {
     "all parameters": Kind({}, (0, 2), (0, 3)),
     "adapters": Kind({"actor.lora.rank": 4, "actor.lora.alpha": 8.0, "actor.kl_ctl": 0.1}, (0, 2), (0, 3)),
-    "in the warm-up": Kind(
-        {"warmup.steps": 4, "warmup.optimizer.lr_scheduler_type": "cosine", "actor.kl_ctl": 0.1}, (2, 0), (2, 1)
-    ),
+    "before its first step": Kind(WARMUP, (0, 0), (2, 0)),
+    "in the warm-up": Kind(WARMUP, (2, 0), (2, 1)),
     "critic and reference": Kind(CRITIC, (2, 2), (0, 2)),
     "adapters with a critic": Kind({"actor.lora.rank": 4, "actor.lora.alpha": 8.0} | CRITIC, (2, 1), (0, 2)),
 }

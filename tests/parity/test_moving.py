@@ -46,13 +46,14 @@ def assert_near(found, wanted, bound):
             np.testing.assert_allclose(found[place][name], array, rtol=0, atol=bound * largest, err_msg=f"{place} {name}")
 
 
-def slow_but(name):
-    return pytest.param(
-        name, marks=() if name in ("all parameters", "in the warm-up", "adapters with a critic") else pytest.mark.slow
-    )
+SLOW = ("adapters", "critic and reference")  # others have the like
 
 
-@pytest.mark.parametrize("name", [slow_but(name) for name in KINDS])
+def marked(name):
+    return pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in KINDS])
 def test_law_9_a_learner_moves(name, way, model, tmp_path):
     kind, (source, target) = KINDS[name], way
     unmoved = make(source, kind, model)

@@ -56,6 +56,7 @@ def assert_near(found, wanted, first):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the first of them has the runs that stay before it
 @pytest.mark.parametrize("step", [3, 6], ids=["in the warm-up", "in RL"])
 @pytest.mark.parametrize(("source", "target"), [("jax", "fsdp"), ("fsdp", "jax")])
 def test_law_9_a_run_moves(stayed, source, target, step, tmp_path):

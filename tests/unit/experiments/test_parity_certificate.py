@@ -1,6 +1,7 @@
-"""The certificate of the quickstart's model and objective, and that it is not given to a wrong gradient."""
+"""The certificate of the quickstart's model and objective, and that it is not given to a wrong gradient or optimizer."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -9,27 +10,92 @@ pytest.importorskip("torch", reason="the certificate needs the extra [torch]")
 
 from experiments import parity, parity_jax, parity_torch
 from rljax import config_io, model_directory
+from rljax.backends.torch import optim
 from rljax.objective import Objective
+from tests.models import config_of, make_model
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "quickstart.py"
 
 
+def case_of(config, model_dir):
+    case = parity.make_case(config, model_dir, "float32", rows=2, length=16)
+    return parity.with_policies_near(case, parity_jax.run(case)["logp"])
+
+
 @pytest.fixture(scope="module")
 def case(tmp_path_factory):
-    config = config_io.resolve(config_io.load(str(CONFIG), [("actor.init.num_layers", "2")]))
-    model_dir = model_directory.prepare(config.actor, tmp_path_factory.mktemp("parity") / "init", seed=config.seed)
-    case = parity.make_case(config, model_dir, "float32", rows=2, length=16)
-    return parity.with_policies_near(case, parity_jax.run(case)[0])
+    config = config_io.resolve(
+        config_io.load(str(CONFIG), [("actor.init.num_layers", "2"), ("actor.optimizer.weight_decay", "0.01")])
+    )
+    return case_of(config, model_directory.prepare(config.actor, tmp_path_factory.mktemp("parity") / "init", seed=config.seed))
 
 
-def test_both_paths_agree(case):
-    lines, holds = parity.certificate(case, parity.Result(*parity_jax.run(case)), parity.Result(*parity_torch.run(case)))
-    assert holds, "\n".join(lines)
-    assert lines[-1] == "verdict: parity"
+@pytest.fixture(scope="module")
+def ours(case):
+    return parity.Result(**parity_jax.run(case)), parity_jax.two_steps(case)
 
 
-def test_another_objective_is_no_parity(case):
+def report_of(case, ours, other):
+    """Theirs of another case than ours."""
+    result, steps = ours
+    theirs = parity.Result(**parity_torch.run(other))
+    return parity.compare(case, result, theirs).with_optimizers(steps, parity_torch.two_steps(other))
+
+
+def exceeded(report):
+    """Kinds of checks that fail."""
+    return {check.name.partition(" model.")[0] for check in (*report.whole, *report.tensors) if not check.holds}
+
+
+def with_optimizer(case, **changes):
+    actor = case.config.actor
+    actor = dataclasses.replace(actor, optimizer=dataclasses.replace(actor.optimizer, **changes))
+    return dataclasses.replace(case, config=dataclasses.replace(case.config, actor=actor))
+
+
+def test_both_paths_agree(case, ours, tmp_path):
+    report = report_of(case, ours, case)
+    assert report.holds, "\n".join(report.lines())
+    assert report.lines()[-1] == "verdict: parity"
+    report.write(tmp_path / "report.json")
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert (written["verdict"], written["dtype"]) == ("parity", "float32")
+    trained = set(ours[0].gradients)
+    for kind in ("gradient of", "optimizer step of", "optimizer alone on"):
+        assert {f"{kind} {name}" for name in trained} <= {check["name"] for check in written["checks"] if check["holds"]}
+
+
+def test_another_objective_is_no_parity(case, ours):
     """Without the decoupled weight, on one side."""
-    other = dataclasses.replace(case, objective=Objective(decoupled=False))
-    lines, holds = parity.certificate(case, parity.Result(*parity_jax.run(case)), parity.Result(*parity_torch.run(other)))
-    assert not holds and lines[-1] == "verdict: NO PARITY"
+    report = report_of(case, ours, dataclasses.replace(case, objective=Objective(decoupled=False)))
+    assert report.lines()[-1] == "verdict: NO PARITY"
+    assert "gradient of" in exceeded(report)
+
+
+@pytest.mark.parametrize("changes", [{"eps": 1e-7}, {"beta1": 0.91}, {"beta2": 0.951}, {"weight_decay": 0.011}], ids=str)
+def test_another_optimizer_is_no_parity(case, ours, changes):
+    report = report_of(case, ours, with_optimizer(case, **changes))
+    assert report.verdict == "NO PARITY"
+    assert "optimizer alone on" in exceeded(report) and "gradient of" not in exceeded(report)
+
+
+def test_decay_of_norms_is_no_parity(case, ours, monkeypatch):
+    monkeypatch.setattr(optim, "decays", lambda name: True)
+    report = report_of(case, ours, case)
+    assert report.verdict == "NO PARITY"
+    failed = {check.name for check in report.tensors if not check.holds}
+    assert failed and all("norm" in name for name in failed)
+
+
+def test_not_a_number_is_no_parity(case, ours):
+    result = dataclasses.replace(ours[0], loss=float("nan"))
+    assert parity.compare(case, result, ours[0]).verdict == "NO PARITY"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_every_architecture(architecture, tmp_path):
+    """Any model directory."""
+    config = config_io.resolve(config_of(**{"actor.path": str(tmp_path / "model"), "gconfig.n_samples": 2}))
+    case = case_of(config, make_model(tmp_path / "model", architecture=architecture))
+    report = report_of(case, (parity.Result(**parity_jax.run(case)), parity_jax.two_steps(case)), case)
+    assert report.holds, "\n".join(report.lines())

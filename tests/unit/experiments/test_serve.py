@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rljax.engines.http.remote import fetch
+from tests.models import make_model
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TOKEN = "sesame"
@@ -53,6 +54,15 @@ def test_runs_attach_to_a_server_one_after_the_other(server, tmp_path):
         assert fetch(f"http://{address}", "/get_model_info", TOKEN, 10)["weight_version"] == str(steps)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
+
+
+def test_what_a_run_has_learned_is_served(tmp_path):
+    make_model(tmp_path / "export")
+    process = subprocess.Popen(command("serve", f"--workdir={tmp_path}"), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    line = process.stdout.readline()
+    process.kill()
+    process.communicate()
+    assert line.startswith(f"serving {tmp_path / 'export'} at ")
 
 
 def test_a_port_in_use_is_one_line_and_status_one(tmp_path):

@@ -204,6 +204,31 @@ def test_trap_17_a_workflow_that_always_fails_ends_the_run_with_its_traceback(tm
     assert status["state"] == "failed" and status["error"]
 
 
+@pytest.mark.slow
+def test_a_jax_worker_samples_with_the_weights_of_the_run_law_3(tmp_path):
+    """Its own JAX sampler, in another process, with weights sent over: synchronous steps are on policy."""
+    workdir = tmp_path / "jax"
+    process = start(
+        workdir,
+        SYNCHRONOUS,
+        "--config.allocation_mode=jax:d1",
+        "--config.rollout.listen=127.0.0.1:0",
+        "--config.warmup.steps=2",
+        "--config.total_train_steps=3",
+        "--config.evaluator.freq_steps=None",
+    )
+    worker = binary("rollout", f"--attach={workdir}", "--config.allocation_mode=jax:d1")
+    code, _, err = finish(process)
+    assert code == 0, err
+    assert finish(worker)[0] == 0
+    steps = [entry for entry in lines(workdir / "metrics.jsonl") if "rollout/staleness/avg" in entry]
+    assert len(steps) == 3 and all(entry["rollout/workers"] == 1 for entry in steps)
+    for entry in steps:
+        assert entry["rollout/staleness/max"] == 0
+        for end in ("min", "max"):  # with weights of another version it is percents off
+            assert entry[f"ppo_actor/update/behave_imp_weight/{end}"] == pytest.approx(1, abs=1e-3)
+
+
 def test_a_guardrail_ends_the_run_in_one_line_and_the_failed_state_is_kept(tmp_path):
     workdir = tmp_path / "guarded"
     code, _, err = train(workdir, "--config.guard.min_entropy=99", "--config.guard.patience=2", "--config.warmup.steps=0")

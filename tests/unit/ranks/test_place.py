@@ -4,8 +4,10 @@ import os
 
 import pytest
 
+from rljax.allocation import Pool
 from rljax.errors import UserError
-from rljax.ranks.place import Place, from_environment
+from rljax.ranks.place import Place, find_place, from_environment
+from tests import models
 
 TORCHRUN = {
     "RANK": "5",
@@ -60,3 +62,27 @@ def test_the_environment_is_only_borrowed(monkeypatch):
     with Place(1, 2).in_environment():
         assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("1", "2")
     assert os.environ["RANK"] == "before" and "WORLD_SIZE" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("asked", "launched", "expected"),
+    [
+        (None, {}, (1, 1)),
+        (None, TORCHRUN, (8, 8)),
+        (2, {}, (1, 2)),  # one place for two processes: the run starts the other
+        (8, TORCHRUN, (8, 8)),
+        (3, TORCHRUN, None),
+    ],
+)
+def test_how_many_processes_a_jax_learner_has(monkeypatch, asked, launched, expected):
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    config = models.config_of(**{"jax.processes": asked})
+    if expected is None:
+        with pytest.raises(UserError, match="in 3 processes, but WORLD_SIZE=8"):
+            find_place(config, Pool("jax", fsdp=8))
+        return
+    place, count = find_place(config, Pool("jax", fsdp=8))
+    assert (place.size, count) == expected

@@ -101,7 +101,7 @@ def finished(installed: Path, workdir: Path, *arguments: str) -> Path:
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str]:
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=240)
     return process.returncode, err
 
 
@@ -232,11 +232,13 @@ def launched(start, workdir: Path, *arguments: str, size: int = 3, **variables: 
     """As torchrun does it: every process runs the same command."""
     port = str(free_port("127.0.0.1"))
     common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [start(workdir, *arguments, RANK=str(i), LOCAL_RANK=str(i), **common, **variables) for i in range(size)]
+    return [start(workdir, *arguments, RANK=str(i), LOCAL_RANK=str(i), **(common | variables)) for i in range(size)]
 
 
 def test_processes_of_a_launcher_train_as_one_and_save_when_all_are_asked_to_stop(start, one, tmp_path):
-    processes = launched(start, tmp_path / "run", "--config.total_train_steps=100000", "--config.total_train_epochs=100000")
+    endless = ("--config.total_train_steps=100000", "--config.total_train_epochs=100000")
+    hosts = {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}  # one process a host, as far as anyone can tell
+    processes = launched(start, tmp_path / "run", *endless, **hosts)
     wait_for(tmp_path / "run" / "checkpoints" / "4", processes[0])
     for process in processes:
         process.send_signal(signal.SIGTERM)
@@ -278,6 +280,7 @@ LEARNERS = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_real_learner_in_two_processes_trains_is_killed_and_goes_on(start, tmp_path, learner):
     """Both learn as the JAX learner does in one process; a killed rank is noticed in the middle of gloo's collectives."""

@@ -192,7 +192,7 @@ def test_an_async_reward_that_blocks_is_killed_and_its_neighbours_are_asked_agai
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("exat", "reward.name: no reward named 'exat' (did you mean exact?, or 'package.module:attribute')"),
+        ("exat", "reward.name: no reward named 'exat' (did you mean exact or math?, or 'package.module:attribute')"),
         ("no_such_module:f", "reward.name: cannot import no_such_module: ModuleNotFoundError"),
         ("example_rewards:actt", "reward.name: example_rewards has no 'actt' (did you mean act"),
         ("example_rewards:not_callable", "reward.name: example_rewards:not_callable is a int, not a reward"),

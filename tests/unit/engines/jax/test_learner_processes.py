@@ -31,7 +31,7 @@ def run(directory: Path, mesh: str, processes: int, devices: int) -> dict[str, n
             started.append(subprocess.Popen(command, cwd=ROOT, env=common | variables, stdout=log, stderr=log))
     try:
         for rank, process in enumerate(started):
-            assert process.wait(timeout=240) == 0, (directory / f"rank{rank}.log").read_text()[-4000:]
+            assert process.wait(timeout=600) == 0, (directory / f"rank{rank}.log").read_text()[-4000:]
     finally:
         for process in started:
             process.kill()
@@ -40,6 +40,7 @@ def run(directory: Path, mesh: str, processes: int, devices: int) -> dict[str, n
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("mesh", ["d2f2", "f2t2", "f4"])
 def test_processes_change_no_number(mesh, tmp_path):
     one = run(tmp_path / "one", mesh, processes=1, devices=4)
