@@ -212,11 +212,12 @@ def test_overlap_scheduling_reports_the_boundary_one_token_early_and_that_is_und
     assert np.abs(completion.logp - as_reported).max() > 1e-2
 
 
-def test_gloo_broadcast_in_buckets_equals_a_load_from_the_directory(servers, oracle):
+@pytest.mark.parametrize("transport", ["gloo", "ipc"])
+def test_buckets_from_memory_equal_a_load_from_the_directory(servers, oracle, transport):
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
-    from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast
+    from rljax.engines.cuda.transports import Route
 
     tensors = {k: v for file in servers.models[1].glob("*.safetensors") for k, v in load_file(file).items()}
     largest = max(tensor.nbytes for tensor in tensors.values())
@@ -224,16 +225,15 @@ def test_gloo_broadcast_in_buckets_equals_a_load_from_the_directory(servers, ora
 
     async def run() -> list[Completion]:
         sampler = servers.client(0)
-        group = BroadcastGroup("gloo")
+        route = Route(transport, Pool("sglang"), bucket_bytes=largest)
         done = []
         for _ in range(2):  # the group is made once
             await publish(sampler, servers.source(0), sampler.version + 1)
-            weights = TorchBroadcast(list(tensors.items()), group, bucket_bytes=largest)
             flying = asyncio.create_task(sampler.generate(Request("under", PROMPT, SamplingParams(300), seed=1)))
             await asyncio.sleep(0.3)
-            await publish(sampler, WeightSource(params=weights), sampler.version + 1)
+            await publish(sampler, route.source(tensors.items()), sampler.version + 1)
             done += [await sampler.generate(request), await flying]
-        group.forget()
+        route.close()
         await publish(sampler, servers.source(0), sampler.version + 1)
         await sampler.close()
         return done
