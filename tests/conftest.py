@@ -1,4 +1,5 @@
-"""For all tests: hypothesis has no deadline, for tests are not about the machine's load; JAX compiles a program once."""
+"""For all tests: hypothesis has no deadline, for tests are not about the machine's load; JAX compiles a program once; torch has a
+thread a test process, for several of them on a few cores wait for each other's threads most of the time."""
 
 import os
 from pathlib import Path
@@ -11,3 +12,4 @@ settings.load_profile("rljax")
 # Read when jax is imported, here and in the processes that tests start.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
