@@ -22,11 +22,12 @@ def _kept(tmp_path, code, *, count=1, until, worked=lambda kept: None):
     errors, seen = [], []
 
     async def scenario():
+        others = {p.pid for p in psutil.Process().children()}  # of tests before this one
         kept = Children([sys.executable, "-c", code], count, tmp_path / "logs")
         kept.start("127.0.0.1:1", "a secret", errors.append)
         async with asyncio.timeout(30):
             while not until(errors, seen):
-                seen.extend(p.pid for p in psutil.Process().children() if p.pid not in seen)
+                seen.extend(p.pid for p in psutil.Process().children() if p.pid not in others.union(seen))
                 worked(kept)
                 await asyncio.sleep(0.01)
         await kept.close()
