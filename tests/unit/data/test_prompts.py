@@ -189,7 +189,8 @@ GOOD = '{"prompt": "a", "answer": "1"}\n'
             None,
             "",
             {},
-            "train_dataset.path: no such file: {} (a directory with train.jsonl and test.jsonl, or a .jsonl, .parquet file; nothing is fetched from a hub)",
+            "train_dataset.path: no such file: {} "
+            "(a directory with train.jsonl and test.jsonl, or a .jsonl, .parquet file; nothing is fetched from a hub)",
         ),
         ("a.jsonl", "", {}, "train_dataset.path: empty file: {}"),
         ("a.jsonl", "\n\n", {}, "train_dataset.path: no records in {}"),
