@@ -2,92 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from tests.import_rule import BARE, LAYERS, violations
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-# Layers from the bottom up, as folders of the repository. A layer imports itself and what is below it.
-LAYERS = ("rljax", "backends", "engines", "experiments")
-# Folders that other people's packages could be called: imported under `rljax.` only.
-BARE = ("backends", "engines", "configs")
-# Frameworks, and the folders that may import them.
-FRAMEWORKS = {
-    **dict.fromkeys(("jax", "jaxlib", "flax", "optax", "orbax"), ("backends", "engines", "experiments")),
-    **dict.fromkeys(("torch", "torchvision"), ("backends", "engines", "experiments")),
-}
-# Packages that a base install lacks, and the folders that are only imported where they are there.
-OPTIONAL = {
-    **dict.fromkeys(
-        ("torch", "peft"),
-        ("backends/torch", "engines/cuda", "experiments/bench/logprobs_torch.py", "experiments/parity_torch.py"),
-    ),
-    "sglang": ("engines/cuda",),
-    **dict.fromkeys(("wandb", "tensorboard", "gguf"), ()),
-}
-
-
-class Import(NamedTuple):
-    """One imported module and where."""
-
-    module: str  # dotted
-    line: int
-    lazy: bool  # inside a function, or only for type checkers
-
-
-def imports_of(source: str, package: str) -> Iterator[Import]:
-    """Every import of a module of the package, `from a import b` as a and as a.b (either may be a module)."""
-
-    def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(alias.name, node.lineno, lazy)
-        elif isinstance(node, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base += [node.module] if node.module else []
-            for alias in node.names:
-                yield Import(".".join([*base, alias.name]), node.lineno, lazy)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
-            yield from (Import(str(a.value), node.lineno, lazy) for a in node.args[:1] if isinstance(a, ast.Constant))
-        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            inside = True
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, inside)
-
-    yield from visit(ast.parse(source), lazy=False)
-
-
-def layer_of(module: str) -> str | None:
-    """The layer that a dotted module belongs to; None for other people's and for configs."""
-    head, *rest = module.split(".")
-    if head == "rljax" and rest and rest[0] in BARE:
-        return rest[0] if rest[0] in LAYERS else None
-    return head if head in LAYERS else None
-
-
-def violations(path: str, source: str) -> list[str]:
-    """What is wrong with the imports of a file, whose path is relative to the repository."""
-    folder, *below = Path(path).parts
-    package = ".".join((["rljax"] if folder in BARE else []) + [folder, *below[:-1]])
-    found = []
-    for module, line, lazy in imports_of(source, package):
-        head = module.partition(".")[0]
-        layer = layer_of(module)
-        if head in BARE:
-            found.append(f"{path}:{line}: import rljax.{module}, not {module}")
-        elif folder in LAYERS and layer is not None and LAYERS.index(layer) > LAYERS.index(folder):
-            found.append(f"{path}:{line}: {folder} must not import {module} (imports point down: {' -> '.join(LAYERS[::-1])})")
-        elif head in FRAMEWORKS and folder not in FRAMEWORKS[head]:
-            found.append(f"{path}:{line}: {folder} is framework-free and must not import {module}")
-        elif head in OPTIONAL and not lazy and not any(Path(path).is_relative_to(home) for home in OPTIONAL[head]):
-            found.append(f"{path}:{line}: {module} is optional: import it where it is used, not with the module")
-    return found
-
 
 def sources() -> list[Path]:
     """Python files of the repository, each once: not through the links inside rljax/."""
