@@ -10,6 +10,7 @@ from tests.import_rule import BARE, LAYERS, violations
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
+
 def sources() -> list[Path]:
     """Python files of the repository, each once: not through the links inside rljax/."""
     folders = (*LAYERS, "configs")
