@@ -37,7 +37,7 @@ def suite(name = "tests", timeout = "moderate"):
         name = name,
         srcs = ["//bazel:run_pytest.py"],
         args = ["$(rootpath %s)" % file for file in files],
-        data = files + ["//:project"],
+        data = native.glob(["*"], exclude = ["BUILD"]) + ["//:project"],
         main = "//bazel:run_pytest.py",
         timeout = timeout,
         deps = [
