@@ -25,7 +25,7 @@ def sources():
         visibility = ["//visibility:public"],
     )
 
-def suite(name = "tests", timeout = "moderate"):
+def suite(name = "tests", timeout = "eternal"):
     """The fast tests of a folder, by pytest: what is marked slow or gpu is left out."""
     files = native.glob(["test_*.py"])
     native.filegroup(
