@@ -1,12 +1,12 @@
 """Python as this tree needs it: packages that are not in the tree come from the environment that is active."""
 
 def library(name, srcs, deps = []):
-    """Python files whose imports point down, or it does not build (tests/import_rule.py)."""
+    """Python files whose imports point down and are of `deps`, or it does not build (tests/import_rule.py)."""
     native.genrule(
         name = name + "_imports",
         srcs = srcs,
         outs = [name + "_imports.txt"],
-        cmd = "python3 $(location //tests:import_rule.py) $(SRCS) && touch $@",
+        cmd = "python3 $(location //tests:import_rule.py) --library=//%s --deps=%s $(SRCS) > $@" % (native.package_name(), ",".join(deps)),
         tools = ["//tests:import_rule.py"],
     )
     native.py_library(

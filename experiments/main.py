@@ -86,8 +86,6 @@ def run_main(run: Callable[[], None]) -> NoReturn:
     the last that it said. Anything else is a fault of ours and keeps its traceback.
     """
     logging.get_absl_handler().setFormatter(_Plain())
-    if "BUILD_WORKING_DIRECTORY" in os.environ:  # bazel run starts elsewhere than where its user is
-        os.chdir(os.environ["BUILD_WORKING_DIRECTORY"])
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch
     try:

@@ -1,10 +1,13 @@
 """The import rule: experiments -> engines -> backends -> rljax, and what is optional is imported when it is used.
 
-python tests/import_rule.py FILE...     a line for each violation, and exit status 1 where there is one
+python tests/import_rule.py --library=//LABEL --deps=//LABEL,... FILE...
+
+prints a line for each violation, and for each import of a library that is not among the dependencies; exit status 1 if any.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 from collections.abc import Iterator
@@ -72,10 +75,9 @@ def layer_of(module: str) -> str | None:
 
 def violations(path: str, source: str) -> list[str]:
     """What is wrong with the imports of a file, whose path is relative to the repository."""
-    folder, *below = Path(path).parts
-    package = ".".join((["rljax"] if folder in BARE else []) + [folder, *below[:-1]])
+    folder = Path(path).parts[0]
     found = []
-    for module, line, lazy in imports_of(source, package):
+    for module, line, lazy in imports_of(source, _package(path)):
         head = module.partition(".")[0]
         layer = layer_of(module)
         if head in BARE:
@@ -89,10 +91,23 @@ def violations(path: str, source: str) -> list[str]:
     return found
 
 
-def main(files: list[str]) -> int:
-    found = [line for file in files for line in violations(_as_written(file), Path(file).read_text())]
-    print("\n".join(found), file=sys.stderr)
-    return 1 if found else 0
+def undeclared(path: str, source: str, libraries: set[str]) -> list[str]:
+    """Imports of a file that are of no library named, each by its label in Bazel."""
+    imports = imports_of(source, _package(path))
+    used = {(_library_of(module), line) for module, line, _ in imports if module.partition(".")[0] in LAYERS}
+    return [f"{path}:{line}: its library does not depend on {label}" for label, line in sorted(used) if label not in libraries]
+
+
+def _library_of(module: str) -> str:
+    """rljax.backends.jax.model -> //rljax/backends/jax; a library has all that is below it and is no other's."""
+    head, *rest = module.split(".")
+    inside = rest[:1] if rest[:1] == ["configs"] else rest[:2] if rest and rest[0] in BARE else []
+    return "//" + "/".join([head, *inside])
+
+
+def _package(path: str) -> str:
+    folder, *below = Path(path).parts
+    return ".".join((["rljax"] if folder in BARE else []) + [folder, *below[:-1]])
 
 
 def _as_written(file: str) -> str:
@@ -101,5 +116,20 @@ def _as_written(file: str) -> str:
     return str(Path(*below)) if first == "rljax" and below[0] in BARE else file
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--deps", required=True)
+    parser.add_argument("files", nargs="+")
+    given = parser.parse_args()
+    libraries = {given.library, *given.deps.split(",")}
+    found = []
+    for file in given.files:
+        path, source = _as_written(file), Path(file).read_text()
+        found += violations(path, source) or undeclared(path, source, libraries)
+    sys.stderr.writelines(line + "\n" for line in found)
+    return 1 if found else 0
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

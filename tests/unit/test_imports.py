@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.import_rule import BARE, LAYERS, violations
+from tests.import_rule import BARE, LAYERS, undeclared, violations
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -80,3 +80,21 @@ ALLOWED = {
 @pytest.mark.parametrize(("path", "source"), ALLOWED.values(), ids=list(ALLOWED))
 def test_what_is_allowed_passes(path, source):
     assert violations(path, source) == []
+
+
+DECLARED = {
+    "its own": ("engines/jax/x.py", "from . import slots", "//rljax/engines/jax"),
+    "a module of the core": ("engines/jax/x.py", "from rljax.data import tasks", "//rljax"),
+    "a backend": ("engines/jax/x.py", "def f():\n    from rljax.backends.jax import model", "//rljax/backends/jax"),
+    "a config": ("rljax/x.py", "from rljax.configs.algorithms import grpo", "//rljax/configs"),
+    "the folder of the engines": ("experiments/x.py", "from rljax import engines", "//rljax/engines"),
+    "another binary": ("experiments/x.py", "from experiments.bench import packing", "//experiments"),
+}
+
+
+@pytest.mark.parametrize(("path", "source", "library"), DECLARED.values(), ids=list(DECLARED))
+def test_an_import_is_of_a_library_that_is_declared(path, source, library):
+    labels = {label for _, _, label in DECLARED.values()}
+    assert undeclared(path, source, {library}) == []
+    (line,) = undeclared(path, source, labels - {library})
+    assert line.endswith(f"does not depend on {library}")
