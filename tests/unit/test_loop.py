@@ -366,12 +366,16 @@ def test_a_filter_that_wants_nothing_ends_without_a_step(tmp_path):
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name):
     overrides = ASYNC | {"total_train_epochs": 2}
-    sinks = Sinks(at=2, act=lambda: os.kill(os.getpid(), getattr(signal, name)))
-    before = signal.getsignal(getattr(signal, name))
-    outcome = loop.train(make_run(tmp_path, overrides, sink=sinks))
+    sinks = Sinks(at=2, act=lambda: os.kill(os.getpid(), number))
+    number = getattr(signal, name)
+    inherited = signal.signal(number, signal.default_int_handler)  # else nohup, or a shell's "&", has it ignored
+    try:
+        outcome = loop.train(make_run(tmp_path, overrides, sink=sinks))
+        assert signal.getsignal(number) == signal.default_int_handler
+    finally:
+        signal.signal(number, inherited)
     assert not outcome.finished and outcome.step < 6
     assert sinks.opened[0].statuses[-1] == Status(State.STOPPED, outcome.step, outcome.version, total_steps=6)
-    assert signal.getsignal(getattr(signal, name)) == before
     run = make_run(tmp_path, overrides, sink=sinks)
     assert loop.train(run).step == 6
     assert sinks.opened[1].first_step == outcome.step
