@@ -368,10 +368,11 @@ def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name):
     overrides = ASYNC | {"total_train_epochs": 2}
     sinks = Sinks(at=2, act=lambda: os.kill(os.getpid(), number))
     number = getattr(signal, name)
-    inherited = signal.signal(number, signal.default_int_handler)  # else nohup, or a shell's "&", has it ignored
+    default = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
+    inherited = signal.signal(number, default)  # nohup, and a shell's "&", have them ignored
     try:
         outcome = loop.train(make_run(tmp_path, overrides, sink=sinks))
-        assert signal.getsignal(number) == signal.default_int_handler
+        assert signal.getsignal(number) == default
     finally:
         signal.signal(number, inherited)
     assert not outcome.finished and outcome.step < 6
