@@ -62,6 +62,9 @@ async def evaluate(sampler: Sampler, evaluation: Evaluation, config: Config, bea
         how = [f"{count} {kind}" for kind, count in failed.items()] + [f"{len(results) - len(failures)} rejected"]
         first = f"; the first: {failures[0].reason}" if failures else ""
         log.warning("no episode of the evaluation has a reward: %s%s", ", ".join(how), first)
+    elif failures:  # prompts that don't fit, say, are the hard ones: without them the reward looks better
+        message = "the evaluation's reward leaves out %d of %d episodes, which failed; the first: %s"
+        log.warning(message, len(failures), len(results), failures[0].reason)
     metrics = {
         f"{PREFIX}/reward": Mean.of(t.reward for t in trajectories),
         f"{PREFIX}/no_eos_ratio": no_eos_ratio(trajectories),

@@ -24,10 +24,11 @@ FIXED: Mapping[str, str] = {
     "actor.lora.target_modules": "the checkpoints are of those weights",
     "actor.optimizer.type": "the checkpoints hold its moments",
 }
-# Keys of which one word is of another kind than the others.
+# Keys of which one value is of another kind than the others.
 KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "actor.loss": (lambda word: word == "sft", "supervised steps are no steps of reinforcement"),
     "actor.adv_estimator": (lambda word: word == "gae", "the checkpoints hold a critic, or none"),
+    "actor.kl_ctl": (lambda weight: weight > 0, "the checkpoints hold the policy as the warm-up left it, or don't"),
 }
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ def check(path: Path, config: Config) -> None:
     now = _flat(json.loads(config_io.to_json(config)))
     changed = [key for key in now if key in before and before[key] != now[key]]  # keys come and go with releases
     for key in changed:
+        if key == "actor.kl_ctl" and not config.warmup.steps:
+            continue  # the reference is the model directory's, which is still there
         if reason := _forbidden(key, before[key], now[key]):
             raise UserError(
                 f"{key}: {before[key]!r} in the run that {path.parent} holds, now {now[key]!r}: it may not change,"

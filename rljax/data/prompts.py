@@ -202,6 +202,10 @@ def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | Non
     kept = []
     for index in range(count):
         messages = examples[index].messages
+        if tokenizer and not any(m["content"] for m in messages) and not tokenizer.apply_chat_template(messages):
+            raise UserError(
+                f"{examples.where(index)}: the prompt is empty, and sampling needs a token to begin with (leave it out)"
+            )
         length = len(tokenizer.apply_chat_template(messages)) if tokenizer and dataset.max_length is not None else 0
         if dataset.max_length is None or length <= dataset.max_length:
             kept.append(index)

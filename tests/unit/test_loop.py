@@ -462,7 +462,7 @@ def test_an_evaluation_without_a_reward_says_why(tmp_path, caplog):
     )
 
 
-def test_evaluation_counts_failures_and_leaves_them_out_of_the_reward(tmp_path):
+def test_evaluation_counts_failures_leaves_them_out_of_the_reward_and_says_so(tmp_path, caplog):
     sinks = Sinks()
     run = make_run(tmp_path, {"evaluator.freq_steps": 1, "total_train_steps": 1}, sink=sinks)
 
@@ -478,6 +478,10 @@ def test_evaluation_counts_failures_and_leaves_them_out_of_the_reward(tmp_path):
     for line in sinks.lines().values():
         assert line["eval-rollout/reward/avg"] == np.mean([0, 2, 4, 6, 8, 10])
         assert line["eval-rollout/failed"] == line["eval-rollout/failed/reward_timeout"] == 6
+    said = (
+        "the evaluation's reward leaves out 6 of 12 episodes, which failed; the first: reward_timeout: RewardTimeout: too slow"
+    )
+    assert [r.getMessage() for r in caplog.records if "evaluation" in r.getMessage()] == [said] * len(sinks.lines())
 
 
 def test_a_corrupt_newest_checkpoint_is_passed_over(tmp_path, caplog):

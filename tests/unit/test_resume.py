@@ -74,6 +74,23 @@ def test_how_to_go_on_may_change_and_is_told(begun, key, caplog):
     assert config_io.from_json((begun / "config.json").read_text()) == make_config({key: ALLOWED[key]})
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize(("was", "now"), [(0.0, 0.1), (0.1, 0.0), (0.1, 0.2)])
+def test_a_reference_that_a_warm_up_left_can_not_be_had_later(tmp_path, steps, was, now):
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    with _opened(tmp_path) as run:
+        run.begin(make_config({"warmup.steps": steps, "actor.kl_ctl": was}))
+    if steps and 0 in (was, now):
+        with (
+            _opened(tmp_path) as run,
+            pytest.raises(UserError, match=rf"^actor\.kl_ctl: {was} in the run .* now {now}: .* warm-up"),
+        ):
+            run.begin(make_config({"warmup.steps": steps, "actor.kl_ctl": now}))
+    else:
+        with _opened(tmp_path) as run:
+            run.begin(make_config({"warmup.steps": steps, "actor.kl_ctl": now}))
+
+
 def test_the_same_config_and_one_without_checkpoints_say_nothing(begun, caplog):
     with _opened(begun) as run:
         run.begin(make_config())

@@ -206,6 +206,7 @@ GOOD = '{"prompt": "a", "answer": "1"}\n'
             "{}:1: none of the fields messages, prompt, question (it has: promt, answer)",
         ),
         ("a.jsonl", '{"prompt": null, "answer": "1"}', {}, "{}:1: field 'prompt' is NoneType, not text"),
+        ("a.jsonl", GOOD + '{"prompt": "", "answer": "1"}', {}, "{}:2: the prompt is empty, "),
         ("a.jsonl", '{"messages": [{"role": "user"}], "answer": "1"}', {}, "{}:1: a message needs role and content"),
         ("a.jsonl", '{"messages": [], "answer": "1"}', {}, "{}:1: messages must be a list"),
         ("a.jsonl", GOOD, {"type": "gsm8k"}, "{}:1: no field 'question' (it has: prompt, answer)"),
