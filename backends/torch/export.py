@@ -23,8 +23,12 @@ Whole = Callable[[str], Tensor]
 
 
 def gathered(parameter: DTensor, dtype: torch.dtype) -> Tensor:
-    """The whole parameter, on every rank. A collective."""
-    return like(parameter, local(parameter).to(dtype)).full_tensor()
+    """The whole parameter, on every rank. A collective, unless all have all of it; then it may share the parameter's storage."""
+    shard = local(parameter).to(dtype)
+    alike = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
+    if all(size == 1 or placement.is_replicate() for size, placement in alike):
+        return shard
+    return like(parameter, shard).full_tensor()
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

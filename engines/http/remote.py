@@ -19,6 +19,7 @@ from rljax.errors import SamplerError, UserError
 TOKEN_VARIABLE = "RLJAX_TOKEN"  # environment variable of the bearer token, for client and server
 SPANS_AND_INTERVALS = (0, 5, 23)  # SGLang takes stream_interval by request, and retracts before a flush, from here on
 OURS = "rljax"  # what our server says it is
+SERVERS_KEEP = 5.0  # seconds that SGLang keeps an idle connection (uvicorn's default); ours keeps it longer
 _LINE_LIMIT = 1 << 26  # bytes of one chunk
 _ERROR_LENGTH = 500  # characters of a server's message that are shown
 
@@ -202,10 +203,13 @@ class Remote:
 
 
 def session_of() -> aiohttp.ClientSession:
-    """For any number of streams at once; chunks may be long."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60), read_bufsize=_LINE_LIMIT, trust_env=False
-    )
+    """For any number of streams at once; chunks may be long.
+
+    A connection is let go of well before the server does so: a request that meets the end of its connection on the way
+    looks as if the server had died.
+    """
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=SERVERS_KEEP / 2)
+    return aiohttp.ClientSession(connector=connector, read_bufsize=_LINE_LIMIT, trust_env=False)
 
 
 def describe(error: BaseException) -> str:

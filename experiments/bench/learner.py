@@ -16,6 +16,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,11 @@ from rljax.hf.tensors import parameter_count
 
 ENGINE = flags.DEFINE_string("engine", "fsdp", "Of allocation_mode: what learns.")
 DIMS = flags.DEFINE_string("dims", "d1", "Its dims, as in allocation_mode.")
-SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", ["qwen3-0.6b", "tiny"], "Of the model.")
+SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", ["qwen3-0.6b", "smollm2-135m", "tiny"], "Of the model.")
 DIRECTORY = flags.DEFINE_string("directory", "", "Where the model is, or will be; empty: a temporary one.")
 ROWS = flags.DEFINE_integer("rows", 1, "Packed rows of a step.")
+ROWS_PER_MB = flags.DEFINE_integer("rows_per_mb", 1, "actor.mb_spec.rows_per_mb")
+CHUNK = flags.DEFINE_integer("logprob_chunk", 1024, "actor.logprob_chunk")
 TOKENS = flags.DEFINE_integer("tokens", 16384, "Of a row.")
 SEGMENTS = flags.DEFINE_integer(
     "segments", 16, "Trajectories of a row, of equal length; the second half of each is trained on."
@@ -42,15 +45,27 @@ SEGMENTS = flags.DEFINE_integer(
 DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "actor.dtype")
 REMAT = flags.DEFINE_enum("gradient_checkpointing", "full", ["none", "full", "dots"], "actor.gradient_checkpointing")
 COMPILE = flags.DEFINE_bool("compile", True, "fsdp.compile")
+SCORE = flags.DEFINE_bool("score", False, "Time the log-probs of the rows, not a step.")
 REPEATS = flags.DEFINE_integer("repeats", 10, "Timed steps.")
+PROFILE = flags.DEFINE_string("profile", "", "Also write torch's table of two more steps there: what the GPU and the host did.")
 
 PEAK = 989e12  # bfloat16 FLOP/s of an H100 SXM as advertised, which MFU is taken of
 SHAPES = {
     "qwen3-0.6b": (
         151936,
-        dict(hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16, num_kv_heads=8, head_dim=128),
+        dict(architecture="qwen3", hidden_size=1024, intermediate_size=3072, num_layers=28)
+        | dict(num_heads=16, num_kv_heads=8, head_dim=128),
     ),
-    "tiny": (512, dict(hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16)),
+    "smollm2-135m": (
+        49152,
+        dict(architecture="llama", hidden_size=576, intermediate_size=1536, num_layers=30)
+        | dict(num_heads=9, num_kv_heads=3, head_dim=64),
+    ),
+    "tiny": (
+        512,
+        dict(architecture="qwen3", hidden_size=64, intermediate_size=128, num_layers=2)
+        | dict(num_heads=4, num_kv_heads=2, head_dim=16),
+    ),
 }
 
 
@@ -58,7 +73,6 @@ def make_model(directory: Path) -> ModelSpec:
     vocabulary, shape = SHAPES[SHAPE.value]
     if not (directory / "config.json").is_file():
         model = ModelConfig(
-            architecture="qwen3",
             **shape,
             max_position_embeddings=40960,
             tie_word_embeddings=True,
@@ -75,6 +89,8 @@ def make_config() -> Config:
     config.actor.dtype = DTYPE.value
     config.actor.gradient_checkpointing = REMAT.value
     config.actor.mb_spec.max_tokens_per_row = TOKENS.value
+    config.actor.mb_spec.rows_per_mb = ROWS_PER_MB.value
+    config.actor.logprob_chunk = CHUNK.value
     config.fsdp.compile = COMPILE.value
     return from_dict(config)
 
@@ -114,18 +130,23 @@ def main(argv: list[str]) -> None:
         assert pool is not None
         learner = find_plugin(pool.engine).make_learner(config, pool, Path(DIRECTORY.value or temporary))
         batch, seconds = make_batch(spec.vocab_size), []
+        work = learner.score if SCORE.value else learner.update
         for _ in range(2 + REPEATS.value):
             start = time.perf_counter()
-            learner.update(batch)  # its metrics are on the host when it returns
+            work(batch)  # what it returns is on the host
             seconds.append(time.perf_counter() - start)
+        if PROFILE.value:
+            profile(lambda: work(batch), Path(PROFILE.value))
         learner.close()
     median = statistics.median(seconds[2:])
-    rate = flops(spec, batch) / median / pool.size
+    rate = flops(spec, batch) / (3 if SCORE.value else 1) / median / pool.size
     found = {
         "mode": config.allocation_mode,
         "shape": SHAPE.value,
         "tokens": batch.token_ids.size,
+        "what": "score" if SCORE.value else "update",
         "gradient_checkpointing": REMAT.value,
+        "rows_per_mb": ROWS_PER_MB.value,
         "ms": round(median * 1e3, 1),
         "first_s": round(seconds[0], 1),
         "tokens_per_s": round(batch.token_ids.size / median),
@@ -133,6 +154,19 @@ def main(argv: list[str]) -> None:
         "mfu_of_h100": round(rate / PEAK, 4),
     }
     print(json.dumps(found | memory(pool.engine)))
+
+
+def profile(work: Callable[[], object], target: Path) -> None:
+    """Two tables of two calls: kernels by time on the GPU, operations by time on the host."""
+    import torch
+
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as found:
+        work(), work()
+    averages = found.key_averages()
+    by = ("self_cuda_time_total", "self_cpu_time_total") if torch.cuda.is_available() else ("self_cpu_time_total",)
+    tables = [averages.table(sort_by=key, row_limit=40, max_name_column_width=70) for key in by]
+    target.write_text("\n".join(tables))
 
 
 def memory(engine: str) -> dict[str, float]:

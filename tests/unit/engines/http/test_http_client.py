@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 import json
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from aiohttp import web
 from rljax.engine import WeightSource
 from rljax.engines.fake.trial import make_config
 from rljax.engines.http import client as client_module
+from rljax.engines.http import remote as remote_module
 from rljax.engines.http import watch as watch_module
 from rljax.engines.http.plugin import sampler_of
 from rljax.engines.http.remote import Remote
@@ -90,6 +92,37 @@ async def test_cumulative_and_incremental_streams_give_one_completion(server, in
     sampler = client_of(server)
     is_whole(await sampler.generate(request()))
     await sampler.close()
+
+
+def test_no_request_goes_out_on_a_connection_that_the_server_is_about_to_close(monkeypatch):
+    """The end of an idle connection and a request on it pass each other: the client sees a server that died."""
+    monkeypatch.setattr(remote_module, "SERVERS_KEEP", 0.4)
+    connections = []
+
+    async def serve(reader, writer):
+        connections.append(writer)
+        answered = time.monotonic()
+        while await reader.readline():
+            while (line := await reader.readline()).strip():
+                if line.lower().startswith(b"content-length"):
+                    length = int(line.split(b":")[1])
+            await reader.readexactly(length)
+            if time.monotonic() - answered > remote_module.SERVERS_KEEP:
+                break
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+            answered = time.monotonic()
+        writer.close()
+
+    async def body():
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        remote = Remote(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", SGLANG_17, None)
+        async with server, remote_module.session_of() as session:
+            for pause in (0, 0, 2 * remote_module.SERVERS_KEEP):
+                await asyncio.sleep(pause)
+                assert await remote.post(session, "/continue_generation", {}, 10) == {}
+        assert len(connections) == 2  # and one that is in use is used again
+
+    asyncio.run(body())
 
 
 @with_servers(2)
