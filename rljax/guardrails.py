@@ -118,8 +118,8 @@ class Guardrails:
             return ""
         return (
             f"every advantage was 0 in the last {IDLE} steps, so that nothing was learned: the rewards of each group are equal "
-            f"(rollout/reward {metrics['rollout/reward'].value:.4g}); look at samples.jsonl: the task is solved, or too hard, or "
-            "the reward does not tell completions apart"
+            f"(rollout/reward {metrics['rollout/reward'].value:.4g}); look at samples.jsonl: the task is solved, or too hard, "
+            "or the reward does not tell completions apart"
         )
 
     def _count(self, key: str, bad: bool, line: str, remedy: str, at_once: bool = False) -> None:
