@@ -178,6 +178,7 @@ def get_config() -> ConfigDict:
             max_grad_norm=config_dict.placeholder(float),
             min_reward=config_dict.placeholder(float),
             max_behave_imp_weight=10.0,
+            min_behave_imp_weight=0.1,
             max_no_eos_ratio=config_dict.placeholder(float),  # a base model may begin with all of them cut
         )
     )

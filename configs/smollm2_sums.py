@@ -43,7 +43,9 @@ def get_config() -> ConfigDict:
     config.actor.optimizer.weight_decay = 0.0
 
     config.actor.mb_spec.max_tokens_per_row = 512  # four trajectories or more
-    config.actor.mb_spec.rows_per_mb = 96  # the whole batch: a model this small waits for kernels to be launched, not to be done
+    config.actor.mb_spec.rows_per_mb = (
+        96  # the whole batch: a model this small waits for kernels to be launched, not to be done
+    )
     config.actor.logprob_chunk = 2048
     config.jax.slots = 512
     config.jax.context_length = 128

@@ -67,15 +67,18 @@ def overrides_from_flags() -> tuple[tuple[str, str], ...]:
     return tuple(_overrides)
 
 
-def workdir_from_flags() -> Path:
-    """--workdir; without it, the directory that a YAML file of AReaL's names by fileroot, experiment_name and trial_name."""
+def workdir_from_flags(what: str = "a directory for the run") -> Path:
+    """--workdir; without it, the directory that a YAML file of AReaL's names by fileroot, experiment_name and trial_name.
+
+    what: it is, for who has left it out.
+    """
     from rljax import areal
 
     if FLAGS.workdir:
         return Path(FLAGS.workdir)
     named = areal.workdir(FLAGS.config) if FLAGS.config and areal.is_areal(FLAGS.config) else None
     if named is None:
-        raise UserError("--workdir: missing (a directory for the run)")
+        raise UserError(f"--workdir: missing ({what})")
     return named
 
 

@@ -55,7 +55,8 @@ def _trained() -> Path | None:
 def _initial(config: Config) -> Path:
     from rljax import model_directory
 
-    workdir = main.workdir_from_flags() if config.actor.init_from_scratch else Path()
+    why = "that of the run whose model is served, or a directory for the one that actor.init_from_scratch makes"
+    workdir = main.workdir_from_flags(why) if config.actor.init_from_scratch else Path()
     return model_directory.prepare(config.actor, workdir / "init", seed=config.seed)
 
 

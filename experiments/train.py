@@ -45,6 +45,7 @@ def train() -> None:
     # Allocation: what samples and what learns where; each engine is asked whether it can
     # --------------------------------------------------------------------------------------------------------------------
     pools = engine.allocate(config)
+    engine.require_both(pools)
     engine.check(config, pools)
 
     # --------------------------------------------------------------------------------------------------------------------

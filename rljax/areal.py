@@ -156,7 +156,8 @@ def _checked(theirs: Flat, location: str) -> list[str]:
             if branch is None:
                 raise UserError(f"{location}: {key}: no such key of AReaL's ({_nearest(key)})")
             if value not in (None, False):
-                unused[branch] = None
+                of_use = any(name in known and name.startswith(f"{branch}.") for name in theirs)
+                unused[f"the rest of {branch}" if of_use else branch] = None
     return list(unused)
 
 

@@ -239,13 +239,14 @@ class RecoverConfig:
 class GuardConfig:
     """`guard`: bounds on a step's metrics that end a run; None is no bound. A mean over the step's batch each."""
 
-    patience: int  # steps in a row out of a bound, until the run ends
+    patience: int  # steps in a row out of a bound, until the run ends; one that is far out ends it at once
     finite: bool  # loss and gradient norm are numbers
     max_approx_kl: float | None  # nats: of the policy from its proximal policy
     min_entropy: float | None  # nats a token: below it the policy has collapsed
     max_grad_norm: float | None
     min_reward: float | None
     max_behave_imp_weight: float | None  # proximal over behavior; 1 where sampler and learner agree
+    min_behave_imp_weight: float | None
     max_no_eos_ratio: float | None  # share of completions that were cut
 
 

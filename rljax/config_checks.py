@@ -112,6 +112,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "guard.max_approx_kl",
         "guard.max_grad_norm",
         "guard.max_behave_imp_weight",
+        "guard.min_behave_imp_weight",
         "jax.slots",
         "jax.context_length",
         "jax.prefill_chunk",

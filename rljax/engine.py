@@ -323,8 +323,17 @@ def _on_host(config: Config, pool: Pool | None) -> bool:
 
 def check(config: Config, allocation: Allocation) -> None:
     """Asks each engine of the allocation whether it can do what the config wants. Raises UserError; starts nothing."""
-    for name in {pool.engine for pool in (allocation.sampler, allocation.learner) if pool}:
+    # In one order, so that the same config has the same message; a sampler may have to ask another interpreter.
+    for name in dict.fromkeys(pool.engine for pool in (allocation.learner, allocation.sampler) if pool):
         find_plugin(name).check(config, allocation)
+
+
+def require_both(allocation: Allocation) -> tuple[Pool, Pool]:
+    """Its sampler and its learner. Raises UserError where it has but one."""
+    if allocation.sampler is None or allocation.learner is None:
+        alone = "learns" if allocation.sampler is None else "samples"
+        raise UserError(f"allocation_mode: {allocation} only {alone}; training needs both, as in SAMPLER:d1+LEARNER:d1")
+    return allocation.sampler, allocation.learner
 
 
 def make_learner(config: Config, pool: Pool, model_dir: Path) -> Learner:
@@ -348,12 +357,10 @@ def build(
     Raises:
       UserError: when the allocation lacks one of them, or no transport leads from one to the other.
     """
-    if allocation.sampler is None or allocation.learner is None:
-        alone = "learns" if allocation.sampler is None else "samples"
-        raise UserError(f"allocation_mode: {allocation} only {alone}; training needs both, as in SAMPLER:d1+LEARNER:d1")
+    samples, learns = require_both(allocation)
     transport = transport_of(config, allocation)
-    learner = make_learner(config, allocation.learner, model_dir)
-    sampler = find_plugin(allocation.sampler.engine).make_sampler(config, allocation.sampler, model_dir)
+    learner = make_learner(config, learns, model_dir)
+    sampler = find_plugin(samples.engine).make_sampler(config, samples, model_dir)
     return Engine(sampler, learner, transport, scratch(workdir))
 
 

@@ -267,8 +267,11 @@ class Loop:
             self.parts.feed.weights_changed()
         for uid, trajectory in itertools.islice(of_different_groups(groups), self.config.stats_logger.samples_per_step):
             self.sinks.sample(self.step, uid, trajectory)
-        self._write(merge([metrics, self._of_buffer(len(groups))]))
+        metrics = merge([metrics, self._of_buffer(len(groups))])
+        self._write(metrics)
         self.guardrails.check(metrics)
+        if line := self.guardrails.hint(metrics):
+            log.warning("%s", line)
         epochs = self.buffer.done // len(self.parts.prompts)
         if self._due(self.config.evaluator, epochs):
             await self._evaluate()

@@ -4,30 +4,46 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rljax.errors import UserError
 
 
-def resolve(key: str, name: str, shipped: Mapping[str, str], kind: str) -> Any:
+def resolve(key: str, name: str, shipped: Mapping[str, str], kind: str, takes: Sequence[str] = ()) -> Any:
     """The object that `name` stands for.
 
-    Example: resolve("reward.name", "exact", {"exact": "rljax.rewards.exact:reward"}, "reward")
+    Example: resolve("reward.name", "exact", {"exact": "rljax.rewards.exact:reward"}, "reward", ("prompt", "completion"))
 
     Args:
       key: the config key that holds the name, for the error.
       shipped: short name -> "package.module:attribute".
       kind: what it is, in the words of the error: "reward", "workflow", ...
+      takes: the arguments that it will be called with, by position; empty where the caller looks at them.
 
     Raises:
-      UserError: for a name that is neither, or that cannot be imported.
+      UserError: for a name that is neither, that cannot be imported, or that stands for something that can't be called so.
     """
-    if name in shipped:
-        return _import(key, shipped[name], kind)
-    if ":" not in name:
+    if name not in shipped and ":" not in name:
         raise UserError(f"{key}: no {kind} named {name!r} ({nearest(name, shipped)}, or 'package.module:attribute')")
-    return _import(key, name, kind)
+    found = _import(key, shipped.get(name, name), kind)
+    if takes:
+        _check_call(key, name, found, kind, takes)
+    return found
+
+
+def _check_call(key: str, name: str, found: Any, kind: str, takes: Sequence[str]) -> None:
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # as of some things that are written in C
+        return
+    try:
+        signature.bind(*takes)
+    except TypeError as error:
+        has = ", ".join(signature.parameters)
+        wants = ", ".join(takes)
+        raise UserError(f"{key}: {name} takes ({has}), and a {kind} is called with ({wants}): {error}") from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

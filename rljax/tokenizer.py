@@ -34,9 +34,14 @@ class Tokenizer(Protocol):
     eos_token_ids: tuple[int, ...]  # every id that ends a turn: generation_config.json, config.json, tokenizer, joined
     eos_token_id: int  # the one of them that ends an assistant's turn in the chat template
     pad_token_id: int  # may equal an EOS id: padding is known by length, never by id
+    vocab_size: int  # ids are below it
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone: no BOS, no EOS."""
+        ...
+
+    def unknown(self, text: str) -> str:
+        """The first character for which there is no token, so that the policy would see a stand-in; empty: there is none."""
         ...
 
     def decode(self, token_ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = True) -> str: ...
@@ -67,10 +72,16 @@ class HFTokenizer:
         self.eos_token_ids: tuple[int, ...] = tuple(known)
         self.eos_token_id: int = known[0] if turn_end is None else turn_end
         self.pad_token_id: int = self.eos_token_id if inner.pad_token_id is None else int(inner.pad_token_id)
-        self.vocab_size: int = 1 + max(inner.get_vocab().values())  # ids are below it
+        self.vocab_size: int = 1 + max(inner.get_vocab().values())
 
     def encode(self, text: str) -> list[int]:
         return list(self._inner.encode(text, add_special_tokens=False, verbose=False))
+
+    def unknown(self, text: str) -> str:
+        unknown = self._inner.unk_token_id
+        if unknown is None or unknown not in self.encode(text):
+            return ""
+        return next((character for character in text if unknown in self.encode(character)), text)
 
     def decode(self, token_ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = True) -> str:
         ids = [int(i) for i in token_ids]

@@ -48,6 +48,8 @@ class SamplingParams:
             raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be 0 (no limit) or positive, not {self.top_k}")
+        if "" in self.stop:
+            raise ValueError("stop has an empty string, which would end every completion before it begins")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

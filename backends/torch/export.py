@@ -23,7 +23,7 @@ Whole = Callable[[str], Tensor]
 
 
 def gathered(parameter: DTensor, dtype: torch.dtype) -> Tensor:
-    """The whole parameter, on every rank. A collective, unless all have all of it; then it may share the parameter's storage."""
+    """The whole parameter, on every rank. A collective, unless all have all of it; then it may share the parameter's memory."""
     shard = local(parameter).to(dtype)
     alike = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
     if all(size == 1 or placement.is_replicate() for size, placement in alike):

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import app, flags
@@ -50,7 +51,7 @@ REPEATS = flags.DEFINE_integer("repeats", 10, "Timed steps.")
 PROFILE = flags.DEFINE_string("profile", "", "Also write torch's table of two more steps there: what the GPU and the host did.")
 
 PEAK = 989e12  # bfloat16 FLOP/s of an H100 SXM as advertised, which MFU is taken of
-SHAPES = {
+SHAPES: dict[str, tuple[int, dict[str, Any]]] = {
     "qwen3-0.6b": (
         151936,
         dict(architecture="qwen3", hidden_size=1024, intermediate_size=3072, num_layers=28)

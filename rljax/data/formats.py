@@ -24,7 +24,7 @@ FORMATS = {
 
 def find_format(name: str, key: str) -> Format:
     """A format of ours by name, or the user's by "package.module:function"."""
-    return registry.resolve(f"{key}.type", name, FORMATS, "format")
+    return registry.resolve(f"{key}.type", name, FORMATS, "format", ("record", "where"))
 
 
 def gsm8k(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:

@@ -199,7 +199,7 @@ def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | Non
     if dataset.limit is not None and dataset.limit < 1:
         raise UserError(f"{key}.limit: {dataset.limit} leaves no example (at least 1, or None)")
     count = len(examples) if dataset.limit is None else min(len(examples), dataset.limit)
-    kept = []
+    kept, strange = [], []
     for index in range(count):
         messages = examples[index].messages
         if tokenizer and not any(m["content"] for m in messages) and not tokenizer.apply_chat_template(messages):
@@ -209,8 +209,16 @@ def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | Non
         length = len(tokenizer.apply_chat_template(messages)) if tokenizer and dataset.max_length is not None else 0
         if dataset.max_length is None or length <= dataset.max_length:
             kept.append(index)
+            if tokenizer and (character := next(filter(None, (tokenizer.unknown(m["content"]) for m in messages)), "")):
+                strange.append((index, character))
     if not kept:
         raise UserError(f"{key}.max_length: every prompt is longer than {dataset.max_length} tokens")
+    if strange:
+        index, character = strange[0]
+        more = f", as {len(strange) - 1} more prompts have such" if len(strange) > 1 else ""
+        logging.warning(
+            "%s: the model's tokenizer has no token for %r%s: the policy can't see it", examples.where(index), character, more
+        )
     if len(kept) < count:
         logging.info("%s: %d of %d prompts are longer than %s tokens", key, count - len(kept), count, dataset.max_length)
     return np.array(kept, np.int64), count - len(kept)

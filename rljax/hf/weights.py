@@ -89,7 +89,8 @@ def _open(path: Path) -> safe_open:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file, but {INDEX} names it (is the model stored whole?)") from None
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: truncated or corrupt safetensors file: {error} (copy it again)") from None
+        remedy = "copy it again; WORKDIR/init, which a run makes, can be deleted"
+        raise UserError(f"{path}: truncated or corrupt safetensors file: {error} ({remedy})") from None
 
 
 def write_weights(

@@ -34,7 +34,7 @@ def main(name: str, memory_mb: int, timeout: float, parent: int) -> None:
     if memory_mb:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     try:
-        function = registry.resolve("reward.name", name, REWARDS, "reward")
+        function = registry.resolve("reward.name", name, REWARDS, "reward", ("prompt", "completion"))
     except UserError as error:
         return _say(answers, {"refused": str(error)})
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

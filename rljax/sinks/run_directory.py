@@ -98,8 +98,12 @@ class RunDirectory:
         self.write_text("status.json", dump(dataclasses.asdict(status) | {"pid": os.getpid(), "time": time.time()}) + "\n")
 
     def fail(self, error: str) -> None:
-        """Marks the run as failed at the step that status.json last told of."""
+        """Marks the run as failed at the step that status.json last told of; one that has finished stays so, for what failed is
+        a command that did nothing to it.
+        """
         status = self.read_status()
+        if status.state is State.FINISHED:
+            return
         self.write_status(dataclasses.replace(status, state=State.FAILED, error=error))
 
     def read_status(self) -> Status:

@@ -40,6 +40,11 @@ def build_workflow(name: str, *, tokenizer: Tokenizer, rewards: Rewards, argumen
 
 def sampling_params(config: GenerationConfig, tokenizer: Tokenizer) -> SamplingParams:
     """`gconfig` with the tokenizer's EOS ids among the stop ids. Raises UserError when a value is out of range."""
+    for token in config.stop_token_ids:
+        if not 0 <= token < tokenizer.vocab_size:
+            raise UserError(
+                f"gconfig.stop_token_ids: {token} is no token (the tokenizer's are 0 to {tokenizer.vocab_size - 1})"
+            )
     try:
         return SamplingParams(
             max_new_tokens=config.max_new_tokens,

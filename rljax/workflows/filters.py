@@ -21,7 +21,7 @@ def find_filter(name: str | None) -> Filter:
     """
     if name is None:
         return accept_all
-    return cast(Filter, registry.resolve("rollout.should_accept_fn", name, FILTERS, "filter"))
+    return cast(Filter, registry.resolve("rollout.should_accept_fn", name, FILTERS, "filter", ("group",)))
 
 
 def accept_all(group: Group) -> bool:

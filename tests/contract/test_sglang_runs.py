@@ -168,13 +168,12 @@ def test_servers_sample_from_the_very_weights_of_the_learner(tmp_path, tiny, mod
 
 @pytest.mark.parametrize(("servers", "learner", "transport"), [(1, "jax", "directory"), (2, "fsdp", "gloo")])
 def test_a_killed_server_costs_nothing_and_comes_back_with_the_present_weights(tmp_path, tiny, servers, learner, transport):
-    """kill -9 in the middle. The only server is waited for; of two, the other one takes its requests over."""
-    steps = 6
+    """kill -9 in the middle. The only server is waited for; of two, the other one takes its requests over until it is back."""
     flags = tiny | {
         "allocation_mode": f"sglang:d{servers}+{learner}:d1",
         "sglang.transport": transport,
         "rollout.max_head_offpolicyness": 0,
-        "total_train_steps": steps,
+        "total_train_steps": 1000,  # it is stopped, two steps after the server is back
         "gconfig.max_new_tokens": 120,
         "actor.mb_spec.max_tokens_per_row": 512,
     }
@@ -182,17 +181,23 @@ def test_a_killed_server_costs_nothing_and_comes_back_with_the_present_weights(t
     try:
         wait_for(lambda: len(metrics(tmp_path)) >= 2, process)
         servers_of(tmp_path)[0].kill()
-        at = len(metrics(tmp_path))
+        wait_for(lambda: starts(tmp_path, servers) > servers, process)
+        back = len(metrics(tmp_path))
+        wait_for(lambda: len(metrics(tmp_path)) >= back + 2, process)
+        process.terminate()
         lines = finished(process, tmp_path, broken=True)
     finally:
         process.kill()
-    log = (tmp_path / "servers" / "sglang-0.log").read_text() + (tmp_path / "servers" / f"sglang-{servers - 1}.log").read_text()
-    assert log.count("The server is fired up") > servers
-    assert 2 <= at < steps
-    check(lines, steps, lag=0)
-    check_once(tmp_path, steps, 4, 4)
+    check(lines, len(lines), lag=0)
+    check_once(tmp_path, len(lines), 4, 4)
     weights = [line[f"{UPDATE}/behave_imp_weight/{end}"] for line in lines for end in ("min", "max")]
     assert max(abs(weight - 1) for weight in weights) < EXACT, weights
+
+
+def starts(workdir: Path, servers: int) -> int:
+    """How often a server became ready."""
+    logs = [workdir / "servers" / f"sglang-{index}.log" for index in range(servers)]
+    return sum(log.read_text().count("The server is fired up") for log in logs if log.exists())
 
 
 # SmolLM2-135M-Instruct on GSM8K, asynchronously: what a user runs, as small as it goes

@@ -92,6 +92,17 @@ def test_what_is_of_no_use_is_named_once(monkeypatch):
         assert name not in line
 
 
+def test_a_section_with_a_key_that_is_of_use_is_not_named_as_if_it_had_none(variant, caplog):
+    useless, used = {"granularity": 4}, {"max_tokens_per_mb": 512}
+    for section, name in ((used | useless, "the rest of actor.mb_spec"), (useless, "actor.mb_spec"), (used, None)):
+        caplog.clear()
+        variant(**{"actor.mb_spec": section, "actor.fsdp": {"offload_params": True}})
+        (line,) = [record.getMessage() for record in caplog.records]
+        named = line.partition("of no use here: ")[2].removesuffix(" (docs/areal.md)").split(", ")
+        assert [n for n in named if n.endswith("actor.mb_spec")] == ([name] if name else [])
+        assert "actor.fsdp" in named
+
+
 def test_silent_keys_have_their_defaults(variant):
     """Theirs, not ours: a file that leaves them out was written for those."""
     gone = ("optimizer", "eps_clip", "kl_ctl", "ppo_n_minibatches", "use_decoupled_loss", "recompute_logprob", "adv_norm")

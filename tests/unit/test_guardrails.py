@@ -1,5 +1,6 @@
 """A run that has gone wrong ends by itself, says why, and goes on from before it went wrong."""
 
+import dataclasses
 import json
 import math
 
@@ -8,9 +9,9 @@ import pytest
 
 from rljax import loop
 from rljax.config import GuardConfig
-from rljax.engines.fake.trial import MemorySink, RememberingLearner, make_config, make_run
+from rljax.engines.fake.trial import MemorySink, RememberingLearner, Repeat, make_config, make_run
 from rljax.errors import GuardrailError
-from rljax.guardrails import GUARDS, Guardrails
+from rljax.guardrails import GUARDS, IDLE, Guardrails
 from rljax.metrics import Mean
 
 NOTHING = dict.fromkeys((guard.key for guard in GUARDS), None)
@@ -41,6 +42,44 @@ def test_each_bound_ends_a_run_after_so_many_steps_in_a_row_and_names_all_there_
     rails = _guard()
     for _ in range(9):
         rails.check({guard.metric: Mean(2e9 if guard.most else -2e9, 2)})  # no bound
+
+
+@pytest.mark.parametrize("guard", [g for g in GUARDS if math.isfinite(g.far)], ids=lambda guard: guard.key)
+def test_one_step_far_out_of_a_bound_is_enough(guard):
+    bound = 2.0
+    edge = bound * guard.far if guard.most else bound / guard.far
+    rails = _guard(**{guard.key: bound})
+    rails.check({guard.metric: Mean(edge, 1)})  # out, but not far
+    assert rails.suspect
+    with pytest.raises(GuardrailError, match=f"guard.{guard.key}: .* far (above|below) 2, for one step "):
+        _guard(**{guard.key: bound}).check({guard.metric: Mean(edge * 1.1 if guard.most else edge / 1.1, 1)})
+
+
+def test_steps_that_teach_nothing_are_told_once_and_again_when_they_come_again():
+    rails = _guard()
+
+    def step(*advantages):
+        return rails.hint({"ppo_actor/advantage": Mean.of(np.array(advantages)), "rollout/reward": Mean(1.0, 4)})
+
+    for _ in range(2):
+        told = [step(0.0, 0.0) for _ in range(2 * IDLE)]
+        assert [bool(line) for line in told] == [i == IDLE - 1 for i in range(2 * IDLE)]
+        assert "rollout/reward 0.25" in told[IDLE - 1] and "\n" not in told[IDLE - 1]
+        assert not step(1.0, -1.0)
+    assert not any(step(0.0, 0.0) or step(0.5, -0.5) for _ in range(2 * IDLE))
+    assert not rails.hint({})
+
+
+class Indifferent(Repeat):
+    """Its reward does not look at the completion."""
+
+    async def episode(self, *args):
+        return dataclasses.replace(await super().episode(*args), reward=0.25)
+
+
+def test_a_run_whose_reward_is_constant_says_so(tmp_path, caplog):
+    loop.train(make_run(tmp_path, workflow=Indifferent(), n_prompts=40))
+    assert sum("nothing was learned" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_value_that_is_no_number_is_out_of_every_bound():

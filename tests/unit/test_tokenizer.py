@@ -76,6 +76,12 @@ def test_characters_are_tokens_and_come_back(char, text):
     assert char.decode(ids, skip_special_tokens=False) == text
 
 
+def test_a_character_without_a_token_is_found(char, bpe):
+    assert char.unknown("12 x 3 =\n") == ""
+    assert char.unknown("12 \u00d7 3 \u2248") == "\u00d7"
+    assert bpe.unknown("12 \u00d7 3 \u2248") == ""  # it has every byte
+
+
 def test_the_character_tokenizer_has_its_special_tokens_and_a_template_that_is_the_content(char):
     assert (char.pad_token_id, char.eos_token_id, char.eos_token_ids, char.vocab_size) == (0, 2, (2,), 100)
     assert char.apply_chat_template([{"role": "user", "content": "12+34="}]) == char.encode("12+34=")

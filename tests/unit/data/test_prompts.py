@@ -226,6 +226,18 @@ def test_bad_input_is_one_line_with_the_culprit_and_the_remedy(tmp_path, tokeniz
     assert str(caught.value).startswith(line.format(path)) and "\n" not in str(caught.value)
 
 
+def test_characters_that_the_model_can_not_see_are_told_once_with_file_and_line(tmp_path, tokenizer, caplog):
+    path = tmp_path / "a.jsonl"
+    questions = ["1+1=", "2\u00d73=", "4+4=", "5\u00f75="]
+    path.write_text("".join(json.dumps({"prompt": question, "answer": "2"}) + "\n" for question in questions))
+    assert len(open_prompts(config(path), seed=3, tokenizer=tokenizer)) == len(questions)
+    (record,) = caplog.records
+    assert f"{path}:2: " in record.getMessage() and "'\u00d7', as 1 more prompts have such" in record.getMessage()
+    caplog.clear()
+    open_prompts(config(path, limit=1), seed=3, tokenizer=tokenizer)
+    assert not caplog.records
+
+
 def test_a_task_minds_its_type(tokenizer):
     def opened(word):
         return open_prompts(dataclasses.replace(config("task:addition"), type=word), seed=1, tokenizer=tokenizer)

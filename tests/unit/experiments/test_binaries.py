@@ -52,6 +52,8 @@ QUICKSTART = "--config=configs/quickstart.py"
         ([QUICKSTART, "--config.gconfig.top_p=0.8"], "gconfig.top_p: training needs top_p=1"),
         ([QUICKSTART, "--config.allocation_mode=jax:d1p2"], "allocation_mode: jax has no pipeline parallelism (p)"),
         ([QUICKSTART, "--config.allocation_mode=jaxx:d1"], "allocation_mode: no engine named 'jaxx'"),
+        ([QUICKSTART, "--config.allocation_mode=sglang.d4"], "allocation_mode: sglang:d4 only samples"),
+        ([QUICKSTART, "--config.allocation_mode=fsdp:d2"], "allocation_mode: fsdp:d2 only learns"),
         ([QUICKSTART], "--workdir: missing"),
         ([QUICKSTART, "--workdr=x"], "Unknown command line flag 'workdr'"),
         ([QUICKSTART, "stray"], "stray: unexpected argument"),

@@ -1,5 +1,6 @@
 """The run directory: what is on disk after writes, kills and resumes."""
 
+import dataclasses
 import json
 import math
 import os
@@ -158,6 +159,17 @@ def test_status_is_whole_at_any_time_and_fail_keeps_the_step(tmp_path):
     assert run.read_status() == expected
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
     assert not list(tmp_path.glob(".status*"))
+
+
+def test_a_command_that_is_refused_leaves_a_finished_run_finished(tmp_path):
+    run = RunDirectory(tmp_path)
+    done = Status(State.FINISHED, step=10, version=10, total_steps=10)
+    sink_of(run).status(done)
+    run.fail("seed: this run began with 1")
+    assert run.read_status() == done
+    sink_of(run).status(dataclasses.replace(done, state=State.RUNNING, total_steps=20))  # it goes on
+    run.fail("no room on the disk")
+    assert run.read_status().state is State.FAILED
 
 
 def test_two_runs_in_one_directory_are_refused(tmp_path):
