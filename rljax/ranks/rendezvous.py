@@ -122,6 +122,7 @@ class Door:
             threading.Thread(target=self._greet, args=(connection,), daemon=True, name="greeting").start()
 
     def _greet(self, connection: socket.socket) -> None:
+        entered = None  # a rank that is held for this connection
         try:
             connection.settimeout(GREETING_TIMEOUT)
             hello, proof = wire.welcome(connection, self._token)
@@ -130,12 +131,16 @@ class Door:
                 wire.refuse(connection, reason)
                 connection.close()
                 return
+            entered = rank
             wire.accept(connection, proof)
             connection.settimeout(None)
             wire.keep_alive(connection)
         except (WireError, OSError, ValueError, KeyError, TypeError) as error:
             log.warning("ranks: a connection was refused: %s", error)
             connection.close()
+            if entered is not None:
+                with self._lock:
+                    self._ranks.discard(entered)  # it tries again
             return
         self._admit(connection, rank, str(hello["name"]))
 
