@@ -129,18 +129,20 @@ async def _of_transport(transport: str, size: str, model_dir: Path, sampler: Sam
     assert pools.learner is not None
     learner = await asyncio.to_thread(find_plugin("fsdp").make_learner, config, pools.learner, model_dir)
     timed = Timed(learner)
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rljax-bench-") as publish_dir:
-        engine = Engine(sampler, timed, transport, Path(publish_dir))
-        seconds, exports = [], []
-        for repeat in range(1 + REPEATS.value):
-            start = time.perf_counter()
-            await engine.publish(version + repeat)
-            seconds.append(time.perf_counter() - start)
-            exports.append(timed.seconds)
-        if timed.fell_back:
-            raise RuntimeError("the publish fell back to a directory (the warning above says why)")
-        error = await _difference(engine)
-    await asyncio.to_thread(learner.close)
+    try:
+        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rljax-bench-") as publish_dir:
+            engine = Engine(sampler, timed, transport, Path(publish_dir))
+            seconds, exports = [], []
+            for repeat in range(1 + REPEATS.value):
+                start = time.perf_counter()
+                await engine.publish(version + repeat)
+                seconds.append(time.perf_counter() - start)
+                exports.append(timed.seconds)
+            if timed.fell_back:
+                raise RuntimeError("the publish fell back to a directory (the warning above says why)")
+            error = await _difference(engine)
+    finally:  # the next transport is not to be timed beside its memory
+        await asyncio.to_thread(learner.close)
     numbers = {"seconds": float(np.median(seconds[1:])), "least": min(seconds[1:]), "first": seconds[0]}
     sent = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
     return {
