@@ -46,7 +46,7 @@ def load(location: str) -> dict[str, Any]:
     for key, (name, default) in SAME.items():
         value = theirs.get(key, default)
         if value is not OURS and not (value is None and default is OURS):
-            ours[name] = tuple(value) if isinstance(value, list) else value
+            ours[name] = _several(value) if isinstance(default, tuple) else value
     for part in (_placed, _sampled, _evaluated, _optimized, _trained, _weighted, _normalised, _fed, _kept):
         ours |= part(theirs)
     if unused:
@@ -128,6 +128,13 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Flat:
     return flat
 
 
+def _several(value: Any) -> tuple[Any, ...]:
+    """A list's entries; a value that stands alone is a list of one, and nothing of none."""
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    return () if value in (None, "") else (value,)
+
+
 def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     *sections, leaf = name.split(".")
     for section in sections:
@@ -203,7 +210,6 @@ def _sampled(theirs: Flat) -> Flat:
     synchronous = {"rollout.max_head_offpolicyness": 0} if theirs.get("async_training") is False else {}
     return {
         "gconfig.top_k": _top_k(top_k),
-        "gconfig.stop": tuple(theirs.get("gconfig.stop") or ()),
         "sglang.extra_args": tuple(extra),
         **context,
         **synchronous,
@@ -251,7 +257,7 @@ def _trained(theirs: Flat) -> Flat:
         "actor.gradient_checkpointing": "full" if theirs.get("actor.gradient_checkpointing", False) else "none",
         "actor.lora.rank": theirs.get("actor.lora_rank", 32) if theirs.get("actor.use_lora", False) else 0,
         "actor.lora.alpha": theirs.get("actor.lora_alpha", 16),
-        **({} if every else {"actor.lora.target_modules": tuple(modules)}),
+        **({} if every else {"actor.lora.target_modules": _several(modules)}),
         "actor.prox_logp_method": method,
         "actor.recompute_logprob": (decoupled and method == "recompute") or bool(recompute),
         "actor.kl_placement": "reward",

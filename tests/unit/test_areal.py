@@ -142,6 +142,18 @@ def test_silent_keys_have_their_defaults(variant):
         ({"actor.importance_sampling_level": "sequence"}, "actor.loss_aggregation", "seq-mean-token-mean"),
         ({"actor.mask_no_eos_with_zero": True}, "actor.mask_no_eos", True),
         ({"critic": {"path": "somewhere", "ppo_n_minibatches": 2}}, "actor.adv_estimator", "gae"),
+        ({"gconfig.stop": "</s>"}, "gconfig.stop", ("</s>",)),  # a text alone, and not its characters
+        ({"gconfig.stop": ["</s>", "\n"]}, "gconfig.stop", ("</s>", "\n")),
+        ({"gconfig.stop": None}, "gconfig.stop", ()),
+        ({"gconfig.stop_token_ids": 151643}, "gconfig.stop_token_ids", (151643,)),
+        ({"gconfig.stop_token_ids": [2, 3]}, "gconfig.stop_token_ids", (2, 3)),
+        ({"gconfig.stop_token_ids": None}, "gconfig.stop_token_ids", ()),
+        ({"actor.use_lora": True, "actor.target_modules": "q_proj"}, "actor.lora.target_modules", ("q_proj",)),
+        (
+            {"actor.use_lora": True, "actor.target_modules": ["q_proj", "v_proj"]},
+            "actor.lora.target_modules",
+            ("q_proj", "v_proj"),
+        ),
         ({"gconfig.top_k": 100000000}, "gconfig.top_k", 0),
         ({"eval_gconfig": {"temperature": 0.6, "greedy": False}}, "evaluator.temperature", 0.6),
         ({"valid_dataset": None}, "evaluator.freq_epochs", None),
