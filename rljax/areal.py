@@ -152,11 +152,13 @@ def _checked(theirs: Flat, location: str) -> list[str]:
             if value not in allowed:
                 raise UserError(f"{location}: {key}: {value!r} is not {' or '.join(map(str, allowed))}: {why}")
         elif key in REPEATED:
-            said = theirs.get(REPEATED[key])
-            if value == said:
+            first = REPEATED[key]
+            default = SAME[first][1] if first in SAME else None
+            said = theirs.get(first, None if default is OURS else default)
+            if value is None or value == said:
                 continue
             if not key.endswith(_LABELS):
-                raise UserError(f"{location}: {key}: {value!r} is not {REPEATED[key]} ({said!r}), and it must be")
+                raise UserError(f"{location}: {key}: {value!r} is not {first} ({said!r}), and it must be")
             unused[key] = None
         elif key not in known and not (value is None and _is_section(key)):
             branch = next((name for name in UNUSED if key == name or key.startswith(f"{name}.")), None)

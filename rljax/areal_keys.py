@@ -329,7 +329,8 @@ UNUSED = (
     "stats_logger.trackio",
 )
 
-# Said once more in a section, where only the same value makes sense: the key that says it first.
+# Said once more in a section, where only the same value makes sense: the key that says it first, or whose default it is.
+# A null says nothing.
 REPEATED: Mapping[str, str] = {
     **{
         f"{part}.{key}": key

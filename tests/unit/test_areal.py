@@ -11,7 +11,7 @@ import yaml
 from absl import logging
 
 from rljax import areal, config_checks, config_io
-from rljax.areal_keys import READ, SAME
+from rljax.areal_keys import OURS, READ, REPEATED, SAME
 from rljax.errors import UserError
 from tests.models import make_model
 from tests.shared import REPOSITORY
@@ -192,6 +192,24 @@ def test_other_spellings(variant, changes, key, value):
 def test_what_is_refused(variant, changes, message):
     with pytest.raises(UserError, match=message):
         variant(**changes)
+
+
+@pytest.mark.parametrize("key", sorted(key for key, first in REPEATED.items() if first in SAME and SAME[first][1] is not OURS))
+def test_what_is_said_once_more_is_compared_with_the_default_of_a_key_that_is_silent(variant, key):
+    first = REPEATED[key]
+    name, default = SAME[first]
+    silent = {other: None for other, of in REPEATED.items() if of == first} | {first: OUT}
+    config = variant(**silent | {key: default})
+    for part in name.split("."):
+        config = getattr(config, part)
+    assert config == default
+    with pytest.raises(UserError, match=rf"{key}: {default + 1} is not {first} \({default}\), and it must be"):
+        variant(**silent | {key: default + 1})
+
+
+def test_a_reference_model_needs_an_actor_to_be_compared_with(variant):
+    with pytest.raises(UserError, match=r"ref.path: 'one' is not actor.path \(None\)"):
+        variant(**{"actor.path": OUT, "tokenizer_path": None, "sglang": None, "vllm": None, "ref.path": "one"})
 
 
 def test_not_yaml(tmp_path):
