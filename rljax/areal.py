@@ -26,6 +26,7 @@ Flat = dict[str, Any]  # dotted key -> value; a list is a value, and so is a sec
 
 SUFFIXES = (".yaml", ".yml")
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
+_DIMS = re.compile(r"([A-Za-z][0-9]+)+")  # of a pool whose engine has no name
 _FLAGS = tuple(f"sglang.{flag}" for flag in SGLANG_FLAGS)
 _LABELS = ("experiment_name", "trial_name", "fileroot")  # of a section: they change nothing that is computed
 
@@ -40,7 +41,7 @@ def load(location: str) -> dict[str, Any]:
     Raises:
       UserError: not YAML, a reference to nothing, a key that does not exist, a value that means what is not here.
     """
-    theirs = _flat(_read(location))
+    theirs = _named(_flat(_read(location)))
     unused = _checked(theirs, location)
     ours: Flat = {}
     for key, (name, default) in SAME.items():
@@ -128,6 +129,13 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Flat:
     return flat
 
 
+def _named(theirs: Flat) -> Flat:
+    """With `model`, what their older SFT configs call the actor, by that name."""
+    if any(key.startswith("actor.") for key in theirs):
+        return theirs
+    return {re.sub(r"^model(?=\.)", "actor", key): value for key, value in theirs.items()}
+
+
 def _several(value: Any) -> tuple[Any, ...]:
     """A list's entries; a value that stands alone is a list of one, and nothing of none."""
     if isinstance(value, list | tuple):
@@ -185,18 +193,19 @@ def _nearest(key: str) -> str:
 
 
 def _placed(theirs: Flat) -> Flat:
-    """Who runs where: one `allocation_mode`, or a backend of each side. A learner without a name is FSDP's."""
+    """Who runs where: one `allocation_mode`, or a backend of each side or of one. A learner without a name is FSDP's."""
     mode = theirs.get("allocation_mode")
-    if not mode and theirs.get("rollout.backend") and theirs.get("actor.backend"):
+    backends = [theirs.get(f"{part}.backend") for part in ("rollout", "actor")]
+    if not mode:
         targets = {theirs.get(f"{part}.scheduling_strategy.target") for part in ("rollout", "actor")}
-        mode = ("|" if targets & {"actor", "rollout"} else "+").join((theirs["rollout.backend"], theirs["actor.backend"]))
+        mode = ("|" if targets & {"actor", "rollout"} else "+").join(str(backend) for backend in backends if backend)
     if not mode:
         return {}
-    sampler, joint, learner = re.fullmatch(r"([^+|]*)([+|]?)(.*)", str(mode)).groups()  # type: ignore[union-attr]
-    if not re.match(r"[A-Za-z_]+[.:]", learner) and joint:
+    *sampler, learner = re.split(r"([+|])", str(mode), maxsplit=1)
+    if _DIMS.fullmatch(learner):
         learner = f"fsdp:{learner}"
-    learner = re.sub(r"^(megatron|archon)(?=[.:])", "fsdp", learner)
-    return {"allocation_mode": f"{sampler}{joint}{learner}"}
+    learner = re.sub(r"^(megatron|archon)(?=[.:]|$)", "fsdp", learner)
+    return {"allocation_mode": "".join((*sampler, learner))}
 
 
 def _sampled(theirs: Flat) -> Flat:
