@@ -41,6 +41,10 @@ def test_no_more_than_a_bucket_and_the_tensor_behind_it_is_held():
             del tensor
 
     async def send(bucket, label):
+        for _ in range(500):  # the thread that gathered may let go of its last result a moment later
+            if len(alive) <= len(bucket) + 1:
+                break
+            await asyncio.sleep(0.01)
         held.append((len(bucket), len(alive)))
 
     asyncio.run(send_buckets([], buckets_of(gathered(), 30), 1, flush=False, send=send))
