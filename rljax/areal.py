@@ -46,7 +46,7 @@ def load(location: str) -> dict[str, Any]:
     for key, (name, default) in SAME.items():
         value = theirs.get(key, default)
         if value is not OURS and not (value is None and default is OURS):
-            ours[name] = tuple(value) if isinstance(value, list) else value
+            ours[name] = _tuple(value) if isinstance(value, list) or default == () else value
     for part in (_placed, _sampled, _evaluated, _optimized, _trained, _weighted, _normalised, _fed, _kept):
         ours |= part(theirs)
     if unused:
@@ -145,7 +145,7 @@ def _checked(theirs: Flat, location: str) -> list[str]:
             if value not in allowed:
                 raise UserError(f"{location}: {key}: {value!r} is not {' or '.join(map(str, allowed))}: {why}")
         elif key in REPEATED:
-            said = theirs.get(REPEATED[key])
+            said = theirs.get(REPEATED[key], SAME.get(REPEATED[key], ("", None))[1])
             if value == said:
                 continue
             if not key.endswith(_LABELS):
@@ -184,7 +184,9 @@ def _placed(theirs: Flat) -> Flat:
     if not mode:
         return {}
     sampler, joint, learner = re.fullmatch(r"([^+|]*)([+|]?)(.*)", str(mode)).groups()  # type: ignore[union-attr]
-    if not re.match(r"[A-Za-z_]+[.:]", learner) and joint:
+    if not joint and not re.match(r"(sglang|vllm|jax)[.:]", sampler):  # an SFT file: it only learns
+        sampler, learner = "", sampler
+    if learner and not re.match(r"[A-Za-z_]+[.:]", learner):
         learner = f"fsdp:{learner}"
     learner = re.sub(r"^(megatron|archon)(?=[.:])", "fsdp", learner)
     return {"allocation_mode": f"{sampler}{joint}{learner}"}
@@ -203,11 +205,18 @@ def _sampled(theirs: Flat) -> Flat:
     synchronous = {"rollout.max_head_offpolicyness": 0} if theirs.get("async_training") is False else {}
     return {
         "gconfig.top_k": _top_k(top_k),
-        "gconfig.stop": tuple(theirs.get("gconfig.stop") or ()),
+        "gconfig.stop": _tuple(theirs.get("gconfig.stop")),
         "sglang.extra_args": tuple(extra),
         **context,
         **synchronous,
     }
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    """Of a list, or of a single value."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def _top_k(value: Any) -> Any:
@@ -243,15 +252,15 @@ def _trained(theirs: Flat) -> Flat:
     method = {"loglinear": "loglinear"}.get(theirs.get("actor.prox_logp_method", "recompute"), "recompute")
     recompute = theirs.get("actor.recompute_logprob", theirs.get("actor.recompute_logprobs", False))
     critic = any(key.startswith("critic.") for key in theirs)
-    modules = theirs.get("actor.target_modules") or "all-linear"
-    every = modules in ("all-linear", ["all-linear"])
+    modules = _tuple(theirs.get("actor.target_modules") or "all-linear")
+    every = modules == ("all-linear",)
     by_sequence = theirs.get("actor.importance_sampling_level") == "sequence"
     return {
         **({} if row else {"actor.mb_spec.max_tokens_per_row": max(longest, 4096)}),
         "actor.gradient_checkpointing": "full" if theirs.get("actor.gradient_checkpointing", False) else "none",
         "actor.lora.rank": theirs.get("actor.lora_rank", 32) if theirs.get("actor.use_lora", False) else 0,
         "actor.lora.alpha": theirs.get("actor.lora_alpha", 16),
-        **({} if every else {"actor.lora.target_modules": tuple(modules)}),
+        **({} if every else {"actor.lora.target_modules": modules}),
         "actor.prox_logp_method": method,
         "actor.recompute_logprob": (decoupled and method == "recompute") or bool(recompute),
         "actor.kl_placement": "reward",

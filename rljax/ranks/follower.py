@@ -127,10 +127,12 @@ def follow(place: Place, workdir: Path) -> None:
     @contextlib.contextmanager
     def watched(method: str, bitten: Bitten) -> Iterator[None]:
         calls.append(method)
-        with Watchdog(SOONER * found.hang_timeout, workdir / f"hang.rank{place.rank}.txt", bitten) as watchdog:
-            watchdog.beat(method)
-            yield
-        calls.pop()
+        try:
+            with Watchdog(SOONER * found.hang_timeout, workdir / f"hang.rank{place.rank}.txt", bitten) as watchdog:
+                watchdog.beat(method)
+                yield
+        finally:
+            calls.pop()
 
     def make(fields: dict[str, Any]) -> Learner:
         return _make(place, found.coordinator, fields)

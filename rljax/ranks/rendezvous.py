@@ -122,6 +122,7 @@ class Door:
             threading.Thread(target=self._greet, args=(connection,), daemon=True, name="greeting").start()
 
     def _greet(self, connection: socket.socket) -> None:
+        entered: set[int] = set()
         try:
             connection.settimeout(GREETING_TIMEOUT)
             hello, proof = wire.welcome(connection, self._token)
@@ -130,12 +131,15 @@ class Door:
                 wire.refuse(connection, reason)
                 connection.close()
                 return
+            entered.add(rank)
             wire.accept(connection, proof)
             connection.settimeout(None)
             wire.keep_alive(connection)
         except (WireError, OSError, ValueError, KeyError, TypeError) as error:
             log.warning("ranks: a connection was refused: %s", error)
             connection.close()
+            with self._lock:
+                self._ranks -= entered  # it may come again
             return
         self._admit(connection, rank, str(hello["name"]))
 
