@@ -45,7 +45,7 @@ def test_a_follower_whose_greeting_broke_off_comes_again(door, tmp_path, monkeyp
 def test_a_rank_that_is_there_is_not_let_in_twice(door, tmp_path):
     joined = rendezvous.join(FOLLOWER, tmp_path, timeout=20.0)
     assert door.there.wait(10)
-    with pytest.raises(UserError, match="rank 1: no leader in 1 s: .*rank 1 of 2 is here already"):
+    with pytest.raises(UserError, match=r"rank 1: no leader in 1 s: .*rank 1 of 2 is here already"):
         rendezvous.join(FOLLOWER, tmp_path, timeout=1.0)
     assert door.admitted == [1]
     joined.connection.close()
