@@ -247,29 +247,33 @@ class Engine:
         """Learner weights become the sampler's. Requests in flight pause between two decode steps, then go on.
 
         Where a part of the sampler dies of it, or while it takes weights from memory, they are published through a directory,
-        which those that come back can read later.
+        which those that come back can read later. In between it stays paused, and where that fails too it does so for good.
         """
-        try:
-            await self._publish(version, through_directory=self.transport == "directory")
-        except SamplerError as error:
-            if self.transport == "directory":
-                raise
-            log.warning("publishing by %s failed, and is done through a directory: %s", self.transport, error)
-            await self._publish(version, through_directory=True)
-
-    async def _publish(self, version: int, *, through_directory: bool) -> None:
-        directory = None
-        if through_directory:
-            self.publish_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            directory = self.publish_dir / str(version)
-        source = await asyncio.to_thread(self.learner.export, directory)
+        source = await self._export(version, through_directory=self.transport == "directory")
         await self.sampler.pause()
+        whole = True  # no part of the sampler has some new and some old weights
         try:
-            await self.sampler.load_weights(source, version)
+            try:
+                await self.sampler.load_weights(source, version)
+            except SamplerError as error:
+                if source.directory is not None:
+                    raise
+                log.warning("publishing by %s failed, and is done through a directory: %s", self.transport, error)
+                whole = False
+                source = await self._export(version, through_directory=True)
+                await self.sampler.load_weights(source, version)
+                whole = True
         finally:
-            await self.sampler.resume()
-        if directory is not None:
-            await asyncio.to_thread(shutil.rmtree, directory)
+            if whole:
+                await self.sampler.resume()
+        if source.directory is not None:
+            await asyncio.to_thread(shutil.rmtree, source.directory)
+
+    async def _export(self, version: int, *, through_directory: bool) -> WeightSource:
+        if not through_directory:
+            return await asyncio.to_thread(self.learner.export, None)
+        self.publish_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return await asyncio.to_thread(self.learner.export, self.publish_dir / str(version))
 
     @contextlib.asynccontextmanager
     async def learning(self) -> AsyncIterator[None]:

@@ -232,8 +232,7 @@ class Loop:
 
     async def _take(self, producer: asyncio.Task[None]) -> list[Entry] | None:
         """The next batch; None at the end of the data, or when the run is to stop."""
-        start, engine = time.perf_counter(), self.parts.engine
-        lacking = asyncio.create_task(engine.lacks_weights(), name="lacking weights")
+        start = time.perf_counter()
         try:
             while not self.stop.is_set():
                 if producer.done():
@@ -243,15 +242,26 @@ class Loop:
                     return entries
                 if self.buffer.complete:
                     return None
-                await asyncio.wait([producer, change, lacking], return_when=asyncio.FIRST_COMPLETED)
-                if lacking.done():  # the learner is idle: its weights are those of the present version
-                    async with self.learning:
-                        await engine.publish(self.buffer.version)
-                    lacking = asyncio.create_task(engine.lacks_weights(), name="lacking weights")
+                await self._first_of(producer, change)
             return None
         finally:
-            lacking.cancel()
             self.tally.count("rollout/wait/learner", time.perf_counter() - start)
+
+    async def _first_of(self, *awaited: asyncio.Future[Any]) -> None:
+        """Until one of them is done. Meanwhile the learner is idle, and a server that comes back without weights is given those
+        of the present version: what is awaited may itself wait for that server.
+        """
+        engine = self.parts.engine
+        lacking = asyncio.create_task(engine.lacks_weights(), name="lacking weights")
+        try:
+            while not any(future.done() for future in awaited):
+                await asyncio.wait([*awaited, lacking], return_when=asyncio.FIRST_COMPLETED)
+                if lacking.done():
+                    async with self.learning:
+                        await engine.publish(self.step if self.config.actor.loss == "sft" else self.buffer.version)
+                    lacking = asyncio.create_task(engine.lacks_weights(), name="lacking weights")
+        finally:
+            lacking.cancel()
 
     async def _step(self, entries: Sequence[Entry]) -> None:
         """One batch: update, publish, metrics, evaluate, save. Sampling goes on all the while, as far as the lag allows."""
@@ -352,11 +362,15 @@ class Loop:
         with self.clock.phase("evaluate"):
             work = asyncio.create_task(evaluate(run.engine.sampler, run.evaluation, self.config, self.beat))
             stop = asyncio.create_task(self.stop.wait())
-            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
-            stop.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.wait([work])
+            try:
+                await self._first_of(work, stop)
+                given_up = not work.done()
+            finally:
+                stop.cancel()
+                if not work.done():
+                    work.cancel()
+                    await asyncio.wait([work])
+            if given_up:
                 return
         metrics = work.result()
         self.evaluated = (self.step, metrics[f"{PREFIX}/reward"].value)

@@ -86,7 +86,8 @@ def build(
         network.vocabulary = vocabulary_group(causal, layout.tensor)
     for layer in causal.model.layers:
         compiled = compile and remat != "dots"
-        layer.forward = _checkpointed(_compiled(layer.forward) if compiled else layer.forward, remat)
+        forward = _compiled(layer.forward) if compiled else layer.forward
+        layer.forward = _checkpointed(forward, remat, whole=layout.tensor is not None)
     _shard(network, causal.model.layers, layout, dtype)
     network.to_empty(device=layout.device)
     _fill_buffers(causal)
@@ -99,12 +100,15 @@ def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(forward)
 
 
-def _checkpointed(forward: Callable[..., Any], remat: str) -> Callable[..., Any]:
+def _checkpointed(forward: Callable[..., Any], remat: str, whole: bool) -> Callable[..., Any]:
+    """whole: a layer is computed again to its end. Where that could stop sooner it may be between the start of a collective and
+    the wait for it, and torch would keep what was begun (adapters beside a layer split over `t`), a few tensors a step.
+    """
     if remat == "none":
         return forward
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = {"early_stop": not whole}
     if remat == "dots":
-        extra = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _keep_products)}
+        extra |= {"context_fn": functools.partial(create_selective_checkpoint_contexts, _keep_products)}
     return functools.partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, **extra)
 
 

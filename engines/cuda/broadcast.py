@@ -15,6 +15,7 @@ import datetime
 import functools
 import inspect
 import itertools
+import logging
 import os
 import socket
 from collections.abc import Iterable, Sequence
@@ -22,14 +23,19 @@ from typing import TYPE_CHECKING, Any
 
 from rljax.engines.cuda.buckets import BUCKET, Bucket, Label, buckets_of, on_all, send_buckets
 from rljax.engines.http.collaborators import Post
-from rljax.engines.http.remote import ServerLost
+from rljax.engines.http.remote import ServerLost, describe
 from rljax.errors import SamplerError, UserError
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-TIMEOUT = datetime.timedelta(seconds=300)  # for a collective whose other side has died
+JOIN_TIMEOUT = datetime.timedelta(seconds=300)  # until all servers have joined
+BUCKET_TIMEOUT = 240.0  # seconds; a server that hangs in a bucket
+TIMEOUT = datetime.timedelta(seconds=BUCKET_TIMEOUT + 120)  # of torch's own, which ends the process: we must be first
+END_TIMEOUT = 15.0  # seconds for a group to end, here and at a server
+
+log = logging.getLogger(__name__)
 
 _names = itertools.count()
 
@@ -53,7 +59,7 @@ class BroadcastGroup:
         members = [post.member for post in posts]
         if self.group is not None and self.members == members:
             return self.group
-        self.forget()
+        await self.leave(posts)
         self.name, self.members = f"rljax-{os.getpid()}-{next(_names)}", members
         world, port = 1 + len(posts) * self.tensor, _free_port(self.host)
         body = {"master_address": self.host, "master_port": port, "world_size": world, "group_name": self.name}
@@ -62,21 +68,48 @@ class BroadcastGroup:
             post("/init_weights_update_group", body | {"rank_offset": 1 + index * self.tensor})
             for index, post in enumerate(posts)
         ]
-        ours = asyncio.to_thread(join, self.backend, f"tcp://{self.host}:{port}", 0, world, self.name)
+        ours = asyncio.to_thread(join, self.backend, self.host, port, 0, world, self.name)
         try:
             self.group, *_ = await asyncio.gather(ours, *joining)
         except (ServerLost, UserError, RuntimeError) as error:
-            self.forget()
+            await self.leave(posts)
             raise SamplerError(f"the servers did not join a group of {world} over {self.backend}: {error}") from error
         return self.group
 
-    def forget(self) -> None:
-        """The group is of no use any more."""
-        if self.group is not None:
-            import torch.distributed
+    async def leave(self, posts: Sequence[Post] = (), *, broken: bool = False) -> None:
+        """The group is of no use any more, to these servers neither. Not on this thread, and not for ever: over NCCL the end
+        of a group waits for what it was asked to send.
 
-            torch.distributed.destroy_process_group(self.group)
-        self.group, self.members = None, ()
+        broken: in the middle of something, which is given up.
+        """
+        group, name = self.group, self.name
+        self.group, self.name, self.members = None, "", ()
+        if not name:
+            return
+        ends = [asyncio.to_thread(_end, group, self.backend, broken)] if group is not None else []
+        calls = (post("/destroy_weights_update_group", {"group_name": name}) for post in posts)
+        try:
+            async with asyncio.timeout(END_TIMEOUT):
+                await asyncio.gather(*ends, *calls, return_exceptions=True)  # a server may have gone, or know no such group
+        except TimeoutError:
+            log.warning("a group over %s did not end within %g s, and is left as it is", self.backend, END_TIMEOUT)
+
+    def forget(self) -> None:
+        """The learner is closed. Blocks."""
+        if self.group is not None:
+            _end(self.group, self.backend, broken=False)
+        self.group, self.name, self.members = None, "", ()
+
+
+def _end(group: ProcessGroup, backend: str, broken: bool) -> None:
+    """Destroying a group of NCCL waits for its kernels, which never end where another rank is gone: such a group is aborted."""
+    import torch.distributed
+    from torch.distributed import distributed_c10d as c10d
+
+    if broken and backend == "nccl":
+        c10d._abort_process_group(group)
+    else:
+        torch.distributed.destroy_process_group(group)
 
 
 @dataclasses.dataclass
@@ -100,9 +133,11 @@ class TorchBroadcast:
         buckets = buckets_of(self.tensors, self.bucket_bytes)
         try:
             await send_buckets(posts, buckets, version, flush=flush, send=functools.partial(self._send_bucket, group, posts))
-        except (ServerLost, UserError, RuntimeError) as error:
-            self.group.forget()
-            raise SamplerError(f"publishing version {version} over {self.group.backend}: {error}") from error
+        except BaseException as error:  # a cancellation too: what is in flight would keep the GPU from anything else
+            await self.group.leave(posts, broken=True)
+            if not isinstance(error, ServerLost | UserError | RuntimeError | TimeoutError):
+                raise
+            raise SamplerError(f"publishing version {version} over {self.group.backend}: {describe(error)}") from error
 
     async def _send_bucket(self, group: ProcessGroup, posts: Sequence[Post], bucket: Bucket, label: Label) -> None:
         body = {
@@ -115,15 +150,19 @@ class TorchBroadcast:
         receiving = asyncio.ensure_future(on_all(posts, "/update_weights_from_distributed", body))
         tensors = [tensor for _, tensor in bucket]
         sending = asyncio.ensure_future(asyncio.to_thread(_broadcast, group, tensors))
-        # A server that refuses never takes part: the collective would wait for it until its own timeout.
-        await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_EXCEPTION)
-        if receiving.done():
-            receiving.result()
-        await asyncio.gather(receiving, sending)
+        try:
+            async with asyncio.timeout(BUCKET_TIMEOUT):
+                # A server that refuses never takes part: the collective would wait for it until its own timeout.
+                await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_EXCEPTION)
+                if receiving.done():
+                    receiving.result()
+                await asyncio.gather(receiving, sending)
+        finally:
+            receiving.cancel()
 
 
 def _broadcast(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
-    """Blocks until every tensor is sent."""
+    """Sends every tensor; over NCCL it returns when that is queued behind what the GPU has to do, and servers tell the rest."""
     import torch.distributed
 
     handles = [torch.distributed.broadcast(tensor.contiguous(), 0, group=group, async_op=True) for tensor in tensors]
@@ -131,20 +170,21 @@ def _broadcast(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
         handle.wait()
 
 
-def join(backend: str, url: str, rank: int, world: int, name: str) -> ProcessGroup:
+def join(backend: str, host: str, port: int, rank: int, world: int, name: str) -> ProcessGroup:
     """A group beside the learner's own, under the keys of the store that SGLang's side uses. Blocks until all are there.
 
-    torch has no public call for a second group with processes outside the first one; SGLang uses the same two helpers.
+    torch has no public call for a second group with processes outside the first one; SGLang uses the same helper. Its
+    rendezvous by tcp:// is not for us: under torchrun rank 0 would look for a store there, where it has to keep one.
     """
+    from torch import distributed
     from torch.distributed import distributed_c10d as c10d
-    from torch.distributed.rendezvous import rendezvous
 
-    store, rank, size = next(rendezvous(url, rank, world, timeout=TIMEOUT))
-    store.set_timeout(TIMEOUT)
+    keep: Any = distributed.TCPStore  # type: ignore[attr-defined]
+    store = keep(host, port, world, is_master=rank == 0, timeout=JOIN_TIMEOUT, multi_tenant=True)
     helper: Any = c10d._new_process_group_helper
     options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"
     group, _ = helper(
-        size,
+        world,
         rank,
         [],
         c10d.Backend(backend),
@@ -153,7 +193,7 @@ def join(backend: str, url: str, rank: int, world: int, name: str) -> ProcessGro
         timeout=TIMEOUT,
         **{options: None},
     )
-    c10d._world.pg_group_ranks[group] = {i: i for i in range(size)}
+    c10d._world.pg_group_ranks[group] = {i: i for i in range(world)}
     return group
 
 

@@ -11,6 +11,7 @@ a bucket and the tensor behind it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 BUCKET = 512 << 20  # bytes
+END_TIMEOUT = 10.0  # seconds
 OPEN = "already open"  # in SGLang's answer to a second begin
 
 T = TypeVar("T")
@@ -39,13 +41,26 @@ async def send_buckets(
 ) -> None:
     """Sends one bucket after the other, between the two calls that 0.5.23 wants around them. Raises what `send` raises."""
     sessions = await _begin(posts)
-    while (found := await asyncio.to_thread(next, buckets, None)) is not None:
-        bucket, last = found
-        del found
-        await send(bucket, {"weight_version": str(version), "flush_cache": flush} if last else {"flush_cache": False})
-        del bucket  # before the next one is made
+    try:
+        while (found := await asyncio.to_thread(next, buckets, None)) is not None:
+            bucket, last = found
+            del found
+            await send(bucket, {"weight_version": str(version), "flush_cache": flush} if last else {"flush_cache": False})
+            del bucket  # before the next one is made
+    except BaseException:
+        if sessions:
+            await _end_anyway(posts)
+        raise
     if sessions:
         await on_all(posts, "/end_weight_update", {})
+
+
+async def _end_anyway(posts: Sequence[Post]) -> None:
+    """Closes the sessions of a publish that failed, for servers would not take weights from a directory in them, as far as
+    they answer: one may be dead, another wait in a collective."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_TIMEOUT):
+            await asyncio.gather(*(post("/end_weight_update", {}) for post in posts), return_exceptions=True)
 
 
 async def _begin(posts: Sequence[Post]) -> bool:

@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import dataclasses
 import functools
+import inspect
 import io
 from collections.abc import Callable, Generator, Iterable, Sequence
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +36,8 @@ from rljax.engines.http.collaborators import Post
 from rljax.engines.http.remote import ServerLost
 from rljax.errors import SamplerError, UserError
 
+TAKEN = b"taken"  # what rank 0 tells the others once a bucket's handles have been opened and let go of again
+SHARED_MEMORY = Path("/dev/shm")
 ALIGNMENT = 16  # bytes; a tensor in the buffer is looked at as its own dtype, which has to begin at a multiple of its size
 DEVICE_ARGUMENT = 6  # of torch's rebuild_cuda_tensor, the device; SGLang's version of it takes a UUID there
 
@@ -64,28 +69,35 @@ class TorchIpc:
 
         Raises SamplerError when a server fails; then the servers' weights may be mixed, and have to be published again.
         """
-        handles = handles_of(self.tensors, self.bucket_bytes)
+        handles = Handles(self.tensors, self.bucket_bytes)
         try:
             await send_buckets(posts, handles, version, flush=flush, send=functools.partial(self._send, posts))
         except (ServerLost, UserError, RuntimeError, ValueError) as error:
             raise SamplerError(f"publishing version {version} by ipc: {error}") from error
         finally:
-            await asyncio.to_thread(self._keep_in_step, handles)
+            await asyncio.to_thread(self._finish, handles)
+
+    def _finish(self, handles: Handles) -> None:
+        """After the last bucket there is nothing to do. After a failure the other ranks still gather what is left."""
+        handles.give_up()
+        if self.gather is not alone:
+            for nothing, _ in handles:
+                self.gather(nothing)
+                self.gather(nothing)
+        handles.close()
 
     def follow(self) -> None:
         """What ranks 1 and following do during a `send` of rank 0. Blocks."""
-        self._keep_in_step(handles_of(self.tensors, self.bucket_bytes))
-
-    def _keep_in_step(self, handles: Generator[tuple[bytes, bool], None, None]) -> None:
-        """All that are left, with the other ranks: nothing where all were sent, or where there are no others."""
-        if self.gather is not alone:
-            for handle, _ in handles:
-                self.gather(handle)
-                self.gather(b"")  # the servers are done with it
+        handles = Handles(self.tensors, self.bucket_bytes)
+        for handle, _ in handles:
+            self.gather(handle)
+            if self.gather(b"")[0] != TAKEN:
+                handles.give_up()
         handles.close()
 
     async def _send(self, posts: Sequence[Post], handle: bytes, label: Label) -> None:
         handles = await asyncio.to_thread(self.gather, handle)
+        outcome = b""
         try:
             if len(handles) != len(posts) * self.tensor:
                 raise ValueError(f"{len(posts)} servers of {self.tensor} devices, and {len(handles)} ranks: all must be there")
@@ -96,22 +108,63 @@ class TorchIpc:
             ]
             calls = (post("/update_weights_from_tensor", body) for post, body in zip(posts, bodies, strict=True))
             await asyncio.gather(*calls)
+            outcome = TAKEN
         finally:
-            await asyncio.to_thread(self.gather, b"")
+            await asyncio.to_thread(self.gather, outcome)
 
 
-def handles_of(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Generator[tuple[bytes, bool], None, None]:
-    """A handle for each bucket of at most `limit` bytes or one tensor, and whether it is the last.
+class Handles:
+    """An iterator of handles, each of a bucket of at most `limit` bytes or one tensor, and whether it is the last.
 
     The memory behind a handle is written over when the next one is asked for.
     """
+
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> None:
+        self._buckets = _filled(tensors, limit)
+        self._out: list[Callable[[], None]] = []  # to take the last handle back
+        self._given_up = False
+
+    def __iter__(self) -> Handles:
+        return self
+
+    def __next__(self) -> tuple[bytes, bool]:
+        self._out = []  # whoever got it has opened it, and let go of it
+        flat, places, last = next(self._buckets)
+        if self._given_up:
+            return b"", last
+        if flat.is_cuda:
+            torch.cuda.synchronize(flat.device)  # the copies: the other process knows nothing of our streams
+        pickled = io.BytesIO()
+        pickler = _Pickler(pickled)
+        pickler.dump({"flattened_tensor": flat, "metadata": places})
+        self._out = pickler.undo
+        return pickled.getvalue(), last
+
+    def give_up(self) -> None:
+        """Nobody opens the last handle any more, nor would another one: what follows is empty. Memory that was handed out and
+        not taken would never be free again.
+        """
+        self._given_up = True
+        undo, self._out = self._out, []
+        for each in undo:
+            each()
+
+    def close(self) -> None:
+        self._buckets.close()
+
+
+Filled = tuple[torch.Tensor, list[SimpleNamespace], bool]
+
+
+def _filled(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Generator[Filled, None, None]:
+    """Buckets, one after the other in the same memory: bytes, where in them each tensor is, and whether it is the last."""
     buffer: torch.Tensor | None = None
     places: list[SimpleNamespace] = []
     used = 0
     for name, tensor in tensors:
         if places and used + tensor.nbytes > limit:
             assert buffer is not None
-            yield _handle(buffer[:used], places), False
+            yield buffer[:used], places, False
             places, used = [], 0
         if buffer is None or buffer.numel() < used + tensor.nbytes:
             buffer = None  # before there are two of them
@@ -121,7 +174,7 @@ def handles_of(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Gener
         del tensor
     if places:
         assert buffer is not None
-        yield _handle(buffer[:used], places), True
+        yield buffer[:used], places, True
 
 
 def _buffer(size: int, device: torch.device) -> torch.Tensor:
@@ -140,25 +193,34 @@ def _put(tensor: torch.Tensor, name: str, buffer: torch.Tensor, start: int) -> S
     return SimpleNamespace(name=name, shape=tensor.shape, dtype=tensor.dtype, **place)
 
 
-def _handle(flat: torch.Tensor, places: list[SimpleNamespace]) -> bytes:
-    if flat.is_cuda:
-        torch.cuda.synchronize(flat.device)  # the copies: the other process knows nothing of our streams
-    pickled = io.BytesIO()
-    _Pickler(pickled).dump({"flattened_tensor": flat, "metadata": places})
-    return pickled.getvalue()
-
-
 class _Pickler(ForkingPickler):
     """torch's way of sharing tensors between processes, for processes that have nothing in common."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.undo: list[Callable[[], None]] = []  # for a handle that nobody opens
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_cuda:
             rebuild, arguments = reductions.reduce_tensor(value)
             uuid = str(torch.cuda.get_device_properties(value.device).uuid)
+            named = dict(zip(inspect.signature(rebuild).parameters, arguments, strict=True))
+            counter = named["ref_counter_handle"], named["ref_counter_offset"]
+            # What the receiver does when it is done; until then torch keeps the memory.
+            release = functools.partial(named["storage_cls"]._release_ipc_counter, *counter, device=named["storage_device"])
+            self.undo.append(release)
             return rebuild, (*arguments[:DEVICE_ARGUMENT], uuid, *arguments[DEVICE_ARGUMENT + 1 :])
         if isinstance(value, torch.UntypedStorage):
             # By name, whatever the process's strategy: a descriptor could be asked for by children of this process only.
             name = value._share_filename_cpu_()
             value._shared_incref()  # the receiver takes it back
+            self.undo.append(functools.partial(_unlink, value, name[1].decode()))
             return reductions.rebuild_storage_filename, (type(value), *name)
         return NotImplemented
+
+
+def _unlink(storage: torch.UntypedStorage, name: str) -> None:
+    """Away with the name of shared memory that nobody may have opened: whoever has it still keeps the memory, and no more."""
+    storage._shared_incref()  # else the last of them would unlink it too, and torch ends a process that can't
+    with contextlib.suppress(FileNotFoundError):
+        (SHARED_MEMORY / name.lstrip("/")).unlink()

@@ -79,7 +79,8 @@ class HttpSampler:
         self._remotes = list(remotes)
         self.version, self.lends = version, lends
         self._timeout, self._retries, self._recompute, self._replicas = request_timeout, request_retries, recompute, replicas
-        self._cache_space = uuid.uuid4().hex  # an earlier run's version 3 is not this one's
+        self._cache_space = uuid.uuid4().hex  # an earlier run's third weights are not this one's
+        self._loads = 0  # begun: a version may be loaded twice, and what was cached between the two be of neither
         self._paused = False
         self._closed = False
         self._held = HeldWeights()
@@ -149,7 +150,7 @@ class HttpSampler:
         reply = Reply(self.version, remote.facts.overlapped)
         body = wire.generate_body(
             dataclasses.replace(rest, id=rid),
-            cache_key=f"{self._cache_space}/{self.version}",
+            cache_key=f"{self._cache_space}/{self._loads}",
             incremental=remote.facts.ours,
             interval=16 if remote.facts.streams_by_request and not remote.facts.ours else None,
         )
@@ -234,8 +235,10 @@ class HttpSampler:
         paused = self._paused
         if not paused:
             await self.pause()
+        self._loads += 1
         try:
-            remotes = self._usable() + [remote for remote in self._remotes if remote.behind]
+            self._usable()
+            remotes = [remote for remote in self._remotes if remote.usable or remote.behind]  # in their order: ipc goes by it
             if source.directory is not None:
                 current = await self._load_directory(source.directory, remotes, version)
             elif hasattr(source.params, "send"):

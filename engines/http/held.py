@@ -16,10 +16,12 @@ class HeldWeights:
     def __init__(self) -> None:
         self._directory: Path | None = None
         self._version = -1
+        self._count = 0  # a version may be published twice
 
     def prepare(self, directory: Path, version: int) -> Path:
         """A second name for a directory; `hold` it or remove it. Raises OSError."""
-        new = directory.parent / f"held-{version}-{os.getpid()}"
+        self._count += 1
+        new = directory.parent / f"held-{version}-{os.getpid()}-{self._count}"
         shutil.rmtree(new, ignore_errors=True)
         try:
             shutil.copytree(directory, new, copy_function=_link)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,10 @@ GRACE = 3.0  # seconds between SIGTERM and SIGKILL: SGLang would finish its requ
 PORT_ATTEMPTS = 3  # between our look and the server's, somebody else may take a port
 TAIL = 30  # lines of a log that are shown
 LOCAL = "127.0.0.1"
+OF_A_LAUNCHER = (  # torchrun's variables, beside those that begin with TORCHELASTIC_
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+)
 _PORT_TAKEN = re.compile(r"address already in use|port \d+ is (not available|in use)", re.IGNORECASE)
 
 
@@ -76,6 +81,7 @@ class SglangServers:
         self._restarts = [0] * pool.data
         self._processes: list[Process] = []
         self._closed = False
+        self._lock = threading.Lock()  # a server is started, or all are closed
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             self._processes = [self._start(index) for index in range(pool.data)]
@@ -91,19 +97,25 @@ class SglangServers:
 
     def restart(self, index: int) -> Remote:
         """Starts a server again, with the weights of the model directory. Blocks."""
-        if self._closed:
-            raise UserError(f"server {index}: the servers are closed")
+        self._check_open(index)
         if self._restarts[index] >= self._settings.restarts:
             raise UserError(
                 f"server {index} died {self._restarts[index] + 1} times (sglang.restarts; {self._processes[index].log})"
             )
         self._restarts[index] += 1
         self._processes[index].stop()
-        self._processes[index] = self._start(index)
+        with self._lock:  # else `close` may come between the look and the start
+            self._check_open(index)
+            self._processes[index] = self._start(index)
         return self._ready(index)
 
+    def _check_open(self, index: int) -> None:
+        if self._closed:
+            raise UserError(f"server {index}: the servers are closed")
+
     def close(self) -> None:
-        self._closed = True
+        with self._lock:
+            self._closed = True
         for process in self._processes:
             assert process.guard.stdin is not None
             process.guard.stdin.close()  # all at once; then wait for each
@@ -150,10 +162,13 @@ class SglangServers:
             except subprocess.TimeoutExpired:
                 continue
             tail = process.tail()
+            self._check_open(index)
             if attempts == PORT_ATTEMPTS or not _PORT_TAKEN.search(tail):
                 raise UserError(f"server {index} ended with status {status}; the end of {process.log}:\n{tail}")
             attempts += 1
-            self._processes[index] = self._start(index)
+            with self._lock:
+                self._check_open(index)
+                self._processes[index] = self._start(index)
 
 
 def interpreter(settings: SglangConfig) -> str:
@@ -203,8 +218,11 @@ def launch_command(settings: SglangConfig, pool: Pool, model_dir: Path, port: in
 
 
 def environment(settings: SglangConfig, pool: Pool, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Replica `index` sees its own devices only."""
-    env = dict(inherited)
+    """Replica `index` sees its own devices only, and nothing of the launcher of ours: with its variables torch would take the
+    server for one of the learner's ranks.
+    """
+    ours = {name for name in inherited if name in OF_A_LAUNCHER or name.startswith("TORCHELASTIC_")}
+    env = {name: value for name, value in inherited.items() if name not in ours}
     if settings.device == "cpu":
         return env | {"SGLANG_USE_CPU_ENGINE": "1"}
     first = pool.first_device + index * pool.tensor

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rljax.allocation import Allocation, Pool
 from rljax.config import Config
@@ -14,6 +16,7 @@ from rljax.engines.http.collaborators import Replicas
 from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, ServerLost, inspect, normalized
 from rljax.errors import SamplerError, UserError
 
+ANYWHERE = ("", "directory")  # of sglang.transport, the ways to servers of which nothing is known
 TRANSPORTS = ("ipc", "nccl", "gloo", "directory")  # of servers that speak SGLang's protocol; ours take directories only
 
 
@@ -34,6 +37,11 @@ def attach(config: Config) -> HttpSampler:
             facts, version = inspect(base, token)
         except (ServerLost, SamplerError) as error:
             raise UserError(f"rollout.addr: {error} (is a server running there?)") from None
+        if config.sglang.transport not in ANYWHERE and facts.tensor > 1:
+            raise UserError(
+                f"sglang.transport: {config.sglang.transport} leads to servers on one device each, and {base} is on "
+                f"{facts.tensor} (directory leads to any)"
+            )
         found.append((Remote(base, facts, token), version))
     newest = max(version for _, version in found)
     for remote, version in found:
@@ -57,6 +65,14 @@ def sampler_of(config: Config, remotes: Sequence[Remote], version: int, replicas
     )
 
 
+def _is_here(base: str) -> bool:
+    host = urlsplit(base).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class HttpPlugin:
     dims = "d"
     samples = True
@@ -68,8 +84,13 @@ class HttpPlugin:
         return (config.sglang.transport or "directory",)
 
     def check(self, config: Config, allocation: Allocation) -> None:
-        for part in config.rollout.addr.split(","):
-            normalized(part.strip())
+        bases = [normalized(part.strip()) for part in config.rollout.addr.split(",")]
+        elsewhere = [base for base in bases if not _is_here(base)]
+        if elsewhere and config.sglang.transport not in ANYWHERE:
+            raise UserError(
+                f"sglang.transport: {config.sglang.transport} leads to servers on this machine, and {elsewhere[0]} may be "
+                "on another (directory leads to any that reads the same files)"
+            )
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         return attach(config)

@@ -37,6 +37,7 @@ class Facts:
     overlapped: bool  # a decode step may straddle a pause: rljax/engines/http/replies.py
     context_length: int | None  # tokens of prompt and completion
     vocabulary: int | None  # ids in [0, vocabulary); None where the server's model directory can't be read here
+    tensor: int = 1  # devices that it is spread over
 
     @property
     def streams_by_request(self) -> bool:
@@ -98,6 +99,7 @@ def inspect(base: str, token: str | None, timeout: float = 30.0) -> tuple[Facts,
             overlapped=not server["disable_overlap_schedule"],
             context_length=int(context) if context else None,
             vocabulary=_vocabulary(str(model["model_path"])),
+            tensor=int(server.get("tp_size") or 1),
         )
         return facts, version_of(str(model["weight_version"]))
     except (KeyError, TypeError, AttributeError) as error:

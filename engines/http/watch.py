@@ -82,12 +82,13 @@ class Watch:
     async def _bring_back(self, remote: Remote) -> None:
         """Usable again, unless generation is paused: then later. Raises when it isn't there or won't have the weights."""
         session = self._sampler.session
+        await self._check(remote)  # a server that does not answer must not keep a publish waiting
         async with self._sampler.control:
-            info = await remote.get(session, "/get_model_info", CHECK_TIMEOUT)
             if self._sampler.paused:
                 return
             if remote.released:  # the same process: ours are another Remote when they were started again
                 await self._sampler.reclaim_one(remote)
+            info = await remote.get(session, "/get_model_info", CHECK_TIMEOUT)
             if version_of(str(info["weight_version"])) != self._sampler.version:
                 directory = self._sampler.held_weights()
                 if directory is None:

@@ -123,26 +123,15 @@ async def _of_model(size: str, directory: Path) -> list[dict[str, Any]]:
 
 
 async def _of_transport(transport: str, size: str, model_dir: Path, sampler: Sampler, version: int) -> dict[str, Any]:
-    from rljax.engine import Engine, find_plugin
+    from rljax.engine import find_plugin
 
     config, pools = _config(model_dir, transport), _pools()
     assert pools.learner is not None
-    learner = await asyncio.to_thread(find_plugin("fsdp").make_learner, config, pools.learner, model_dir)
-    timed = Timed(learner)
+    timed = Timed(await asyncio.to_thread(find_plugin("fsdp").make_learner, config, pools.learner, model_dir))
     try:
-        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rljax-bench-") as publish_dir:
-            engine = Engine(sampler, timed, transport, Path(publish_dir))
-            seconds, exports = [], []
-            for repeat in range(1 + REPEATS.value):
-                start = time.perf_counter()
-                await engine.publish(version + repeat)
-                seconds.append(time.perf_counter() - start)
-                exports.append(timed.seconds)
-            if timed.fell_back:
-                raise RuntimeError("the publish fell back to a directory (the warning above says why)")
-            error = await _difference(engine)
-    finally:  # the next transport is not to be timed beside its memory
-        await asyncio.to_thread(learner.close)
+        seconds, exports, error = await _published(timed, transport, sampler, version)
+    finally:
+        await asyncio.to_thread(timed.close)
     numbers = {"seconds": float(np.median(seconds[1:])), "least": min(seconds[1:]), "first": seconds[0]}
     sent = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
     return {
@@ -152,6 +141,23 @@ async def _of_transport(transport: str, size: str, model_dir: Path, sampler: Sam
         "export": float(np.median(exports[1:])),
         "error": error,
     } | numbers
+
+
+async def _published(learner: Timed, transport: str, sampler: Sampler, version: int) -> tuple[list[float], list[float], float]:
+    """Seconds of each publish and of its export, and the error at the end. Raises RuntimeError where it took another way."""
+    from rljax.engine import Engine
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rljax-bench-") as publish_dir:
+        engine = Engine(sampler, learner, transport, Path(publish_dir))
+        seconds, exports = [], []
+        for repeat in range(1 + REPEATS.value):
+            start = time.perf_counter()
+            await engine.publish(version + repeat)
+            seconds.append(time.perf_counter() - start)
+            exports.append(learner.seconds)
+        if learner.fell_back:
+            raise RuntimeError("the publish fell back to a directory (the warning above says why)")
+        return seconds, exports, await _difference(engine)
 
 
 class Timed:
@@ -170,6 +176,9 @@ class Timed:
     @property
     def fell_back(self) -> bool:
         return len(self.kinds) > 1
+
+    def close(self) -> None:
+        self._learner.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._learner, name)

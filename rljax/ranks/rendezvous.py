@@ -122,7 +122,7 @@ class Door:
             threading.Thread(target=self._greet, args=(connection,), daemon=True, name="greeting").start()
 
     def _greet(self, connection: socket.socket) -> None:
-        entered = None  # a rank that is held for this connection
+        entered: set[int] = set()
         try:
             connection.settimeout(GREETING_TIMEOUT)
             hello, proof = wire.welcome(connection, self._token)
@@ -131,16 +131,15 @@ class Door:
                 wire.refuse(connection, reason)
                 connection.close()
                 return
-            entered = rank
+            entered.add(rank)
             wire.accept(connection, proof)
             connection.settimeout(None)
             wire.keep_alive(connection)
         except (WireError, OSError, ValueError, KeyError, TypeError) as error:
             log.warning("ranks: a connection was refused: %s", error)
             connection.close()
-            if entered is not None:
-                with self._lock:
-                    self._ranks.discard(entered)  # it tries again
+            with self._lock:
+                self._ranks -= entered  # it may come again
             return
         self._admit(connection, rank, str(hello["name"]))
 

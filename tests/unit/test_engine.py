@@ -168,23 +168,42 @@ def test_publish_that_fails_resumes_the_sampler(register):
     assert built.sampler.log[-1] == "resume"
 
 
-def test_a_publish_that_a_server_breaks_is_done_through_a_directory(register):
-    class Breaking(NotingSampler):
-        async def load_weights(self, source, version):
-            if source.directory is None:
-                raise SamplerError("the server is gone")
-            await super().load_weights(source, version)
+class Breaking(NotingSampler):
+    """Takes no weights from memory; from directories as many times as it is told."""
 
-    class Sampling(ThirdParty):
-        def make_sampler(self, config, pool, model_dir):
-            return Breaking(self.log)
+    directories = 1
 
-    register("one", Sampling(("nccl",)))
+    async def load_weights(self, source, version):
+        if source.directory is None or not self.directories:
+            self.log.append(("half a load", source.directory))
+            raise SamplerError("the server is gone")
+        await super().load_weights(source, version)
+
+
+class WithBreaking(ThirdParty):
+    def make_sampler(self, config, pool, model_dir):
+        return Breaking(self.log)
+
+
+def test_a_publish_that_a_server_breaks_is_done_through_a_directory_with_nothing_sampled_in_between(register):
+    """Servers that got some of the weights would sample from a mixture, and call it the old version."""
+    register("one", WithBreaking(("nccl",)))
     built = build("one:d1")
     asyncio.run(built.publish(7))
     assert built.sampler.version == 7
-    assert built.sampler.log[-2:] == [("load", built.publish_dir / "7"), "resume"]
+    directory = built.publish_dir / "7"
+    steps = ["pause", ("half a load", None), ("export", directory), ("load", directory), "resume"]
+    assert built.sampler.log == [("export", None), *steps]
     assert list(built.publish_dir.iterdir()) == []
+
+
+def test_where_the_directory_fails_too_nothing_is_sampled_any_more(register):
+    register("one", WithBreaking(("nccl",)))
+    built = build("one:d1")
+    built.sampler.directories = 0
+    with pytest.raises(SamplerError, match="the server is gone"):
+        asyncio.run(built.publish(7))
+    assert "resume" not in built.sampler.log and built.sampler.version == 0
 
 
 @pytest.mark.parametrize("lends", [False, True])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rljax import loop
-from rljax.engines.fake.sampler import Trouble
+from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.engines.fake.trial import MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
 from rljax.errors import RewardTimeout, TooManyFailures, UserError
 from rljax.metrics import Mean
@@ -532,3 +532,39 @@ def test_prompts_spell_their_uid():
     for _ in range(1300):
         prompt = next(numbers)
         assert read_back(np.array(spell(prompt))) == prompt.uid
+
+
+class Forgetful(FakeSampler):
+    """Once, when it has version 2, it comes back without weights, as a server that died and was started again."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.lacking, self.given = asyncio.Event(), asyncio.Event()
+
+    async def generate(self, request):
+        if self.version == 2 and not self.given.is_set():
+            self.lacking.set()
+            await self.given.wait()
+        return await super().generate(request)
+
+    async def load_weights(self, source, version):
+        await super().load_weights(source, version)
+        if self.lacking.is_set():
+            self.lacking.clear()
+            self.given.set()
+
+    async def lacks_weights(self):
+        await self.lacking.wait()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("freq_steps", [None, 1])
+def test_a_sampler_that_comes_back_without_weights_is_given_them_also_while_the_run_evaluates(tmp_path, freq_steps):
+    """Everything waits for it then: the evaluation, and the run for the evaluation."""
+    sinks = Sinks()
+    run = make_run(tmp_path, {"evaluator.freq_steps": freq_steps, "total_train_steps": 4}, n_prompts=40, sink=sinks)
+    run.engine.sampler = Forgetful(run.config, tmp_path / "model")
+    assert loop.train(run).step == 4
+    assert run.engine.sampler.given.is_set()
+    evaluated = [step for step, line in sinks.lines().items() if "eval-rollout/reward/avg" in line]
+    assert evaluated == ([] if freq_steps is None else [0, 1, 2, 3, 4])

@@ -1,50 +1,72 @@
-"""A rank is let in once, and only then is it in: a follower whose greeting failed may come again."""
+"""How followers find their leader: each once, and again where a greeting broke off."""
 
-import queue
 import threading
 
 import pytest
 
 from rljax.errors import UserError
-from rljax.ranks import rendezvous, wire
+from rljax.ranks import follower, rendezvous, wire
 from rljax.ranks.place import Place
 
-SIZE, RANK = 2, 1
+LEADER, FOLLOWER = (Place(rank, 2, rank, 2, "127.0.0.1", 1, "launch") for rank in range(2))
 
 
 @pytest.fixture
-def admitted():
-    return queue.Queue()
+def door(tmp_path):
+    admitted: list[int] = []
+    there = threading.Event()
+
+    def admit(connection, rank, name):
+        admitted.append(rank)
+        connection.close()
+        there.set()
+
+    found = rendezvous.Door(LEADER, tmp_path, 60.0, admit)
+    found.admitted, found.there = admitted, there
+    yield found
+    found.close()
 
 
-@pytest.fixture
-def door(tmp_path, admitted):
-    let_in = rendezvous.Door(place(0), tmp_path, 60.0, lambda *those: admitted.put(those))
-    yield let_in
-    let_in.close()
+def test_a_follower_whose_greeting_broke_off_comes_again(door, tmp_path, monkeypatch):
+    accept, broken = wire.accept, []
+
+    def breaks_once(connection, proof):
+        if not broken:
+            broken.append(True)
+            raise TimeoutError("timed out")
+        accept(connection, proof)
+
+    monkeypatch.setattr(wire, "accept", breaks_once)
+    joined = rendezvous.join(FOLLOWER, tmp_path, timeout=20.0)
+    assert door.there.wait(10) and broken and door.admitted == [1]
+    joined.connection.close()
 
 
-def place(rank: int) -> Place:
-    return Place(rank=rank, size=SIZE, local_rank=rank, local_size=SIZE, launch="first")
+def test_a_rank_that_is_there_is_not_let_in_twice(door, tmp_path):
+    joined = rendezvous.join(FOLLOWER, tmp_path, timeout=20.0)
+    assert door.there.wait(10)
+    with pytest.raises(UserError, match=r"rank 1: no leader in 1 s: .*rank 1 of 2 is here already"):
+        rendezvous.join(FOLLOWER, tmp_path, timeout=1.0)
+    assert door.admitted == [1]
+    joined.connection.close()
 
 
-def test_a_rank_that_was_not_let_in_may_come_again(tmp_path, door, admitted, monkeypatch):
-    accept, failed = wire.accept, threading.Event()
+def test_a_call_that_failed_is_not_told_as_under_way_when_the_leader_goes(monkeypatch, capsys, tmp_path):
+    ended = []
 
-    def once(connection, proof):
-        if failed.is_set():
-            return accept(connection, proof)
-        failed.set()
-        raise TimeoutError("timed out")
+    def serve(connection, make, *, watch, lost):
+        with pytest.raises(UserError), watch("restore", threading.Event()):
+            raise UserError("no such checkpoint")
+        lost("connection closed")
+        with watch("update", threading.Event()):
+            lost("connection closed")
 
-    monkeypatch.setattr(wire, "accept", once)
-    rendezvous.join(place(RANK), tmp_path, timeout=10.0).connection.close()
-    assert failed.is_set()
-    assert admitted.get(timeout=10)[1] == RANK and admitted.empty()
-
-
-def test_a_rank_that_is_in_is_in_but_once(tmp_path, door, admitted):
-    connection = rendezvous.join(place(RANK), tmp_path, timeout=10.0).connection
-    with connection, pytest.raises(UserError, match="rank 1 of 2 is here already"):
-        rendezvous.join(place(RANK), tmp_path, timeout=0.5)
-    assert admitted.get(timeout=10)[1] == RANK and admitted.empty()
+    monkeypatch.setattr(follower, "serve", serve)
+    monkeypatch.setattr(follower.rendezvous, "join", lambda place, workdir: rendezvous.Joined(None, 60.0, ""))
+    monkeypatch.setattr(follower.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(follower.faulthandler, "dump_traceback", lambda *_: None)
+    monkeypatch.setattr(follower.os, "_exit", ended.append)
+    follower.follow(FOLLOWER, tmp_path)
+    first, second = capsys.readouterr().err.splitlines()
+    assert ended == [1, 1]
+    assert "in the middle of" not in first and "in the middle of update" in second

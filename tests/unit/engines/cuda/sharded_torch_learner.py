@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from rljax.allocation import Pool
@@ -64,6 +65,8 @@ def step(layout: str, model: Path, out: Path, settings: dict) -> dict[str, np.nd
     found["later"] = learner.score(batch)
     learner.export(out / f"export {layout}")
     learner.close()
+    # Collectives that were begun and never waited for: torch keeps their tensors until the process ends.
+    found["left in flight"] = np.array(torch._C._distributed_c10d._get_work_registry_size())
     return found
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import itertools
 import multiprocessing
+import threading
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 from rljax.engines.cuda import broadcast  # noqa: E402
 from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast  # noqa: E402
@@ -22,9 +28,8 @@ def receive(pipe: Connection) -> None:
     while True:
         path, body = pipe.recv()
         if path == "/init_weights_update_group":
-            url = f"tcp://{body['master_address']}:{body['master_port']}"
-            name = body["group_name"]
-            groups[name] = broadcast.join(body["backend"], url, body["rank_offset"], body["world_size"], name)
+            name, place = body["group_name"], (body["master_address"], body["master_port"])
+            groups[name] = broadcast.join(body["backend"], *place, body["rank_offset"], body["world_size"], name)
             pipe.send(None)
         else:
             tensors = {}
@@ -114,3 +119,99 @@ def test_a_server_that_refuses_fails_the_publish(path):
             asyncio.run(TorchBroadcast(WEIGHTS, BroadcastGroup("gloo")).send([receiver], 1, flush=False))
     finally:
         receiver.close()
+
+
+def test_a_group_forms_under_torchrun_too(monkeypatch):
+    """Its variables say that somebody else keeps the store."""
+    for name, value in {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(broadcast, "JOIN_TIMEOUT", datetime.timedelta(seconds=20))
+    receiver, group = Receiver(), BroadcastGroup("gloo")
+    try:
+        asyncio.run(TorchBroadcast(iter(WEIGHTS), group).send([receiver], 1, flush=False))
+        assert set(receiver.tensors) == {name for name, _ in WEIGHTS}
+    finally:
+        group.forget()
+        receiver.close()
+
+
+class Stuck:
+    """Stands for a group of NCCL in which a server does not take part: what is sent never ends, until the group is aborted."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.aborted = threading.Event()
+        self.ends: list[str] = []
+        monkeypatch.setattr(broadcast, "join", lambda *args: self)
+        monkeypatch.setattr(broadcast, "_broadcast", lambda group, tensors: self.aborted.wait(30))
+        monkeypatch.setattr(c10d, "_abort_process_group", self._abort)
+        monkeypatch.setattr(torch.distributed, "destroy_process_group", self._destroy)
+
+    def _abort(self, group) -> None:
+        self.ends.append("aborted")
+        self.aborted.set()
+
+    def _destroy(self, group) -> None:
+        self.aborted.wait(30)  # it waits for what was sent
+        self.ends.append("destroyed")
+
+
+@pytest.mark.parametrize("trouble", ["refuses", "hangs", "cancelled"])
+def test_over_nccl_a_broken_group_is_aborted_off_the_loop_and_the_next_publish_joins_anew(monkeypatch, trouble):
+    monkeypatch.setattr(broadcast, "BUCKET_TIMEOUT", 0.5)
+    stuck, group, calls, ticks = Stuck(monkeypatch), BroadcastGroup("nccl"), [], []
+
+    class Server:
+        member = "the same process"
+
+        async def __call__(self, path, body):
+            calls.append((path, body.get("group_name")))
+            if path == "/update_weights_from_distributed":
+                if trouble == "refuses":
+                    raise UserError("no such tensor (status 400)")
+                await asyncio.sleep(3600)
+
+    async def tick():
+        while True:
+            ticks.append(time.monotonic())
+            await asyncio.sleep(0.01)
+
+    async def publish():
+        ticking = asyncio.create_task(tick())
+        await asyncio.sleep(0.05)
+        sending = asyncio.create_task(TorchBroadcast(iter(WEIGHTS), group).send([Server()], 1, flush=False))
+        if trouble == "cancelled":
+            await asyncio.sleep(0.1)
+            sending.cancel()
+        await asyncio.wait([sending])
+        ticking.cancel()
+        return sending
+
+    sending = asyncio.run(publish())
+    if trouble == "cancelled":
+        assert sending.cancelled()
+    else:
+        assert isinstance(sending.exception(), SamplerError) and "publishing version 1 over nccl" in str(sending.exception())
+    assert stuck.ends == ["aborted"]
+    assert max(after - before for before, after in itertools.pairwise(ticks)) < 5  # nothing stood still for it
+    joined = [name for path, name in calls if path == "/init_weights_update_group"]
+    assert [name for path, name in calls if path == "/destroy_weights_update_group"] == joined
+    assert group.group is None
+
+    asyncio.run(group.join([Server()]))
+    assert len({name for path, name in calls if path == "/init_weights_update_group"}) == 2
+    group.forget()
+    assert stuck.ends == ["aborted", "destroyed"]
+
+
+def test_a_group_that_does_not_end_is_left_as_it_is(monkeypatch, caplog):
+    monkeypatch.setattr(broadcast, "END_TIMEOUT", 0.2)
+    over = threading.Event()
+    monkeypatch.setattr(broadcast, "_end", lambda *args, **kwargs: over.wait(30))
+    group = BroadcastGroup("nccl", group=object(), name="g")
+
+    async def leave():
+        await group.leave(broken=True)
+        over.set()
+
+    asyncio.run(leave())
+    assert group.group is None and "did not end within 0.2 s" in caplog.text

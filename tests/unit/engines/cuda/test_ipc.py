@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import io
 import multiprocessing
+import os
 import pickle
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +20,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rljax.engines.cuda import ipc  # noqa: E402
-from rljax.engines.cuda.ipc import TorchIpc, handles_of  # noqa: E402
+from rljax.engines.cuda.ipc import Handles, TorchIpc  # noqa: E402
+from rljax.engines.http.remote import ServerLost  # noqa: E402
 from rljax.errors import SamplerError, UserError  # noqa: E402
 
 # What both SGLang 0.5.17 and 0.5.23 unpickle, of what is needed here
@@ -133,17 +138,15 @@ def test_one_buffer_serves_all_buckets(monkeypatch):
     buffer = ipc._buffer
     monkeypatch.setattr(ipc, "_buffer", lambda size, device: made.append(size) or buffer(size, device))
     tensors = [(str(i), torch.full((10,), float(i))) for i in range(12)]
-    handles = [handle for handle, _ in handles_of(iter(tensors), 128)]
+    handles = [handle for handle, _ in Handles(iter(tensors), 128)]
     assert len(handles) == 6 and made == [128]
     made.clear()
-    list(handles_of(iter([*tensors, ("big", torch.zeros(64)), *tensors]), 128))
+    list(Handles(iter([*tensors, ("big", torch.zeros(64)), *tensors]), 128))
     assert made == [128, 256]  # one tensor more than a bucket: room for it, and no more
 
 
-def test_ranks_give_their_handles_and_wait_until_the_servers_are_done(server):
-    """Two ranks, each with a server on its device: the second follows, and doesn't write over what its server still reads."""
-    servers = [server(), server()]
-    here, there = iter(WEIGHTS), iter([(name, tensor + 1) for name, tensor in WEIGHTS])
+def gathers() -> Callable[[int], ipc.Gather]:
+    """`Gather` of each of two ranks, which are threads."""
     barrier, given = threading.Barrier(2, timeout=60), [b"", b""]
 
     def gather_of(rank: int) -> ipc.Gather:
@@ -156,6 +159,14 @@ def test_ranks_give_their_handles_and_wait_until_the_servers_are_done(server):
 
         return gather
 
+    return gather_of
+
+
+def test_ranks_give_their_handles_and_wait_until_the_servers_are_done(server):
+    """Two ranks, each with a server on its device: the second follows, and doesn't write over what its server still reads."""
+    servers = [server(), server()]
+    here, there = iter(WEIGHTS), iter([(name, tensor + 1) for name, tensor in WEIGHTS])
+    gather_of = gathers()
     follower = threading.Thread(target=TorchIpc(there, gather=gather_of(1), bucket_bytes=64).follow)
     follower.start()
     leader = TorchIpc(here, gather=gather_of(0), bucket_bytes=64)
@@ -171,3 +182,59 @@ def test_a_server_that_refuses_or_is_not_there_fails_the_publish(server):
         asyncio.run(TorchIpc(WEIGHTS).send([there], 1, flush=False))
     with pytest.raises(SamplerError, match="0 servers of 1 devices, and 1 ranks"):
         asyncio.run(TorchIpc(WEIGHTS).send([], 1, flush=False))
+
+
+def shared_memory() -> set[str]:
+    """What this process has made and nobody has removed."""
+    gc.collect()
+    return {file.name for file in Path("/dev/shm").glob(f"torch_{os.getpid()}_*")}
+
+
+class Gone(Server):
+    """It dies on the way of the n-th bucket: before it opens the handle, or behind that."""
+
+    def __init__(self, at: int, opens: bool) -> None:
+        super().__init__()
+        self.at, self.opens = at, opens
+
+    async def __call__(self, path: str, body: dict[str, Any]) -> None:
+        if path == "/update_weights_from_tensor" and len(self.got) == self.at:
+            if self.opens:
+                await super().__call__(path, body)
+            raise ServerLost("it died")
+        await super().__call__(path, body)
+
+
+@pytest.mark.parametrize(("at", "opens"), [(0, False), (0, True), (1, False), (2, False), (2, True)])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_publish_that_fails_leaves_no_memory_behind(ranks, at, opens):
+    before = shared_memory()
+    for _ in range(3):
+        servers = [Gone(at, opens), *(Server() for _ in range(ranks - 1))]
+        gather_of = gathers() if ranks > 1 else lambda rank: ipc.alone
+        follower = threading.Thread(target=TorchIpc(iter(WEIGHTS), gather=gather_of(1), bucket_bytes=64).follow)
+        if ranks > 1:
+            follower.start()
+        with pytest.raises(SamplerError, match="it died"):
+            asyncio.run(TorchIpc(iter(WEIGHTS), gather=gather_of(0), bucket_bytes=64).send(servers, 1, flush=False))
+        if ranks > 1:
+            follower.join()
+        for each in servers:
+            each.close()
+        assert shared_memory() == before
+
+
+def test_neither_do_servers_that_refuse_or_are_too_few(server):
+    before = shared_memory()
+    for servers in ([server(refuses=True)], [], [server(), server()]):
+        with pytest.raises(SamplerError):
+            asyncio.run(TorchIpc(iter(WEIGHTS), bucket_bytes=64).send(servers, 1, flush=False))
+        assert shared_memory() == before
+
+
+def test_a_publish_that_succeeds_leaves_none_either(server):
+    there = server()
+    before = shared_memory()
+    asyncio.run(TorchIpc(iter(WEIGHTS), bucket_bytes=64).send([there], 1, flush=False))
+    there.close()
+    assert shared_memory() == before

@@ -11,7 +11,8 @@ from rljax.allocation import Pool
 from rljax.engine import allocate, check, find_plugin
 from rljax.engines.cuda import plugin as cuda
 from rljax.engines.cuda.transports import Route
-from rljax.engines.http.plugin import PLUGIN, TRANSPORTS
+from rljax.engines.http import remote
+from rljax.engines.http.plugin import PLUGIN, TRANSPORTS, attach
 from rljax.engines.http.remote import normalized
 from rljax.errors import UserError
 from tests.models import config_of
@@ -35,6 +36,40 @@ def test_an_address_takes_the_place_of_the_sampler_and_its_devices():
     for name in ("sglang", "http"):
         with pytest.raises(UserError, match="cannot learn"):
             find_plugin(name).make_learner(config, Pool(name), Path())
+
+
+@pytest.mark.parametrize("transport", ["nccl", "gloo", "ipc", "directory", ""])
+def test_only_a_directory_leads_to_servers_on_other_machines(transport):
+    def asked(address):
+        settings = {"allocation_mode": "sglang:d1+fsdp:d1", "rollout.addr": address, "sglang.transport": transport}
+        config = config_of(**settings)
+        return lambda: check(config, allocate(config))
+
+    for here in ("127.0.0.1:1", "localhost:1,127.0.0.2:2", "http://[::1]:7"):
+        asked(here)()
+    for elsewhere in ("10.0.0.1:1", "127.0.0.1:1,b:2"):
+        if transport in ("", "directory"):
+            asked(elsewhere)()
+        else:
+            with pytest.raises(
+                UserError, match=f"^sglang.transport: {transport} leads to .*(10.0.0.1:1|b:2) may be on another"
+            ):
+                asked(elsewhere)()
+
+
+@pytest.mark.parametrize(("transport", "devices"), [("nccl", 2), ("ipc", 2), ("nccl", 1), ("directory", 2)])
+def test_only_a_directory_leads_to_a_running_server_on_several_devices(monkeypatch, transport, devices):
+    answers = {
+        "/get_model_info": {"model_path": "", "weight_version": "3"},
+        "/get_server_info": {"version": "0.5.17", "disable_overlap_schedule": True, "tp_size": devices},
+    }
+    monkeypatch.setattr(remote, "fetch", lambda base, path, token, timeout: answers[path])
+    config = config_of(**{"rollout.addr": "127.0.0.1:1", "sglang.transport": transport})
+    if transport == "directory" or devices == 1:
+        assert attach(config).version == 3
+    else:
+        with pytest.raises(UserError, match=f"sglang.transport: {transport} leads to .* http://127.0.0.1:1 is on 2"):
+            attach(config)
 
 
 @pytest.mark.parametrize("address", ["", "host name:1", "http://", "http://a/b", "a:b", "a:123456", "ftp://a:1", "x y"])

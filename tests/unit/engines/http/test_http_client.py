@@ -294,7 +294,9 @@ async def test_requests_use_a_cache_of_their_weights_and_of_their_run_alone(serv
     await publish(sampler, WeightSource(directory=tmp_path), 1)
     await sampler.generate(request())
     await another_run.generate(request())
-    assert len({body["extra_key"] for body in server.bodies}) == 3
+    await publish(sampler, WeightSource(directory=tmp_path), 1)  # again: what was cached before may be of other weights
+    await sampler.generate(request())
+    assert len({body["extra_key"] for body in server.bodies}) == 4
     await sampler.close()
     await another_run.close()
 
@@ -404,6 +406,59 @@ async def test_a_server_that_comes_back_with_old_weights_gets_the_present_ones_f
         assert set(completion.versions) == {1} and again.version == 1
     finally:
         await again.stop()
+        await sampler.close()
+
+
+@with_servers(1)
+async def test_weights_that_are_published_twice_are_held_still(server, tmp_path):
+    sampler = client_of(server)
+    for _ in range(2):
+        (tmp_path / "1").mkdir()
+        await publish(sampler, WeightSource(directory=tmp_path / "1"), 1)
+        (tmp_path / "1").rmdir()
+    assert sampler.held_weights() is not None
+    await sampler.close()
+    assert not list(tmp_path.iterdir())
+
+
+class Received:
+    """A broadcast that notes which servers it is sent to, in their order."""
+
+    def __init__(self):
+        self.members = []
+
+    async def send(self, posts, version, *, flush):
+        self.members.append([post.remote.base for post in posts])
+
+
+@with_servers(3)
+async def test_servers_take_part_in_their_order_also_when_one_was_started_again(one, two, three):
+    """By ipc the k-th server is given the memory of the k-th device."""
+    servers, received = (one, two, three), Received()
+    sampler = client_of(*servers)
+    for lagging in range(3):
+        remote = sampler._remotes[lagging]
+        remote.usable, remote.behind = False, True
+        await publish(sampler, WeightSource(params=received), lagging + 1)
+        assert remote.usable
+    assert received.members == [[server.base for server in servers]] * 3
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_a_server_that_swallows_requests_keeps_no_publish_waiting(server, tmp_path):
+    """The watch asks for it, again and again, and waits for an answer each time."""
+    silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(3600), "127.0.0.1", 0)
+    async with silent:
+        there = Remote(server.base, SGLANG_17, None)
+        mute = Remote(f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}", SGLANG_17, None)
+        mute.lost("has gone quiet")
+        sampler = sampler_of(make_config(), [there, mute], 0)
+        await sampler.generate(request())
+        await asyncio.sleep(4 * watch_module.INTERVAL)  # it is being asked
+        async with asyncio.timeout(5):
+            await publish(sampler, WeightSource(directory=tmp_path), 1)
+        assert server.version == 1
         await sampler.close()
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 from rljax.allocation import Pool
 from rljax.engines.http import guard
-from rljax.engines.http.launcher import SglangServers, environment, free_port, installed_release, launch_command
+from rljax.engines.http.launcher import Process, SglangServers, environment, free_port, installed_release, launch_command
 from rljax.errors import UserError
 from tests.models import config_of
 
@@ -131,6 +132,25 @@ def test_a_dead_server_is_started_again_until_it_has_died_too_often(stand_in, tm
     servers.close()
 
 
+@pytest.mark.parametrize("when", ["while the dead one is stopped", "while the new one starts"])
+def test_nothing_is_started_once_the_servers_are_closed(stand_in, tmp_path, monkeypatch, when):
+    """A run ends while a server is being started again: with what it started last, too."""
+    before = children()
+    servers = SglangServers(config(tmp_path), Pool("sglang"), tmp_path)
+    if when == "while the new one starts":
+        (stand_in / "mute").touch()
+        closing = threading.Timer(1.0, servers.close)
+        closing.start()
+    else:
+        stop = Process.stop
+        monkeypatch.setattr(Process, "stop", lambda process: (stop(process), monkeypatch.undo(), servers.close()))
+    with pytest.raises(UserError, match="the servers are closed"):
+        servers.restart(0)
+    if when == "while the new one starts":
+        closing.join()
+    assert gone([p.pid for p in children() if p not in before])
+
+
 def test_servers_end_with_a_process_that_is_killed(tmp_path):
     """Nobody is left to say so: the guard sees that its stdin was closed."""
     program = f"""
@@ -188,6 +208,9 @@ def test_the_command_says_what_the_config_says():
 def test_replicas_have_devices_of_their_own():
     settings, pool = config_of().sglang, Pool("sglang", data=2, tensor=2, first_device=1)
     assert [environment(settings, pool, i, {})["CUDA_VISIBLE_DEVICES"] for i in (0, 1)] == ["1,2", "3,4"]
+    torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    torchrun |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none", "ROLE_NAME": "default"}
+    assert set(environment(settings, pool, 0, torchrun | {"HOME": "/h"})) == {"HOME", "CUDA_VISIBLE_DEVICES"}
     assert environment(settings, pool, 1, {"CUDA_VISIBLE_DEVICES": "a,b,c,d,e"})["CUDA_VISIBLE_DEVICES"] == "d,e"
     with pytest.raises(UserError, match="device 4"):
         environment(settings, pool, 1, {"CUDA_VISIBLE_DEVICES": "a,b"})
