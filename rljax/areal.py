@@ -26,6 +26,7 @@ Flat = dict[str, Any]  # dotted key -> value; a list is a value, and so is a sec
 
 SUFFIXES = (".yaml", ".yml")
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
+_DIMS = re.compile(r"([A-Za-z][0-9]+)+")  # of a pool whose engine has no name
 _FLAGS = tuple(f"sglang.{flag}" for flag in SGLANG_FLAGS)
 _LABELS = ("experiment_name", "trial_name", "fileroot")  # of a section: they change nothing that is computed
 
@@ -40,13 +41,13 @@ def load(location: str) -> dict[str, Any]:
     Raises:
       UserError: not YAML, a reference to nothing, a key that does not exist, a value that means what is not here.
     """
-    theirs = _flat(_read(location))
+    theirs = _named(_flat(_read(location)))
     unused = _checked(theirs, location)
     ours: Flat = {}
     for key, (name, default) in SAME.items():
         value = theirs.get(key, default)
         if value is not OURS and not (value is None and default is OURS):
-            ours[name] = _tuple(value) if isinstance(value, list) or default == () else value
+            ours[name] = _several(value) if isinstance(default, tuple) else value
     for part in (_placed, _sampled, _evaluated, _optimized, _trained, _weighted, _normalised, _fed, _kept):
         ours |= part(theirs)
     if unused:
@@ -128,6 +129,20 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Flat:
     return flat
 
 
+def _named(theirs: Flat) -> Flat:
+    """With `model`, what their older SFT configs call the actor, by that name."""
+    if any(key.startswith("actor.") for key in theirs):
+        return theirs
+    return {re.sub(r"^model(?=\.)", "actor", key): value for key, value in theirs.items()}
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    """A list's entries; a value that stands alone is a list of one, and nothing of none."""
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    return () if value in (None, "") else (value,)
+
+
 def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     *sections, leaf = name.split(".")
     for section in sections:
@@ -145,11 +160,13 @@ def _checked(theirs: Flat, location: str) -> list[str]:
             if value not in allowed:
                 raise UserError(f"{location}: {key}: {value!r} is not {' or '.join(map(str, allowed))}: {why}")
         elif key in REPEATED:
-            said = theirs.get(REPEATED[key], SAME.get(REPEATED[key], ("", None))[1])
-            if value == said:
+            first = REPEATED[key]
+            default = SAME[first][1] if first in SAME else None
+            said = theirs.get(first, None if default is OURS else default)
+            if value is None or value == said:
                 continue
             if not key.endswith(_LABELS):
-                raise UserError(f"{location}: {key}: {value!r} is not {REPEATED[key]} ({said!r}), and it must be")
+                raise UserError(f"{location}: {key}: {value!r} is not {first} ({said!r}), and it must be")
             unused[key] = None
         elif key not in known and not (value is None and _is_section(key)):
             branch = next((name for name in UNUSED if key == name or key.startswith(f"{name}.")), None)
@@ -176,20 +193,19 @@ def _nearest(key: str) -> str:
 
 
 def _placed(theirs: Flat) -> Flat:
-    """Who runs where: one `allocation_mode`, or a backend of each side. A learner without a name is FSDP's."""
+    """Who runs where: one `allocation_mode`, or a backend of each side or of one. A learner without a name is FSDP's."""
     mode = theirs.get("allocation_mode")
-    if not mode and theirs.get("rollout.backend") and theirs.get("actor.backend"):
+    backends = [theirs.get(f"{part}.backend") for part in ("rollout", "actor")]
+    if not mode:
         targets = {theirs.get(f"{part}.scheduling_strategy.target") for part in ("rollout", "actor")}
-        mode = ("|" if targets & {"actor", "rollout"} else "+").join((theirs["rollout.backend"], theirs["actor.backend"]))
+        mode = ("|" if targets & {"actor", "rollout"} else "+").join(str(backend) for backend in backends if backend)
     if not mode:
         return {}
-    sampler, joint, learner = re.fullmatch(r"([^+|]*)([+|]?)(.*)", str(mode)).groups()  # type: ignore[union-attr]
-    if not joint and not re.match(r"(sglang|vllm|jax)[.:]", sampler):  # an SFT file: it only learns
-        sampler, learner = "", sampler
-    if learner and not re.match(r"[A-Za-z_]+[.:]", learner):
+    *sampler, learner = re.split(r"([+|])", str(mode), maxsplit=1)
+    if _DIMS.fullmatch(learner):
         learner = f"fsdp:{learner}"
-    learner = re.sub(r"^(megatron|archon)(?=[.:])", "fsdp", learner)
-    return {"allocation_mode": f"{sampler}{joint}{learner}"}
+    learner = re.sub(r"^(megatron|archon)(?=[.:]|$)", "fsdp", learner)
+    return {"allocation_mode": "".join((*sampler, learner))}
 
 
 def _sampled(theirs: Flat) -> Flat:
@@ -205,18 +221,10 @@ def _sampled(theirs: Flat) -> Flat:
     synchronous = {"rollout.max_head_offpolicyness": 0} if theirs.get("async_training") is False else {}
     return {
         "gconfig.top_k": _top_k(top_k),
-        "gconfig.stop": _tuple(theirs.get("gconfig.stop")),
         "sglang.extra_args": tuple(extra),
         **context,
         **synchronous,
     }
-
-
-def _tuple(value: Any) -> tuple[Any, ...]:
-    """Of a list, or of a single value."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def _top_k(value: Any) -> Any:
@@ -252,15 +260,15 @@ def _trained(theirs: Flat) -> Flat:
     method = {"loglinear": "loglinear"}.get(theirs.get("actor.prox_logp_method", "recompute"), "recompute")
     recompute = theirs.get("actor.recompute_logprob", theirs.get("actor.recompute_logprobs", False))
     critic = any(key.startswith("critic.") for key in theirs)
-    modules = _tuple(theirs.get("actor.target_modules") or "all-linear")
-    every = modules == ("all-linear",)
+    modules = theirs.get("actor.target_modules") or "all-linear"
+    every = modules in ("all-linear", ["all-linear"])
     by_sequence = theirs.get("actor.importance_sampling_level") == "sequence"
     return {
         **({} if row else {"actor.mb_spec.max_tokens_per_row": max(longest, 4096)}),
         "actor.gradient_checkpointing": "full" if theirs.get("actor.gradient_checkpointing", False) else "none",
         "actor.lora.rank": theirs.get("actor.lora_rank", 32) if theirs.get("actor.use_lora", False) else 0,
         "actor.lora.alpha": theirs.get("actor.lora_alpha", 16),
-        **({} if every else {"actor.lora.target_modules": modules}),
+        **({} if every else {"actor.lora.target_modules": _several(modules)}),
         "actor.prox_logp_method": method,
         "actor.recompute_logprob": (decoupled and method == "recompute") or bool(recompute),
         "actor.kl_placement": "reward",

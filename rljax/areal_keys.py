@@ -10,7 +10,8 @@ from typing import Any
 
 OURS = object()  # the value of configs/base.py
 
-# Read as they are: their key, ours, and the value where their file is silent. Beside OURS, a null is as good as silence.
+# Read as they are: their key, ours, and the value where their file is silent. Beside OURS, a null is as good as silence;
+# beside a tuple, a value alone is a list of one.
 SAME: Mapping[str, tuple[str, Any]] = {
     "seed": ("seed", 1),
     "total_train_epochs": ("total_train_epochs", 1),
@@ -21,6 +22,7 @@ SAME: Mapping[str, tuple[str, Any]] = {
     "gconfig.temperature": ("gconfig.temperature", 1.0),
     "gconfig.top_p": ("gconfig.top_p", 1.0),
     "gconfig.greedy": ("gconfig.greedy", False),
+    "gconfig.stop": ("gconfig.stop", ()),
     "gconfig.stop_token_ids": ("gconfig.stop_token_ids", ()),
     "rollout.max_concurrent_rollouts": ("rollout.max_concurrent_rollouts", None),
     "rollout.consumer_batch_size": ("rollout.consumer_batch_size", None),
@@ -95,7 +97,6 @@ READ = (
     "allocation_mode",
     "async_training",
     "gconfig.top_k",
-    "gconfig.stop",
     "eval_gconfig.n_samples",
     "eval_gconfig.temperature",
     "eval_gconfig.greedy",
@@ -328,7 +329,8 @@ UNUSED = (
     "stats_logger.trackio",
 )
 
-# Said once more in a section, where only the same value makes sense: the key that says it first.
+# Said once more in a section, where only the same value makes sense: the key that says it first, or whose default it is.
+# A null says nothing.
 REPEATED: Mapping[str, str] = {
     **{
         f"{part}.{key}": key

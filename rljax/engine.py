@@ -335,8 +335,12 @@ def check(config: Config, allocation: Allocation) -> None:
 def require_both(allocation: Allocation) -> tuple[Pool, Pool]:
     """Its sampler and its learner. Raises UserError where it has but one."""
     if allocation.sampler is None or allocation.learner is None:
-        alone = "learns" if allocation.sampler is None else "samples"
-        raise UserError(f"allocation_mode: {allocation} only {alone}; training needs both, as in SAMPLER:d1+LEARNER:d1")
+        learns = allocation.sampler is None
+        alone, both = ("learns", f"SAMPLER:d1+{allocation}") if learns else ("samples", f"{allocation}+LEARNER:d1")
+        raise UserError(
+            f"allocation_mode: {allocation} only {alone}; training needs both, as in {both}"
+            f" (with actor.loss=sft too: evaluation samples)"
+        )
     return allocation.sampler, allocation.learner
 
 

@@ -11,12 +11,15 @@ import yaml
 from absl import logging
 
 from rljax import areal, config_checks, config_io
-from rljax.areal_keys import READ, SAME
+from rljax.allocation import parse
+from rljax.areal_keys import OURS, READ, REPEATED, SAME
+from rljax.engine import find_plugin
 from rljax.errors import UserError
 from tests.models import make_model
 from tests.shared import REPOSITORY
 
 YAML = Path(__file__).with_name("areal_gsm8k.yaml")
+SFT = Path(__file__).with_name("areal_sft.yaml")
 
 
 @pytest.fixture
@@ -124,15 +127,15 @@ def test_silent_keys_have_their_defaults(variant):
         ({"allocation_mode": "sglang.d4p1t1+d4p1t1"}, "allocation_mode", "sglang.d4p1t1+fsdp:d4p1t1"),
         ({"allocation_mode": "sglang:d2+megatron:d2t2"}, "allocation_mode", "sglang:d2+fsdp:d2t2"),
         ({"allocation_mode": "jax:d1"}, "allocation_mode", "jax:d1"),
+        ({"allocation_mode": "jax"}, "allocation_mode", "jax"),
+        ({"allocation_mode": "sglang+jax"}, "allocation_mode", "sglang+jax"),
+        ({"allocation_mode": "sglang.d4"}, "allocation_mode", "sglang.d4"),
+        ({"allocation_mode": "d8p1t1"}, "allocation_mode", "fsdp:d8p1t1"),  # a learner alone
         ({"allocation_mode": "megatron:d8"}, "allocation_mode", "fsdp:d8"),
-        ({"allocation_mode": "d8p1t1"}, "allocation_mode", "fsdp:d8p1t1"),
-        ({"allocation_mode": "sglang.d4p1t1"}, "allocation_mode", "sglang.d4p1t1"),
-        ({"gconfig.stop": "</s>"}, "gconfig.stop", ("</s>",)),
-        ({"gconfig.stop": ["a", "b"]}, "gconfig.stop", ("a", "b")),
-        ({"gconfig.stop": None}, "gconfig.stop", ()),
-        ({"gconfig.stop_token_ids": 7}, "gconfig.stop_token_ids", (7,)),
-        ({"actor.use_lora": True, "actor.target_modules": "q_proj"}, "actor.lora.target_modules", ("q_proj",)),
-        ({"gconfig.temperature": OUT, "actor.temperature": 1.0}, "gconfig.temperature", 1.0),
+        ({"allocation_mode": "archon"}, "allocation_mode", "fsdp"),
+        ({"rollout.backend": OUT, "actor.backend": "archon:d8"}, "allocation_mode", "fsdp:d8"),
+        ({"rollout.backend": OUT, "actor.backend": "fsdp"}, "allocation_mode", "fsdp"),
+        ({"actor.backend": None}, "allocation_mode", "sglang:d1p1t1"),
         (
             {"rollout.scheduling_strategy": {"type": "colocation", "target": "actor"}},
             "allocation_mode",
@@ -151,6 +154,18 @@ def test_silent_keys_have_their_defaults(variant):
         ({"actor.importance_sampling_level": "sequence"}, "actor.loss_aggregation", "seq-mean-token-mean"),
         ({"actor.mask_no_eos_with_zero": True}, "actor.mask_no_eos", True),
         ({"critic": {"path": "somewhere", "ppo_n_minibatches": 2}}, "actor.adv_estimator", "gae"),
+        ({"gconfig.stop": "</s>"}, "gconfig.stop", ("</s>",)),  # a text alone, and not its characters
+        ({"gconfig.stop": ["</s>", "\n"]}, "gconfig.stop", ("</s>", "\n")),
+        ({"gconfig.stop": None}, "gconfig.stop", ()),
+        ({"gconfig.stop_token_ids": 151643}, "gconfig.stop_token_ids", (151643,)),
+        ({"gconfig.stop_token_ids": [2, 3]}, "gconfig.stop_token_ids", (2, 3)),
+        ({"gconfig.stop_token_ids": None}, "gconfig.stop_token_ids", ()),
+        ({"actor.use_lora": True, "actor.target_modules": "q_proj"}, "actor.lora.target_modules", ("q_proj",)),
+        (
+            {"actor.use_lora": True, "actor.target_modules": ["q_proj", "v_proj"]},
+            "actor.lora.target_modules",
+            ("q_proj", "v_proj"),
+        ),
         ({"gconfig.top_k": 100000000}, "gconfig.top_k", 0),
         ({"eval_gconfig": {"temperature": 0.6, "greedy": False}}, "evaluator.temperature", 0.6),
         ({"valid_dataset": None}, "evaluator.freq_epochs", None),
@@ -191,6 +206,24 @@ def test_what_is_refused(variant, changes, message):
         variant(**changes)
 
 
+@pytest.mark.parametrize("key", sorted(key for key, first in REPEATED.items() if first in SAME and SAME[first][1] is not OURS))
+def test_what_is_said_once_more_is_compared_with_the_default_of_a_key_that_is_silent(variant, key):
+    first = REPEATED[key]
+    name, default = SAME[first]
+    silent = {other: None for other, of in REPEATED.items() if of == first} | {first: OUT}
+    config = variant(**silent | {key: default})
+    for part in name.split("."):
+        config = getattr(config, part)
+    assert config == default
+    with pytest.raises(UserError, match=rf"{key}: {default + 1} is not {first} \({default}\), and it must be"):
+        variant(**silent | {key: default + 1})
+
+
+def test_a_reference_model_needs_an_actor_to_be_compared_with(variant):
+    with pytest.raises(UserError, match=r"ref.path: 'one' is not actor.path \(None\)"):
+        variant(**{"actor.path": OUT, "tokenizer_path": None, "sglang": None, "vllm": None, "ref.path": "one"})
+
+
 def test_not_yaml(tmp_path):
     path = tmp_path / "a.yml"
     path.write_text("actor: [")
@@ -210,8 +243,31 @@ def test_workdir_is_what_the_file_names(monkeypatch):
     assert areal.workdir(str(YAML)) == Path("/data/experiments/gsm8k-grpo/first")
 
 
-def run(root, *overrides):
-    command = [sys.executable, "-m", "experiments.train", f"--config={YAML}", *overrides]
+def test_a_learner_alone_is_parsed_or_refused_by_the_dim_that_it_lacks(variant):
+    pools = parse(variant(allocation_mode="d8p1t1").allocation_mode, find_plugin)
+    assert (str(pools.learner), pools.sampler) == ("fsdp:d8", None)
+    with pytest.raises(UserError, match=r"^allocation_mode: fsdp has no pipeline parallelism \(p\)"):
+        parse(variant(allocation_mode="megatron:d4p2t1").allocation_mode, find_plugin)
+
+
+def test_the_actor_of_a_supervised_config_may_be_called_model():
+    config = config_io.load(str(SFT))
+    config_checks.check(config)
+    assert (config.allocation_mode, config.actor.loss, config.train_dataset.type) == ("fsdp:d2p1t1", "sft", "gsm8k")
+    assert (config.actor.path, config.actor.dtype, config.actor.optimizer.lr) == ("Qwen/Qwen3-1.7B", "float32", 2e-3)
+
+
+def test_training_by_a_learner_alone_names_what_it_lacks(tmp_path):
+    done = run(tmp_path, config=SFT)
+    assert done.returncode == 1
+    assert (
+        "error: allocation_mode: fsdp:d2 only learns; training needs both, as in SAMPLER:d1+fsdp:d2 (with actor.loss=sft too"
+        in (done.stderr)
+    )
+
+
+def run(root, *overrides, config=YAML):
+    command = [sys.executable, "-m", "experiments.train", f"--config={config}", *overrides]
     environment = os.environ | {"AREAL_TEST_ROOT": str(root)}
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment, timeout=240)
 

@@ -99,6 +99,24 @@ def test_wrong_types_are_refused(override, expected):
     assert refusal(override).startswith(expected)
 
 
+def test_a_text_where_a_list_is_wanted_is_not_split_into_characters(tmp_path: Path):
+    assert read("gconfig.stop=</s>").gconfig.stop == ("</s>",)
+    assert refusal("gconfig.stop=('</s>')") == "gconfig.stop: expected a list, each entry a string, got '</s>'"
+    file = tmp_path / "text.py"
+    file.write_text(
+        "from rljax.configs import base\n"
+        "def get_config(kind):\n"
+        "    config = base.get_config()\n"
+        "    config = config.to_dict() if kind == 'dict' else config\n"
+        "    config['gconfig']['stop'] = '</s>'\n"
+        "    return config\n"
+    )
+    with pytest.raises(UserError, match=r"^gconfig\.stop: expected a list, each entry a string, got '</s>'$"):
+        config_io.load(f"{file}:dict")
+    with pytest.raises(UserError, match=r"text\.py:5: TypeError: .*</s>"):
+        config_io.load(f"{file}:ConfigDict")
+
+
 def test_types_are_not_coerced_from_python():
     for key, value in [("seed", True), ("seed", 2.0), ("seed", "2"), ("allocation_mode", 1), ("deterministic", 1)]:
         tree = base.get_config().to_dict() | {key: value}

@@ -10,9 +10,9 @@ import pytest
 
 from tests.shared import REPOSITORY, sglang_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_every_transport_is_timed_and_brings_the_weights(tmp_path):
     pytest.importorskip("torch", reason="the torch learner needs the extra [torch]")
     out = tmp_path / "rows.json"
@@ -25,3 +25,48 @@ def test_every_transport_is_timed_and_brings_the_weights(tmp_path):
     for row in rows.values():
         assert row["seconds"] > 0 and row["bytes"] > 0
         assert row["error"] < 0.05  # the server's weights are the learner's, in bfloat16; its own would be off by more
+
+
+LEAVES = """
+import asyncio, sys
+from types import SimpleNamespace
+from absl import flags
+from experiments.bench import publish
+from rljax import engine
+from rljax.errors import SamplerError, UserError
+
+class Learner:
+    def export(self, directory):
+        if directory is None and sys.argv[1] == "refuse":
+            raise UserError("no such route")
+        if directory is not None:
+            directory.mkdir()
+        return engine.WeightSource(params={})
+
+    def close(self):
+        print("closed")
+
+class Sampler:
+    async def pause(self): pass
+    async def resume(self): pass
+    async def load_weights(self, source, version):
+        if version == 1000 and not tried:
+            tried.append(version)
+            raise SamplerError("the server did not take them")
+
+tried = []
+flags.FLAGS(["publish", "--device=cpu", "--repeats=1"])
+engine.find_plugin = lambda name: SimpleNamespace(make_learner=lambda *_: Learner())
+try:
+    asyncio.run(publish._of_transport("gloo", "tiny", publish.Path("."), Sampler(), 1000))
+except (UserError, RuntimeError) as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("trouble", "said"), [("refuse", "no such route"), ("fall back", "the publish fell back")])
+def test_a_learner_whose_transport_is_left_out_is_closed(trouble, said):
+    done = subprocess.run([sys.executable, "-c", LEAVES, trouble], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    closed, reason = done.stdout.splitlines()
+    assert closed == "closed" and reason.startswith(said)
