@@ -10,6 +10,7 @@ Beside the model, a server holds one bucket more.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import dataclasses
 import datetime
 import functools
@@ -18,8 +19,10 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rljax.engines.cuda.buckets import BUCKET, Bucket, Label, buckets_of, on_all, send_buckets
 from rljax.engines.http.collaborators import Post
@@ -38,6 +41,8 @@ END_TIMEOUT = 15.0  # seconds for a group to end, here and at a server
 log = logging.getLogger(__name__)
 
 _names = itertools.count()
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -68,7 +73,7 @@ class BroadcastGroup:
             post("/init_weights_update_group", body | {"rank_offset": 1 + index * self.tensor})
             for index, post in enumerate(posts)
         ]
-        ours = asyncio.to_thread(join, self.backend, self.host, port, 0, world, self.name)
+        ours = _in_thread(join, self.backend, self.host, port, 0, world, self.name)
         try:
             self.group, *_ = await asyncio.gather(ours, *joining)
         except (ServerLost, UserError, RuntimeError) as error:
@@ -86,7 +91,7 @@ class BroadcastGroup:
         self.group, self.name, self.members = None, "", ()
         if not name:
             return
-        ends = [asyncio.to_thread(_end, group, self.backend, broken)] if group is not None else []
+        ends = [_in_thread(_end, group, self.backend, broken)] if group is not None else []
         calls = (post("/destroy_weights_update_group", {"group_name": name}) for post in posts)
         try:
             async with asyncio.timeout(END_TIMEOUT):
@@ -134,6 +139,9 @@ class TorchBroadcast:
         try:
             await send_buckets(posts, buckets, version, flush=flush, send=functools.partial(self._send_bucket, group, posts))
         except BaseException as error:  # a cancellation too: what is in flight would keep the GPU from anything else
+            # gloo lets go of the servers that wait in the group when nothing refers to it any more, and these do.
+            traceback.clear_frames(error.__traceback__)
+            del group
             await self.group.leave(posts, broken=True)
             if not isinstance(error, ServerLost | UserError | RuntimeError | TimeoutError):
                 raise
@@ -149,7 +157,7 @@ class TorchBroadcast:
         }
         receiving = asyncio.ensure_future(on_all(posts, "/update_weights_from_distributed", body))
         tensors = [tensor for _, tensor in bucket]
-        sending = asyncio.ensure_future(asyncio.to_thread(_broadcast, group, tensors))
+        sending = _in_thread(_broadcast, group, tensors)
         try:
             async with asyncio.timeout(BUCKET_TIMEOUT):
                 # A server that refuses never takes part: the collective would wait for it until its own timeout.
@@ -159,6 +167,25 @@ class TorchBroadcast:
                 await asyncio.gather(receiving, sending)
         finally:
             receiving.cancel()
+
+
+def _in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    """Calls what may never end, where a server is gone: in a thread for which the process does not wait at its own end."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        nonlocal args
+        try:
+            result = call(*args)
+        except BaseException as error:
+            args = ()  # the error refers to this frame
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name=f"rljax-{call.__name__}", daemon=True).start()
+    return asyncio.wrap_future(future)
 
 
 def _broadcast(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:

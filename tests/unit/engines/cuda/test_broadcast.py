@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import gc
 import itertools
 import multiprocessing
 import threading
 import time
+import weakref
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 from rljax.engines.cuda import broadcast  # noqa: E402
 from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast  # noqa: E402
+from rljax.engines.http.remote import ServerLost  # noqa: E402
 from rljax.errors import SamplerError, UserError  # noqa: E402
 
 
@@ -201,6 +204,61 @@ def test_over_nccl_a_broken_group_is_aborted_off_the_loop_and_the_next_publish_j
     assert len({name for path, name in calls if path == "/init_weights_update_group"}) == 2
     group.forget()
     assert stuck.ends == ["aborted", "destroyed"]
+
+
+@pytest.mark.parametrize("where", ["a server", "the broadcast"])
+def test_a_group_is_gone_while_the_error_that_ended_it_is_still_held(monkeypatch, where):
+    """gloo's sockets close with it: a server that waits in the collective is told so, and can load from a directory."""
+
+    class Group:
+        pass
+
+    made = []
+
+    def join(*args):
+        group = Group()
+        made.append(weakref.ref(group))
+        return group
+
+    def fails(group, tensors):
+        if where == "the broadcast":
+            raise RuntimeError("connection closed by peer")
+
+    async def post(path, body):
+        if path == "/update_weights_from_distributed" and where == "a server":
+            raise ServerLost("it died")
+
+    post.member = "a server"
+    monkeypatch.setattr(broadcast, "join", join)
+    monkeypatch.setattr(broadcast, "_broadcast", fails)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda group: None)
+    with pytest.raises(SamplerError) as held:
+        asyncio.run(TorchBroadcast(iter(WEIGHTS), BroadcastGroup("gloo")).send([post], 1, flush=False))
+    gc.collect()
+    assert held.value.__cause__ is not None and [reference() for reference in made] == [None]
+
+
+@pytest.mark.timeout(60)
+def test_a_process_ends_also_where_what_was_sent_never_does(monkeypatch):
+    """torch may wait for a server that never joins a communicator, and not heed the abort."""
+    monkeypatch.setattr(broadcast, "END_TIMEOUT", 0.2)
+    monkeypatch.setattr(broadcast, "join", lambda *args: object())
+    over = threading.Event()
+
+    def waits(*args):
+        over.wait()
+
+    monkeypatch.setattr(broadcast, "_broadcast", waits)
+    monkeypatch.setattr(broadcast, "_end", waits)
+
+    async def refuses(path, body):
+        if path == "/update_weights_from_distributed":
+            raise UserError("no such tensor (status 400)")
+
+    refuses.member = "a server"
+    with pytest.raises(SamplerError, match="no such tensor"):
+        asyncio.run(TorchBroadcast(iter(WEIGHTS), BroadcastGroup("nccl")).send([refuses], 1, flush=False))
+    over.set()
 
 
 def test_a_group_that_does_not_end_is_left_as_it_is(monkeypatch, caplog):
