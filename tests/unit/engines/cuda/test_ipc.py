@@ -205,11 +205,11 @@ class Gone(Server):
         await super().__call__(path, body)
 
 
-@pytest.mark.parametrize(("at", "opens"), [(0, False), (0, True), (1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("at", "opens"), [(0, False), (1, True), (2, False)])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_publish_that_fails_leaves_no_memory_behind(ranks, at, opens):
     before = shared_memory()
-    for _ in range(3):
+    for _ in range(2):
         servers = [Gone(at, opens), *(Server() for _ in range(ranks - 1))]
         gather_of = gathers() if ranks > 1 else lambda rank: ipc.alone
         follower = threading.Thread(target=TorchIpc(iter(WEIGHTS), gather=gather_of(1), bucket_bytes=64).follow)
