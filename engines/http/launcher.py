@@ -30,6 +30,8 @@ OF_A_LAUNCHER = (  # torchrun's variables, beside those that begin with TORCHELA
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
 )
+_WANTED = "bin/python of the environment with SGLang"
+_NO_ACCELERATOR = re.compile(r"no accelerator .*available|found no nvidia driver|no cuda gpus are available", re.IGNORECASE)
 _PORT_TAKEN = re.compile(r"address already in use|port \d+ is (not available|in use)", re.IGNORECASE)
 
 
@@ -164,7 +166,9 @@ class SglangServers:
             tail = process.tail()
             self._check_open(index)
             if attempts == PORT_ATTEMPTS or not _PORT_TAKEN.search(tail):
-                raise UserError(f"server {index} ended with status {status}; the end of {process.log}:\n{tail}")
+                alone = _NO_ACCELERATOR.search(tail) and not self._settings.device
+                remedy = "\nno accelerator here: sglang.device=cpu, and what docs/serving.md sets with it" if alone else ""
+                raise UserError(f"server {index} ended with status {status}; the end of {process.log}:\n{tail}{remedy}")
             attempts += 1
             with self._lock:
                 self._check_open(index)
@@ -177,17 +181,25 @@ def interpreter(settings: SglangConfig) -> str:
         return sys.executable
     found = shutil.which(os.path.expanduser(settings.python))
     if found is None:
-        raise UserError(f"sglang.python: no such interpreter: {settings.python} (bin/python of the environment with SGLang)")
+        raise UserError(f"sglang.python: no such interpreter: {settings.python} ({_WANTED})")
     return found
 
 
 def installed_release(python: str) -> tuple[int, ...]:
     """(0, 5, 23), of the SGLang that an interpreter finds. Raises UserError where it finds none."""
     question = "import importlib.metadata as m; print(m.version('sglang'))"
-    answer = subprocess.run([python, "-c", question], capture_output=True, text=True, timeout=60)
+    try:
+        answer = subprocess.run([python, "-c", question], capture_output=True, text=True, errors="replace", timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = "no answer in 60 s" if isinstance(error, subprocess.TimeoutExpired) else error.strerror
+        raise UserError(f"sglang.python: {python} is no Python that runs: {why} ({_WANTED})") from None
     if answer.returncode:
         raise UserError(
             f"sglang.python: {python} has no SGLang (pip install 'rljax[sglang]', or name the interpreter that has it)"
+        )
+    if not re.match(r"\d+\.\d", answer.stdout):
+        raise UserError(
+            f"sglang.python: {python} is no Python: asked for SGLang's version it says nothing like one ({_WANTED})"
         )
     return tuple(int(number) for number in re.findall(r"\d+", answer.stdout)[:3])
 

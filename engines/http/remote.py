@@ -52,10 +52,12 @@ class Facts:
 
 def normalized(address: str) -> str:
     """`HOST:PORT` or a URL, as a base URL. Raises UserError."""
-    base = address if "://" in address else f"http://{address}"
-    if not re.fullmatch(r"https?://[^/\s:]+(:\d{1,5})?|https?://\[[0-9a-fA-F:]+\](:\d{1,5})?", base.rstrip("/")):
+    base = (address if "://" in address else f"http://{address}").rstrip("/")
+    found = re.fullmatch(r"https?://(?:[^/\s:]+|\[[0-9a-fA-F:]+\])(?::(\d{1,5}))?", base)
+    port = found and found[1]
+    if not found or (port is None and "://" not in address) or (port and not 0 < int(port) < 65536):
         raise UserError(f"rollout.addr: {address!r} is no address (HOST:PORT, several with commas between)")
-    return base.rstrip("/")
+    return base
 
 
 def headers(token: str | None) -> dict[str, str]:

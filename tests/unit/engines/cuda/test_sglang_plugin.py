@@ -72,7 +72,10 @@ def test_only_a_directory_leads_to_a_running_server_on_several_devices(monkeypat
             attach(config)
 
 
-@pytest.mark.parametrize("address", ["", "host name:1", "http://", "http://a/b", "a:b", "a:123456", "ftp://a:1", "x y"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "host name:1", "http://", "http://a/b", "a:b", "a:123456", "ftp://a:1", "x y", "a", "[::1]", "a:65536", "a:0"],
+)
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(UserError, match=r"rollout\.addr"):
         normalized(address)

@@ -37,6 +37,9 @@ if once("port"):
 if os.path.exists(os.path.join(here, "broken")):
     print("ValueError: no such attention backend", flush=True)
     sys.exit(3)
+if os.path.exists(os.path.join(here, "alone")):
+    print("RuntimeError: No accelerator (CUDA, XPU, HPU, NPU, MUSA, MPS) or platform plugin is available.", flush=True)
+    sys.exit(1)
 if os.path.exists(os.path.join(here, "mute")):
     time.sleep(600)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -109,6 +112,14 @@ def test_a_start_that_fails_shows_the_end_of_the_log_and_leaves_nothing_running(
     with pytest.raises(UserError, match=r"(?s)status 3.*no such attention backend"):
         SglangServers(config(tmp_path), Pool("sglang", data=2), tmp_path)
     assert gone([p.pid for p in children() if p not in before])
+
+
+@pytest.mark.parametrize(("device", "told"), [("", True), ("cuda", False)])
+def test_a_machine_without_an_accelerator_is_told_which_key_does_without(stand_in, tmp_path, device, told):
+    (stand_in / "alone").touch()
+    with pytest.raises(UserError, match=r"No accelerator") as caught:
+        SglangServers(config(tmp_path, device=device), Pool("sglang"), tmp_path)
+    assert ("sglang.device=cpu" in str(caught.value).splitlines()[-1]) == told
 
 
 def test_a_server_that_never_answers_is_given_up(stand_in, tmp_path):
@@ -190,6 +201,24 @@ def test_an_interpreter_without_sglang_or_none_at_all_is_named(tmp_path):
         installed_release(sys.executable)
     with pytest.raises(UserError, match=r"sglang\.python: no such interpreter"):
         SglangServers(config(tmp_path, python=str(tmp_path / "python")), Pool("sglang"), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["#!/bin/true\n", "#!/bin/sh\necho hello\n", "#!/no/such/shell\n", "\0"])
+def test_what_is_no_python_is_refused_in_a_line(tmp_path, text):
+    program = tmp_path / "program"
+    program.write_text(text)
+    program.chmod(0o755)
+    with pytest.raises(UserError, match=r"sglang\.python: .*program is no Python[^\n]*bin/python"):
+        installed_release(str(program))
+
+
+def test_a_python_that_does_not_answer_is_refused(monkeypatch):
+    def run(command, timeout, **options):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(UserError, match=r"no answer in 60 s"):
+        installed_release(sys.executable)
 
 
 def test_the_command_says_what_the_config_says():
