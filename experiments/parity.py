@@ -110,6 +110,8 @@ def parity() -> None:
 
     config = main.config_from_flags()
     config_checks.check(config)
+    if JSON.value:
+        check_writable(Path(JSON.value))
     config = config_io.resolve(config)
     try:
         from experiments import parity_torch
@@ -127,6 +129,17 @@ def parity() -> None:
     if JSON.value:
         report.write(Path(JSON.value))
     sys.exit(0 if report.holds else 1)
+
+
+def check_writable(path: Path) -> None:
+    """Before minutes of arithmetic whose report would have nowhere to go. Leaves a file as it is. Raises UserError."""
+    there = path.exists()
+    try:
+        path.open("a").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"--json: cannot write {path}: {error.strerror}") from None
 
 
 def make_case(config: Config, model_dir: Path, dtype: str, rows: int, length: int) -> Case:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ pytest.importorskip("torch", reason="the certificate needs the extra [torch]")
 from experiments import parity, parity_jax, parity_torch
 from rljax import config_io, model_directory
 from rljax.backends.torch import optim
+from rljax.errors import UserError
 from rljax.objective import Objective
 from tests.models import config_of, make_model
 
@@ -63,6 +65,19 @@ def test_both_paths_agree(case, ours, tmp_path):
     trained = set(ours[0].gradients)
     for kind in ("gradient of", "optimizer step of", "optimizer alone on"):
         assert {f"{kind} {name}" for name in trained} <= {check["name"] for check in written["checks"] if check["holds"]}
+
+
+def test_a_report_that_could_not_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    old = tmp_path / "old.json"
+    old.write_text("{}")
+    parity.check_writable(old)
+    parity.check_writable(tmp_path / "new.json")
+    assert [p.name for p in tmp_path.iterdir()] == ["old.json"] and old.read_text() == "{}"
+    monkeypatch.setattr(parity, "JSON", SimpleNamespace(value=str(tmp_path / "none" / "report.json")))
+    monkeypatch.setattr(parity.main, "config_from_flags", lambda: config_io.load(str(CONFIG), []))
+    monkeypatch.setattr(model_directory, "prepare", lambda *args, **options: pytest.fail("the work was begun"))
+    with pytest.raises(UserError, match=r"--json: cannot write .*report\.json"):
+        parity.parity()
 
 
 def test_another_objective_is_no_parity(case, ours):
