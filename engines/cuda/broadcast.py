@@ -99,7 +99,7 @@ class BroadcastGroup:
         except TimeoutError:
             log.warning("a group over %s did not end within %g s, and is left as it is", self.backend, END_TIMEOUT)
 
-    def forget(self) -> None:
+    def close(self) -> None:
         """The learner is closed. Blocks."""
         if self.group is not None:
             _end(self.group, self.backend, broken=False)
@@ -203,11 +203,11 @@ def join(backend: str, host: str, port: int, rank: int, world: int, name: str) -
     torch has no public call for a second group with processes outside the first one; SGLang uses the same helper. Its
     rendezvous by tcp:// is not for us: under torchrun rank 0 would look for a store there, where it has to keep one.
     """
-    from torch import distributed
+    import torch.distributed
     from torch.distributed import distributed_c10d as c10d
 
-    keep: Any = distributed.TCPStore  # type: ignore[attr-defined]
-    store = keep(host, port, world, is_master=rank == 0, timeout=JOIN_TIMEOUT, multi_tenant=True)
+    tcp_store: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public, but not to mypy
+    store = tcp_store(host, port, world, is_master=rank == 0, timeout=JOIN_TIMEOUT, multi_tenant=True)
     helper: Any = c10d._new_process_group_helper
     options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"
     group, _ = helper(

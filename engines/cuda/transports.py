@@ -89,4 +89,4 @@ class Route:
 
     def close(self) -> None:
         if self._group is not None:
-            self._group.forget()
+            self._group.close()

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,16 @@ def test_help_says_the_command_and_the_flags():
     assert "python -m experiments.train --config=configs/quickstart.py" in done.stdout
     assert "--config:" in done.stdout and "--workdir:" in done.stdout
     assert done.stdout.splitlines()[-1] == ""  # nothing heavy was imported
+
+
+def test_every_binary_that_code_or_pages_name_is_there():
+    root = REPOSITORY
+    sources = [*(file for part in ("rljax", "engines", "backends") for file in (root / part).rglob("*.py"))]
+    sources += [root / "README.md", *(root / "docs").glob("*.md")]
+    named = {name for file in sources for name in re.findall(r"\bexperiments\.((?:bench\.)?[a-z_]+)", file.read_text())}
+    assert "train" in named
+    places = {name: root / "experiments" / name.replace(".", "/") for name in named}
+    assert [name for name, place in places.items() if not (place.is_dir() or place.with_suffix(".py").is_file())] == []
 
 
 QUICKSTART = "--config=configs/quickstart.py"

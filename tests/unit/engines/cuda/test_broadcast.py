@@ -109,7 +109,7 @@ def test_every_server_gets_every_tensor_in_buckets_and_the_version_with_the_last
         offsets = {body["rank_offset"] for r in receivers for path, body in r.calls if path == "/init_weights_update_group"}
         assert offsets == set(range(1, 1 + len(receivers)))
     finally:
-        group.forget()
+        group.close()
         for receiver in receivers:
             receiver.close()
 
@@ -134,7 +134,7 @@ def test_a_group_forms_under_torchrun_too(monkeypatch):
         asyncio.run(TorchBroadcast(iter(WEIGHTS), group).send([receiver], 1, flush=False))
         assert set(receiver.tensors) == {name for name, _ in WEIGHTS}
     finally:
-        group.forget()
+        group.close()
         receiver.close()
 
 
@@ -202,7 +202,7 @@ def test_over_nccl_a_broken_group_is_aborted_off_the_loop_and_the_next_publish_j
 
     asyncio.run(group.join([Server()]))
     assert len({name for path, name in calls if path == "/init_weights_update_group"}) == 2
-    group.forget()
+    group.close()
     assert stuck.ends == ["aborted", "destroyed"]
 
 
