@@ -1,4 +1,4 @@
-"""Every default, once. A comment where the value is a choice; `rljax/config.py` says what each key means."""
+"""Every default, once. A comment where the value is a choice; `rljax/config/schema.py` says what each key means."""
 
 from ml_collections import ConfigDict, config_dict
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from absl import app, flags, logging
 
-from rljax.config import Config
+from rljax.config.schema import Config
 from rljax.errors import GuardrailError, RankFailed, TooManyFailures, UserError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def define_config_flags(*, workdir: bool = True) -> None:
     flags.DEFINE_string(
         "config",
         None,
-        "A config file, as in configs/, or a YAML of AReaL's. --config.KEY=VALUE sets a key (rljax/config.py has them all).",
+        "A config file, as in configs/, or a YAML of AReaL's. --config.KEY=VALUE sets a key (docs/config.md has them all).",
     )
     if workdir:
         flags.DEFINE_string("workdir", None, "Directory of the run; made where it is missing, resumed where it holds one.")
@@ -55,7 +55,7 @@ def define_config_flags(*, workdir: bool = True) -> None:
 
 def config_from_flags() -> Config:
     """The config file with the overrides of the command line. Raises UserError."""
-    from rljax import config_io
+    from rljax.config import io as config_io
 
     if FLAGS.config is None:
         raise UserError("--config: missing (a Python file with get_config, such as configs/quickstart.py)")
@@ -72,7 +72,7 @@ def workdir_from_flags(what: str = "a directory for the run") -> Path:
 
     what: it is, for who has left it out.
     """
-    from rljax import areal
+    from rljax.config import areal
 
     if FLAGS.workdir:
         return Path(FLAGS.workdir)

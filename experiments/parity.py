@@ -15,17 +15,17 @@ import dataclasses
 import json
 import sys
 import tempfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 from absl import flags
 
 from experiments import main
-from rljax.compaction import Compacted, compact, kept
-from rljax.config import Config
+from experiments.parity_case import Case, Result
+from rljax.batching.compaction import compact, kept
+from rljax.config.schema import Config
 from rljax.errors import UserError
-from rljax.objective import Objective
+from rljax.objective.spec import Objective
 
 main.define_config_flags(workdir=False)
 DTYPE = flags.DEFINE_enum(
@@ -56,57 +56,12 @@ BOUNDS = {
 }
 # Of the optimizers alone: optax corrects the moments' bias in float32, whatever theirs.
 OPTIMIZER_BOUND = 1e-6
-STEPS = 100  # of a run whose number of steps its data decides; only the schedule asks
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What both paths are given."""
-
-    config: Config
-    model_dir: Path
-    objective: Objective
-    token_ids: np.ndarray  # [R, T] int32
-    compacted: Compacted  # the trained tokens, [R, m]
-    dtype: str
-
-    @property
-    def master(self) -> str:
-        """The dtype of master weights and moments, as in the learners; float64 where all is."""
-        return "float64" if self.dtype == "float64" else "float32"
-
-    @property
-    def total_steps(self) -> int:
-        return (self.config.total_train_steps or STEPS) * self.config.actor.ppo_n_minibatches
-
-    @property
-    def factors(self) -> tuple[float, float]:
-        """Of the gradient in two steps: alike, they would not tell what the betas are."""
-        return (1.0, -0.5)
-
-    def gradient(self, tensor: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Float64 noise for the optimizers alone, some of it so small that eps counts."""
-        random = np.random.default_rng([self.config.seed, zlib.crc32(tensor.encode())])
-        return random.normal(size=shape) * 10.0 ** random.uniform(-10, -2, shape)
-
-    @property
-    def positions(self) -> np.ndarray:
-        return np.broadcast_to(np.arange(self.token_ids.shape[1], dtype=np.int32), self.token_ids.shape).copy()
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a path makes of it."""
-
-    logp: np.ndarray  # [R, m]
-    entropy: np.ndarray  # [R, m]
-    loss: float
-    gradients: dict[str, np.ndarray]  # by tensor name
-    step: dict[str, np.ndarray]  # what one optimizer step adds to it
 
 
 def parity() -> None:
-    from rljax import config_checks, config_io, model_directory
+    from rljax.config import checks as config_checks
+    from rljax.config import io as config_io
+    from rljax.hf import prepare as model_directory
 
     config = main.config_from_flags()
     config_checks.check(config)
@@ -144,9 +99,9 @@ def check_writable(path: Path) -> None:
 
 def make_case(config: Config, model_dir: Path, dtype: str, rows: int, length: int) -> Case:
     """Random tokens and advantages; the other policies know nothing yet."""
-    from rljax.aggregation import loss_weights
-    from rljax.batch import Batch
+    from rljax.batching.batch import Batch
     from rljax.hf.spec import ModelSpec
+    from rljax.objective.aggregation import loss_weights
 
     objective = Objective.from_config(config)
     vocabulary = ModelSpec.from_directory(model_dir).vocab_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,13 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from experiments.parity_case import Case
 from rljax.backends.jax import hf
 from rljax.backends.jax.logprobs import token_logprobs
 from rljax.backends.jax.objective import policy_objective
 from rljax.backends.jax.optim import Optimizer
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
 from rljax.hf.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from experiments.parity import Case
 
 
 def run(case: Case) -> dict[str, Any]:

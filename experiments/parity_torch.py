@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from experiments.parity_case import Case
 from rljax.backends.torch.logprobs import token_logprobs
 from rljax.backends.torch.objective import policy_objective
 from rljax.backends.torch.optim import Optimizer, Slot
 from rljax.hf.spec import ModelSpec
-from rljax.objective import TokenArrays
-
-if TYPE_CHECKING:
-    from experiments.parity import Case
+from rljax.objective.spec import TokenArrays
 
 
 def run(case: Case) -> dict[str, Any]:

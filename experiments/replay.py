@@ -31,7 +31,10 @@ def replay() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Config and allocation
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import allocation, config_checks, config_io, engine
+    from rljax import engine
+    from rljax.config import allocation
+    from rljax.config import checks as config_checks
+    from rljax.config import io as config_io
 
     config = main.config_from_flags()
     config_checks.check(config)
@@ -45,22 +48,24 @@ def replay() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Ranks: where the learner lives in several processes, the others follow the one that goes on here
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import ranks
+    from rljax import multiprocess
 
     workdir = main.workdir_from_flags()
-    place, processes = ranks.find_place(config, pools.learner)
-    if place.rank > 0:
-        return ranks.follow(place, workdir)
+    process, processes = multiprocess.find_rank(config, pools.learner)
+    if process.rank > 0:
+        return multiprocess.follow(process, workdir)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Batches
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import dump, model_directory, tokenizer
-    from rljax.learning import learn
+    from rljax.hf import prepare as model_directory
+    from rljax.hf import tokenizer
+    from rljax.metrics.accumulator import PhaseTimer
+    from rljax.rollout import dump
     from rljax.sinks import State, Status
     from rljax.sinks.build import build as build_sinks
     from rljax.sinks.run_directory import RunDirectory
-    from rljax.tally import Clock
+    from rljax.train_step import learn
 
     if not BATCH.value:
         raise UserError("--batch: missing (a directory that experiments.rollout wrote)")
@@ -70,23 +75,23 @@ def replay() -> None:
     # Learner
     # --------------------------------------------------------------------------------------------------------------------
     run = RunDirectory(workdir)
-    with main.recorded(run), ranks.Team(place, processes, config, run.path, run.fail) as team:
+    with main.recorded(run), multiprocess.Leader(process, processes, config, run.path, run.fail) as leader:
         if run.holds_a_run:
             raise UserError(f"--workdir: {run.path} holds a run; a replay starts in a directory of its own")
         run.begin(config)
         model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
         words = tokenizer.load(model_dir)
-        learner = team.make_learner(config, pools.learner, model_dir)
+        learner = leader.make_learner(config, pools.learner, model_dir)
         sinks = build_sinks(config, run, words, first_step=0)
 
         # ----------------------------------------------------------------------------------------------------------------
         # Steps
         # ----------------------------------------------------------------------------------------------------------------
         total = config.total_train_steps
-        clock = Clock(lambda _: None)
+        timer = PhaseTimer(lambda _: None)
         for step, groups in enumerate(itertools.islice(itertools.cycle(batches), total)):
-            metrics = learn(learner, config, groups, step, clock)
-            sinks.write(step + 1, metrics | clock.drain())
+            metrics = learn(learner, config, groups, step, timer)
+            sinks.write(step + 1, metrics | timer.drain())
             sinks.status(Status(State.RUNNING, step=step + 1, version=step + 1, total_steps=total))
         if config.saver.export_final:
             learner.export(run.export)

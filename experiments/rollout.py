@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from experiments import main
-from rljax.config import Config
+from rljax.config.schema import Config
 from rljax.errors import EpisodeError, UserError
 
 if TYPE_CHECKING:
     from rljax.engine import Sampler
-    from rljax.tokenizer import Tokenizer
+    from rljax.hf.tokenizer import Tokenizer
     from rljax.types import Group, Prompt, Trajectory
 
 main.define_config_flags(workdir=False)
@@ -54,7 +54,9 @@ def rollout() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Config and allocation
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import config_checks, config_io, engine
+    from rljax import engine
+    from rljax.config import checks as config_checks
+    from rljax.config import io as config_io
 
     config = config_io.resolve(main.config_from_flags())
     config_checks.check_values(config)
@@ -68,8 +70,10 @@ def rollout() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory, tokenizer, data
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import dump, model_directory, tokenizer
     from rljax.data import open_prompts
+    from rljax.hf import prepare as model_directory
+    from rljax.hf import tokenizer
+    from rljax.rollout import dump
 
     out = Path(OUT.value)
     out.mkdir(parents=True, exist_ok=True)

@@ -22,17 +22,20 @@ from absl import logging
 from experiments import main
 
 if TYPE_CHECKING:
-    from rljax.config import Config
+    from rljax.config.schema import Config
     from rljax.engine import Sampler
-    from rljax.tokenizer import Tokenizer
+    from rljax.hf.tokenizer import Tokenizer
 
 main.define_config_flags()
 
 
 def serve() -> None:
-    from rljax import config_checks, config_io, engine, tokenizer
-    from rljax.allocation import Allocation
+    from rljax import engine
+    from rljax.config import checks as config_checks
+    from rljax.config import io as config_io
+    from rljax.config.allocation import Allocation
     from rljax.errors import UserError
+    from rljax.hf import tokenizer
 
     config = config_io.resolve(main.config_from_flags())
     config_checks.check_values(config)
@@ -53,7 +56,7 @@ def _trained() -> Path | None:
 
 
 def _initial(config: Config) -> Path:
-    from rljax import model_directory
+    from rljax.hf import prepare as model_directory
 
     why = "that of the run whose model is served, or a directory for the one that actor.init_from_scratch makes"
     workdir = main.workdir_from_flags(why) if config.actor.init_from_scratch else Path()

@@ -2,7 +2,7 @@
 
 python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
 
---config.KEY=VALUE sets a key of the config, as in --config.actor.optimizer.lr=1e-5; rljax/config.py says what each means.
+--config.KEY=VALUE sets a key of the config, as in --config.actor.optimizer.lr=1e-5; docs/config.md says what each means.
 The run directory then holds config.json, metrics.jsonl, samples.jsonl, status.json, checkpoints/ and export/.
 """
 
@@ -21,12 +21,12 @@ from experiments import main
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rljax.allocation import Allocation
-    from rljax.config import Config
-    from rljax.feed import Feed
+    from rljax.config.allocation import Allocation
+    from rljax.config.schema import Config
     from rljax.loop import Outcome
-    from rljax.ranks import Team
+    from rljax.multiprocess import Leader
     from rljax.sinks.run_directory import RunDirectory
+    from rljax.workers.server import WorkerServer
 
 main.define_config_flags()
 
@@ -35,7 +35,9 @@ def train() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Config: strict, resolved, and checked for contradictions before anything starts
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import config_checks, config_io, engine
+    from rljax import engine
+    from rljax.config import checks as config_checks
+    from rljax.config import io as config_io
 
     config = main.config_from_flags()
     config_checks.check(config)
@@ -51,12 +53,12 @@ def train() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Ranks: where the learner lives in several processes, the others follow the one that goes on here
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import ranks
+    from rljax import multiprocess
 
     workdir = main.workdir_from_flags()
-    place, processes = ranks.find_place(config, pools.learner)
-    if place.rank > 0:
-        return ranks.follow(place, workdir)
+    process, processes = multiprocess.find_rank(config, pools.learner)
+    if process.rank > 0:
+        return multiprocess.follow(process, workdir)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Run directory: locked, so that two runs never share it; it tells how the run ended
@@ -66,15 +68,17 @@ def train() -> None:
     run = RunDirectory(workdir)
     with main.recorded(run):
         run.begin(config)
-        with ranks.Team(place, processes, config, run.path, run.fail) as team:
-            asyncio.run(team.watched(_train(config, pools, run, team)))
+        with multiprocess.Leader(process, processes, config, run.path, run.fail) as leader:
+            asyncio.run(leader.watched(_train(config, pools, run, leader)))
 
 
-async def _train(config: Config, pools: Allocation, run: RunDirectory, team: Team) -> Outcome:
+async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: Leader) -> Outcome:
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import config_checks, model_directory, tokenizer
+    from rljax.config import checks as config_checks
+    from rljax.hf import prepare as model_directory
+    from rljax.hf import tokenizer
 
     model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
     words = tokenizer.load(model_dir)
@@ -83,9 +87,9 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, team: Tea
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.data import labelled_trajectory, open_prompts
-    from rljax.evaluation import Evaluation
-    from rljax.extent import total_steps
     from rljax.loop import Labelled, Loop, Run
+    from rljax.rollout.evaluation import Evaluation
+    from rljax.rollout.limits import total_steps
 
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
@@ -130,7 +134,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, team: Tea
         return await Loop(
             Run(
                 config=config,
-                engine=engine.build(config, pools, model_dir, run.path, team.make_learner),
+                engine=engine.build(config, pools, model_dir, run.path, leader.make_learner),
                 prompts=prompts,
                 workflow=workflow,
                 params=params,
@@ -139,28 +143,28 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, team: Tea
                 accept=accept,
                 labelled=labelled,
                 evaluation=evaluation,
-                feed=_feed(config, model_dir, run) if config.actor.loss != "sft" else None,
+                worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,
                 measured=rewards.take_metrics,
             )
         ).run()
 
 
-def _feed(config: Config, model_dir: Path, run: RunDirectory) -> Feed | None:
+def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> WorkerServer | None:
     """Where workers attach: those that the run starts, and those from elsewhere."""
     if not config.rollout.workers and not config.rollout.listen:
         return None
-    from rljax.children import Children
     from rljax.engine import scratch
-    from rljax.feed import Feed
+    from rljax.workers.launcher import WorkerProcesses
+    from rljax.workers.server import WorkerServer
 
     command = [sys.executable, "-m", "experiments.rollout"]
-    return Feed(
+    return WorkerServer(
         config,
         model_dir,
         token=os.environ.get("RLJAX_TOKEN") or secrets.token_urlsafe(),
-        scratch=scratch(run.path, "-feed"),
-        door=run.path / "workers.json",
-        children=Children(command, config.rollout.workers, run.path / "workers") if config.rollout.workers else None,
+        scratch=scratch(run.path, "-worker_server"),
+        address_file=run.path / "workers.json",
+        children=WorkerProcesses(command, config.rollout.workers, run.path / "workers") if config.rollout.workers else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""`experiments.rollout --attach`: a worker of a run, from the run's config to the parts that rljax/worker.py works with."""
+"""`experiments.rollout --attach`: from the config of a run to the parts of its worker (rljax/workers/client.py)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from experiments import main
 from rljax.errors import UserError
 
 if TYPE_CHECKING:
-    from rljax.config import Config
+    from rljax.config.schema import Config
     from rljax.engine import Sampler
-    from rljax.worker import Parts
+    from rljax.workers.client import Parts
 
 TOKEN_VARIABLE = "RLJAX_TOKEN"
 OWN_SAMPLER = ("allocation_mode", "rollout.addr")  # keys that say what samples here
@@ -25,19 +25,19 @@ OWN_SAMPLER = ("allocation_mode", "rollout.addr")  # keys that say what samples 
 
 def attach(address: str, *, room: int | None, patience: float, name: str, parent: int | None) -> None:
     """Works until the run ends. Raises UserError."""
-    from rljax.processes import die_with
-    from rljax.worker import work
+    from rljax.process.parent import die_with
+    from rljax.workers.client import work
 
     if parent is not None:
         die_with(parent)
         patience = 0.0  # the run starts its workers anew
     own = any(key in OWN_SAMPLER for key, _ in main.overrides_from_flags())
-    asyncio.run(work(lambda: _door(address), _parts, own=own, name=name, room=room, patience=patience))
+    asyncio.run(work(lambda: _find_trainer(address), _parts, own=own, name=name, room=room, patience=patience))
 
 
-def _door(address: str) -> tuple[str, str]:
-    """(HOST:PORT, token). Raises NoDoor, UserError."""
-    from rljax.worker import NoDoor
+def _find_trainer(address: str) -> tuple[str, str]:
+    """(HOST:PORT, token). Raises NoTrainer, UserError."""
+    from rljax.workers.client import NoTrainer
 
     if ":" in address:
         if not (token := os.environ.get(TOKEN_VARIABLE, "")):
@@ -45,22 +45,26 @@ def _door(address: str) -> tuple[str, str]:
                 f"--attach: the run's token is needed (set {TOKEN_VARIABLE}; the run has it in WORKDIR/workers.json)"
             )
         return address, token
-    door = Path(address) / "workers.json"
+    address_file = Path(address) / "workers.json"
     try:
-        told = json.loads(door.read_text())
+        told = json.loads(address_file.read_text())
         return told["address"], told["token"]
     except PermissionError:
-        raise UserError(f"--attach: {door} is another user's (give HOST:PORT, and the token in {TOKEN_VARIABLE})") from None
+        raise UserError(
+            f"--attach: {address_file} is another user's (give HOST:PORT, and the token in {TOKEN_VARIABLE})"
+        ) from None
     except (OSError, ValueError):
-        raise NoDoor(f"no run listens in {address} (one with rollout.listen or rollout.workers does)") from None
+        raise NoTrainer(f"no run listens in {address} (one with rollout.listen or rollout.workers does)") from None
 
 
 @contextlib.asynccontextmanager
 async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
-    from rljax import config_io, engine, tokenizer
+    from rljax import engine
+    from rljax.config import io as config_io
+    from rljax.hf import tokenizer
     from rljax.rewards import RewardPool
-    from rljax.rollout import PatientSampler, Rollouts
-    from rljax.worker import Parts
+    from rljax.rollout.producer import PatientSampler, Rollouts
+    from rljax.workers.client import Parts
     from rljax.workflows import build_workflow, find_filter, sampling_params
 
     overrides = main.overrides_from_flags()

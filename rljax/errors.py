@@ -68,4 +68,4 @@ class RankFailed(Exception):
 
 
 class GuardrailError(Exception):
-    """A metric was out of its bound for too long (rljax/guardrails.py): one line with key, metric, value and remedy."""
+    """A metric was out of its bound for too long (rljax/metrics/guardrails.py): one line with key, metric, value and remedy."""

@@ -11,8 +11,8 @@
                +--------------------------+  a version more: there is room again
 
     who              waits for                                          who unblocks it
-    producer         room: max lag, concurrency (buffer.py)             publish; a group that ends
-    request          the sampler, rollout.request_timeout               the sampler, or the timeout (rollout.py)
+    producer         room: max lag, concurrency (rollout/buffer.py)             publish; a group that ends
+    request          the sampler, rollout.request_timeout               the sampler, or the timeout (rollout/producer.py)
     learner          consumer_batch_size groups, oldest first           the producer
     a server         that came back without weights: a publish          the learner, after its step or while it waits
     publish          the sampler to stop between two decode steps       the sampler
@@ -20,16 +20,16 @@
     save             the disk; generating goes on                       the disk
     everyone         nothing for more than recover.hang_timeout         the watchdog ends the run
 
-The producer (rollout.py) is a task of the event loop that keeps prompts in flight, or it leases them to other processes
-(feed.py, worker.py); what becomes of each, ledger.py says. The learner (learning.py) works in a thread, so that sampling goes
-on during an update. Between them stands the buffer (buffer.py), which decides what may be generated and what may be trained
-on: at `max_head_offpolicyness=0` it admits nothing while an update runs, and that is synchronous RL. Evaluation is the
-workflow with no learner (evaluation.py); supervised warm-up and SFT are the learner with no sampler.
+The producer (rollout/producer.py) is a task of the event loop that keeps prompts in flight, or it leases them to other
+processes (workers/); what becomes of each, rollout/tracker.py says. The learner (train_step.py) works in a thread, so that
+sampling goes on during an update. Between them stands the buffer (rollout/buffer.py), which decides what may be generated and
+what may be trained on: at `max_head_offpolicyness=0` it admits nothing while an update runs, and that is synchronous RL.
+Evaluation is the workflow with no learner (rollout/evaluation.py); supervised warm-up and SFT are the learner with no sampler.
 
 Order of a step, which is a contract: take at version v -> update (every token is at most max_head_offpolicyness versions
-older than v) -> publish, version v + 1 -> room for the next prompts -> metrics -> guardrails (guardrails.py) -> evaluate ->
-save. A checkpoint therefore holds a learner of v + 1 steps, a book at version v + 1, and no half of anything; what was in
-flight is generated again (recovery.py, checkpoints.py, journal.py).
+older than v) -> publish, version v + 1 -> room for the next prompts -> metrics -> guardrails -> evaluate -> save.
+A checkpoint therefore holds a learner of v + 1 steps, a book at version v + 1, and no half of anything; what was in flight is
+generated again (checkpoints/recovery.py, checkpoints/store.py, rollout/journal.py).
 
 A step counts from the start of the run, supervised ones included; a version counts those of RL alone.
 """
@@ -49,26 +49,26 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rljax.buffer import Buffer, Entry, PromptSource
-from rljax.config import Config, FrequencyConfig
+from rljax.checkpoints.recovery import Recovery
+from rljax.config.schema import Config, FrequencyConfig
 from rljax.engine import Engine
 from rljax.errors import GuardrailError, TooManyFailures, UserError
-from rljax.evaluation import PREFIX, Evaluation, evaluate
-from rljax.extent import limits_of, supervised_total, total_steps
-from rljax.feed import Feed, Job
-from rljax.guardrails import Guardrails
-from rljax.journal import Record
-from rljax.learning import learn, supervise
-from rljax.ledger import Ledger
-from rljax.metrics import Mean, merge
-from rljax.recovery import Recovery
-from rljax.rollout import PatientSampler, Producer, Rollouts
-from rljax.signals import stopping
+from rljax.metrics.accumulator import Accumulator, PhaseTimer
+from rljax.metrics.guardrails import Guardrails
+from rljax.metrics.mean import Mean, merge
+from rljax.process.signals import stopping
+from rljax.process.watchdog import Watchdog
+from rljax.rollout.buffer import Buffer, Entry, PromptSource
+from rljax.rollout.evaluation import PREFIX, Evaluation, evaluate
+from rljax.rollout.journal import Record
+from rljax.rollout.limits import limits_of, supervised_total, total_steps
+from rljax.rollout.producer import PatientSampler, Producer, Rollouts
+from rljax.rollout.tracker import PromptTracker
+from rljax.rollout.workflow import Workflow
 from rljax.sinks import Sink, State, Status
-from rljax.tally import Clock, Tally
+from rljax.train_step import learn, supervise
 from rljax.types import Group, Prompt, SamplingParams, Trajectory
-from rljax.watchdog import Watchdog
-from rljax.workflow import Workflow
+from rljax.workers.server import Job, WorkerServer
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Labelled:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All that a run is made of. `config` is resolved (rljax/config_io.py)."""
+    """All that a run is made of. `config` is resolved (rljax/config/io.py)."""
 
     config: Config
     engine: Engine
@@ -95,7 +95,7 @@ class Run:
     accept: Callable[[Group], bool] = lambda group: True  # rollout.should_accept_fn
     labelled: Labelled | None = None
     evaluation: Evaluation | None = None
-    feed: Feed | None = None  # where other processes generate; None: this one does
+    worker_server: WorkerServer | None = None  # where other processes generate; None: this one does
     measured: Callable[[], dict[str, Mean]] = dict  # what its parts have measured themselves since the last call: the rewards
 
 
@@ -128,7 +128,7 @@ class Loop:
         self.buffer = Buffer(run.prompts, limits_of(config, len(run.prompts)))
         self.recovery = Recovery(config, run.workdir, run.engine.learner, self.buffer)
         self.guardrails = Guardrails(config.guard)
-        self.tally = Tally()
+        self.accumulator = Accumulator()
         self.supervised_steps = 0  # finished
         self.supervised_total = supervised_total(config, len(run.prompts))
         self.stop = asyncio.Event()  # asked to, by a signal
@@ -148,17 +148,17 @@ class Loop:
     async def run(self) -> Outcome:
         run = self.parts
         with Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog, stopping(self._stop):
-            self.beat, self.clock = watchdog.beat, Clock(watchdog.beat)
+            self.beat, self.timer = watchdog.beat, PhaseTimer(watchdog.beat)
             try:
                 await self._restore()
                 self.sinks = run.open_sinks(self.step)
                 try:
-                    if run.feed is not None:
-                        await run.feed.open()
+                    if run.worker_server is not None:
+                        await run.worker_server.open()
                     await self._train()
                 finally:
-                    if run.feed is not None:
-                        await run.feed.close()
+                    if run.worker_server is not None:
+                        await run.worker_server.close()
                     self.sinks.close()
             finally:
                 self.recovery.close()
@@ -204,7 +204,7 @@ class Loop:
         size = self.buffer.limits.batch_size if sft else self.config.warmup.batch_size
         while self.supervised_steps < self.supervised_total and not self.stop.is_set():
             examples = [labelled.encode(next(labelled.prompts)) for _ in range(size)]
-            with self.clock.phase("update"):
+            with self.timer.phase("update"):
                 metrics = await asyncio.to_thread(supervise, self.parts.engine.learner, self.config, examples)
             self.supervised_steps += 1
             epochs = self.supervised_steps * size // len(labelled.prompts)
@@ -245,7 +245,7 @@ class Loop:
                 await self._first_of(producer, change)
             return None
         finally:
-            self.tally.count("rollout/wait/learner", time.perf_counter() - start)
+            self.accumulator.count("rollout/wait/learner", time.perf_counter() - start)
 
     async def _first_of(self, *awaited: asyncio.Future[Any]) -> None:
         """Until one of them is done. Meanwhile the learner is idle, and a server that comes back without weights is given those
@@ -267,14 +267,14 @@ class Loop:
         """One batch: update, publish, metrics, evaluate, save. Sampling goes on all the while, as far as the lag allows."""
         engine, version, groups = self.parts.engine, self.buffer.version, [entry.group for entry in entries]
         async with self.learning:
-            with self.clock.phase("step"):
+            with self.timer.phase("step"):
                 async with engine.learning():
-                    metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.clock)
-                with self.clock.phase("publish"):
+                    metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.timer)
+                with self.timer.phase("publish"):
                     await engine.publish(version + 1)
                 self.buffer.publish()
-        if self.parts.feed is not None:
-            self.parts.feed.weights_changed()
+        if self.parts.worker_server is not None:
+            self.parts.worker_server.weights_changed()
         for uid, trajectory in itertools.islice(of_different_groups(groups), self.config.stats_logger.samples_per_step):
             self.sinks.sample(self.step, uid, trajectory)
         metrics = merge([metrics, self._of_buffer(len(groups))])
@@ -317,11 +317,11 @@ class Loop:
 
     async def _produce(self) -> None:
         """Keeps groups coming, from this process or from others, until it is cancelled."""
-        feed, sampler = self.parts.feed, self.parts.engine.sampler
-        if feed is None:
+        worker_server, sampler = self.parts.worker_server, self.parts.engine.sampler
+        if worker_server is None:
             await self._producer().run()
         else:
-            await feed.run(Job(self.buffer, self._ledger(), sampler, self.tally, self._export_between_steps))
+            await worker_server.run(Job(self.buffer, self._tracker(), sampler, self.accumulator, self._export_between_steps))
 
     async def _export_between_steps(self, directory: Path) -> int:
         """The policy as a HF directory, for samplers of other processes. Returns its version."""
@@ -336,18 +336,18 @@ class Loop:
             run.engine.sampler,
             timeout=config.rollout.request_timeout,
             retries=config.rollout.request_retries,
-            lost=lambda error: self.tally.count(f"rollout/lost/{error.kind}"),
+            lost=lambda error: self.accumulator.count(f"rollout/lost/{error.kind}"),
         )
         rollouts = Rollouts(run.workflow, sampler, run.params, config.gconfig.n_samples, config.seed, run.accept)
-        return Producer(rollouts, self.buffer, self._ledger(), self.tally)
+        return Producer(rollouts, self.buffer, self._tracker(), self.accumulator)
 
-    def _ledger(self) -> Ledger:
-        return Ledger(
+    def _tracker(self) -> PromptTracker:
+        return PromptTracker(
             self.config,
             buffer=self.buffer,
             journals=self.recovery.journals,
             known=self.known,
-            tally=self.tally,
+            accumulator=self.accumulator,
             beat=self.beat,
             trace=self.parts.workdir / "trace.jsonl" if self.config.rollout.enable_rollout_tracing else None,
         )
@@ -359,7 +359,7 @@ class Loop:
         if never or self.stop.is_set() or (self.evaluated is not None and self.evaluated[0] == self.step):
             return
         assert run.evaluation is not None
-        with self.clock.phase("evaluate"):
+        with self.timer.phase("evaluate"):
             work = asyncio.create_task(evaluate(run.engine.sampler, run.evaluation, self.config, self.beat))
             stop = asyncio.create_task(self.stop.wait())
             try:
@@ -374,19 +374,19 @@ class Loop:
                 return
         metrics = work.result()
         self.evaluated = (self.step, metrics[f"{PREFIX}/reward"].value)
-        self.sinks.write(self.step, metrics | self.clock.drain())
+        self.sinks.write(self.step, metrics | self.timer.drain())
 
     async def _save(self, epochs: int | None = None, *, failed: bool = False) -> None:
         labelled = self.parts.labelled
         state: dict[str, Any] = {
             "supervised_steps": self.supervised_steps,
             "labelled": labelled.prompts.state() if labelled else None,
-            "tally": self.tally.state(),
+            "accumulator": self.accumulator.state(),
             "written": dict(self.written),
             "epochs": self.epochs if epochs is None else epochs,
         }
         reward = self.evaluated[1] if self.evaluated and self.evaluated[0] == self.step else math.nan
-        with self.clock.phase("save"):
+        with self.timer.phase("save"):
             score = None if math.isnan(reward) else reward
             async with self.learning:
                 await self.recovery.save(self.step, state, score=score, failed=failed)
@@ -398,17 +398,17 @@ class Loop:
         self.supervised_steps, self.epochs = state["supervised_steps"], state["epochs"]
         if self.parts.labelled and state["labelled"]:
             self.parts.labelled.prompts.restore(state["labelled"])
-        self.tally.restore(state["tally"])
+        self.accumulator.restore(state["accumulator"])
         self.written = Counter(state["written"])
 
     def _write(self, metrics: dict[str, Mean]) -> None:
         """A step's metrics, and what was counted and timed since the last."""
-        feed = self.parts.feed
+        worker_server = self.parts.worker_server
         measured = [
             self.parts.measured(),
-            feed.take_metrics() if feed else {},
-            self.tally.drain(),
-            self.clock.drain(),
+            worker_server.take_metrics() if worker_server else {},
+            self.accumulator.drain(),
+            self.timer.drain(),
             self._wall(),
         ]
         self.sinks.write(self.step, merge([metrics, *measured]))

@@ -1,4 +1,5 @@
-"""The import rule: experiments -> engines -> backends -> rljax, and what is optional is imported when it is used.
+"""The import rule: experiments -> testing -> engines -> backends -> rljax, rooms of rljax as `ROOMS` says, and what is optional
+is imported when it is used.
 
 python tests/import_rule.py --library=//LABEL --deps=//LABEL,... FILE...
 
@@ -15,7 +16,43 @@ from pathlib import Path
 from typing import NamedTuple
 
 # Layers from the bottom up, as folders of the repository. A layer imports itself and what is below it.
-LAYERS = ("rljax", "backends", "engines", "experiments")
+LAYERS = ("rljax", "backends", "engines", "testing", "experiments")
+# Rooms of rljax, from the bottom up: each imports itself and the rooms that it names, which stand above it in this table.
+ROOMS = {
+    "__init__": (),
+    "errors": (),
+    "types": (),
+    "seeding": (),
+    "process": (),
+    "config": ("errors",),
+    "metrics": ("config", "errors"),
+    "hf": ("config", "errors"),
+    "sinks": ("config", "errors", "hf", "metrics", "types"),
+    "objective": ("config", "errors", "metrics", "types"),
+    "batching": ("errors", "objective", "types"),
+    "engine": ("batching", "config", "errors", "metrics", "types"),
+    "multiprocess": ("batching", "config", "engine", "errors", "metrics", "process"),
+    "rollout": ("config", "engine", "errors", "hf", "metrics", "seeding", "sinks", "types"),
+    "train_step": ("batching", "config", "engine", "metrics", "objective", "rollout", "types"),
+    "checkpoints": ("config", "engine", "errors", "rollout"),
+    "workers": ("config", "engine", "errors", "metrics", "rollout", "types"),
+    "data": ("config", "errors", "hf", "rollout", "types"),
+    "rewards": ("config", "data", "errors", "metrics", "process", "types"),
+    "workflows": ("config", "engine", "errors", "hf", "rewards", "rollout", "types"),
+    "loop": (
+        "checkpoints",
+        "config",
+        "engine",
+        "errors",
+        "metrics",
+        "process",
+        "rollout",
+        "sinks",
+        "train_step",
+        "types",
+        "workers",
+    ),
+}
 # Folders that other people's packages could be called: imported under `rljax.` only.
 BARE = ("backends", "engines", "configs")
 # Frameworks, and the folders that may import them.
@@ -68,19 +105,29 @@ def imports_of(source: str, package: str) -> Iterator[Import]:
 def layer_of(module: str) -> str | None:
     """The layer that a dotted module belongs to; None for other people's and for configs."""
     head, *rest = module.split(".")
-    if head == "rljax" and rest and rest[0] in BARE:
+    if head == "rljax" and rest and rest[0] in (*BARE, "testing"):
         return rest[0] if rest[0] in LAYERS else None
-    return head if head in LAYERS else None
+    return head if head in LAYERS and head != "testing" else None
+
+
+def room_of(module: str) -> str | None:
+    """The room of rljax that a dotted module belongs to; None for other layers and for rljax itself."""
+    head, _, rest = module.partition(".")
+    return rest.partition(".")[0] if rest and layer_of(module) == "rljax" == head else None
 
 
 def violations(path: str, source: str) -> list[str]:
     """What is wrong with the imports of a file, whose path is relative to the repository."""
-    folder = Path(path).parts[0]
+    folder, own_room = _layer_of_path(path), _room_of_path(path)
     found = []
     for module, line, lazy in imports_of(source, _package(path)):
         head = module.partition(".")[0]
-        layer = layer_of(module)
-        if head in BARE:
+        layer, room = layer_of(module), room_of(module)
+        if folder == "rljax" and own_room not in ROOMS:
+            return [f"{path}:1: no room of this name in tests/import_rule.py"]
+        if folder == "rljax" and room in ROOMS and room not in (own_room, *ROOMS[own_room]):
+            found.append(f"{path}:{line}: {own_room} must not import {module} (ROOMS in tests/import_rule.py)")
+        elif head in BARE:
             found.append(f"{path}:{line}: import rljax.{module}, not {module}")
         elif folder in LAYERS and layer is not None and LAYERS.index(layer) > LAYERS.index(folder):
             found.append(f"{path}:{line}: {folder} must not import {module} (imports point down: {' -> '.join(LAYERS[::-1])})")
@@ -89,6 +136,15 @@ def violations(path: str, source: str) -> list[str]:
         elif head in OPTIONAL and not lazy and not any(Path(path).is_relative_to(home) for home in OPTIONAL[head]):
             found.append(f"{path}:{line}: {module} is optional: import it where it is used, not with the module")
     return found
+
+
+def _layer_of_path(path: str) -> str:
+    first, *below = Path(path).parts
+    return "testing" if first == "rljax" and below[0] == "testing" else first
+
+
+def _room_of_path(path: str) -> str:
+    return Path(path).parts[1].removesuffix(".py") if len(Path(path).parts) > 1 else ""
 
 
 def undeclared(path: str, source: str, libraries: set[str]) -> list[str]:
@@ -101,7 +157,7 @@ def undeclared(path: str, source: str, libraries: set[str]) -> list[str]:
 def _library_of(module: str) -> str:
     """rljax.backends.jax.model -> //rljax/backends/jax; a library has all that is below it and is no other's."""
     head, *rest = module.split(".")
-    inside = rest[:1] if rest[:1] == ["configs"] else rest[:2] if rest and rest[0] in BARE else []
+    inside = rest[:1] if rest[:1] in (["configs"], ["testing"]) else rest[:2] if rest and rest[0] in BARE else []
     return "//" + "/".join([head, *inside])
 
 

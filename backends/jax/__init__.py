@@ -1,0 +1,1 @@
+"""Arithmetic in JAX: model, losses, log-probs, sharding, optimizer, checkpoints. Stateless."""

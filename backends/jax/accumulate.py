@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from rljax.backends.jax.mesh import dispatching
 from rljax.backends.jax.optim import Optimizer, StepStats
 from rljax.backends.jax.sharding import replicated
-from rljax.metrics import Mean
-from rljax.objective import MeanArrays
+from rljax.metrics.mean import Mean
+from rljax.objective.spec import MeanArrays
 
 Tree = Any  # a pytree of arrays
 Metrics = dict[str, MeanArrays]

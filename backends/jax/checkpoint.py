@@ -3,7 +3,7 @@
     DIRECTORY/meta.json   what the tree is (the caller's words), and size and CRC-32 of every file of it
     DIRECTORY/tree/       orbax
 
-Neither function makes anything atomic: write into a directory that is renamed when it is whole (`rljax/checkpoints.py`).
+Neither function makes anything atomic: write into a directory that is renamed when it is whole (`rljax/checkpoints/store.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from rljax.backends.jax.hosts import together
-from rljax.checksums import check_room, reason, verify, write_meta
+from rljax.backends.jax.multihost import together
+from rljax.checkpoints.integrity import check_room, reason, verify, write_meta
 from rljax.errors import UserError
 
 Tree = Any  # nested dicts of arrays

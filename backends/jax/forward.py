@@ -15,7 +15,7 @@ from rljax.backends.jax.logprobs import token_logprobs
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective
 from rljax.backends.jax.sharding import BATCH
-from rljax.objective import MeanArrays, Objective
+from rljax.objective.spec import MeanArrays, Objective
 
 
 def predicting_hidden(model: Transformer, rows: Any) -> Array:

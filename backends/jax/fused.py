@@ -31,7 +31,7 @@ from rljax.backends.jax.logprobs import (
     token_logprobs,
 )
 from rljax.backends.jax.objective import policy_objective
-from rljax.objective import MeanArrays, Objective, TokenArrays
+from rljax.objective.spec import MeanArrays, Objective, TokenArrays
 
 
 def fused_objective(

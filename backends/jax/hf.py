@@ -13,8 +13,8 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
-from rljax.backends.jax.hosts import fetch
 from rljax.backends.jax.model import abstract
+from rljax.backends.jax.multihost import fetch
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
 from rljax.backends.jax.sharding import check, parameter_sharding, single_device_mesh
 from rljax.hf.directory import write_companions

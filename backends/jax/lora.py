@@ -18,8 +18,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from rljax.backends.jax.hosts import put
 from rljax.backends.jax.model import Lora, Transformer, abstract, dot
+from rljax.backends.jax.multihost import put
 from rljax.backends.jax.parameters import nested, parameters
 from rljax.backends.jax.sharding import fit, single_device_mesh
 from rljax.errors import UserError

@@ -1,4 +1,4 @@
-"""The terms of the objective in JAX. `rljax/losses.py` is their definition: same names, arguments and docstrings.
+"""The terms of the objective in JAX. `rljax/objective/losses.py` is their definition: same names, arguments and docstrings.
 
 Arithmetic is in float32 at least, whatever comes in. Masks select before anything is exponentiated: 0 times inf is NaN.
 """
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jaxtyping import Array, Bool, Float, Int
 
-from rljax.losses import LOG_RATIO_LIMIT, Term
+from rljax.objective.losses import LOG_RATIO_LIMIT, Term
 
 
 def clipped_surrogate(
@@ -165,7 +165,7 @@ def interpolated_proximal(
 
     .. math:: \log \pi_{prox} = \log \pi_{behave} + a (\log \pi_\theta - \log \pi_{behave})
 
-    The coefficient is `rljax.proximal.interpolation`; at a = 1 the result is logp exactly.
+    The coefficient is `rljax.objective.proximal.interpolation`; at a = 1 the result is logp exactly.
 
     Args:
       logp, behavior_logp: of the sampled tokens, nats.
@@ -249,7 +249,7 @@ def entropy_bonus(entropy: Float[Array, "R m"], mask: Bool[Array, "R m"], weight
 
     .. math:: L = -H,\quad H = -\sum_j p_j \log p_j
 
-    Williams and Peng 1991. The gradient of H by the logits is in `rljax.logprobs`.
+    Williams and Peng 1991. The gradient of H by the logits is in `rljax.objective.logprobs`.
 
     Args:
       entropy: of the whole distribution at each token, nats; gradient flows through it.

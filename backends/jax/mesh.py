@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rljax.allocation import Pool
 from rljax.backends.jax.sharding import BATCH, make_mesh
+from rljax.config.allocation import Pool
 from rljax.errors import UserError
 
-# By the first device of a mesh: pools share all of their devices or none (rljax/allocation.py).
+# By the first device of a mesh: pools share all of their devices or none (rljax/config/allocation.py).
 _LOCKS: collections.defaultdict[jax.Device, threading.RLock] = collections.defaultdict(threading.RLock)
 
 

@@ -7,7 +7,7 @@ from jax.lax import stop_gradient
 from jaxtyping import Array, Bool, Float
 
 from rljax.backends.jax import losses
-from rljax.objective import PREFIX, MeanArrays, Objective, TokenArrays
+from rljax.objective.spec import PREFIX, MeanArrays, Objective, TokenArrays
 
 
 def policy_objective(

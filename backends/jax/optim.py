@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rljax.config import OptimizerConfig
+from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
 
 Tree = Any  # a pytree of arrays

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rljax.backends.jax.hosts import fetch, put
+from rljax.backends.jax.multihost import fetch, put
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested
 from rljax.errors import UserError
 

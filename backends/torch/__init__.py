@@ -1,0 +1,1 @@
+"""Arithmetic in PyTorch: model, losses, log-probs, parallelism, optimizer, checkpoints. Stateless."""

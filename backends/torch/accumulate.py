@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rljax.backends.torch.layout import MAX, MIN, Layout
+from rljax.backends.torch.mesh import MAX, MIN, Layout
 from rljax.backends.torch.optim import StepStats
-from rljax.metrics import Mean
-from rljax.objective import MeanArrays
+from rljax.metrics.mean import Mean
+from rljax.objective.spec import MeanArrays
 
 Metrics = dict[str, MeanArrays]
 Loss = Callable[[Any], tuple[Tensor, Metrics]]  # rows -> sum of the loss, metrics

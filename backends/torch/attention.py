@@ -20,7 +20,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from rljax.backends.torch.context import Context
+from rljax.backends.torch.context_parallel import Context
 
 IMPLEMENTATION = "rljax_packed"
 HALF = (torch.bfloat16, torch.float16)

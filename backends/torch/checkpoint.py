@@ -4,7 +4,7 @@
     DIRECTORY/tree/       DCP
 
 Functions that take a layout are called by all ranks at once, and raise on all of them or on none. None makes anything
-atomic: write into a directory that is renamed when it is whole (`rljax/checkpoints.py`).
+atomic: write into a directory that is renamed when it is whole (`rljax/checkpoints/store.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from rljax.backends.torch.export import to_numpy
-from rljax.backends.torch.layout import MAX, Layout
-from rljax.checksums import TREE, check_room, read_meta, reason, verify, write_meta
+from rljax.backends.torch.mesh import MAX, Layout
+from rljax.checkpoints.integrity import TREE, check_room, read_meta, reason, verify, write_meta
 from rljax.errors import UserError
 
 Result = TypeVar("Result")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rljax.backends.torch.layout import MAX, Layout, like, local
+from rljax.backends.torch.mesh import MAX, Layout, like, local
 from rljax.errors import UserError
 from rljax.hf.directory import write_companions
 from rljax.hf.spec import ModelSpec

@@ -17,7 +17,7 @@ from rljax.backends.torch.fused import fused_objective
 from rljax.backends.torch.logprobs import token_logprobs
 from rljax.backends.torch.model import Network
 from rljax.backends.torch.objective import policy_objective
-from rljax.objective import MeanArrays, Objective
+from rljax.objective.spec import MeanArrays, Objective
 
 
 def predicting_hidden(hidden: Tensor, rows: Any) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rljax.backends.torch.logprobs import Scoring, blocks, d_logits, elementwise, local_labels, logits_of, matmul, statistics
 from rljax.backends.torch.objective import policy_objective
-from rljax.objective import MeanArrays, Objective, TokenArrays
+from rljax.objective.spec import MeanArrays, Objective, TokenArrays
 
 
 def fused_objective(

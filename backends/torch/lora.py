@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rljax.backends.torch.layout import local, local_slices
-from rljax.config import LoraConfig
+from rljax.backends.torch.mesh import local, local_slices
+from rljax.config.schema import LoraConfig
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import layer_tensor, projections

@@ -1,4 +1,4 @@
-"""The terms of the objective in PyTorch. `rljax/losses.py` is their definition: same names, arguments and docstrings.
+"""The terms of the objective in PyTorch. `rljax/objective/losses.py` is their definition: same names, arguments and docstrings.
 
 Arithmetic is in float32 at least, whatever comes in. Masks select before anything is exponentiated: 0 times inf is NaN.
 """
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rljax.losses import LOG_RATIO_LIMIT, Term
+from rljax.objective.losses import LOG_RATIO_LIMIT, Term
 
 
 def clipped_surrogate(
@@ -164,7 +164,7 @@ def interpolated_proximal(
 
     .. math:: \log \pi_{prox} = \log \pi_{behave} + a (\log \pi_\theta - \log \pi_{behave})
 
-    The coefficient is `rljax.proximal.interpolation`; at a = 1 the result is logp exactly.
+    The coefficient is `rljax.objective.proximal.interpolation`; at a = 1 the result is logp exactly.
 
     Args:
       logp, behavior_logp: of the sampled tokens, nats.
@@ -248,7 +248,7 @@ def entropy_bonus(entropy: Float[Tensor, "R m"], mask: Bool[Tensor, "R m"], weig
 
     .. math:: L = -H,\quad H = -\sum_j p_j \log p_j
 
-    Williams and Peng 1991. The gradient of H by the logits is in `rljax.logprobs`.
+    Williams and Peng 1991. The gradient of H by the logits is in `rljax.objective.logprobs`.
 
     Args:
       entropy: of the whole distribution at each token, nats; gradient flows through it.

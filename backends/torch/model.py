@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rljax.backends.torch.attention import IMPLEMENTATION
-from rljax.backends.torch.layout import Layout, local, local_slices
+from rljax.backends.torch.mesh import Layout, local, local_slices
 from rljax.backends.torch.tensor_parallel import parallelize, vocabulary_group
 from rljax.hf.spec import ModelSpec
 from rljax.hf.weights import WeightReader

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rljax.backends.torch import losses
-from rljax.objective import PREFIX, MeanArrays, Objective, TokenArrays
+from rljax.objective.spec import PREFIX, MeanArrays, Objective, TokenArrays
 
 
 def policy_objective(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from rljax.config import OptimizerConfig
+from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
 
 SCHEDULES = ("constant", "linear", "cosine")

@@ -13,12 +13,12 @@ from rljax.backends.torch.accumulate import Metrics
 from rljax.backends.torch.forward import named_values
 from rljax.backends.torch.objective import value_objective
 from rljax.backends.torch.optim import Slot
-from rljax.config import Config
+from rljax.config.schema import Config
 from rljax.engines.cuda.phase import Phase
 from rljax.engines.cuda.policy import Policy
 from rljax.engines.cuda.rows import Rows
-from rljax.metrics import Mean
-from rljax.objective import explained_variance
+from rljax.metrics.mean import Mean
+from rljax.objective.spec import explained_variance
 
 PREFIX = "critic"
 HEAD = "value_head"

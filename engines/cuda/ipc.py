@@ -32,7 +32,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from rljax.engines.cuda.buckets import BUCKET, Label, send_buckets
-from rljax.engines.http.collaborators import Post
+from rljax.engines.http.interfaces import Post
 from rljax.engines.http.remote import ServerLost
 from rljax.errors import SamplerError, UserError
 
@@ -129,14 +129,14 @@ class Handles:
 
     def __next__(self) -> tuple[bytes, bool]:
         self._out = []  # whoever got it has opened it, and let go of it
-        flat, places, last = next(self._buckets)
+        flat, parts, last = next(self._buckets)
         if self._given_up:
             return b"", last
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)  # the copies: the other process knows nothing of our streams
         pickled = io.BytesIO()
         pickler = _Pickler(pickled)
-        pickler.dump({"flattened_tensor": flat, "metadata": places})
+        pickler.dump({"flattened_tensor": flat, "metadata": parts})
         self._out = pickler.undo
         return pickled.getvalue(), last
 
@@ -159,22 +159,22 @@ Filled = tuple[torch.Tensor, list[SimpleNamespace], bool]
 def _filled(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Generator[Filled, None, None]:
     """Buckets, one after the other in the same memory: bytes, where in them each tensor is, and whether it is the last."""
     buffer: torch.Tensor | None = None
-    places: list[SimpleNamespace] = []
+    parts: list[SimpleNamespace] = []
     used = 0
     for name, tensor in tensors:
-        if places and used + tensor.nbytes > limit:
+        if parts and used + tensor.nbytes > limit:
             assert buffer is not None
-            yield buffer[:used], places, False
-            places, used = [], 0
+            yield buffer[:used], parts, False
+            parts, used = [], 0
         if buffer is None or buffer.numel() < used + tensor.nbytes:
             buffer = None  # before there are two of them
             buffer = _buffer(max(limit, tensor.nbytes), tensor.device)
-        places.append(_put(tensor, name, buffer, used))
-        used = -(-places[-1].end_idx // ALIGNMENT) * ALIGNMENT
+        parts.append(_put(tensor, name, buffer, used))
+        used = -(-parts[-1].end_idx // ALIGNMENT) * ALIGNMENT
         del tensor
-    if places:
+    if parts:
         assert buffer is not None
-        yield buffer[:used], places, True
+        yield buffer[:used], parts, True
 
 
 def _buffer(size: int, device: torch.device) -> torch.Tensor:

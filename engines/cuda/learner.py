@@ -18,29 +18,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rljax import portable
-from rljax.allocation import Pool
 from rljax.backends.torch import checkpoint, lora
 from rljax.backends.torch.accumulate import Metrics
 from rljax.backends.torch.export import Gathering, gathered, write
 from rljax.backends.torch.forward import named_logprobs, named_objective
-from rljax.backends.torch.layout import Layout
-from rljax.batch import Batch
-from rljax.compaction import kept
-from rljax.config import Config
+from rljax.backends.torch.mesh import Layout
+from rljax.batching.batch import Batch
+from rljax.batching.compaction import kept
+from rljax.batching.packing import RANK_SPREAD
+from rljax.checkpoints import portable
+from rljax.config.allocation import Pool
+from rljax.config.schema import Config
 from rljax.engine import State, WeightSource, allocate, transport_of
-from rljax.engines.cuda import state, world
+from rljax.engines.cuda import FORMAT, distributed, state
 from rljax.engines.cuda.critic import Critic
 from rljax.engines.cuda.phase import Phase
-from rljax.engines.cuda.plugin import FORMAT
 from rljax.engines.cuda.policy import Policy
 from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
 from rljax.engines.cuda.state import Reinforcement
 from rljax.engines.cuda.transports import Route
 from rljax.errors import UserError
-from rljax.metrics import Mean
-from rljax.objective import PREFIX, Objective
-from rljax.packing import RANK_SPREAD
+from rljax.metrics.mean import Mean
+from rljax.objective.spec import PREFIX, Objective
 
 
 class TorchLearner:
@@ -59,7 +58,7 @@ class TorchLearner:
         """
         self._config = config
         self._model_dir = Path(model_dir)
-        self._layout: Layout = world.join(pool)
+        self._layout: Layout = distributed.join(pool)
         self._policy = Policy(config, self._layout, self._model_dir)
         self._objective = Objective.from_config(config)
         self._sft = config.actor.loss == "sft"
@@ -204,7 +203,7 @@ class TorchLearner:
             pools = allocate(self._config)
             transport = transport_of(self._config, pools)
             assert pools.sampler is not None
-            gather = world.gather if self._layout.pool.size > 1 else None
+            gather = distributed.gather if self._layout.pool.size > 1 else None
             bucket = self._config.sglang.bucket_mb << 20
             self._route = Route(transport, pools.sampler, bucket_bytes=bucket, gather=gather)
         return self._route
@@ -243,8 +242,8 @@ class TorchLearner:
     def restore(self, directory: Path) -> None:
         """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was.
 
-        Neither the layout that wrote it matters nor the engine (rljax/portable.py). Old and new state are both held until all
-        of the new one has been read.
+        Neither the layout that wrote it matters nor the engine (rljax/checkpoints/portable.py). Old and new state are both held
+        until all of the new one has been read.
         """
         self._enter()
         directory = Path(directory)
@@ -270,8 +269,8 @@ class TorchLearner:
         self._load(tree, supervised, rl, meta["updates"])
 
     def named_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Everything that is trained, in no framework's terms, float32, on the host of every rank (law 9): the places of
-        rljax/portable.py.
+        """Everything that is trained, in no framework's terms, float32, on the host of every rank (law 9): the parts of
+        rljax/checkpoints/portable.py.
         """
         self._enter()
         return state.to_named(self._saved(self._supervised, self._rl), self._policy)

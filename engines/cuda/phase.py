@@ -12,9 +12,9 @@ from torch import Tensor
 from rljax.backends.torch import model
 from rljax.backends.torch.accumulate import Loss, add_gradients, to_means
 from rljax.backends.torch.optim import Optimizer, Slot
-from rljax.config import OptimizerConfig
+from rljax.config.schema import OptimizerConfig
 from rljax.engines.cuda.policy import Policy
-from rljax.metrics import Mean
+from rljax.metrics.mean import Mean
 
 
 class Phase:

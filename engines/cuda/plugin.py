@@ -6,16 +6,16 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from rljax.allocation import Allocation, Pool
-from rljax.config import Config
+from rljax.config.allocation import Allocation, Pool
+from rljax.config.schema import Config
 from rljax.engine import Learner, Sampler, State, check_lending
+from rljax.engines.cuda import FORMAT
 from rljax.engines.cuda.transports import routes
 from rljax.engines.http.launcher import SglangServers, installed_release, interpreter
 from rljax.engines.http.plugin import TRANSPORTS, sampler_of
 from rljax.engines.http.remote import TOKEN_VARIABLE
 from rljax.errors import UserError
 
-FORMAT = "rljax.torch/1"  # of the learner's checkpoints
 OLDEST = (0, 5, 17)  # in-place pause, weight_version and extra_key; older ones lack one of them
 
 
@@ -75,7 +75,7 @@ class FsdpPlugin:
         """One a device."""
         return pool.size
 
-    def place(self, config: Config, pool: Pool) -> None:
+    def process(self, config: Config, pool: Pool) -> None:
         """The environment says it."""
 
     def read_checkpoint(self, directory: Path) -> State:
@@ -83,7 +83,7 @@ class FsdpPlugin:
             raise UserError(
                 f"checkpoint: {directory} is of the engine fsdp; reading it needs torch (pip install 'rljax[torch]')"
             )
-        from rljax.engines.cuda.places import read
+        from rljax.engines.cuda.portable import read
 
         return read(directory)
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rljax.backends.torch import lora, model
-from rljax.backends.torch.layout import Layout, local
+from rljax.backends.torch.mesh import Layout, local
 from rljax.backends.torch.optim import Slot
-from rljax.config import Config
+from rljax.config.schema import Config
 from rljax.hf.spec import ModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

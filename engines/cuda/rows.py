@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from rljax.backends.torch.attention import Segments
-from rljax.backends.torch.layout import Layout
-from rljax.batch import Batch
-from rljax.compaction import Compacted, bucket, compact
+from rljax.backends.torch.mesh import Layout
+from rljax.batching.batch import Batch
+from rljax.batching.compaction import Compacted, bucket, compact
+from rljax.batching.packing import balance, row_costs, spread
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import parameter_count
-from rljax.objective import TokenArrays
-from rljax.packing import balance, row_costs, spread
+from rljax.objective.spec import TokenArrays
 
 MULTIPLE = 16  # tokens; rows are padded to one
 
@@ -82,7 +82,7 @@ class MicroBatches:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.layout.device, non_blocking=True)
 
     def scatter(self, outputs: list[Tensor]) -> np.ndarray:
-        """[r / c, m] of every micro-batch -> [R, T] float32 at the tokens' places, 0 elsewhere; whole on every rank."""
+        """[r / c, m] of every micro-batch -> [R, T] float32 at the tokens' parts, 0 elsewhere; whole on every rank."""
         context, layout = self.layout.context, self.layout
         rows, length = self.shape
         whole = torch.zeros((rows, length), dtype=torch.float32, device=layout.device)

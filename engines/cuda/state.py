@@ -16,13 +16,13 @@ from torch import Tensor
 
 from rljax.backends.torch.checkpoint import shard_of
 from rljax.backends.torch.export import to_numpy
-from rljax.backends.torch.layout import like, local_slices
+from rljax.backends.torch.mesh import like, local_slices
+from rljax.checkpoints.portable import COUNTS
 from rljax.engines.cuda.critic import Critic
 from rljax.engines.cuda.phase import Phase
-from rljax.engines.cuda.places import COUNTED, PLACES
 from rljax.engines.cuda.policy import Policy, Weights
+from rljax.engines.cuda.portable import COUNTED, PARTS
 from rljax.errors import UserError
-from rljax.portable import COUNTS
 
 Tree = dict[str, Any]
 NEEDED = ("params", "mu", "nu", "supervised/mu", "supervised/nu")  # of what the tree has
@@ -78,13 +78,13 @@ def shards(tensors: Mapping[str, Tensor]) -> Tree:
 
 
 def to_named(tree: Tree, policy: Policy) -> dict[str, dict[str, np.ndarray]]:
-    """Whole arrays by the places of `PLACES` and HF names. A collective a tensor."""
+    """Whole arrays by the parts of `PARTS` and HF names. A collective a tensor."""
     flat = _flat(tree)
     found: dict[str, dict[str, np.ndarray]] = {}
-    for place, prefix in PLACES.items():
+    for part, prefix in PARTS.items():
         inside = {path.rsplit("/", 1)[-1]: tensor for path, tensor in flat.items() if path.rsplit("/", 1)[0] == prefix}
         if inside:
-            found[place] = {name: _whole(name, tensor, policy) for name, tensor in inside.items()}
+            found[part] = {name: _whole(name, tensor, policy) for name, tensor in inside.items()}
     found[COUNTS] = {name: np.int64(flat[path]) for name, path in COUNTED.items() if path in flat}  # type: ignore[misc]
     return found
 
@@ -96,21 +96,21 @@ def _whole(name: str, tensor: Tensor, policy: Policy) -> np.ndarray:
 
 
 def from_named(named: Mapping[str, Mapping[str, np.ndarray]], tree: Tree, policy: Policy, updates: int) -> Tree:
-    """Shards in the places of `tree`, whose own stay where `named` has none. Raises UserError where one doesn't fit.
+    """Shards in the parts of `tree`, whose own stay where `named` has none. Raises UserError where one doesn't fit.
 
     updates: the policy's optimizer steps where there are no counts.
     """
     flat = _flat(tree)
-    places = {prefix: place for place, prefix in PLACES.items()}
+    parts = {prefix: part for part, prefix in PARTS.items()}
     counts: dict[str, Any] = {"actor": updates, **named.get(COUNTS, {})}
     found = dict(flat)
     for path, tensor in flat.items():
         prefix, _, name = path.rpartition("/")
-        place = places.get(prefix)
-        if place is not None and place in named:
-            found[path] = _shard(name, named[place], tensor, policy)
-        elif place in NEEDED:
-            raise UserError(f"checkpoint: nothing of {place} in the state of another engine (is it of this config?)")
+        part = parts.get(prefix)
+        if part is not None and part in named:
+            found[path] = _shard(name, named[part], tensor, policy)
+        elif part in NEEDED:
+            raise UserError(f"checkpoint: nothing of {part} in the state of another engine (is it of this config?)")
     for name, path in COUNTED.items():
         if path in flat and name in counts:
             found[path] = torch.tensor(int(counts[name]))

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rljax.allocation import Allocation, Pool
-from rljax.config import Config
+from rljax.config.allocation import Allocation, Pool
+from rljax.config.schema import Config
 from rljax.engine import WeightSource
 from rljax.engines.cuda.buckets import BUCKET
 from rljax.engines.http.plugin import TRANSPORTS

@@ -10,15 +10,16 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from rljax import oracle, packing
-from rljax.batch import Batch
-from rljax.config import Config, OptimizerConfig
+from rljax.batching import packing
+from rljax.batching.batch import Batch
+from rljax.config.schema import Config, OptimizerConfig
 from rljax.engine import WeightSource
 from rljax.engines.fake import model
-from rljax.engines.fake.peers import Alone, Peers
+from rljax.engines.fake.collective import Alone, Collective
 from rljax.errors import UserError
-from rljax.metrics import Mean, merge
-from rljax.objective import PREFIX, Objective, TokenArrays, explained_variance
+from rljax.metrics.mean import Mean, merge
+from rljax.objective import oracle
+from rljax.objective.spec import PREFIX, Objective, TokenArrays, explained_variance
 
 CHECKPOINT = "learner.safetensors"
 
@@ -52,7 +53,7 @@ class FakeLearner:
     others: as a data-parallel learner does, so that law 2 over ranks is tested on it.
     """
 
-    def __init__(self, config: Config, model_dir: Path, peers: Peers | Alone | None = None) -> None:
+    def __init__(self, config: Config, model_dir: Path, peers: Collective | Alone | None = None) -> None:
         self._config, self._peers = config, peers or Alone()
         self._objective = Objective.from_config(config)
         self._temperature = config.gconfig.temperature

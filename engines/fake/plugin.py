@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rljax.allocation import Allocation, Pool
-from rljax.config import Config
+from rljax.config.allocation import Allocation, Pool
+from rljax.config.schema import Config
+from rljax.engine.rank import from_environment
+from rljax.engines.fake.collective import Alone, Collective
 from rljax.engines.fake.learner import FakeLearner
-from rljax.engines.fake.peers import Alone, Peers
 from rljax.engines.fake.sampler import FakeSampler
 from rljax.errors import UserError
-from rljax.ranks.place import from_environment
 
 
 class FakePlugin:
@@ -30,13 +30,13 @@ class FakePlugin:
         return FakeSampler(config, model_dir)
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> FakeLearner:
-        place = from_environment()
-        return FakeLearner(config, model_dir, Peers(place) if place.size > 1 else Alone())
+        process = from_environment()
+        return FakeLearner(config, model_dir, Collective(process) if process.size > 1 else Alone())
 
     def processes(self, config: Config, pool: Pool) -> int:
         return pool.data
 
-    def place(self, config: Config, pool: Pool) -> None:
+    def process(self, config: Config, pool: Pool) -> None:
         """The environment says it."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rljax.config import Config
+from rljax.config.schema import Config
 from rljax.engine import WeightSource
 from rljax.engines.fake import model
 from rljax.errors import SamplerError, UserError

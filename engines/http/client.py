@@ -8,7 +8,7 @@ resume  -->  every server goes on, then open
 
 who                     waits for                                   who unblocks it
 a request               an open router and a usable server          resume, the watch, a publish
-a lost server           an answer that names the present version    the watch (rljax/engines/http/watch.py)
+a lost server           an answer that names the present version    the watch (health.py)
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import aiohttp
 import numpy as np
 
 from rljax.engine import WeightSource
-from rljax.engines.http import wire
-from rljax.engines.http.collaborators import CONTROL_TIMEOUT, Broadcast, PostTo, Replicas
-from rljax.engines.http.held import HeldWeights
+from rljax.engines.http import protocol
+from rljax.engines.http.continuation import fitted, joined, remaining, shortened
+from rljax.engines.http.health import Watch
+from rljax.engines.http.interfaces import CONTROL_TIMEOUT, Broadcast, PostTo, Replicas
+from rljax.engines.http.published_weights import PublishedWeights
 from rljax.engines.http.remote import Remote, ServerLost, describe, session_of
 from rljax.engines.http.replies import Reply
-from rljax.engines.http.resubmit import fitted, joined, remaining, shortened
 from rljax.engines.http.router import Closed, Router
-from rljax.engines.http.watch import Watch
 from rljax.errors import SamplerError, UserError
 from rljax.types import Completion, Finish, Request
 
@@ -83,7 +83,7 @@ class HttpSampler:
         self._loads = 0  # begun: a version may be loaded twice, and what was cached between the two be of neither
         self._paused = False
         self._closed = False
-        self._held = HeldWeights()
+        self._published = PublishedWeights()
         self._lacking = asyncio.Event()  # a server is there, and has no weights of the present version to take
         self._attempts: dict[asyncio.Task[None], tuple[Remote, str]] = {}
         self._chores: set[asyncio.Task[Any]] = set()
@@ -148,7 +148,7 @@ class HttpSampler:
         """Asks one server for the rest: what came, and how it was lost if it was."""
         rid = uuid.uuid4().hex  # SGLang aborts by prefix of the id: all are of one length; and each attempt is a new request
         reply = Reply(self.version, remote.facts.overlapped)
-        body = wire.generate_body(
+        body = protocol.generate_body(
             dataclasses.replace(rest, id=rid),
             cache_key=f"{self._cache_space}/{self._loads}",
             incremental=remote.facts.ours,
@@ -243,7 +243,7 @@ class HttpSampler:
                 current = await self._load_directory(source.directory, remotes, version)
             elif hasattr(source.params, "send"):
                 current = await self._broadcast(source.params, remotes, version)
-                await asyncio.to_thread(self._held.drop)
+                await asyncio.to_thread(self._published.drop)
             else:
                 raise UserError("a server takes weights from a directory or a broadcast, not arrays of this process")
             self.version = version
@@ -260,7 +260,7 @@ class HttpSampler:
 
     async def _load_directory(self, directory: Path, remotes: Sequence[Remote], version: int) -> list[Remote]:
         try:
-            prepared = await asyncio.to_thread(self._held.prepare, directory, version)
+            prepared = await asyncio.to_thread(self._published.prepare, directory, version)
         except OSError as error:
             raise UserError(f"{directory}: weights can't be read: {error}") from error
         try:
@@ -268,7 +268,7 @@ class HttpSampler:
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, prepared, ignore_errors=True)
             raise
-        await asyncio.to_thread(self._held.hold, prepared, version)
+        await asyncio.to_thread(self._published.hold, prepared, version)
         return current
 
     async def _load_one(self, remote: Remote, directory: str, version: int) -> None:
@@ -368,9 +368,9 @@ class HttpSampler:
     def paused(self) -> bool:
         return self._paused
 
-    def held_weights(self) -> str | None:
+    def present_weights(self) -> str | None:
         """A directory with the present weights, for a server that was started again; None when there is none."""
-        return self._held.directory_of(self.version)
+        return self._published.directory_of(self.version)
 
     def lack_weights(self) -> None:
         """The watch found a server to which nothing held can be given."""
@@ -392,7 +392,7 @@ class HttpSampler:
                 chore.cancel()
             await asyncio.gather(*self._chores, return_exceptions=True)
             await self.session.close()
-        await asyncio.to_thread(self._held.drop)
+        await asyncio.to_thread(self._published.drop)
         if self._replicas is not None:
             await asyncio.to_thread(self._replicas.close)
 

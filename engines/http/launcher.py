@@ -16,9 +16,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rljax.allocation import Pool
-from rljax.config import Config, SglangConfig
-from rljax.engines.http import guard
+from rljax.config.allocation import Pool
+from rljax.config.schema import Config, SglangConfig
+from rljax.engines.http import reaper
 from rljax.engines.http.remote import SPANS_AND_INTERVALS, Remote, ServerLost, fetch, inspect
 from rljax.errors import UserError
 
@@ -133,7 +133,7 @@ class SglangServers:
         command += ["--api-key", self._token] if self._token else []
         with log.open("ab") as out:
             process = subprocess.Popen(
-                [sys.executable, guard.__file__, str(GRACE), self._python, *command],
+                [sys.executable, reaper.__file__, str(GRACE), self._python, *command],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rljax.allocation import Allocation, Pool
-from rljax.config import Config
+from rljax.config.allocation import Allocation, Pool
+from rljax.config.schema import Config
 from rljax.engine import Learner, Sampler
 from rljax.engines.http.client import HttpSampler
-from rljax.engines.http.collaborators import Replicas
+from rljax.engines.http.interfaces import Replicas
 from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, ServerLost, inspect, normalized
 from rljax.errors import SamplerError, UserError
 

@@ -5,7 +5,7 @@
     POST /pause_generation, /continue_generation, /abort_request, /flush_cache, /update_weights_from_disk
     POST /release_memory_occupation, /resume_memory_occupation
 
-Bodies and replies are SGLang's (rljax/engines/http/wire.py). What carries pickles, or needs torch, is refused by name.
+Bodies and replies are SGLang's (rljax/engines/http/protocol.py). What carries pickles, or needs torch, is refused by name.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from aiohttp import web
 
 import rljax
 from rljax.engine import LendingSampler, Sampler, WeightSource
-from rljax.engines.http import wire
-from rljax.engines.http.admission import answer_errors, authorize, error_response, json_body, weight_directory
-from rljax.engines.http.calls import Call
+from rljax.engines.http import protocol
+from rljax.engines.http.access import answer_errors, authorize, error_response, json_body, weight_directory
+from rljax.engines.http.generation import Call
+from rljax.engines.http.protocol import BadRequest
 from rljax.engines.http.remote import OURS
-from rljax.engines.http.wire import BadRequest
 from rljax.errors import SamplerError, UserError
-from rljax.tokenizer import Tokenizer
+from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Piece
 
 PAUSE_MODES = ("abort", "retract", "in_place")
@@ -109,7 +109,7 @@ class SamplerServer:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         encode = self._tokenizer.encode if self._tokenizer else None
         stop_ids = self._tokenizer.eos_token_ids if self._tokenizer else ()
-        parsed = wire.parse_generate(await json_body(request), encode=encode, default_stop_ids=stop_ids)
+        parsed = protocol.parse_generate(await json_body(request), encode=encode, default_stop_ids=stop_ids)
         rid = parsed.request.id
         if rid in self._calls:
             raise BadRequest(f"rid: {rid!r} is under way already")
@@ -152,7 +152,7 @@ class SamplerServer:
 
     def _reply(self, call: Call, piece: Piece, total: int) -> dict[str, Any]:
         text = self._tokenizer.decode(piece.token_ids.tolist()) if self._tokenizer else ""
-        return wire.reply(
+        return protocol.reply(
             call.call,
             piece.token_ids,
             piece.logp,

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 from rljax.backends.jax.accumulate import Metrics
 from rljax.backends.jax.forward import named_values
-from rljax.backends.jax.hosts import put
+from rljax.backends.jax.multihost import put
 from rljax.backends.jax.objective import value_objective
 from rljax.backends.jax.sharding import replicated
-from rljax.config import Config
+from rljax.config.schema import Config
 from rljax.engines.jax.phase import Phase
 from rljax.engines.jax.policy import MASTER, Policy
 from rljax.engines.jax.rows import Rows
-from rljax.metrics import Mean
+from rljax.metrics.mean import Mean
 
 Tree = Any  # a pytree of arrays
 PREFIX = "critic"

@@ -17,30 +17,29 @@ from typing import Any
 import jax
 import numpy as np
 
-from rljax import portable
-from rljax.allocation import Pool
-from rljax.backends.jax import checkpoint, hf, hosts
+from rljax.backends.jax import checkpoint, hf, multihost
 from rljax.backends.jax.accumulate import Metrics
 from rljax.backends.jax.forward import named_logprobs, named_objective
 from rljax.backends.jax.mesh import dispatching, pool_mesh
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective
-from rljax.batch import Batch
-from rljax.checksums import read_meta
-from rljax.compaction import kept
-from rljax.config import Config
+from rljax.batching.batch import Batch
+from rljax.batching.compaction import kept
+from rljax.checkpoints import portable
+from rljax.checkpoints.integrity import read_meta
+from rljax.config.allocation import Pool
+from rljax.config.schema import Config
 from rljax.engine import State, WeightSource
-from rljax.engines.jax import state
+from rljax.engines.jax import FORMAT, state
 from rljax.engines.jax.critic import Critic
 from rljax.engines.jax.phase import Phase
-from rljax.engines.jax.plugin import FORMAT
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.rows import Rows, micro_batches, one_a_row
 from rljax.engines.jax.scoring import scorer_of
 from rljax.engines.jax.state import Reinforcement
 from rljax.errors import UserError
-from rljax.metrics import Mean
-from rljax.objective import PREFIX, Objective
+from rljax.metrics.mean import Mean
+from rljax.objective.spec import PREFIX, Objective
 
 Tree = Any  # a pytree of arrays
 
@@ -106,10 +105,10 @@ class JaxLearner:
             return program(trained, self._policy.frozen, part)
 
     def _score_bitwise(self, batch: Batch) -> np.ndarray:
-        alone, places = one_a_row(batch)
+        alone, parts = one_a_row(batch)
         scorer = scorer_of(self._config, self._policy.spec, self._mesh)
         out = np.zeros(batch.shape, np.float32)
-        for (row, start, stop), logp in zip(places, scorer(self._policy.merged(), alone), strict=True):
+        for (row, start, stop), logp in zip(parts, scorer(self._policy.merged(), alone), strict=True):
             out[row, start:stop] = logp
         return np.where(batch.loss_mask, out, np.float32(0))
 
@@ -243,8 +242,8 @@ class JaxLearner:
     def restore(self, directory: Path) -> None:
         """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was.
 
-        Neither the mesh that wrote it matters nor the engine (rljax/portable.py). Old and new state are both held until all
-        of the new one has been read.
+        Neither the mesh that wrote it matters nor the engine (rljax/checkpoints/portable.py). Old and new state are both held
+        until all of the new one has been read.
         """
         directory = Path(directory)
         meta = read_meta(directory)
@@ -257,7 +256,7 @@ class JaxLearner:
         self._load(tree, supervised, rl, meta["updates"])
 
     def named_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Everything that is trained, in no framework's terms, on the host (law 9): the places of rljax/portable.py."""
+        """Everything that is trained, in no framework's terms, on the host: the parts of rljax/checkpoints/portable.py."""
         return state.to_named(self._saved(self._supervised, self._rl), self._table())
 
     def load_named_state(self, named: State, updates: int) -> None:
@@ -277,7 +276,7 @@ class JaxLearner:
             tree = state.from_named(named, self._saved(supervised, rl), self._table(), updates)
             found.append((tree, supervised, rl))
 
-        hosts.together(place)
+        multihost.together(place)
         self._load(*found[0], updates)
 
     def _phases_of(self, supervised: bool, rl: bool) -> tuple[Phase | None, Reinforcement | None]:
@@ -322,7 +321,7 @@ class JaxLearner:
         """Lets go of everything on the devices, and of the other processes."""
         self._supervised = self._rl = None
         self._policy.trained = self._policy.frozen = {}
-        hosts.leave()
+        multihost.leave()
 
 
 def _has_critic(config: Config) -> bool:

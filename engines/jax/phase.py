@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from rljax.backends.jax.accumulate import GradientStep, Loss, to_means
-from rljax.backends.jax.hosts import put
+from rljax.backends.jax.multihost import put
 from rljax.backends.jax.optim import Optimizer, moments, set_moments, step_count
 from rljax.backends.jax.sharding import replicated
-from rljax.config import OptimizerConfig
-from rljax.metrics import Mean
+from rljax.config.schema import OptimizerConfig
+from rljax.metrics.mean import Mean
 
 Tree = Any  # a pytree of arrays
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rljax.allocation import Allocation, Pool
-from rljax.config import Config
+from rljax.config.allocation import Allocation, Pool
+from rljax.config.schema import Config
 from rljax.engine import Learner, Sampler, State, check_lending
+from rljax.engine.rank import ProcessRank
+from rljax.engines.jax import FORMAT
 from rljax.errors import UserError
 from rljax.hf.spec import CONFIG, ModelSpec
-from rljax.ranks.place import Place
 
 NAME = "jax"  # of the entry point
-FORMAT = "rljax.jax/1"  # of checkpoints
 
 
 class JaxPlugin:
@@ -47,8 +47,8 @@ class JaxPlugin:
         return JaxSampler(config, pool, model_dir)
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
+        from rljax.engines.jax.distributed import join
         from rljax.engines.jax.learner import JaxLearner
-        from rljax.engines.jax.processes import join
 
         join()
         _use_compilation_cache(config)
@@ -58,11 +58,11 @@ class JaxPlugin:
         """Any number, each with its devices: so many as are asked for, else as a launcher started."""
         return config.jax.processes or None
 
-    def place(self, config: Config, pool: Pool) -> Place | None:
+    def process(self, config: Config, pool: Pool) -> ProcessRank | None:
         """As the machine says, where `jax.processes` is 0."""
         if config.jax.processes != 0:
             return None
-        from rljax.engines.jax.processes import find
+        from rljax.engines.jax.distributed import find
 
         return find()
 

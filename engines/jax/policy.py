@@ -12,11 +12,11 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rljax.backends.jax import hf, lora
-from rljax.backends.jax.hosts import fetch
 from rljax.backends.jax.mesh import dispatching
 from rljax.backends.jax.model import Transformer
+from rljax.backends.jax.multihost import fetch
 from rljax.backends.jax.sharding import replicated
-from rljax.config import Config
+from rljax.config.schema import Config
 from rljax.hf.spec import ModelSpec
 
 Tree = Any  # a pytree of arrays

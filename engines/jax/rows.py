@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rljax.backends.jax.hosts import put
 from rljax.backends.jax.mesh import row_shards, rows_sharding
-from rljax.batch import Batch
-from rljax.compaction import Compacted, bucket, compact
-from rljax.objective import TokenArrays
+from rljax.backends.jax.multihost import put
+from rljax.batching.batch import Batch
+from rljax.batching.compaction import Compacted, bucket, compact
+from rljax.objective.spec import TokenArrays
 
 SHORTEST = 32  # tokens; shorter rows are padded to it
 
@@ -41,7 +41,7 @@ class MicroBatches:
     shape: tuple[int, int]  # of the batch: R, T
 
     def scatter(self, outputs: list[np.ndarray]) -> np.ndarray:
-        """[r, m] of every part -> [R, T] float32 at the tokens' places, 0 elsewhere."""
+        """[r, m] of every part -> [R, T] float32 at the tokens' parts, 0 elsewhere."""
         rows, length = self.shape
         return self.compacted.scatter(np.concatenate(outputs).astype(np.float32))[:rows, :length]
 
@@ -57,7 +57,7 @@ def padded_length(length: int) -> int:
 def micro_batches(
     batch: Batch, keep: np.ndarray, mesh: Mesh, rows_per_shard: int, *, anchor: np.ndarray | None = None
 ) -> MicroBatches:
-    """Pads rows to a whole number of micro-batches, T to a bucket, compacts the kept tokens and places everything.
+    """Pads rows to a whole number of micro-batches, T to a bucket, compacts the kept tokens and parts everything.
 
     Args:
       keep: [R, T] bool, the tokens that log-probs (or values) are wanted of.
@@ -97,9 +97,9 @@ def _width(keep: np.ndarray, mesh: Mesh) -> int:
 
 def one_a_row(batch: Batch) -> tuple[list[np.ndarray], list[tuple[int, int, int]]]:
     """The token ids of every segment, and where it is: (row, first index, one past the last)."""
-    places = []
+    parts = []
     for row, ids in enumerate(batch.segment_ids):
         for segment in range(1, int(ids.max(initial=0)) + 1):
             where = np.flatnonzero(ids == segment)
-            places.append((row, int(where[0]), int(where[-1]) + 1))
-    return [batch.token_ids[row, start:stop] for row, start, stop in places], places
+            parts.append((row, int(where[0]), int(where[-1]) + 1))
+    return [batch.token_ids[row, start:stop] for row, start, stop in parts], parts

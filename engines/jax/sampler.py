@@ -10,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from rljax.allocation import Pool
 from rljax.backends.jax.mesh import pool_mesh, row_shards
-from rljax.config import Config
+from rljax.config.allocation import Pool
+from rljax.config.schema import Config
 from rljax.engine import WeightSource
 from rljax.engines.jax.programs import MAX_STOP_IDS, Programs
 from rljax.engines.jax.scheduler import SamplerStats, Scheduler
 from rljax.engines.jax.scoring import scorer_of
 from rljax.engines.jax.slots import Work
-from rljax.engines.jax.stops import StopStrings
+from rljax.engines.jax.stop_strings import StopStrings
 from rljax.errors import UserError
-from rljax.tokenizer import Tokenizer, load
+from rljax.hf.tokenizer import Tokenizer, load
 from rljax.types import Completion, Piece, Request
 
 

@@ -19,11 +19,11 @@ from rljax.backends.jax.forward import named_logprobs
 from rljax.backends.jax.mesh import dispatching, row_shards, rows_sharding
 from rljax.backends.jax.model import abstract
 from rljax.backends.jax.sharding import replicated
-from rljax.config import Config
+from rljax.config.schema import Config
 from rljax.engines.jax.rows import Rows, padded_length
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
-from rljax.objective import TokenArrays
+from rljax.objective.spec import TokenArrays
 
 ROWS_PER_SHARD = 8  # of one call
 

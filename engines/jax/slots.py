@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rljax.engines.jax.stops import StopStrings
+from rljax.engines.jax.stop_strings import StopStrings
 from rljax.types import Completion, Finish, Piece, Request
 
 DISPATCH = 64  # what a prefill dispatch costs beside its tokens, in tokens

@@ -17,18 +17,18 @@ import numpy as np
 from rljax.backends.jax import checkpoint
 from rljax.backends.jax.parameters import Parameter, adapters, parameters
 from rljax.backends.jax.portable import from_hf, placed, tensor, to_hf
-from rljax.checksums import read_meta, verify
+from rljax.checkpoints.integrity import read_meta, verify
+from rljax.checkpoints.portable import COUNTS, VALUE_HEAD, LazyState
 from rljax.engine import State
 from rljax.engines.jax.critic import Critic
 from rljax.engines.jax.phase import Phase
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
-from rljax.portable import COUNTS, VALUE_HEAD, Places
 
 Tree = Any  # nested dicts of arrays
 Table = Sequence[Parameter]
 
-PLACES = {  # of rljax/portable.py -> of the tree
+PARTS = {  # of rljax/checkpoints/portable.py -> of the tree
     "params": ("policy",),
     "mu": ("rl", "actor", "mu"),
     "nu": ("rl", "actor", "nu"),
@@ -77,26 +77,26 @@ def table_of(spec: ModelSpec, lora: Mapping[str, Any] | None) -> Table:
 
 
 def to_named(tree: Tree, table: Table) -> dict[str, dict[str, np.ndarray]]:
-    """The places of `rljax.portable` that the tree has, on the host."""
-    found = {place: _named(part, table) for place, path in PLACES.items() if (part := _at(tree, path)) is not None}
+    """The parts of `rljax.checkpoints.portable` that the tree has, on the host."""
+    found = {part: _named(subtree, table) for part, path in PARTS.items() if (subtree := _at(tree, path)) is not None}
     counts = {name: np.asarray(count, np.int64) for name, path in COUNTED.items() if (count := _at(tree, path)) is not None}
     return {**found, COUNTS: counts}
 
 
 def from_named(state: State, tree: Tree, table: Table, updates: int) -> Tree:
-    """The tree with what the state has in its places, and its own elsewhere. Raises UserError where something doesn't fit.
+    """The tree with what the state has in its parts, and its own elsewhere. Raises UserError where something doesn't fit.
 
     updates: the policy's optimizer steps where there are no counts.
     """
     found = _copied(tree)
-    for place, path in PLACES.items():
+    for part, path in PARTS.items():
         own = _at(tree, path)
         if own is None:
             continue
-        if place in state:
-            _put(found, path, _unnamed(state[place], table, own))
-        elif place in NEEDED:
-            raise UserError(f"checkpoint: nothing of {place} in the state of another engine (is it of this config?)")
+        if part in state:
+            _put(found, path, _unnamed(state[part], table, own))
+        elif part in NEEDED:
+            raise UserError(f"checkpoint: nothing of {part} in the state of another engine (is it of this config?)")
     counts: dict[str, Any] = {"actor": updates}
     if COUNTS in state:
         counts |= state[COUNTS]
@@ -112,14 +112,14 @@ def read(directory: Path) -> State:
     meta, there = read_meta(directory), checkpoint.stored_paths(directory)
     table = table_of(ModelSpec.from_config(meta["model"], f"{directory}: model"), meta["lora"])
     counted = {name: path for name, path in COUNTED.items() if "/".join(path) in there}
-    places = [place for place, path in PLACES.items() if any(name.startswith("/".join(path) + "/") for name in there)]
+    parts = [part for part, path in PARTS.items() if any(name.startswith("/".join(path) + "/") for name in there)]
 
-    def of_place(place: str) -> Mapping[str, np.ndarray]:
-        if place == COUNTS:
+    def of_part(part: str) -> Mapping[str, np.ndarray]:
+        if part == COUNTS:
             return {name: np.asarray(checkpoint.read_host(directory, path), np.int64) for name, path in counted.items()}
-        return _named(checkpoint.read_host(directory, PLACES[place]), table)
+        return _named(checkpoint.read_host(directory, PARTS[part]), table)
 
-    return Places([*places, COUNTS], of_place)
+    return LazyState([*parts, COUNTS], of_part)
 
 
 def _named(tree: Tree, table: Table) -> dict[str, np.ndarray]:

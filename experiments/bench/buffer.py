@@ -14,18 +14,19 @@ from pathlib import Path
 import numpy as np
 from absl import app
 
-from rljax import config_io
-from rljax.buffer import Buffer, Limits, Ticket
-from rljax.config import Config
+from rljax.config import io as config_io
+from rljax.config.schema import Config
 from rljax.configs import base
 from rljax.engine import Sampler
-from rljax.feed import Feed, Job
-from rljax.journal import GroupLog
-from rljax.ledger import Ledger
-from rljax.rollout import Result, Rollouts
-from rljax.tally import Tally
+from rljax.metrics.accumulator import Accumulator
+from rljax.rollout.buffer import Buffer, Limits, Ticket
+from rljax.rollout.journal import GroupLog
+from rljax.rollout.producer import Rollouts
+from rljax.rollout.result import Result
+from rljax.rollout.tracker import PromptTracker
 from rljax.types import Finish, Group, Prompt, SamplingParams, Trajectory
-from rljax.worker import LinkedSampler, Parts, work
+from rljax.workers.client import Parts, TrainerSampler, work
+from rljax.workers.server import Job, WorkerServer
 
 ITEMS, BATCH, TOKENS = 20_000, 64, 1923  # 13 bytes a token: 25 KB
 
@@ -96,11 +97,11 @@ def _worker(address: str) -> None:
 async def _fed(workers: int, directory: Path) -> tuple[float, float]:
     """Seconds, and seconds of this process's CPU, to lease, receive and take every item, with workers that need no time."""
     limits = Limits(10**9, BATCH, 8 * BATCH, None, ITEMS)
-    buffer, journals, tally = Buffer(Endless(), limits), GroupLog(directory), Tally()
+    buffer, journals, accumulator = Buffer(Endless(), limits), GroupLog(directory), Accumulator()
     config = config_io.resolve(config_io.from_dict(base.get_config()))
-    ledger = Ledger(config, buffer=buffer, journals=journals, known={}, tally=tally, beat=lambda what: None)
-    feed = Feed(config, directory, token="token", scratch=directory / "scratch", door=directory / "door")
-    address = await feed.open()
+    tracker = PromptTracker(config, buffer=buffer, journals=journals, known={}, accumulator=accumulator, beat=lambda what: None)
+    server = WorkerServer(config, directory, token="token", scratch=directory / "scratch", address_file=directory / "door")
+    address = await server.open()
 
     async def export(directory: Path) -> int:
         raise AssertionError("no worker here has a sampler of its own")
@@ -108,11 +109,11 @@ async def _fed(workers: int, directory: Path) -> tuple[float, float]:
     processes = [multiprocessing.get_context("spawn").Process(target=_worker, args=(address,)) for _ in range(workers)]
     for process in processes:
         process.start()
-    while feed.take_metrics()["rollout/workers"].value < workers:
+    while server.take_metrics()["rollout/workers"].value < workers:
         await asyncio.sleep(0.01)
-    nobody = LinkedSampler(None)  # type: ignore[arg-type]
+    nobody = TrainerSampler(None)  # type: ignore[arg-type]
     start, computing = time.perf_counter(), time.process_time()
-    serving = asyncio.create_task(feed.run(Job(buffer, ledger, nobody, tally, export)))
+    serving = asyncio.create_task(server.run(Job(buffer, tracker, nobody, accumulator, export)))
     taken = 0
     while taken < ITEMS:
         change = buffer.change()
@@ -125,7 +126,7 @@ async def _fed(workers: int, directory: Path) -> tuple[float, float]:
             serving.result()
     seconds, computing = time.perf_counter() - start, time.process_time() - computing
     serving.cancel()
-    await feed.close()
+    await server.close()
     for process in processes:
         process.join()
     return seconds, computing

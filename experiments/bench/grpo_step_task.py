@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rljax.config import ModelConfig
+from rljax.config.schema import ModelConfig
 from rljax.hf import init_directory
 
 WORDS = 1000

@@ -23,7 +23,7 @@ def main(model: str, workdir: str, steps: int, threads: int) -> None:
     torch.set_num_threads(threads)
     ends = [time.perf_counter()]
 
-    class Clock(TrainerCallback):
+    class PhaseTimer(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append(time.perf_counter())
 
@@ -52,7 +52,7 @@ def main(model: str, workdir: str, steps: int, threads: int) -> None:
         args=settings,
         train_dataset=Dataset.from_list([{"prompt": text} for text in grpo_step_task.prompts()]),
         processing_class=AutoTokenizer.from_pretrained(model),
-        callbacks=[Clock()],
+        callbacks=[PhaseTimer()],
     )
     trainer.train()
     print(json.dumps([after - before for before, after in itertools.pairwise(ends)]))

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from rljax.allocation import parse
-from rljax.batch import Batch
-from rljax.config import Config, ModelConfig
-from rljax.config_io import from_dict
+from rljax.batching.batch import Batch
+from rljax.config.allocation import parse
+from rljax.config.io import from_dict
+from rljax.config.schema import Config, ModelConfig
 from rljax.configs import base
 from rljax.engine import find_plugin
 from rljax.hf import ModelSpec, init_directory

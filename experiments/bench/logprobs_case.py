@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from rljax.objective import Objective, TokenArrays
+from rljax.objective.spec import Objective, TokenArrays
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from experiments.bench.logprobs_case import Case, Outcome, Variant
 from rljax.backends.jax.fused import fused_objective
 from rljax.backends.jax.logprobs import in_chunks, token_logprobs
 from rljax.backends.jax.objective import policy_objective
-from rljax.objective import TokenArrays
+from rljax.objective.spec import TokenArrays
 
 Function = Callable[..., tuple[Array, Array | None]]  # (hidden, unembedding, labels, tokens, case) -> loss, logp
 

@@ -16,7 +16,7 @@ from experiments.bench.logprobs_case import Case, Outcome, Variant
 from rljax.backends.torch.fused import fused_objective
 from rljax.backends.torch.logprobs import token_logprobs
 from rljax.backends.torch.objective import policy_objective
-from rljax.objective import TokenArrays
+from rljax.objective.spec import TokenArrays
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

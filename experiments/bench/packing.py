@@ -8,7 +8,7 @@ import time
 import numpy as np
 from absl import app
 
-from rljax import packing
+from rljax.batching import packing
 
 N = 100_000
 

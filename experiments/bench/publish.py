@@ -26,7 +26,7 @@ from absl import flags
 from experiments import main
 
 if TYPE_CHECKING:
-    from rljax.config import Config
+    from rljax.config.schema import Config
     from rljax.engine import Engine, Learner, Sampler
 
 PYTHON = flags.DEFINE_string("sglang_python", "", "The interpreter that has SGLang; empty: this one.")
@@ -89,12 +89,12 @@ def where() -> str:
 
 async def _of_model(size: str, directory: Path) -> list[dict[str, Any]]:
     """A server of a model of this size, and every transport to it in turn."""
-    from rljax.config import ModelConfig
+    from rljax.config.schema import ModelConfig
     from rljax.engine import find_plugin
     from rljax.engines.cuda import transports
     from rljax.errors import UserError
     from rljax.hf import init_directory
-    from rljax.tokenizer import build_char_tokenizer
+    from rljax.hf.tokenizer import build_char_tokenizer
 
     shape = dict(SHAPES[size])
     vocabulary = shape.pop("vocab_size")
@@ -186,8 +186,8 @@ class Timed:
 
 async def _difference(engine: Engine) -> float:
     """Largest difference in nats between the server's log-probs of a completion and the learner's."""
-    from rljax.packing import batch_of, lay_out
-    from rljax.trajectories import trajectory_of
+    from rljax.batching.packing import batch_of, lay_out
+    from rljax.rollout.trajectories import trajectory_of
     from rljax.types import Request, SamplingParams
 
     request = Request("check", np.array(PROMPT, np.int32), SamplingParams(NEW_TOKENS), seed=1)
@@ -202,14 +202,14 @@ async def _difference(engine: Engine) -> float:
 
 
 def _pools() -> Any:
-    from rljax.allocation import Allocation, Pool
+    from rljax.config.allocation import Allocation, Pool
 
     apart = LEARNER_DEVICE.value if DEVICE.value == "cuda" else 0
     return Allocation(Pool("sglang"), Pool("fsdp", first_device=apart))
 
 
 def _config(model_dir: Path, transport: str) -> Config:
-    from rljax import config_io
+    from rljax.config import io as config_io
     from rljax.configs import base
 
     config = base.get_config()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rljax import registry
+from rljax.config import registry
 from rljax.errors import UserError
 
 Messages = tuple[Mapping[str, str], ...]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rljax.errors import UserError
-from rljax.tokenizer import Tokenizer
-from rljax.trajectories import supervised
+from rljax.hf.tokenizer import Tokenizer
+from rljax.rollout.trajectories import supervised
 from rljax.types import Prompt, Trajectory
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from rljax.config import DatasetConfig
+from rljax.config.schema import DatasetConfig
 from rljax.data.formats import Format, find_format, with_system
 from rljax.data.records import Records, open_records
 from rljax.data.tasks import PREFIX, make_task
 from rljax.errors import UserError
-from rljax.tokenizer import Tokenizer
+from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 
 TEMPLATE = 128  # tokens that a chat template may put around a message, and before the first

@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rljax.config.registry import nearest
 from rljax.data.records import InMemory
 from rljax.errors import UserError
-from rljax.registry import nearest
 
 PREFIX = "task:"
 SPLITS = ("train", "test")

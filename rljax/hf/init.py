@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rljax.config import ModelConfig
+from rljax.config.schema import ModelConfig
 from rljax.errors import UserError
 from rljax.hf.spec import CLASSES, CONFIG, DEFAULTS, MODEL_TYPES, ModelSpec
 from rljax.hf.tensors import tensors

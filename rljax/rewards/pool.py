@@ -15,9 +15,9 @@ import time
 from collections import Counter
 from typing import Any
 
-from rljax.config import RewardConfig
+from rljax.config.schema import RewardConfig
 from rljax.errors import RewardError, RewardTimeout, UserError
-from rljax.metrics import Mean, merge
+from rljax.metrics.mean import Mean, merge
 from rljax.rewards.process import ProcessDied, RewardProcess
 from rljax.rewards.score import Score
 from rljax.types import Prompt

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rljax.config import RewardConfig
+from rljax.config.schema import RewardConfig
 from rljax.errors import UserError
 
 START_TIMEOUT = 120.0  # seconds; the user's module may import much

@@ -20,9 +20,9 @@ import signal
 import traceback
 from typing import Any, BinaryIO
 
-from rljax import registry
+from rljax.config import registry
 from rljax.errors import UserError
-from rljax.processes import die_with
+from rljax.process.parent import die_with
 from rljax.rewards.score import REWARDS, score_of
 from rljax.types import Prompt
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from rljax.metrics import Mean
+from rljax.metrics.mean import Mean
 from rljax.types import Trajectory
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from rljax.config import Config
+from rljax.config.schema import Config
+from rljax.hf.tokenizer import Tokenizer
 from rljax.sinks import Sink, Sinks
 from rljax.sinks.live import LineSink, LiveSink
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
-from rljax.tokenizer import Tokenizer
 
 
 def build(config: Config, run: RunDirectory, tokenizer: Tokenizer, *, first_step: int) -> Sinks:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from rljax.metrics import Mean, merge
+from rljax.metrics.mean import Mean, merge
 from rljax.sinks import State, Status
 from rljax.types import Trajectory
 

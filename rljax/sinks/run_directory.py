@@ -6,7 +6,7 @@ samples.jsonl     trajectories with text, reward components and versions
 status.json       step, version, state; the error of a failed run
 checkpoints/      to resume from
 export/           Hugging Face safetensors and tokenizer, at the end
-workers.json      where workers attach, while the run listens (rljax/feed.py)
+workers.json      where workers attach, while the run listens (rljax/workers/server.py)
 workers/          what the run's own workers print
 init/             the initial model of a run with actor.init_from_scratch
 """
@@ -26,12 +26,13 @@ from typing import IO, Any
 
 import numpy as np
 
-from rljax import config_io, resume
-from rljax.config import Config
+from rljax.config import io as config_io
+from rljax.config import resume
+from rljax.config.schema import Config
 from rljax.errors import UserError
-from rljax.metrics import Mean, flatten, merge
+from rljax.hf.tokenizer import Tokenizer
+from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import State, Status
-from rljax.tokenizer import Tokenizer
 from rljax.types import Trajectory
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.errors import UserError
-from rljax.metrics import Mean, flatten
+from rljax.metrics.mean import Mean, flatten
 from rljax.sinks import Status
 from rljax.types import Trajectory
 

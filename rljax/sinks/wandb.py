@@ -7,9 +7,9 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from rljax.config import Config
+from rljax.config.schema import Config
 from rljax.errors import UserError
-from rljax.metrics import Mean, flatten, merge
+from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import Status
 from rljax.sinks.run_directory import RunDirectory
 from rljax.types import Trajectory

@@ -1,4 +1,4 @@
-"""Workflows: what an episode is. Named by `rollout.workflow`; the interface is rljax/workflow.py.
+"""Workflows: what an episode is. Named by `rollout.workflow`; the interface is rljax/rollout/workflow.py.
 
 A workflow is a class whose constructor takes `tokenizer`, `rewards` and, as keywords, `rollout.workflow_args`.
 """

@@ -6,13 +6,13 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
-from rljax import registry
-from rljax.config import GenerationConfig
+from rljax.config import registry
+from rljax.config.schema import GenerationConfig
 from rljax.errors import UserError
+from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards
-from rljax.tokenizer import Tokenizer
+from rljax.rollout.workflow import Workflow
 from rljax.types import SamplingParams
-from rljax.workflow import Workflow
 
 WORKFLOWS = {
     "rlvr": "rljax.workflows.rlvr:RLVR",
@@ -34,7 +34,7 @@ def build_workflow(name: str, *, tokenizer: Tokenizer, rewards: Rewards, argumen
         raise UserError(f"rollout.workflow_args: {name}: {error} (it takes: {takes})") from error
     workflow = cls(tokenizer=tokenizer, rewards=rewards, **arguments)
     if not inspect.iscoroutinefunction(getattr(workflow, "episode", None)):
-        raise UserError(f"rollout.workflow: {name} has no 'async def episode' (see rljax/workflow.py)")
+        raise UserError(f"rollout.workflow: {name} has no 'async def episode' (see rljax/rollout/workflow.py)")
     return cast(Workflow, workflow)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from rljax import registry
+from rljax.config import registry
 from rljax.types import Group
 
 Filter = Callable[[Group], bool]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from rljax.engine import Sampler
 from rljax.errors import UserError
+from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, Score
-from rljax.tokenizer import Tokenizer
-from rljax.trajectories import Episode
+from rljax.rollout.trajectories import Episode
 from rljax.types import Completion, Finish, Prompt, SamplingParams, Trajectory
 from rljax.workflows.rlvr import generate
 

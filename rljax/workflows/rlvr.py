@@ -8,9 +8,9 @@ import numpy as np
 
 from rljax.engine import Sampler
 from rljax.errors import SamplerError
+from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards
-from rljax.tokenizer import Tokenizer
-from rljax.trajectories import trajectory_of
+from rljax.rollout.trajectories import trajectory_of
 from rljax.types import Completion, Finish, Prompt, Request, SamplingParams, Trajectory
 
 

@@ -1,7 +1,7 @@
 """The fake learner under the contract of all learners."""
 
 from rljax.engines.fake.learner import FakeLearner
-from tests.contract.learner_contract import LearnerContract
+from rljax.testing.learner_contract import LearnerContract
 
 
 class TestFakeLearner(LearnerContract):

@@ -10,13 +10,13 @@ import threading
 
 import pytest
 
+from rljax.engine.rank import LOOPBACK, ProcessRank, free_port
+from rljax.engines.fake.collective import Collective
 from rljax.engines.fake.learner import FakeLearner
-from rljax.engines.fake.peers import Peers
-from rljax.ranks.follower import serve
-from rljax.ranks.links import Links
-from rljax.ranks.place import LOOPBACK, Place, free_port
-from rljax.ranks.team import TeamLearner
-from tests.contract.learner_contract import LearnerContract
+from rljax.multiprocess.follower import serve
+from rljax.multiprocess.followers import Followers
+from rljax.multiprocess.leader import DistributedLearner
+from rljax.testing.learner_contract import LearnerContract
 
 SIZE = 3
 _numbers = itertools.count()
@@ -28,12 +28,12 @@ class Ranks:
     def __init__(self, config, model_dir) -> None:
         coordinator = f"{LOOPBACK}:{free_port(LOOPBACK)}"
         self.lost: list[str] = []
-        self.links = Links(
+        self.followers = Followers(
             silence=60.0, explain=lambda rank: ("", ""), on_trouble=lambda: None, on_failure=lambda failure: None
         )
 
         def learner_of(rank: int) -> FakeLearner:
-            return FakeLearner(config, model_dir, Peers(Place(rank, SIZE, coordinator=coordinator)))
+            return FakeLearner(config, model_dir, Collective(ProcessRank(rank, SIZE, coordinator=coordinator)))
 
         for rank in range(1, SIZE):
             ours, theirs = socket.socketpair()
@@ -44,8 +44,8 @@ class Ranks:
                 theirs.close()
 
             threading.Thread(target=follower, daemon=True).start()
-            self.links.add(ours, rank, f"thread {next(_numbers)}")
-        self.learner = TeamLearner(self.links, self.links.together("make", own=lambda: learner_of(0)))
+            self.followers.add(ours, rank, f"thread {next(_numbers)}")
+        self.learner = DistributedLearner(self.followers, self.followers.together("make", own=lambda: learner_of(0)))
 
 
 class TestFakeRanks(LearnerContract):
@@ -54,7 +54,7 @@ class TestFakeRanks(LearnerContract):
         self.made: list[Ranks] = []
         yield
         for ranks in self.made:
-            assert ranks.links.failure is None and not ranks.lost
+            assert ranks.followers.failure is None and not ranks.lost
             ranks.learner.close()
 
     def make(self, config, model_dir):

@@ -10,8 +10,8 @@ import numpy as np
 from rljax.engine import WeightSource
 from rljax.engines.fake import model
 from rljax.engines.fake.sampler import FakeSampler, Trouble
-from tests.contract.sampler_contract import SamplerContract
-from tests.models import VOCABULARY, config_of
+from rljax.testing.models import VOCABULARY, config_of
+from rljax.testing.sampler_contract import SamplerContract
 
 
 @functools.cache

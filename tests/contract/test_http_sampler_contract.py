@@ -8,15 +8,15 @@ import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rljax.allocation import Pool
+from rljax.config.allocation import Pool
 from rljax.engine import Sampler, WeightSource
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.remote import Remote, inspect
 from rljax.engines.http.server import SamplerServer, ServerOptions
 from rljax.engines.jax.sampler import JaxSampler
-from rljax.tokenizer import load
-from tests.contract.sampler_contract import Loop, SamplerContract
-from tests.models import VOCABULARY, config_of, make_model
+from rljax.hf.tokenizer import load
+from rljax.testing.models import VOCABULARY, config_of, make_model
+from rljax.testing.sampler_contract import Loop, SamplerContract
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """The JAX learner under the contract of all learners."""
 
-from rljax.allocation import Pool
+from rljax.config.allocation import Pool
 from rljax.engines.jax.learner import JaxLearner
-from tests.contract.learner_contract import LearnerContract
+from rljax.testing.learner_contract import LearnerContract
 
 
 class TestJaxLearner(LearnerContract):

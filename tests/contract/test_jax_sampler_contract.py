@@ -5,13 +5,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar
 
-from rljax.allocation import Pool
 from rljax.backends.jax import hf
+from rljax.config.allocation import Pool
 from rljax.engine import WeightSource
 from rljax.engines.jax.sampler import JaxSampler
-from rljax.tokenizer import load
-from tests.contract.sampler_contract import SamplerContract
-from tests.models import VOCABULARY, config_of, make_model
+from rljax.hf.tokenizer import load
+from rljax.testing.models import VOCABULARY, config_of, make_model
+from rljax.testing.sampler_contract import SamplerContract
 
 
 @functools.cache

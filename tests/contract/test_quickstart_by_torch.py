@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from rljax.ranks.place import free_port
+from rljax.engine.rank import free_port
 from tests.shared import REPOSITORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.show, pytest.mark.timeout(2400)]

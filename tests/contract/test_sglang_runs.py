@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.models import make_model
+from rljax.testing.models import make_model
 from tests.shared import REPOSITORY, convert_smollm2, sglang_python, shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

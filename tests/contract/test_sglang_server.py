@@ -15,16 +15,16 @@ import numpy as np
 import psutil
 import pytest
 
-from rljax.allocation import Pool
+from rljax.config.allocation import Pool
 from rljax.engine import WeightSource
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.launcher import SglangServers
 from rljax.engines.http.remote import Remote, inspect
 from rljax.errors import UserError
-from rljax.tokenizer import load
+from rljax.hf.tokenizer import load
+from rljax.testing.models import VOCABULARY, config_of, make_model
+from rljax.testing.sampler_contract import SamplerContract, publish
 from rljax.types import Completion, Finish, Request, SamplingParams
-from tests.contract.sampler_contract import SamplerContract, publish
-from tests.models import VOCABULARY, config_of, make_model
 from tests.shared import sglang_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

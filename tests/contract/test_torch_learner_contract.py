@@ -1,8 +1,8 @@
 """The PyTorch learner under the contract of all learners: one process on the CPU."""
 
-from rljax.allocation import Pool
+from rljax.config.allocation import Pool
 from rljax.engines.cuda.learner import TorchLearner
-from tests.contract.learner_contract import LearnerContract
+from rljax.testing.learner_contract import LearnerContract
 
 
 class TestTorchLearner(LearnerContract):

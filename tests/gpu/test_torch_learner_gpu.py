@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from rljax.allocation import Pool
 from rljax.backends.torch import attention
+from rljax.config.allocation import Pool
 from rljax.engines.cuda.learner import TorchLearner
+from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
 from tests import models
-from tests.contract.learner_contract import config_of, episodes, first_fit, pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

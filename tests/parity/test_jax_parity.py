@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.backends.jax import fused, logprobs, losses, objective
-from tests.parity.suite import ParitySuite
+from rljax.testing.parity_suite import ParitySuite
 
 
 class TestJaxParity(ParitySuite):

@@ -3,7 +3,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch backend needs the extra [torch]")
 
 from rljax.backends.torch import fused, logprobs, losses, objective  # noqa: E402
-from tests.parity.suite import ParitySuite  # noqa: E402
+from rljax.testing.parity_suite import ParitySuite  # noqa: E402
 
 
 class TestTorchParity(ParitySuite):

@@ -14,12 +14,12 @@ import tokenizers  # noqa: E402
 import transformers  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
-from rljax.advantages import normalised  # noqa: E402
-from rljax.aggregation import loss_weights  # noqa: E402
 from rljax.backends.torch.logprobs import token_logprobs  # noqa: E402
 from rljax.backends.torch.objective import policy_objective  # noqa: E402
-from rljax.config import NormConfig  # noqa: E402
-from rljax.objective import Objective, TokenArrays  # noqa: E402
+from rljax.config.schema import NormConfig  # noqa: E402
+from rljax.objective.advantages import normalised  # noqa: E402
+from rljax.objective.aggregation import loss_weights  # noqa: E402
+from rljax.objective.spec import Objective, TokenArrays  # noqa: E402
 
 ROWS, PROMPT, COMPLETION, VOCABULARY = 4, 3, 8, 40
 

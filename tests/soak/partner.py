@@ -12,9 +12,9 @@ import numpy as np
 
 from rljax.engines.fake import model
 from rljax.engines.fake.sampler import FakeSampler, Trouble
-from rljax.engines.fake.trial import VOCAB, make_config, worker
 from rljax.engines.http.server import SamplerServer, ServerOptions
 from rljax.errors import UserError
+from rljax.testing.harness import VOCAB, make_config, worker
 
 
 async def serve(workdir: Path, port: int, trouble: Trouble) -> None:

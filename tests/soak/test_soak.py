@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from rljax import loop
-from rljax.engines.fake.trial import make_run
+from rljax.testing.harness import make_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -203,7 +203,7 @@ def test_a_long_run_keeps_no_file_and_no_memory(tmp_path):
 
     class Watching:
         def __call__(self, first_step):
-            from rljax.engines.fake.trial import MemorySink
+            from rljax.testing.harness import MemorySink
 
             class Sink(MemorySink):
                 def write(self, step, metrics):

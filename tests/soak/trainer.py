@@ -16,9 +16,9 @@ import psutil
 
 from rljax import loop
 from rljax.engines.fake.sampler import Trouble
-from rljax.engines.fake.trial import MemorySink, RememberingLearner, make_run
 from rljax.engines.http import watch
 from rljax.engines.http.plugin import attach
+from rljax.testing.harness import MemorySink, RememberingLearner, make_run
 
 
 class Unsteady(RememberingLearner):

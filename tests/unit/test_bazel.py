@@ -64,7 +64,7 @@ def _not_of_the_tree(folder: str, names: list[str]) -> set[str]:
 
 PLANTED = {  # file -> a line at its end, and why it does not build
     "rljax/seeding.py": ("import rljax.engines.jax.sampler", "rljax must not import rljax.engines.jax.sampler"),
-    "engines/jax/slots.py": ("import rljax.engines.http.wire", "its library does not depend on //rljax/engines/http"),
+    "engines/jax/slots.py": ("import rljax.engines.http.protocol", "its library does not depend on //rljax/engines/http"),
 }
 
 

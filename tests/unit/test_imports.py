@@ -1,4 +1,6 @@
-"""Imports point one way: experiments -> engines -> backends -> rljax, and what is optional is imported when it is used."""
+"""Imports point one way: experiments -> testing -> engines -> backends -> rljax, from room to room of rljax as the rule's table
+says, and what is optional is imported when it is used.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.import_rule import BARE, LAYERS, undeclared, violations
+from tests.import_rule import BARE, LAYERS, ROOMS, imports_of, undeclared, violations
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def sources() -> list[Path]:
     """Python files of the repository, each once: not through the links inside rljax/."""
-    folders = (*LAYERS, "configs")
+    folders = (*(layer for layer in LAYERS if layer != "testing"), "configs")
     files = [file for folder in folders for file in (REPOSITORY / folder).rglob("*.py")]
     links = [REPOSITORY / "rljax" / name for name in BARE]
     return [file for file in files if not any(file.is_relative_to(link) for link in links)]
@@ -26,9 +28,57 @@ def test_imports_point_one_way():
     assert not found, "\n".join(found)
 
 
+def test_rooms_have_an_order():
+    """No circle: a room imports those that stand before it in the table."""
+    order = list(ROOMS)
+    assert [(room, below) for room in order for below in ROOMS[room] if order.index(below) >= order.index(room)] == []
+
+
+def test_every_arrow_of_the_table_is_there():
+    drawn = {(room, below) for room in ROOMS for below in ROOMS[room]}
+    assert drawn == {
+        (parts[1].removesuffix(".py"), module.split(".")[1])
+        for file in sources()
+        if (parts := file.relative_to(REPOSITORY).parts)[0] == "rljax" and parts[1] != "testing"
+        for module, *_ in imports_of(file.read_text(), ".".join(parts[:-1]))
+        if module.startswith("rljax.")
+        and module.split(".")[1] in ROOMS
+        and module.split(".")[1] != parts[1].removesuffix(".py")
+    }
+
+
+def test_files_import_each_other_in_no_circle():
+    """Over all layers, lazy imports included: whoever reads a file can read what it needs first."""
+    modules = {_module(file): file for file in sources()}
+    arrows = {
+        name: {known for module, *_ in imports_of(file.read_text(), _package(file)) if (known := _known(module, modules))}
+        - {name}
+        for name, file in modules.items()
+    }
+    while free := {name for name, below in arrows.items() if not below & arrows.keys()}:
+        arrows = {name: below for name, below in arrows.items() if name not in free}
+    assert {name: below & arrows.keys() for name, below in arrows.items()} == {}
+
+
+def _module(file: Path) -> str:
+    parts = file.relative_to(REPOSITORY).with_suffix("").parts
+    return ".".join((["rljax"] if parts[0] in BARE else []) + list(parts)).removesuffix(".__init__")
+
+
+def _package(file: Path) -> str:
+    return _module(file) if file.name == "__init__.py" else _module(file).rpartition(".")[0]
+
+
+def _known(module: str, modules: dict[str, Path]) -> str | None:
+    """The module that an import reads: `from a.b import c` is of a.b.c where that is a module, else of a.b."""
+    while module and module not in modules:
+        module = module.rpartition(".")[0]
+    return module or None
+
+
 def test_every_layer_is_looked_at_once():
     files = sources()
-    assert {file.relative_to(REPOSITORY).parts[0] for file in files} == {*LAYERS, "configs"}
+    assert {file.relative_to(REPOSITORY).parts[0] for file in files} == {*LAYERS, "configs"} - {"testing"}
     assert len({file.resolve() for file in files}) == len(files)
 
 
@@ -44,15 +94,15 @@ PLANTED = {
     "up from the core, relative": ("rljax/data/x.py", "from ..engines import jax"),
     "up from a backend": ("backends/jax/x.py", "from rljax.engines import jax"),
     "up from an engine": ("engines/jax/x.py", "def f():\n    from experiments import main"),
-    "jax in the core": ("rljax/losses.py", "import jax.numpy as jnp"),
-    "torch in the core, lazily": ("rljax/hf.py", "def f():\n    import torch"),
+    "jax in the core": ("rljax/objective/losses.py", "import jax.numpy as jnp"),
+    "torch in the core, lazily": ("rljax/hf/x.py", "def f():\n    import torch"),
     "flax in a config": ("configs/x.py", "from flax import nnx"),
     "bare engines": ("experiments/x.py", "from engines.jax import sampler"),
     "bare configs": ("configs/x.py", "import configs.base"),
     "torch with the module": ("experiments/x.py", "import torch"),
     "torch in the JAX engine": ("engines/jax/x.py", "try:\n    import torch\nexcept ImportError:\n    pass"),
     "sglang in a backend": ("backends/torch/x.py", "import sglang"),
-    "by name": ("rljax/x.py", "import importlib\ndef f():\n    importlib.import_module('jax')"),
+    "by name": ("rljax/loop.py", "import importlib\ndef f():\n    importlib.import_module('jax')"),
 }
 
 
@@ -86,7 +136,7 @@ DECLARED = {
     "its own": ("engines/jax/x.py", "from . import slots", "//rljax/engines/jax"),
     "a module of the core": ("engines/jax/x.py", "from rljax.data import tasks", "//rljax"),
     "a backend": ("engines/jax/x.py", "def f():\n    from rljax.backends.jax import model", "//rljax/backends/jax"),
-    "a config": ("rljax/x.py", "from rljax.configs.algorithms import grpo", "//rljax/configs"),
+    "a config": ("rljax/loop.py", "from rljax.configs.algorithms import grpo", "//rljax/configs"),
     "the folder of the engines": ("experiments/x.py", "from rljax import engines", "//rljax/engines"),
     "another binary": ("experiments/x.py", "from experiments.bench import packing", "//experiments"),
 }

@@ -14,11 +14,11 @@ import pytest
 
 from rljax import loop
 from rljax.engines.fake.sampler import FakeSampler, Trouble
-from rljax.engines.fake.trial import MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
 from rljax.errors import RewardTimeout, TooManyFailures, UserError
-from rljax.metrics import Mean
+from rljax.metrics.mean import Mean
+from rljax.rollout.trajectories import trajectory_of
 from rljax.sinks import State, Status
-from rljax.trajectories import trajectory_of
+from rljax.testing.harness import MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
 from rljax.types import Completion, Finish, Request, SamplingParams
 
 ASYNC = {"rollout.max_head_offpolicyness": 2}
@@ -526,7 +526,7 @@ def test_export_holds_the_final_weights_and_tracing_one_line_an_event(tmp_path):
 
 
 def test_prompts_spell_their_uid():
-    from rljax.engines.fake.trial import read_back
+    from rljax.testing.harness import read_back
 
     numbers = Numbers(600)
     for _ in range(1300):

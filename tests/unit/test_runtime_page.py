@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from rljax import config_io, resume
-from rljax.config import Config
+from rljax.config import io as config_io
+from rljax.config import resume
+from rljax.config.schema import Config
 from rljax.configs import base
 from rljax.errors import EpisodeError
-from rljax.guardrails import GUARDS
+from rljax.metrics.guardrails import GUARDS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "runtime.md").read_text()
 

@@ -8,10 +8,10 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from rljax.config import DatasetConfig
+from rljax.config.schema import DatasetConfig
 from rljax.data import labelled, open_prompts
 from rljax.errors import UserError
-from rljax.tokenizer import build_char_tokenizer, load
+from rljax.hf.tokenizer import build_char_tokenizer, load
 
 DEFAULTS = DatasetConfig(
     path="",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rljax.engines.http.remote import fetch
-from tests.models import make_model
+from rljax.testing.models import make_model
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TOKEN = "sesame"

@@ -61,7 +61,7 @@ def lines(path: Path) -> list[dict]:
 
 
 def comparable(entries: list[dict]) -> list[dict]:
-    """Metrics without what a clock or the machine's load decides."""
+    """Metrics without what a timer or the machine's load decides."""
     return [{k: v for k, v in entry.items() if not k.startswith(("timeperf/", "rollout/wait"))} for entry in entries]
 
 

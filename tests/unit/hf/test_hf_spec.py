@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljax.config import ModelConfig
+from rljax.config.schema import ModelConfig
 from rljax.errors import UserError
 from rljax.hf import ModelSpec, parameter_count, read_config, spec_of, tensors
 

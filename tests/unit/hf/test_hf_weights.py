@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from rljax.config import ModelConfig
+from rljax.config.schema import ModelConfig
 from rljax.errors import UserError
 from rljax.hf import ModelSpec, WeightReader, init_directory, tensors, write_weights
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rljax.config import RewardConfig
+from rljax.config.schema import RewardConfig
 from rljax.errors import RewardError, RewardTimeout, UserError
-from rljax.metrics import Mean
+from rljax.metrics.mean import Mean
 from rljax.rewards import RewardPool
 from rljax.types import Prompt
 
@@ -226,7 +226,7 @@ def test_closing_answers_what_waits_and_leaves_no_process():
 PARENT = """
 import asyncio, sys
 sys.path[:0] = [{root!r}, {here!r}]
-from rljax.config import RewardConfig
+from rljax.config.schema import RewardConfig
 from rljax.rewards import RewardPool
 from rljax.types import Prompt
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rljax.config import RewardConfig
-from rljax.engines.fake.trial import MemorySink, make_run, spell
+from rljax.config.schema import RewardConfig
 from rljax.errors import RewardTimeout
 from rljax.loop import Loop
 from rljax.rewards import RewardPool
-from rljax.trajectories import trajectory_of
+from rljax.rollout.trajectories import trajectory_of
+from rljax.testing.harness import MemorySink, make_run, spell
 from rljax.types import Request
 
 

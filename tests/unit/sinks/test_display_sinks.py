@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from rljax import config_io
+from rljax.config import io as config_io
 from rljax.configs import base
-from rljax.metrics import Mean
+from rljax.metrics.mean import Mean
 from rljax.sinks import State, Status
 from rljax.sinks.live import LineSink, LiveSink, sparkline
 from rljax.sinks.run_directory import RunDirectory

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljax import config_io
+from rljax.config import io as config_io
 from rljax.configs import base
 from rljax.errors import UserError
-from rljax.metrics import Mean
+from rljax.metrics.mean import Mean
 from rljax.sinks import Sinks, State, Status
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink, cut
 from rljax.types import PROMPT_VERSION, Finish, Trajectory

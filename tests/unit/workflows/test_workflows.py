@@ -6,11 +6,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rljax.config import GenerationConfig
+from rljax.config.schema import GenerationConfig
 from rljax.errors import RewardError, SamplerError, UserError
+from rljax.hf.tokenizer import build_char_tokenizer, load
 from rljax.rewards import Score
-from rljax.tokenizer import build_char_tokenizer, load
-from rljax.trajectories import Episode, no_eos_ratio, supervised, trajectory_of
+from rljax.rollout.trajectories import Episode, no_eos_ratio, supervised, trajectory_of
 from rljax.types import PROMPT_VERSION, Completion, Finish, Group, Prompt, SamplingParams
 from rljax.workflows import build_workflow, find_filter, sampling_params
 

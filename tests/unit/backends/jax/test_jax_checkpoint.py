@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rljax import checksums
 from rljax.backends.jax import checkpoint
+from rljax.checkpoints import integrity as checksums
 from rljax.errors import UserError
 
 

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from rljax.backends.jax import hf, lora
-from rljax.config import ModelConfig
+from rljax.config.schema import ModelConfig
 from rljax.errors import UserError
 from rljax.hf import WeightReader, init_directory
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rljax.backends.jax import attention as attention_module
 from rljax.backends.jax.attention import attention
 from rljax.backends.jax.model import BLOCK, REMAT, KVCache, Norm, Transformer, abstract, dot
-from rljax.config import ModelConfig
+from rljax.config.schema import ModelConfig
 from rljax.hf import spec_of
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")

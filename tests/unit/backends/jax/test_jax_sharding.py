@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from rljax.backends.jax.sharding import AXES, check, fit, shardings
-from rljax.config import ModelConfig
+from rljax.config.schema import ModelConfig
 from rljax.errors import UserError
 from rljax.hf import spec_of
 
@@ -22,7 +22,7 @@ from flax import nnx
 from rljax.backends.jax import hf, lora
 from rljax.backends.jax.model import KVCache
 from rljax.backends.jax.sharding import activation_sharding, make_mesh, shardings, single_device_mesh
-from rljax.config import ModelConfig
+from rljax.config.schema import ModelConfig
 from rljax.hf import ModelSpec, WeightReader, init_directory, tensors
 
 directory = sys.argv[1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rljax.backends.jax import optim
-from rljax.config import OptimizerConfig
+from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
 
 CONFIG = OptimizerConfig(

@@ -24,7 +24,7 @@ def main():
     from rljax.backends.jax.fused import fused_objective
     from rljax.backends.jax.logprobs import token_logprobs
     from rljax.backends.jax.objective import policy_objective
-    from rljax.objective import Objective, TokenArrays
+    from rljax.objective.spec import Objective, TokenArrays
 
     jax.config.update("jax_enable_x64", True)
     random = np.random.default_rng(0)

@@ -8,10 +8,10 @@ import textwrap
 import pytest
 import torch
 
-from rljax import checksums
-from rljax.allocation import Pool
 from rljax.backends.torch import checkpoint
-from rljax.engines.cuda import world
+from rljax.checkpoints import integrity as checksums
+from rljax.config.allocation import Pool
+from rljax.engines.cuda import distributed as world
 from rljax.errors import UserError
 
 
@@ -84,9 +84,9 @@ def test_a_full_disk_in_the_middle_of_a_save_is_one_line_and_the_last_checkpoint
         import resource, signal, sys
         from pathlib import Path
         import torch
-        from rljax.allocation import Pool
+        from rljax.config.allocation import Pool
         from rljax.backends.torch import checkpoint
-        from rljax.engines.cuda import world
+        from rljax.engines.cuda import distributed as world
         from rljax.errors import UserError
         root, layout = Path(sys.argv[1]), world.join(Pool("fsdp"))
         state = {"w": torch.randn(100_000)}

@@ -11,8 +11,8 @@ from rljax.backends.torch import losses  # noqa: E402
 from rljax.backends.torch.fused import fused_objective  # noqa: E402
 from rljax.backends.torch.logprobs import token_logprobs  # noqa: E402
 from rljax.backends.torch.objective import policy_objective  # noqa: E402
-from rljax.objective import Objective, TokenArrays  # noqa: E402
-from tests.parity.cases import TERMS, inputs  # noqa: E402
+from rljax.objective.spec import Objective, TokenArrays  # noqa: E402
+from rljax.testing.parity_cases import TERMS, inputs  # noqa: E402
 
 OBJECTIVE = Objective(clip_high=0.28, dual_clip=3.0, weight_cap=2.0, kl_coef=0.1, entropy_coef=0.2)
 

@@ -7,18 +7,18 @@ import pytest
 import torch
 import transformers
 
-from rljax.allocation import Pool
 from rljax.backends.torch import attention, model
 from rljax.backends.torch.attention import Segments
-from rljax.backends.torch.context import Context
+from rljax.backends.torch.context_parallel import Context
 from rljax.backends.torch.forward import named_objective
-from rljax.backends.torch.layout import Layout
-from rljax.engines.cuda import world
+from rljax.backends.torch.mesh import Layout
+from rljax.config.allocation import Pool
+from rljax.engines.cuda import distributed as world
 from rljax.engines.cuda.rows import micro_batches
 from rljax.hf import ModelSpec
-from rljax.objective import Objective
+from rljax.objective.spec import Objective
+from rljax.testing.learner_contract import episodes, first_fit, pack
 from tests import models
-from tests.contract.learner_contract import episodes, first_fit, pack
 
 SMALL = dict(
     vocab_size=61,

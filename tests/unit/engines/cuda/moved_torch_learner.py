@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 
-from rljax.allocation import Pool
+from rljax.config.allocation import Pool
 from rljax.engines.cuda.learner import TorchLearner
 from rljax.errors import UserError
-from tests.parity.moving import KINDS, flat
+from rljax.testing.moving import KINDS, flat
 
 
 def main() -> None:

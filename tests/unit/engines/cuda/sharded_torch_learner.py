@@ -11,9 +11,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rljax.allocation import Pool
+from rljax.config.allocation import Pool
 from rljax.engines.cuda.learner import TorchLearner
-from tests.contract.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
 
 LETTERS = {"d": "data", "f": "fsdp", "t": "tensor", "c": "context"}
 SETTINGS = {

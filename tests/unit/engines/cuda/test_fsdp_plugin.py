@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from rljax.allocation import Pool
+from rljax.config.allocation import Pool
 from rljax.engine import allocate, check, find_plugin
-from rljax.engines.cuda import world
+from rljax.engines.cuda import distributed
 from rljax.errors import UserError
-from tests.models import config_of
+from rljax.testing.models import config_of
 
 
 def test_fsdp_learns_over_data_fsdp_tensor_and_context():
@@ -42,10 +42,10 @@ def test_the_pools_devices_are_counted_over_hosts(monkeypatch, first, rank, visi
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setenv("RANK", str(rank))
-    assert world.device_of(Pool("fsdp", first_device=first)) == torch.device("cuda", device)
+    assert distributed.device_of(Pool("fsdp", first_device=first)) == torch.device("cuda", device)
 
 
 def test_processes_that_are_not_there_are_asked_for(monkeypatch):
-    world.join(Pool("fsdp"))
+    distributed.join(Pool("fsdp"))
     with pytest.raises(UserError, match="wants 2 processes, and there are 1"):
-        world.join(Pool("fsdp", fsdp=2))
+        distributed.join(Pool("fsdp", fsdp=2))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rljax.allocation import Pool
+from rljax.config.allocation import Pool
 from rljax.engine import allocate, check, find_plugin
 from rljax.engines.cuda import plugin as cuda
 from rljax.engines.cuda.transports import Route
@@ -15,7 +15,7 @@ from rljax.engines.http import remote
 from rljax.engines.http.plugin import PLUGIN, TRANSPORTS, attach
 from rljax.engines.http.remote import normalized
 from rljax.errors import UserError
-from tests.models import config_of
+from rljax.testing.models import config_of
 
 
 def test_sglang_samples_over_data_and_tensor_and_nothing_else():

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rljax.allocation import Pool
+from rljax.config.allocation import Pool
 from rljax.engines.cuda.learner import TorchLearner
+from rljax.testing.learner_contract import config_of
 from tests import models
-from tests.contract.learner_contract import config_of
 from tests.unit.engines.cuda import sharded_torch_learner as script
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -6,14 +6,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rljax import packing
+from rljax.batching import packing
 from rljax.engine import WeightSource
 from rljax.engines.fake import model
 from rljax.engines.fake.learner import FakeLearner
 from rljax.engines.fake.sampler import FakeSampler, Trouble
-from rljax.engines.fake.trial import make_config, settle
 from rljax.errors import SamplerError, UserError
-from rljax.objective import Objective
+from rljax.objective.spec import Objective
+from rljax.testing.harness import make_config, settle
 from rljax.types import Finish, Request, SamplingParams, Trajectory
 
 VOCAB = 7

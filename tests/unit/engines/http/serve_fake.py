@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from rljax.engines.fake.sampler import FakeSampler, Trouble
-from rljax.engines.fake.trial import make_config
 from rljax.engines.http.server import SamplerServer, ServerOptions
+from rljax.testing.harness import make_config
 
 
 async def main(model_dir: Path, port: int, delay: float) -> None:

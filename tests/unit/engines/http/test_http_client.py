@@ -13,16 +13,16 @@ import pytest
 from aiohttp import web
 
 from rljax.engine import WeightSource
-from rljax.engines.fake.trial import make_config
 from rljax.engines.http import client as client_module
 from rljax.engines.http import remote as remote_module
 from rljax.engines.http import watch as watch_module
+from rljax.engines.http.continuation import remaining
 from rljax.engines.http.plugin import sampler_of
 from rljax.engines.http.remote import Remote
-from rljax.engines.http.resubmit import remaining
 from rljax.errors import SamplerError, UserError
+from rljax.testing.harness import make_config
+from rljax.testing.sampler_contract import publish
 from rljax.types import Completion, Finish, Request, SamplingParams
-from tests.contract.sampler_contract import publish
 from tests.unit.engines.http.scripted import CONTEXT, SGLANG_17, SGLANG_23, ScriptedServer, client_of, continuation
 
 PROMPT = [5, 6, 7]
@@ -518,7 +518,7 @@ def test_what_remains_drops_the_tokens_a_stop_string_may_have_begun_in():
 
 
 def test_a_request_body_is_what_sglang_takes():
-    from rljax.engines.http.wire import generate_body
+    from rljax.engines.http.protocol import generate_body
 
     body = generate_body(request(greedy=True, top_p=0.5, top_k=7, stop_token_ids=(2,), stop=("\n",)), cache_key="k")
     assert json.loads(json.dumps(body)) == body

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljax.engines.http.protocol import spans
 from rljax.engines.http.replies import Reply, version_of
-from rljax.engines.http.wire import spans
 from rljax.errors import SamplerError
 from rljax.types import Finish
 

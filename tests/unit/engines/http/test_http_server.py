@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rljax.engine import WeightSource
-from rljax.engines.http.admission import weight_directory
+from rljax.engines.http.access import weight_directory
+from rljax.engines.http.protocol import BadRequest
 from rljax.engines.http.server import NOT_OFFERED, SamplerServer, ServerOptions, is_loopback
-from rljax.engines.http.wire import BadRequest
 from rljax.errors import SamplerError, UserError
+from rljax.testing.sampler_contract import Loop
 from rljax.types import Completion, Finish, Piece, Request
-from tests.contract.sampler_contract import Loop
 
 ANSWER = 10.0  # seconds after which an answer is a hang
 VOCABULARY = 50

@@ -18,12 +18,12 @@ import pytest
 
 from rljax import loop
 from rljax.engine import Engine
-from rljax.engines.fake.trial import MemorySink, Repeat, make_run
 from rljax.engines.http import watch
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.launcher import free_port
 from rljax.engines.http.plugin import attach
 from rljax.engines.http.remote import Remote, ServerLost, inspect
+from rljax.testing.harness import MemorySink, Repeat, make_run
 from tests.shared import REPOSITORY
 
 DELAY = 0.02  # seconds a token at most, that a kill may fall between two

@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rljax.allocation import Pool
-from rljax.engines.http import guard
+from rljax.config.allocation import Pool
+from rljax.engines.http import reaper
 from rljax.engines.http.launcher import Process, SglangServers, environment, free_port, installed_release, launch_command
 from rljax.errors import UserError
-from tests.models import config_of
+from rljax.testing.models import config_of
 
 STAND_IN = """
 import http.server, json, os, subprocess, sys, time
@@ -168,9 +168,9 @@ def test_servers_end_with_a_process_that_is_killed(tmp_path):
         import subprocess, sys, time
         sleep = "import time; time.sleep(600)"
         tree = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {{sleep!r}}]); {{sleep}}"
-        guard = subprocess.Popen([sys.executable, {guard.__file__!r}, "1", sys.executable, "-c", tree],
+        guard = subprocess.Popen([sys.executable, {reaper.__file__!r}, "1", sys.executable, "-c", tree],
                                  stdin=subprocess.PIPE, start_new_session=True)
-        print(guard.pid, flush=True)
+        print(reaper.pid, flush=True)
         time.sleep(600)
     """
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
@@ -186,7 +186,7 @@ def test_servers_end_with_a_process_that_is_killed(tmp_path):
 
 def test_a_guard_that_is_killed_takes_the_server_along(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, guard.__file__, "1", sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.PIPE
+        [sys.executable, reaper.__file__, "1", sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.PIPE
     )
     end = time.monotonic() + 10
     while not (tree := psutil.Process(process.pid).children()) and time.monotonic() < end:

@@ -9,11 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rljax.backends.jax.hosts import leave
+from rljax.backends.jax.multihost import leave
+from rljax.engines.jax.distributed import join
 from rljax.engines.jax.learner import JaxLearner
-from rljax.engines.jax.processes import join
 from rljax.errors import UserError
-from tests.contract.learner_contract import config_of
+from rljax.testing.learner_contract import config_of
 from tests.unit.engines.jax.sharded_learner import SETTINGS, batch_of, flat, pool, step
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rljax.allocation import Pool
-from rljax.backends.jax.hosts import fetch
-from rljax.config import ModelConfig
+from rljax.backends.jax.multihost import fetch
+from rljax.config.allocation import Pool
+from rljax.config.schema import ModelConfig
 from rljax.engines.jax.learner import JaxLearner
 from rljax.hf import init_directory
-from tests.contract.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
 
 LETTERS = {"d": "data", "f": "fsdp", "t": "tensor"}
 SETTINGS = {

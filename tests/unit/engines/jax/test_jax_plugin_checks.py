@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from rljax import config_io
-from rljax.allocation import Allocation, Pool
+from rljax.config import io as config_io
+from rljax.config.allocation import Allocation, Pool
 from rljax.configs import base
 from rljax.engines.jax.plugin import PLUGIN
 from rljax.errors import UserError

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rljax.allocation import Pool
 from rljax.backends.jax import hf
+from rljax.config.allocation import Pool
 from rljax.engine import WeightSource
 from rljax.engines.jax.sampler import JaxSampler
 from rljax.engines.jax.scoring import scorer_of
 from rljax.errors import SamplerError, UserError
 from rljax.hf.spec import ModelSpec
+from rljax.testing.models import VOCABULARY, config_of, make_model
 from rljax.types import Finish, Request, SamplingParams
-from tests.models import VOCABULARY, config_of, make_model
 
 BOUND = 2e-5  # nats, float32: sampler against a forward pass over the whole sequence
 
@@ -364,11 +364,11 @@ MESHES = """
 import asyncio, json, sys
 from pathlib import Path
 import numpy as np
-from rljax.allocation import Pool
+from rljax.config.allocation import Pool
 from rljax.engine import WeightSource
 from rljax.errors import UserError
 from rljax.engines.jax.sampler import JaxSampler
-from tests.models import config_of
+from rljax.testing.models import config_of
 from tests.unit.engines.jax.test_jax_sampler import MESH_REQUESTS, generate, requests_of
 
 first, second = map(Path, sys.argv[1:])

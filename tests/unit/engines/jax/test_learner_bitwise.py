@@ -4,14 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from rljax.allocation import Allocation, Pool
+from rljax.config.allocation import Allocation, Pool
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.plugin import PLUGIN
 from rljax.engines.jax.scoring import ROWS_PER_SHARD, bitwise_scorer, scorer_of
 from rljax.errors import UserError
-from rljax.metrics import merge
+from rljax.metrics.mean import merge
+from rljax.testing.learner_contract import UPDATE, Episode, config_of, episodes, first_fit, halves, pack, unpack
 from tests import models
-from tests.contract.learner_contract import UPDATE, Episode, config_of, episodes, first_fit, halves, pack, unpack
 
 BITWISE = {"jax.bitwise": True, "actor.optimizer.lr": 0.0, "actor.ppo_n_minibatches": 2}
 

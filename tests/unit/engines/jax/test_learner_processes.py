@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rljax.ranks.place import LOOPBACK, Place, free_port
+from rljax.engine.rank import LOOPBACK, ProcessRank, free_port
 from tests.unit.engines.jax.sharded_learner import make_model
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -25,7 +25,7 @@ def run(directory: Path, mesh: str, processes: int, devices: int) -> dict[str, n
     command = [sys.executable, "-m", "tests.unit.engines.jax.process_learner", str(VOCABULARY), str(directory), mesh]
     started = []
     for rank in range(processes):
-        place = Place(rank, processes, rank, processes, LOOPBACK, 0, "test", coordinator)
+        place = ProcessRank(rank, processes, rank, processes, LOOPBACK, 0, "test", coordinator)
         variables = place.variables() if processes > 1 else {}
         with (directory / f"rank{rank}.log").open("w") as log:
             started.append(subprocess.Popen(command, cwd=ROOT, env=common | variables, stdout=log, stderr=log))

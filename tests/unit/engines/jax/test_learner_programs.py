@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rljax.allocation import Pool
 from rljax.backends.jax import forward
 from rljax.backends.jax.mesh import pool_mesh
 from rljax.backends.jax.parameters import parameters
 from rljax.backends.jax.portable import from_hf, to_hf
+from rljax.config.allocation import Pool
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.rows import padded_length
 from rljax.errors import UserError
-from rljax.objective import Objective
+from rljax.objective.spec import Objective
+from rljax.testing.learner_contract import UPDATE, config_of, episodes, first_fit, pack
 from tests import models
-from tests.contract.learner_contract import UPDATE, config_of, episodes, first_fit, pack
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_batches_of_many_sizes_take_few_programs(model_dir):
         batch = pack(items, first_fit(items, length), length)
         learner.score(batch)
         learner.update(batch)
-    widths = 8  # of rljax.compaction.BUCKETS; a full row of 64 tokens here falls in two or three
+    widths = 8  # of rljax.batching.compaction.BUCKETS; a full row of 64 tokens here falls in two or three
     assert learner.compilations() <= 3 * widths
     before = learner.compilations()
     learner.update(batch)

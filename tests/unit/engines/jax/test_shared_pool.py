@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rljax.allocation import Pool
 from rljax.backends.jax.mesh import dispatching, pool_mesh
+from rljax.config.allocation import Pool
 
 ROOT = Path(__file__).resolve().parents[4]
 

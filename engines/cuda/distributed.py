@@ -1,0 +1,68 @@
+"""The processes of a learner: torch.distributed as torchrun's environment says, and the device of this one."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from rljax.backends.torch.mesh import Layout
+from rljax.config.allocation import Pool
+from rljax.errors import UserError
+
+TIMEOUT = datetime.timedelta(minutes=10)  # of a collective; the first ones wait for kernels to compile elsewhere
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def join(pool: Pool, timeout: datetime.timedelta = TIMEOUT) -> Layout:
+    """This process's place in the pool. Blocks until the pool's other processes are there too.
+
+    One process needs nothing; more find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which torchrun sets,
+    unless torch.distributed is initialised already.
+
+    Raises UserError where the processes are not as many as the pool wants, or share GPUs.
+    """
+    device = device_of(pool)
+    if not dist.is_initialized():
+        _initialise(pool, device, timeout)
+    if dist.get_world_size() != pool.size:
+        raise UserError(f"allocation_mode: {pool} wants {pool.size} processes, and there are {dist.get_world_size()}")
+    return Layout.of(pool, device)
+
+
+def _initialise(pool: Pool, device: torch.device, timeout: datetime.timedelta) -> None:
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        # As SGLang sets it for its own: a group of NCCL hangs where its processes differ in this. Read at NCCL's first use.
+        os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
+    if pool.size == 1:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        return
+    missing = [name for name in VARIABLES if name not in os.environ]
+    if missing:
+        raise UserError(f"allocation_mode: {pool} is {pool.size} processes; start them with torchrun ({missing[0]} is not set)")
+    dist.init_process_group(backend, timeout=timeout)
+
+
+def device_of(pool: Pool) -> torch.device:
+    """The GPU of this rank, counted from the pool's first one over hosts that have as many each; else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    rank, here = int(os.environ.get("RANK", "0")), torch.cuda.device_count()
+    together = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if 1 < here < together:
+        raise UserError(f"allocation_mode: {pool} has {together} processes on a host of {here} GPUs")
+    device = torch.device("cuda", (pool.first_device + rank) % here)
+    torch.cuda.set_device(device)
+    return device
+
+
+def gather(payload: bytes) -> Sequence[bytes]:
+    """What all ranks gave, in their order; on every rank. A collective, over the CPU."""
+    found: list[bytes] = [b""] * dist.get_world_size()
+    dist.all_gather_object(found, payload)
+    return found

@@ -1,0 +1,116 @@
+"""Who and what our server lets in: a token, bounded bodies, JSON or nothing, weights from allowed places only."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from rljax.engines.http.protocol import BadRequest, parse_json
+from rljax.errors import SamplerError, UserError
+
+log = logging.getLogger(__name__)
+
+BODY_TIMEOUT = 60.0  # seconds that a body may take to arrive
+OPEN_PATHS = ("/health", "/health_generate")  # answered without a token, as SGLang does: probes hold no secrets
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def error_response(status: int, message: str) -> web.Response:
+    """The shape of SGLang's errors."""
+    return web.json_response({"error": {"message": message, "code": status}}, status=status)
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Bad input is a 400, a failed sampler a 503; a fault of ours is a 500 and goes to the log, not to the client."""
+    try:
+        return await handler(request)
+    except (BadRequest, UserError) as error:
+        return error_response(400, str(error))
+    except SamplerError as error:
+        return error_response(503, str(error))
+    except web.HTTPException as error:
+        return error_response(error.status, error.reason)
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception:
+        log.exception("%s %s", request.method, request.path)
+        return error_response(500, "internal error (the server's log has it)")
+
+
+def authorize(token: str | None) -> Any:
+    """Middleware: with a token set, every path but the probes wants it."""
+    expected = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if token and request.path not in OPEN_PATHS:
+            given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+            if not hmac.compare_digest(given, expected):
+                return error_response(401, "Unauthorized")
+        return await handler(request)
+
+    return check
+
+
+async def json_body(request: web.Request) -> dict[str, Any]:
+    """The body as a JSON object. Raises BadRequest; aiohttp answers 413 past the limit of the application."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            body = await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    except web.HTTPException:
+        raise
+    except (ValueError, web.RequestPayloadError, LookupError) as error:  # broken chunks, an unknown encoding
+        raise BadRequest(f"body: {error}") from None
+    return parse_json(body)
+
+
+def weight_directory(value: object, roots: Sequence[Path]) -> Path:
+    """A directory that weights may be loaded from.
+
+    Below a root after every link is followed, with a config and safetensors: nothing that would have to be unpickled, no
+    code of the model's own. Raises BadRequest.
+    """
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise BadRequest("model_path: a directory is needed")
+    try:
+        directory = Path(value).resolve()
+        inside = any(directory.is_relative_to(root.resolve()) for root in roots)
+        if not inside:
+            raise BadRequest("model_path: outside the directories that weights are loaded from (serve.weight_roots)")
+        if not directory.is_dir():
+            raise BadRequest("model_path: no such directory")
+        _check_contents(directory)
+    except (OSError, RuntimeError) as error:  # too long a name, links in a circle, no permission
+        raise BadRequest(f"model_path: {type(error).__name__}") from None
+    return directory
+
+
+def _check_contents(directory: Path) -> None:
+    files = list(directory.iterdir())
+    if not any(file.suffix == ".safetensors" for file in files):
+        pickles = [file.name for file in files if file.suffix in PICKLES]
+        hint = f"; {pickles[0]} is a pickle, which is never loaded" if pickles else ""
+        raise BadRequest(f"model_path: no safetensors there{hint}")
+    for file in files:
+        if not file.resolve().is_relative_to(directory) and file.suffix in (".safetensors", ".json"):
+            raise BadRequest(f"model_path: {file.name} links out of its directory")
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except (FileNotFoundError, ValueError):
+        raise BadRequest("model_path: no config.json there, or a broken one") from None
+    if not isinstance(config, dict):
+        raise BadRequest("model_path: config.json is no object")
+    if "auto_map" in config:
+        raise BadRequest("model_path: config.json asks for code of the model's own (auto_map), which is never run")

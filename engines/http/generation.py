@@ -1,0 +1,83 @@
+"""One /generate at our server: the sampler's pieces gathered, for a reply whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import numpy as np
+
+from rljax.engine import Sampler, StreamingSampler
+from rljax.engines.http.protocol import GenerateCall
+from rljax.types import Finish, Piece, Request
+
+
+async def pieces_of(sampler: Sampler, request: Request) -> AsyncIterator[Piece]:
+    """A completion as it grows, or in one piece where the sampler can't do that."""
+    if isinstance(sampler, StreamingSampler):
+        async with contextlib.aclosing(sampler.stream(request)) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                yield piece
+    else:
+        done = await sampler.generate(request)
+        yield Piece(done.token_ids, done.logp, done.versions, done.finish)
+
+
+class Call:
+    """A completion under way. Its sampling is a task of its own, which an abort or a client that leaves cancels."""
+
+    def __init__(self, call: GenerateCall, sampler: Sampler) -> None:
+        self.call = call
+        self.finish: Finish | None = None
+        self._error: Exception | None = None
+        self._pieces: list[Piece] = []
+        self._news = asyncio.Event()
+        self._task = asyncio.ensure_future(self._run(sampler))
+
+    async def _run(self, sampler: Sampler) -> None:
+        try:
+            async for piece in pieces_of(sampler, self.call.request):
+                self._pieces.append(piece)
+                self.finish = piece.finish
+                self._news.set()
+        except Exception as error:  # handed to whoever waits
+            self._error = error
+        finally:
+            if self.finish is None:
+                self.finish = Finish.ABORT
+            self._news.set()
+
+    def abort(self) -> None:
+        """It ends with the tokens that it has."""
+        self._task.cancel()
+
+    async def wait(self) -> None:
+        """For more tokens, or the end. Raises what the sampler raised."""
+        await self._news.wait()
+        self._news.clear()
+        if self._error is not None:
+            raise self._error
+
+    async def whole(self) -> Piece:
+        while self.finish is None:
+            await self.wait()
+        return self.tokens_from(0)
+
+    @property
+    def total(self) -> int:
+        return sum(len(piece.token_ids) for piece in self._pieces)
+
+    def tokens_from(self, start: int) -> Piece:
+        """Everything from token `start` on."""
+        return Piece(
+            np.concatenate([np.empty(0, np.int32), *(p.token_ids for p in self._pieces)])[start:],
+            np.concatenate([np.empty(0, np.float32), *(p.logp for p in self._pieces)])[start:],
+            np.concatenate([np.empty(0, np.int32), *(p.versions for p in self._pieces)])[start:],
+            self.finish,
+        )
+
+    async def close(self) -> None:
+        """Returns when the sampler has let go of the request."""
+        self._task.cancel()
+        await asyncio.wait({self._task})

@@ -1,0 +1,88 @@
+"""What an `HttpSampler` works with: processes behind the servers, weights on their way to them, and calls to one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
+
+import aiohttp
+
+from rljax.engines.http.remote import Remote
+
+CONTROL_TIMEOUT = 600.0  # seconds for a pause, a load of weights, a resume
+
+
+class Post(Protocol):
+    """POST to one server: (path, body) -> answer. Raises ServerLost, UserError."""
+
+    @property
+    def member(self) -> object:
+        """The process at the other end, as far as is known: another one after it was lost."""
+        ...
+
+    def __call__(self, path: str, body: dict[str, Any]) -> Awaitable[Any]: ...
+
+
+class Broadcast(Protocol):
+    """Weights that reach servers by a collective of theirs and the learner's: `WeightSource(params=Broadcast)`."""
+
+    async def send(self, posts: Sequence[Post], version: int, *, flush: bool) -> None:
+        """Sends all weights to all servers, which are paused. Raises SamplerError when one didn't take them."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class PostTo:
+    """`Post` of a sampler's."""
+
+    session: aiohttp.ClientSession
+    remote: Remote
+    member: object
+
+    def __call__(self, path: str, body: dict[str, Any]) -> Awaitable[Any]:
+        return self.remote.post(self.session, path, body, CONTROL_TIMEOUT)
+
+
+class Watched(Protocol):
+    """What the watch (health.py) sees and does of the sampler whose servers it looks after."""
+
+    control: asyncio.Lock  # held while a server is brought back
+    version: int  # of the weights that a server should have
+
+    @property
+    def session(self) -> aiohttp.ClientSession: ...
+
+    @property
+    def paused(self) -> bool: ...
+
+    async def reclaim_one(self, remote: Remote) -> None:
+        """Gives a server its memory again, which it had lent."""
+        ...
+
+    def present_weights(self) -> str | None:
+        """A directory with the present weights, for a server that was started again; None when there is none."""
+        ...
+
+    def lack_weights(self) -> None:
+        """Says that a server is there to which only a publish can give weights."""
+        ...
+
+    def servers_changed(self) -> None:
+        """Says that a server is back, or gone."""
+        ...
+
+
+class Replicas(Protocol):
+    """The processes behind the servers, where they are ours: rljax/engines/http/launcher.py."""
+
+    def died(self, index: int) -> str | None:
+        """Why a server is not running any more; None while it is."""
+        ...
+
+    def restart(self, index: int) -> Remote:
+        """Starts it again, with the weights it had at first. Blocks. Raises UserError when it can't, or may not."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,35 @@
+"""The processes of a JAX learner: found by JAX itself, or as torchrun's environment and the leader say."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+
+import jax
+
+from rljax.backends.jax import multihost
+from rljax.engine.rank import ProcessRank, from_environment
+
+
+def join() -> None:
+    """This process joins the others, if there are any. Several on a host take one GPU each."""
+    place = from_environment()
+    if place.size > 1:
+        multihost.join(place.coordinator, place.size, place.rank, place.local_rank if place.local_size > 1 else None)
+
+
+def find() -> ProcessRank:
+    """Where JAX finds this process to be, on a pod say. Raises UserError where it finds nothing."""
+    multihost.join_found()
+    launch = multihost.shared_number(secrets.randbelow(2**31))
+    return ProcessRank(jax.process_index(), jax.process_count(), address=_address(), launch=f"jax {launch}")
+
+
+def _address() -> str:
+    """Of this host, as others reach it: the one that traffic to elsewhere leaves by (nothing is sent)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()

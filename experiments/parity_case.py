@@ -1,0 +1,61 @@
+"""What experiments.parity gives to both paths, and what each makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from rljax.batching.compaction import Compacted
+from rljax.config.schema import Config
+from rljax.objective.spec import Objective
+
+STEPS = 100  # of a run whose number of steps its data decides; only the schedule asks
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What both paths are given."""
+
+    config: Config
+    model_dir: Path
+    objective: Objective
+    token_ids: np.ndarray  # [R, T] int32
+    compacted: Compacted  # the trained tokens, [R, m]
+    dtype: str
+
+    @property
+    def master(self) -> str:
+        """The dtype of master weights and moments, as in the learners; float64 where all is."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def total_steps(self) -> int:
+        return (self.config.total_train_steps or STEPS) * self.config.actor.ppo_n_minibatches
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """Of the gradient in two steps: alike, they would not tell what the betas are."""
+        return (1.0, -0.5)
+
+    def gradient(self, tensor: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Float64 noise for the optimizers alone, some of it so small that eps counts."""
+        random = np.random.default_rng([self.config.seed, zlib.crc32(tensor.encode())])
+        return random.normal(size=shape) * 10.0 ** random.uniform(-10, -2, shape)
+
+    @property
+    def positions(self) -> np.ndarray:
+        return np.broadcast_to(np.arange(self.token_ids.shape[1], dtype=np.int32), self.token_ids.shape).copy()
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a path makes of it."""
+
+    logp: np.ndarray  # [R, m]
+    entropy: np.ndarray  # [R, m]
+    loss: float
+    gradients: dict[str, np.ndarray]  # by tensor name
+    step: dict[str, np.ndarray]  # what one optimizer step adds to it

@@ -1,0 +1,108 @@
+"""Leaves out of a packed batch every token that has no gradient, before the unembedding sees it.
+
+The unembedding is most of a small model's arithmetic, and prompt tokens, padding and (without a KL or entropy term)
+tokens of advantage 0 need none of it. Rows stay rows, so that a batch sharded by rows stays so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from rljax.batching.batch import Batch
+from rljax.objective.spec import Objective, TokenArrays
+
+BUCKETS = 8  # at most so many widths a row length, and so many compilations
+
+
+@dataclasses.dataclass(frozen=True)
+class Compacted:
+    """The kept tokens of each row, gathered to the left. m is the same for all rows; slots past a row's tokens are padding.
+
+    Example: logits of the kept tokens are hidden[rows, compacted.source] @ unembedding.T
+    """
+
+    source: (
+        np.ndarray
+    )  # [R, m] int32: where in the row the hidden state that predicts the token is (its index - 1); 0 on padding
+    labels: np.ndarray  # [R, m] int32: token ids; 0 on padding
+    tokens: TokenArrays  # [R, m] numpy arrays; segment_ids numbered anew, 1 to at most m
+    length: int  # T of the rows it came from
+
+    def scatter(self, values: np.ndarray) -> np.ndarray:
+        """[R, m] values of the kept tokens -> [R, T] at their places, 0 elsewhere."""
+        out = np.zeros((len(values), self.length), dtype=values.dtype)
+        row, slot = np.nonzero(self.tokens.mask)
+        out[row, self.source[row, slot] + 1] = values[row, slot]
+        return out
+
+
+def bucket(count: int, length: int) -> int:
+    """Least width of BUCKETS equal steps up to `length` that holds `count` tokens; at least one step."""
+    step = -(-length // BUCKETS)
+    return min(max(-(-count // step), 1) * step, length)
+
+
+def kept(batch: Batch, objective: Objective) -> np.ndarray:
+    """[R, T] bool: the tokens an update needs. Where the objective works on whole sequences, so does this.
+
+    A minibatch in which no token has an advantage keeps all of them: it moves nothing, but importance weight, entropy and
+    the rest are what someone looks at who wonders why nothing moves.
+    """
+    needed = batch.loss_mask & (batch.loss_weight != 0)
+    if objective.trains_zero_advantage:
+        return needed
+    useful = needed & (batch.advantage != 0)
+    if not useful.any():
+        return needed
+    if objective.by_token:
+        return useful
+    whole = np.zeros_like(needed)
+    for row in range(needed.shape[0]):
+        whole[row] = needed[row] & np.isin(batch.segment_ids[row], np.unique(batch.segment_ids[row][useful[row]]))
+    return whole
+
+
+def compact(batch: Batch, keep: np.ndarray, width: int | None = None) -> Compacted:
+    """Gathers the kept tokens of each row.
+
+    Args:
+      keep: [R, T] bool: `kept(batch, objective)` for an update, `batch.loss_mask` for a score pass.
+      width: m; None: the least bucket that holds the fullest row. Ranks that run one program must agree on it.
+    """
+    length = batch.shape[1]
+    counts = keep.sum(axis=1)
+    width = bucket(int(counts.max(initial=0)), length) if width is None else width
+    if counts.max(initial=0) > width:
+        raise ValueError(f"a row keeps {counts.max()} tokens and the width is {width}")
+    if keep[:, :1].any():
+        raise ValueError("token 0 has no context and cannot be trained on")
+    order = np.argsort(~keep, axis=1, kind="stable")[:, :width]  # kept tokens first, in their order
+    mask = np.arange(width) < counts[:, None]
+
+    def gather(array: np.ndarray | None) -> np.ndarray | None:
+        if array is None:
+            return None
+        return np.where(mask, np.take_along_axis(array, order, axis=1), np.zeros((), array.dtype))
+
+    tokens = TokenArrays(
+        loss_weight=gather(batch.loss_weight),
+        mask=mask,
+        advantage=gather(batch.advantage),
+        behavior_logp=gather(batch.behavior_logp),
+        segment_ids=_renumbered(np.take_along_axis(batch.segment_ids, order, axis=1), mask),
+        proximal_logp=gather(batch.proximal_logp),
+        reference_logp=gather(batch.reference_logp),
+        interpolation=gather(batch.interpolation),
+        versions=gather(batch.versions),
+    )
+    source = np.where(mask, order - 1, 0).astype(np.int32)
+    return Compacted(source, np.where(mask, np.take_along_axis(batch.token_ids, order, axis=1), 0), tokens, length)
+
+
+def _renumbered(segment_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Numbers the segments that are left 1, 2, ... along each row, 0 on padding."""
+    starts = mask.copy()
+    starts[:, 1:] &= segment_ids[:, 1:] != segment_ids[:, :-1]
+    return np.where(mask, np.cumsum(starts, axis=1), 0).astype(np.int32)

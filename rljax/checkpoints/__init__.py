@@ -1,0 +1,7 @@
+"""What is saved, and going on from it.
+
+store.py       checkpoints that are whole or not there, kept by policy
+integrity.py   checksums
+recovery.py    saving a run and taking it up again
+portable.py    what a learner keeps over time, in no framework's terms
+"""

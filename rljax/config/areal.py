@@ -1,0 +1,338 @@
+"""A YAML file written for AReaL as a config of ours: `--config=gsm8k_grpo.yaml`.
+
+    tree = load("gsm8k_grpo.yaml")      # nested, as configs/base.py's; one warning names the keys that are of no use here
+    workdir("gsm8k_grpo.yaml")          # cluster.fileroot/experiment_name/trial_name
+
+`areal_keys.py` has the table of keys; docs/areal.md says what each becomes. An unknown key is refused with the nearest name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from absl import logging
+
+from rljax.config.areal_keys import ONLY, OURS, READ, REPEATED, SAME, SGLANG_FLAGS, UNUSED
+from rljax.config.registry import nearest
+from rljax.configs import base
+from rljax.errors import UserError
+
+Flat = dict[str, Any]  # dotted key -> value; a list is a value, and so is a section that is null
+
+SUFFIXES = (".yaml", ".yml")
+_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
+_DIMS = re.compile(r"([A-Za-z][0-9]+)+")  # of a pool whose engine has no name
+_FLAGS = tuple(f"sglang.{flag}" for flag in SGLANG_FLAGS)
+_LABELS = ("experiment_name", "trial_name", "fileroot")  # of a section: they change nothing that is computed
+
+
+def is_areal(location: str) -> bool:
+    return location.lower().endswith(SUFFIXES)
+
+
+def load(location: str) -> dict[str, Any]:
+    """The file's keys in a tree of ours, over the defaults of configs/base.py.
+
+    Raises:
+      UserError: not YAML, a reference to nothing, a key that does not exist, a value that means what is not here.
+    """
+    theirs = _named(_flat(_read(location)))
+    unused = _checked(theirs, location)
+    ours: Flat = {}
+    for key, (name, default) in SAME.items():
+        value = theirs.get(key, default)
+        if value is not OURS and not (value is None and default is OURS):
+            ours[name] = _several(value) if isinstance(default, tuple) else value
+    for part in (_placed, _sampled, _evaluated, _optimized, _trained, _weighted, _normalised, _fed, _kept):
+        ours |= part(theirs)
+    if unused:
+        logging.warning("%s: of no use here: %s (docs/areal.md)", location, ", ".join(unused))
+    tree = base.get_config().to_dict()
+    for name, value in ours.items():
+        _set(tree, name, value)
+    return tree
+
+
+def workdir(location: str) -> Path | None:
+    """The run directory that the file itself names; None where it names none."""
+    theirs = _flat(_read(location))
+    names = [theirs.get(key) for key in ("cluster.fileroot", "experiment_name", "trial_name")]
+    return Path(*map(str, names)) if all(names) else None
+
+
+# The file ----------------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's numbers: 1e-8 is one, which PyYAML takes for text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
+)
+
+
+def _read(location: str) -> dict[str, Any]:
+    """The file with its references resolved."""
+    try:
+        tree = yaml.load(Path(location).read_text(), _Loader)
+    except OSError as error:
+        raise UserError(f"--config: {location}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"--config: {location}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict) or not tree:
+        raise UserError(f"--config: {location}: no keys (an AReaL config, as its examples/math/gsm8k_grpo.yaml)")
+    return _resolved(tree, tree, location, ())
+
+
+def _resolved(value: Any, tree: dict[str, Any], location: str, path: tuple[str, ...]) -> Any:
+    """`value` with each ${a.b} replaced by what stands there, and ${oc.env:NAME,default} by the environment's."""
+    if isinstance(value, dict):
+        return {str(key): _resolved(item, tree, location, path) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_resolved(item, tree, location, path) for item in value]
+    if not isinstance(value, str):
+        return value
+    if whole := _REFERENCE.fullmatch(value.strip()):
+        return _referred(whole[1], tree, location, path)
+    return _REFERENCE.sub(lambda found: str(_referred(found[1], tree, location, path)), value)
+
+
+def _referred(name: str, tree: dict[str, Any], location: str, path: tuple[str, ...]) -> Any:
+    if name in path:
+        raise UserError(f"{location}: ${{{name}}} refers to itself")
+    if name.startswith("oc.env:"):
+        variable, comma, default = name.removeprefix("oc.env:").partition(",")
+        if variable.strip() not in os.environ and not comma:
+            raise UserError(f"{location}: ${{{name}}}: no such environment variable")
+        return os.environ.get(variable.strip(), default.strip())
+    found: Any = tree
+    for part in name.split("."):
+        if not isinstance(found, dict) or part not in found:
+            raise UserError(
+                f"{location}: ${{{name}}} refers to nothing (a key from the top, as ${{actor.path}}, or oc.env:NAME)"
+            )
+        found = found[part]
+    return _resolved(found, tree, location, (*path, name))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Flat:
+    flat: Flat = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
+    return flat
+
+
+def _named(theirs: Flat) -> Flat:
+    """With `model`, what their older SFT configs call the actor, by that name."""
+    if any(key.startswith("actor.") for key in theirs):
+        return theirs
+    return {re.sub(r"^model(?=\.)", "actor", key): value for key, value in theirs.items()}
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    """A list's entries; a value that stands alone is a list of one, and nothing of none."""
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    return () if value in (None, "") else (value,)
+
+
+def _set(tree: dict[str, Any], name: str, value: Any) -> None:
+    *sections, leaf = name.split(".")
+    for section in sections:
+        tree = tree[section]
+    tree[leaf] = value
+
+
+def _checked(theirs: Flat, location: str) -> list[str]:
+    """Keys of no use here, the branches of UNUSED as one; after every key is known and every value that must be one is it."""
+    known = {*SAME, *READ, *ONLY, *REPEATED, *_FLAGS}
+    unused: dict[str, None] = {}
+    for key, value in theirs.items():
+        if key in ONLY:
+            allowed, why = ONLY[key]
+            if value not in allowed:
+                raise UserError(f"{location}: {key}: {value!r} is not {' or '.join(map(str, allowed))}: {why}")
+        elif key in REPEATED:
+            first = REPEATED[key]
+            default = SAME[first][1] if first in SAME else None
+            said = theirs.get(first, None if default is OURS else default)
+            if value is None or value == said:
+                continue
+            if not key.endswith(_LABELS):
+                raise UserError(f"{location}: {key}: {value!r} is not {first} ({said!r}), and it must be")
+            unused[key] = None
+        elif key not in known and not (value is None and _is_section(key)):
+            branch = next((name for name in UNUSED if key == name or key.startswith(f"{name}.")), None)
+            if branch is None:
+                raise UserError(f"{location}: {key}: no such key of AReaL's ({_nearest(key)})")
+            if value not in (None, False):
+                of_use = any(name in known and name.startswith(f"{branch}.") for name in theirs)
+                unused[f"the rest of {branch}" if of_use else branch] = None
+    return list(unused)
+
+
+def _is_section(key: str) -> bool:
+    return any(name.startswith(f"{key}.") for name in (*SAME, *READ, *UNUSED))
+
+
+def _nearest(key: str) -> str:
+    """Of the same section first."""
+    names = [*SAME, *READ, *ONLY, *REPEATED, *UNUSED, *_FLAGS]
+    beside = [name for name in names if name.rpartition(".")[0] == key.rpartition(".")[0]]
+    return nearest(key, beside or names)
+
+
+# What it means -----------------------------------------------------------------------------------------------------------
+
+
+def _placed(theirs: Flat) -> Flat:
+    """Who runs where: one `allocation_mode`, or a backend of each side or of one. A learner without a name is FSDP's."""
+    mode = theirs.get("allocation_mode")
+    backends = [theirs.get(f"{part}.backend") for part in ("rollout", "actor")]
+    if not mode:
+        targets = {theirs.get(f"{part}.scheduling_strategy.target") for part in ("rollout", "actor")}
+        mode = ("|" if targets & {"actor", "rollout"} else "+").join(str(backend) for backend in backends if backend)
+    if not mode:
+        return {}
+    *sampler, learner = re.split(r"([+|])", str(mode), maxsplit=1)
+    if _DIMS.fullmatch(learner):
+        learner = f"fsdp:{learner}"
+    learner = re.sub(r"^(megatron|archon)(?=[.:]|$)", "fsdp", learner)
+    return {"allocation_mode": "".join((*sampler, learner))}
+
+
+def _sampled(theirs: Flat) -> Flat:
+    top_k = theirs.get("gconfig.top_k", 0)
+    flags = [f"--{key.partition('.')[2].replace('_', '-')}" for key in _FLAGS]
+    extra: list[str] = []
+    for key, flag in zip(_FLAGS, flags, strict=True):
+        value = theirs.get(key)
+        if value not in (None, False, ""):
+            extra += [flag] if value is True else [flag, str(value)]
+    prompt, completion = theirs.get("train_dataset.max_length"), theirs.get("gconfig.max_new_tokens", 16384)
+    context = {"jax.context_length": prompt + completion} if isinstance(prompt, int) and isinstance(completion, int) else {}
+    synchronous = {"rollout.max_head_offpolicyness": 0} if theirs.get("async_training") is False else {}
+    return {
+        "gconfig.top_k": _top_k(top_k),
+        "sglang.extra_args": tuple(extra),
+        **context,
+        **synchronous,
+    }
+
+
+def _top_k(value: Any) -> Any:
+    return 0 if isinstance(value, int) and value >= 10**6 else value  # theirs is 1e8 where there is no limit
+
+
+def _evaluated(theirs: Flat) -> Flat:
+    """As in training, unless `eval_gconfig` says otherwise. Greedy completions are all the same: one is enough."""
+    defaults = {"n_samples": 1, "temperature": 1.0, "greedy": False, "top_p": 1.0, "top_k": 0}
+    held = {key: theirs.get(f"eval_gconfig.{key}", theirs.get(f"gconfig.{key}", value)) for key, value in defaults.items()}
+    held["top_k"] = _top_k(int(held["top_k"] or 0))
+    if held["greedy"]:
+        held["n_samples"] = 1
+    off = {} if theirs.get("valid_dataset.path") else {"evaluator.freq_steps": None, "evaluator.freq_epochs": None}
+    return {f"evaluator.{key}": value for key, value in held.items()} | off
+
+
+def _optimized(theirs: Flat) -> Flat:
+    ours: Flat = {}
+    for part in ("actor", "critic"):
+        kind = theirs.get(f"{part}.optimizer.type", "adam")
+        if kind != "adam":
+            raise UserError(f"{part}.optimizer.type: {kind!r} is not implemented (adam, which is AdamW)")
+        ours[f"{part}.optimizer.type"] = "adamw"
+    return ours
+
+
+def _trained(theirs: Flat) -> Flat:
+    """What the learner computes with, and how it estimates advantages."""
+    row = theirs.get("actor.mb_spec.max_tokens_per_mb")
+    longest = (theirs.get("train_dataset.max_length") or 0) + theirs.get("gconfig.max_new_tokens", 16384)
+    decoupled = theirs.get("actor.use_decoupled_loss", False)
+    method = {"loglinear": "loglinear"}.get(theirs.get("actor.prox_logp_method", "recompute"), "recompute")
+    recompute = theirs.get("actor.recompute_logprob", theirs.get("actor.recompute_logprobs", False))
+    critic = any(key.startswith("critic.") for key in theirs)
+    modules = theirs.get("actor.target_modules") or "all-linear"
+    every = modules in ("all-linear", ["all-linear"])
+    by_sequence = theirs.get("actor.importance_sampling_level") == "sequence"
+    return {
+        **({} if row else {"actor.mb_spec.max_tokens_per_row": max(longest, 4096)}),
+        "actor.gradient_checkpointing": "full" if theirs.get("actor.gradient_checkpointing", False) else "none",
+        "actor.lora.rank": theirs.get("actor.lora_rank", 32) if theirs.get("actor.use_lora", False) else 0,
+        "actor.lora.alpha": theirs.get("actor.lora_alpha", 16),
+        **({} if every else {"actor.lora.target_modules": _several(modules)}),
+        "actor.prox_logp_method": method,
+        "actor.recompute_logprob": (decoupled and method == "recompute") or bool(recompute),
+        "actor.kl_placement": "reward",
+        "actor.adv_estimator": "gae" if critic else "grpo",
+        **({"actor.loss_aggregation": "seq-mean-token-mean"} if by_sequence else {}),
+        **({"rollout.should_accept_fn": "mixed_rewards"} if theirs.get("actor.dynamic_sampling") else {}),
+        "deterministic": any(
+            theirs.get(f"actor.{engine}.use_deterministic_algorithms", False) for engine in ("megatron", "archon")
+        ),
+    }
+
+
+def _weighted(theirs: Flat) -> Flat:
+    """The cap on the decoupled weight, in its three spellings; masked by default, as there."""
+    section = {key.rpartition(".")[2]: value for key, value in theirs.items() if key.startswith("actor.rejection_sampling.")}
+    mode = theirs.get("actor.behave_imp_weight_mode", "token_mask")
+    cap = theirs.get("actor.behav_imp_weight_cap", theirs.get("actor.behave_imp_weight_cap"))
+    if section:
+        where = "actor.rejection_sampling"
+        if section.get("metric", "ratio") != "ratio":
+            raise UserError(f"{where}.metric: {section['metric']!r} is not implemented (ratio)")
+        if section.get("lower"):
+            raise UserError(f"{where}.lower: {section['lower']} is not implemented (null; upper alone bounds the weight)")
+        cap, mode = section.get("upper", 5.0), f"{section.get('level', 'token')}_{section.get('action', 'mask')}"
+    modes = {"token_mask": "mask", "token_truncate": "clamp", "token_clamp": "clamp", "disabled": "mask"}
+    if mode not in modes:
+        raise UserError(f"actor: weights are capped by token here (level token), not by {mode!r}: theirs is a geometric mean")
+    return {"actor.behav_imp_weight_cap": None if mode == "disabled" else cap, "actor.behav_imp_weight_mode": modes[mode]}
+
+
+def _normalised(theirs: Flat) -> Flat:
+    """A norm that is not there is off; in one that is, a level that is not there is the batch."""
+    ours: Flat = {}
+    for norm in ("reward_norm", "adv_norm"):
+        prefix = f"actor.{norm}."
+        there = any(key.startswith(prefix) for key in theirs)
+        old = bool(theirs.get(f"actor.group_{norm}", False))  # before v0.3.4
+        default = "group" if old else "batch" if there else None
+        for level in ("mean_level", "std_level"):
+            ours[prefix + level] = theirs.get(prefix + level, default) or "none"
+        ours[prefix + "mean_leave1out"] = theirs.get(prefix + "mean_leave1out", False)
+        ours[prefix + "eps"] = theirs.get(prefix + "eps", 1e-5)
+    return ours
+
+
+def _fed(theirs: Flat) -> Flat:
+    """Formats and rewards are in that system's scripts; of GSM8K's we know them."""
+    ours: Flat = {}
+    for part in ("train_dataset", "valid_dataset"):
+        if "gsm8k" in Path(str(theirs.get(f"{part}.path") or "")).name.lower():
+            ours[f"{part}.type"] = "gsm8k"
+            ours["reward.name"] = "gsm8k"
+    if theirs.get("train_dataset.type") == "sft":
+        ours["actor.loss"] = "sft"
+    return ours
+
+
+def _kept(theirs: Flat) -> Flat:
+    """Recovery and sinks."""
+    wandb = theirs.get("stats_logger.wandb.mode", "disabled") != "disabled"
+    project = theirs.get("stats_logger.wandb.project")
+    return {
+        "recover.mode": "fresh" if theirs.get("recover.mode", "disabled") in ("disabled", "off") else "auto",
+        "stats_logger.wandb": wandb,
+        **({"stats_logger.wandb_project": project} if project else {}),
+        "stats_logger.tensorboard": bool(theirs.get("stats_logger.tensorboard.path")),
+    }

@@ -1,0 +1,320 @@
+"""Config files, command-line overrides and config.json to a `Config` and back, strictly.
+
+    config = load("configs/quickstart.py", [("actor.eps_clip_higher", "0.28")])   # what a binary does
+    config = from_dict(base.get_config())                                         # what a test does
+    config == from_json(to_json(config))
+
+The dataclasses of `rljax/config/schema.py` are the schema: a key they don't have, a key that is missing and a value of another
+type are each refused with one line. Overrides are read by that schema and not by `config_flags`, which takes a field's
+type from its current value: it can't set an optional key back to None, and answers a wrong key with a traceback.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import json
+import math
+import runpy
+import traceback
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from rljax.config import areal
+from rljax.config.schema import Config
+from rljax.errors import UserError
+
+# Other spellings of a key. A file or override that uses one means it: it wins over the default under the usual name.
+ALIASES = {"actor.recompute_logprobs": "actor.recompute_logprob"}
+
+_JSON_SCALARS = (bool, int, float, str, type(None))
+
+
+# Reading -----------------------------------------------------------------------------------------------------------------
+
+
+def load(location: str, overrides: Sequence[tuple[str, str]] = ()) -> Config:
+    """Runs a config file's `get_config()` (or reads a YAML file), applies overrides in order and converts.
+
+    Args:
+      location: a Python file, or "FILE:ARGUMENT" for a get_config that takes one string; or a YAML file of AReaL's.
+      overrides: (dotted key, text) pairs, as in `--config.actor.eps_clip=0.3`.
+
+    Raises:
+      UserError: on anything that isn't a config.
+    """
+    tree = areal.load(location) if areal.is_areal(location) else _plain(_run_config_file(location))
+    for key, text in overrides:
+        apply_override(tree, key, text)
+    return from_dict(tree)
+
+
+def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
+    """A nested mapping or ConfigDict as a Config. Raises UserError on an unknown or missing key or a wrong type."""
+    return typing.cast(Config, _section(Config, _plain(tree), ""))
+
+
+def changed(config: Config, overrides: Sequence[tuple[str, str]]) -> Config:
+    """A config with overrides, as those of a command line. Raises UserError."""
+    tree = dataclasses.asdict(config)
+    for key, text in overrides:
+        apply_override(tree, key, text)
+    return from_dict(tree)
+
+
+def from_json(text: str) -> Config:
+    """What `to_json` wrote."""
+    try:
+        tree = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"config.json: not JSON: {error}") from None
+    return from_dict(tree)
+
+
+def to_json(config: Config) -> str:
+    """Every key with its value, as config.json holds it."""
+    return json.dumps(dataclasses.asdict(config), indent=2, allow_nan=False) + "\n"
+
+
+def resolve(config: Config) -> Config:
+    """Fills in each None that stands for a value of another key, so that config.json says what the run does."""
+    rollout, actor = config.rollout, config.actor
+    batch = rollout.consumer_batch_size or config.train_dataset.batch_size
+    return dataclasses.replace(
+        config,
+        rollout=dataclasses.replace(
+            rollout,
+            consumer_batch_size=batch,
+            max_concurrent_rollouts=rollout.max_concurrent_rollouts or (rollout.max_head_offpolicyness + 1) * batch,
+        ),
+        actor=dataclasses.replace(
+            actor,
+            eps_clip_higher=actor.eps_clip if actor.eps_clip_higher is None else actor.eps_clip_higher,
+            loss_aggregation_constant=actor.loss_aggregation_constant or config.gconfig.max_new_tokens,
+        ),
+    )
+
+
+# Config files ------------------------------------------------------------------------------------------------------------
+
+
+def _run_config_file(location: str) -> Mapping[str, Any] | ConfigDict:
+    filename, colon, argument = location.partition(":")
+    if not Path(filename).is_file():
+        raise UserError(f"--config: no such file: {filename} (a Python file with get_config, as in configs/)")
+    try:
+        get_config = runpy.run_path(filename).get("get_config")
+        if get_config is None:
+            raise UserError(f"--config: {filename} defines no get_config()")
+        tree = get_config(argument) if colon else get_config()
+    except UserError:
+        raise
+    except Exception as error:  # the file is the user's own code: whatever it raises is told by file and line
+        line = next((f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == filename), None)
+        line = error.lineno if isinstance(error, SyntaxError) else line
+        reason = " ".join(str(error).split())
+        raise UserError(f"--config: {filename}:{line}: {type(error).__name__}: {reason}") from error
+    if not isinstance(tree, Mapping | ConfigDict):
+        raise UserError(f"--config: get_config() of {filename} returns {type(tree).__name__}, not a ConfigDict")
+    return tree
+
+
+def _plain(tree: Mapping[str, Any] | ConfigDict) -> dict[str, Any]:
+    """A nested dict of our own, with aliases replaced by the names they stand for."""
+    try:
+        nested = typing.cast(dict[str, Any], _plain_value(tree))
+    except (ValueError, TypeError) as error:  # a required placeholder that nobody filled, a reference of another type
+        raise UserError(f"config: {' '.join(str(error).split())}") from None
+    for alias, name in ALIASES.items():
+        holder, _, leaf = alias.rpartition(".")
+        section = _descend(nested, holder)
+        if section is not None and leaf in section:
+            section[name.rpartition(".")[2]] = section.pop(leaf)
+    return nested
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, ConfigDict):
+        value = value.to_dict()
+    return {key: _plain_value(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _descend(tree: dict[str, Any], path: str) -> dict[str, Any] | None:
+    for name in path.split("."):
+        child = tree.get(name)
+        if not isinstance(child, dict):
+            return None
+        tree = child
+    return tree
+
+
+# Overrides ---------------------------------------------------------------------------------------------------------------
+
+
+def apply_override(tree: dict[str, Any], key: str, text: str) -> None:
+    """Sets one key of the tree from its text on the command line."""
+    key = ALIASES.get(key, key)
+    schema: Any = Config
+    names = key.split(".")
+    for depth, name in enumerate(names):
+        prefix = ".".join(names[:depth])
+        if typing.get_origin(schema) is dict:  # below it every key goes, and values are Python literals
+            schema = object
+            tree = _child(tree, names[depth - 1], prefix)
+            tree.update(_nested(names[depth:], _read(object, text, key)))
+            return
+        if not dataclasses.is_dataclass(schema):
+            raise UserError(f"{key}: {prefix} is a value, not a section")
+        fields = _types(schema)
+        if name not in fields:
+            raise _unknown_key(prefix, name)
+        if depth:
+            tree = _child(tree, names[depth - 1], prefix)
+        schema = fields[name]
+    if dataclasses.is_dataclass(schema):
+        raise UserError(f"{key}: a section; set one of its keys: {', '.join(f'{key}.{f}' for f in _types(schema))}")
+    tree[names[-1]] = _read(schema, text, key)
+
+
+def _child(tree: dict[str, Any], name: str, path: str) -> dict[str, Any]:
+    child = tree.setdefault(name, {})
+    if not isinstance(child, dict):
+        raise UserError(f"{path}: expected a section, got {child!r}")
+    return child
+
+
+def _nested(names: Sequence[str], value: Any) -> dict[str, Any]:
+    for name in reversed(names):
+        value = {name: value}
+    return typing.cast(dict[str, Any], value)
+
+
+def _read(schema: Any, text: str, key: str) -> Any:
+    """The value that a command-line text means for a field of this type."""
+    optional, schema = _unwrap_optional(schema)
+    if optional and text in ("None", "none", "null"):
+        return None
+    if schema is str:
+        return text
+    if schema is bool and text.lower() in ("true", "false", "1", "0"):
+        return text.lower() in ("true", "1")
+    if schema in (int, float):
+        try:
+            return schema(text)
+        except ValueError:
+            return text  # the conversion refuses it, in its own words
+    if typing.get_origin(schema) is tuple and not text.startswith(("(", "[")):
+        return tuple(_read(typing.get_args(schema)[0], part, key) for part in text.split(",")) if text else ()
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+# Conversion --------------------------------------------------------------------------------------------------------------
+
+
+def _section(schema: type, tree: Any, path: str) -> Any:
+    if not isinstance(tree, Mapping):
+        raise UserError(f"{path or 'config'}: expected a section, got {tree!r}")
+    fields = _types(schema)
+    for name in tree:
+        if name not in fields:
+            raise _unknown_key(path, name)
+    for name in fields:
+        if name not in tree:
+            raise UserError(f"{_join(path, name)}: missing (configs/base.py has its default: start from base.get_config())")
+    return schema(**{name: _value(kind, tree[name], _join(path, name)) for name, kind in fields.items()})
+
+
+def _value(schema: Any, value: Any, path: str) -> Any:
+    """The value as the field's type, or UserError."""
+    optional, schema = _unwrap_optional(schema)
+    if value is None and optional:
+        return None
+    if dataclasses.is_dataclass(schema):
+        return _section(typing.cast(type, schema), value, path)
+    if typing.get_origin(schema) is tuple:
+        if not isinstance(value, tuple | list):
+            raise _wrong_type(path, schema, optional, value)
+        return tuple(_value(typing.get_args(schema)[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if typing.get_origin(schema) is dict:
+        if not isinstance(value, Mapping):
+            raise _wrong_type(path, schema, optional, value)
+        return {key: _json_value(item, f"{path}.{key}") for key, item in value.items()}
+    if schema is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not schema:
+        raise _wrong_type(path, schema, optional, value)
+    if schema is float and not math.isfinite(value):
+        raise UserError(f"{path}: must be a finite number, not {value}")
+    return value
+
+
+def _json_value(value: Any, path: str) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_json_value(item, f"{path}[{i}]") for i, item in enumerate(value)]
+    if not isinstance(value, _JSON_SCALARS):
+        raise UserError(f"{path}: {type(value).__name__} is not a JSON value (numbers, strings, booleans, lists, dicts)")
+    return value
+
+
+_WORDS: Mapping[Any, str] = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+
+
+def _wrong_type(path: str, schema: Any, optional: bool, value: Any) -> UserError:
+    words = _WORDS.get(schema)
+    if typing.get_origin(schema) is tuple:
+        words = f"a list, each entry {_WORDS[typing.get_args(schema)[0]]}"
+    return UserError(f"{path}: expected {words or 'a dict'}{' or None' if optional else ''}, got {value!r}")
+
+
+# Names -------------------------------------------------------------------------------------------------------------------
+
+
+def _unknown_key(path: str, name: str) -> UserError:
+    """The nearest key beside it; else a key of that name elsewhere; else what is there."""
+    siblings = list(_types(_schema_at(path)))
+    close = difflib.get_close_matches(name, siblings, n=1) or [k for k in leaves() if k.rpartition(".")[2] == name]
+    remedy = f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(siblings)}"
+    return UserError(f"{_join(path, name)}: no such key ({remedy})")
+
+
+def leaves(schema: Any = Config, path: str = "") -> list[str]:
+    """Every dotted key that holds a value."""
+    keys: list[str] = []
+    for name, kind in _types(schema).items():
+        keys += leaves(kind, _join(path, name)) if dataclasses.is_dataclass(kind) else [_join(path, name)]
+    return keys
+
+
+def _schema_at(path: str) -> Any:
+    schema: Any = Config
+    for name in filter(None, path.split(".")):
+        schema = _types(schema)[name]
+    return schema
+
+
+def _types(schema: Any) -> dict[str, Any]:
+    """Field names of a config dataclass and their types."""
+    return typing.get_type_hints(schema)
+
+
+def _unwrap_optional(schema: Any) -> tuple[bool, Any]:
+    """(True, X) for `X | None`, else (False, schema)."""
+    if isinstance(schema, types.UnionType):
+        (inner,) = (kind for kind in typing.get_args(schema) if kind is not type(None))
+        return True, inner
+    return False, schema
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,66 @@
+"""The Hugging Face directory that a run starts from: one that exists, or one that is made on the spot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from rljax.config.schema import ActorConfig
+from rljax.errors import UserError
+from rljax.hf import init_directory, tokenizer
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+
+
+def prepare(actor: ActorConfig, init: Path, *, seed: int) -> Path:
+    """The directory of `actor.path`; with `actor.init_from_scratch`, a random model that is made in `init` unless it is there.
+
+    Raises:
+      UserError: when there is no such directory, or its tokenizer is missing.
+    """
+    if not actor.init_from_scratch:
+        directory = Path(actor.path)
+        if not (directory / "config.json").is_file():
+            remedy = "a Hugging Face model directory; nothing is fetched from a hub: download it and name the directory"
+            raise UserError(f"actor.path: no config.json in {directory} ({remedy})")
+        return directory
+    if not init.is_dir():
+        aside = init.with_name(f".{init.name}.tmp")  # a killed run leaves this half-made, and never `init`
+        shutil.rmtree(aside, ignore_errors=True)
+        _make(actor, aside, seed)
+        os.replace(aside, init)
+    return init
+
+
+def _make(actor: ActorConfig, directory: Path, seed: int) -> None:
+    if actor.init.tokenizer == "char":
+        tokenizer.build_char_tokenizer(directory)
+    else:
+        _copy_tokenizer(Path(actor.init.tokenizer), directory)
+    words = tokenizer.load(directory)
+    init_directory(
+        actor.init,
+        directory,
+        seed=seed,
+        vocab_size=words.vocab_size,
+        eos_token_ids=words.eos_token_ids,
+        pad_token_id=words.pad_token_id,
+    )
+
+
+def _copy_tokenizer(source: Path, directory: Path) -> None:
+    if not (source / "tokenizer_config.json").is_file():
+        raise UserError(f"actor.init.tokenizer: no tokenizer in {source} ('char', or a directory with tokenizer.json)")
+    directory.mkdir(parents=True)
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, directory / name)

@@ -1,0 +1,333 @@
+"""The leader's connections to its followers: what is asked of all, what they answer, and which of them is lost."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rljax.errors import RankFailed, UserError
+from rljax.multiprocess import wire
+from rljax.multiprocess.wire import Closed, Frame, WireError
+
+BLAME = 1.0  # seconds from the first error of a rank until it is settled whether another's death is the cause
+APART = 30.0  # seconds that ranks have to come to the same error
+
+log = logging.getLogger(__name__)
+
+
+class LearnerThread:
+    """One thread for everything that the leader's own learner does: what is current in a thread (a device) stays so.
+
+    It is a daemon: a collective that waits for a dead rank never returns, and must not hold up the end of the process.
+    """
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], concurrent.futures.Future[Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="learner", daemon=True).start()
+
+    def submit(self, function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._work.put((function, future))
+        return future
+
+    def stop(self) -> None:
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            function, future = item
+            try:
+                future.set_result(function())
+            except BaseException as error:  # handed to whoever waits
+                future.set_exception(error)
+            del item, function, future  # nothing of a batch, or of a learner, is kept while waiting
+
+
+class FollowerConnection:
+    """One follower. A thread reads what it sends; another writes, so that a follower that doesn't read blocks nobody."""
+
+    def __init__(self, connection: socket.socket, rank: int, name: str, followers: Followers) -> None:
+        self.rank, self.name = rank, name
+        self.heard = time.monotonic()
+        self.error: dict[str, Any] | None = None  # of its last reply
+        self.answered = 0  # number of the last call it answered
+        self._connection, self._followers = connection, followers
+        self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=f, daemon=True, name=f"rank {rank}") for f in (self._read, self._write)]
+        for thread in self._threads:
+            thread.start()
+
+    def post(self, frame: Frame | None) -> None:
+        """Sends a frame after those before it; None ends the sending."""
+        self._outbox.put(frame)
+
+    def close(self) -> None:
+        """The follower sees it hang up."""
+        self._outbox.put(None)
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            log.debug("rank %d was gone already", self.rank)
+        self._connection.close()
+
+    def _write(self) -> None:
+        while (frame := self._outbox.get()) is not None:
+            try:
+                wire.send(self._connection, frame)
+            except OSError as error:
+                self._followers.lost(self, f"could not be reached: {error.strerror or error}")
+                return
+            del frame
+
+    def _read(self) -> None:
+        try:
+            while True:
+                frame = wire.receive(self._connection)
+                self.heard = time.monotonic()
+                if frame.kind == "reply":
+                    self._followers.replied(self, frame.fields)
+                elif frame.kind == "hung":
+                    self._followers.hung(self, str(frame.fields["method"]))
+        except Closed:
+            self._followers.lost(self, "is gone")
+        except (WireError, OSError) as error:
+            self._followers.lost(self, f"can't be understood: {error}")
+
+
+class Followers:
+    """All followers of a leader, who has each do what it does itself.
+
+    Example:
+
+        followers = Followers(silence=1800.0, explain=lambda rank: ("", ""), on_trouble=..., on_failure=print)
+        followers.add(connection, rank=1, name="host 7712")
+        scores = followers.together("score", arrays=arrays, own=lambda: learner.score(batch))
+    """
+
+    def __init__(
+        self,
+        *,
+        silence: float,
+        explain: Callable[[int], tuple[str, str]],
+        on_trouble: Callable[[], None],
+        on_failure: Callable[[RankFailed], None],
+    ) -> None:
+        """
+        Args:
+          silence: seconds without any sign of life after which a rank that still holds its connection is lost.
+          explain: (how a rank's process ended, the end of its log) where that is known; may wait a moment for it.
+          on_trouble: called once, in a thread of ours, at the first sign of trouble.
+          on_failure: called once, in the same thread, when it is settled which rank is lost.
+        """
+        self.failure: RankFailed | None = None
+        self._silence, self._explain = silence, explain
+        self._on_trouble, self._on_failure = on_trouble, on_failure
+        self._followers: dict[int, FollowerConnection] = {}
+        self._worker = LearnerThread()
+        self._news = threading.Condition()
+        self._calling = threading.Lock()
+        self._number = 0
+        self._owed = 0  # number of the last call that went well here and whose replies nobody waits for
+        self._trouble: list[tuple[bool, FollowerConnection | None, str, str]] = []  # died without a word, rank, what, detail
+        self._hung: dict[int, str] = {}
+        self._closing = False
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    def add(self, connection: socket.socket, rank: int, name: str) -> None:
+        with self._news:
+            self._followers[rank] = FollowerConnection(connection, rank, name, self)
+
+    # Calls
+
+    def together(
+        self,
+        method: str,
+        *,
+        own: Callable[[], Any],
+        arrays: dict[str, Any] | None = None,
+        later: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """Has every follower do the call and does it here, in the order of the calls. Returns what it gave here.
+
+        Args:
+          own: the call, here.
+          later: followers may end the call only when something else is done with its result, or the next call is made: their
+            replies are not waited for.
+
+        Raises:
+          UserError: every rank raised one.
+          RankFailed: a rank is lost or failed alone; every later call raises it too.
+        """
+        with self._calling:
+            self._number += 1
+            frame = Frame("call", {"method": method, "number": self._number, **fields}, arrays or {})
+            for follower in self._followers.values():
+                follower.post(frame)
+            future = self._worker.submit(own)
+            future.add_done_callback(lambda _: self._wake())
+            return self._outcome(future, self._number, later)
+
+    def _outcome(self, future: concurrent.futures.Future[Any], number: int, later: bool) -> Any:
+        """Waits until the call is done everywhere, or it is plain that it never will be."""
+        deadline: float | None = None
+        with self._news:
+            while True:
+                if self.failure is not None:
+                    raise self.failure
+                behind = [follower for follower in self._followers.values() if follower.answered < number]
+                own_error = future.exception() if future.done() else None
+                if own_error is not None and not isinstance(own_error, UserError):
+                    break
+                refused = own_error is not None or any(
+                    follower.error for follower in self._followers.values() if follower.answered == number
+                )
+                if future.done() and not refused and later:
+                    self._owed = number
+                    return future.result()
+                if future.done() and not behind:
+                    break
+                if refused and deadline is None:
+                    deadline = time.monotonic() + APART
+                if deadline is not None and time.monotonic() > deadline:
+                    break
+                self._news.wait(1.0)
+        return self._settled(future, number)
+
+    def _settled(self, future: concurrent.futures.Future[Any], number: int) -> Any:
+        own_error = future.exception() if future.done() else None
+        if own_error is not None and not isinstance(own_error, UserError):
+            self._blame_another(own_error)
+            raise own_error
+        refusing = [follower for follower in self._followers.values() if follower.answered == number and follower.error]
+        if own_error is not None and len(refusing) == len(self._followers):
+            others = [
+                f"rank {follower.rank}: {_message(follower)}" for follower in refusing if _message(follower) != str(own_error)
+            ]
+            raise UserError(f"{own_error} ({others[0]})") if others else own_error
+        if future.done() and own_error is None and not refusing:
+            return future.result()
+        with self._news:  # some refuse and some don't: nothing that comes after can be done together
+            if own_error is not None:
+                self._suspect(None, f"failed alone: {own_error}", "", died=False)
+            else:
+                self._suspect(refusing[0], f"failed alone: {_message(refusing[0])}", "", died=False)
+        self._wait_for_failure(2 * BLAME + 5)
+        assert self.failure is not None
+        raise self.failure
+
+    def _blame_another(self, error: BaseException) -> None:
+        """A collective that breaks here is the doing of a rank that died: that one is named."""
+        self._wait_for_failure(5.0)
+        with self._news:
+            if self.failure is None:
+                self.failure = RankFailed(f"rank 0: {type(error).__name__}: {' '.join(str(error).split())}")
+                return
+        raise self.failure from error
+
+    def _wait_for_failure(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        with self._news:
+            while self.failure is None and time.monotonic() < until:
+                self._news.wait(0.1)
+
+    # What followers do
+
+    def replied(self, follower: FollowerConnection, fields: dict[str, Any]) -> None:
+        with self._news:
+            follower.answered, follower.error = int(fields["number"]), fields.get("error")
+            if follower.error is not None and follower.error["kind"] != "user":
+                self._suspect(follower, f"failed: {_message(follower)}", str(follower.error["traceback"]), died=False)
+            elif follower.error is not None and follower.answered == self._owed:
+                self._suspect(follower, f"failed alone: {_message(follower)}", "", died=False)
+            self._news.notify_all()
+
+    def hung(self, follower: FollowerConnection, method: str) -> None:
+        with self._news:
+            self._hung[follower.rank] = f"rank {follower.rank} ({follower.name}) in {method}"
+            self._suspect(follower, "hung", "", died=False)
+            self._news.notify_all()
+
+    def lost(self, follower: FollowerConnection, what: str) -> None:
+        with self._news:
+            if not self._closing:
+                self._suspect(follower, what, "", died=True)
+            self._news.notify_all()
+
+    def _suspect(self, follower: FollowerConnection | None, what: str, detail: str, *, died: bool) -> None:
+        """To be called with the lock held. The watching thread settles who began it."""
+        if not any(known is follower for _, known, *_ in self._trouble):
+            self._trouble.append((died, follower, what, detail))
+
+    def _watch(self) -> None:
+        with self._news:
+            while not self._trouble:
+                self._news.wait(0.2)
+                if self._closing:
+                    return
+                now = time.monotonic()
+                for follower in self._followers.values():
+                    if now - follower.heard > self._silence:
+                        self._suspect(
+                            follower, f"has been silent for {self._silence:.0f} s (recover.hang_timeout)", "", died=True
+                        )
+            died = self._trouble[0][0]
+        self._on_trouble()
+        if not died:
+            time.sleep(BLAME)
+        failure = self._verdict()
+        with self._news:
+            self.failure = self.failure or failure
+            self._news.notify_all()
+        self._on_failure(self.failure)
+
+    def _verdict(self) -> RankFailed:
+        """The first that died without a word, else the first that failed: others fail because of it."""
+        with self._news:
+            if self._hung:  # who waits in a collective for one that hangs hangs too, and is not to be told from it
+                who = ", ".join(self._hung[rank] for rank in sorted(self._hung))
+                return RankFailed(f"recover.hang_timeout: nothing moved: {who}; the stacks are in hang.rank*.txt and ranks/")
+            _, follower, what, detail = min(self._trouble, key=lambda trouble: not trouble[0])
+        if follower is None:
+            return RankFailed(f"rank 0 {what}")
+        ended, tail = self._explain(follower.rank)
+        return RankFailed(f"rank {follower.rank} ({follower.name}) {ended or what}", detail or tail)
+
+    def _wake(self) -> None:
+        with self._news:
+            self._news.notify_all()
+
+    def close(self, own: Callable[[], Any] | None, seconds: float) -> None:
+        """Lets followers go: each closes its learner and ends, and so do we, within so many seconds or not at all."""
+        with self._news:
+            if self._closing:
+                return
+            sound = self.failure is None and not self._trouble
+            self._closing = True
+            self._news.notify_all()
+        if sound:
+            self._number += 1
+            for follower in self._followers.values():
+                follower.post(Frame("close", {"number": self._number}))
+            future = self._worker.submit(own or (lambda: None))
+            future.add_done_callback(lambda _: self._wake())
+            until = time.monotonic() + seconds
+            with self._news:
+                while time.monotonic() < until and not (
+                    future.done() and all(follower.answered >= self._number for follower in self._followers.values())
+                ):
+                    self._news.wait(0.1)
+        for follower in self._followers.values():
+            follower.close()
+        self._followers.clear()
+        self._worker.stop()
+
+
+def _message(follower: FollowerConnection) -> str:
+    return str(follower.error["message"]) if follower.error else ""

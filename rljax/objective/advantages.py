@@ -1,0 +1,202 @@
+"""Advantages, in float64 numpy, of whole groups and before anything is split: a token's advantage never depends on rows.
+
+Critic-free estimators turn each trajectory's reward into a score relative to its group (or the batch) and hand it to every
+trained token; GAE uses a critic's values. Both go through one recursion over the trained tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from rljax.config.schema import Config, NormConfig
+from rljax.errors import UserError
+from rljax.metrics.mean import Mean
+from rljax.objective.losses import kl_penalty
+from rljax.objective.reward_shaping import shaped_rewards
+from rljax.types import Group, Trajectory
+
+ESTIMATORS = ("grpo", "rloo", "reinforce_pp", "gae")
+
+
+@dataclasses.dataclass(frozen=True)
+class Advantages:
+    """Arrays of each trajectory, in the order of groups and of the trajectories in them."""
+
+    advantage: list[np.ndarray]  # [T] float32, 0 where not trained
+    returns: list[np.ndarray] | None  # [T] float32, reward units; only with a critic
+    metrics: dict[str, Mean]
+
+
+def advantages_of(
+    groups: Sequence[Group],
+    config: Config,
+    *,
+    values: Sequence[np.ndarray] | None = None,
+    logp: Sequence[np.ndarray] | None = None,
+    reference_logp: Sequence[np.ndarray] | None = None,
+) -> Advantages:
+    """Advantages of every trained token of a batch.
+
+    - grpo: the reward normalised as `actor.reward_norm` says (GRPO, arXiv:2402.03300; with std_level "none", Dr. GRPO,
+      arXiv:2503.20783)
+    - rloo: minus the mean of the others in the group (arXiv:2402.14740)
+    - reinforce_pp: minus and over the batch's mean and std, taken over tokens (REINFORCE++, arXiv:2501.03262)
+    - gae: arXiv:1506.02438, with a critic's values
+
+    then `actor.adv_norm` over the trained tokens. With kl_placement "reward", each trained token's reward is lowered by
+    kl_ctl times the KL estimate there.
+
+    Args:
+      values: [T] each, of the context before token t, reward units; for "gae".
+      logp: [T] each, nats, of the policy that the KL reward is about; None: behavior_logp.
+      reference_logp: [T] each, nats; for the KL reward.
+    """
+    actor = config.actor
+    if actor.adv_estimator not in ESTIMATORS:
+        raise UserError(f"actor.adv_estimator: {actor.adv_estimator!r} is not one of {', '.join(ESTIMATORS)}")
+    if (values is None) == (actor.adv_estimator == "gae"):
+        raise ValueError(f"adv_estimator {actor.adv_estimator!r} with{'out' if values is None else ''} values")
+    trajectories = [t for group in groups for t in group.trajectories]
+    group_ids = np.array([i for i, group in enumerate(groups) for _ in group.trajectories], dtype=np.int64)
+    shaped, metrics = shaped_rewards(trajectories, actor, config.gconfig.max_new_tokens)
+    equal = [np.ptp(shaped[group_ids == i]) == 0 for i in np.unique(group_ids)]
+    metrics["rollout/equal_reward_groups"] = Mean(float(sum(equal)), len(equal))
+
+    mask = _padded([t.loss_mask for t in trajectories])
+    rewards = np.zeros(mask.shape)
+    ends = np.array([len(t) - 1 for t in trajectories], dtype=np.int64)
+    rewards[np.arange(len(ends)), ends] = _scores(shaped, group_ids, actor.adv_estimator, actor.reward_norm)
+    if actor.kl_placement == "reward" and actor.kl_ctl:
+        kl = _kl_of(trajectories, mask, logp, reference_logp, actor.kl_estimator)
+        rewards -= actor.kl_ctl * kl
+        metrics["ppo_actor/kl_reward"] = Mean(float(-actor.kl_ctl * kl.sum()), int(mask.sum()))
+    state_values = np.zeros(mask.shape) if values is None else _padded(values)
+    gae_lambda = 1.0 if values is None else actor.gae_lambda
+    advantage = gae(rewards, state_values, mask, discount=actor.discount, gae_lambda=gae_lambda)
+    returns = None if values is None else np.where(mask, advantage + np.where(mask, state_values, 0.0), 0.0)
+
+    norm = actor.adv_norm
+    if actor.adv_estimator == "reinforce_pp":
+        norm = dataclasses.replace(norm, mean_level="batch", std_level="batch", mean_leave1out=False, std_leave1out=False)
+    token_groups = np.broadcast_to(group_ids[:, None], mask.shape)[mask]
+    advantage[mask] = normalised(advantage[mask], token_groups, norm)
+    metrics["ppo_actor/advantage"] = Mean.of(advantage[mask])
+    return Advantages(
+        _unpadded(advantage, trajectories), None if returns is None else _unpadded(returns, trajectories), metrics
+    )
+
+
+def normalised(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig) -> np.ndarray:
+    """(x - mean) / (max(std, std_floor) + eps), mean and population std each over the batch, over x's own group, or left out.
+
+    Leave-one-out takes them over the others. Where the others do not vary, as for the one winner of a group, their std would
+    blow the winner up without bound: there it is the whole set's, the winner included. Members of a set that are all equal
+    get exactly 0 where the mean is taken over that set, whatever the std.
+
+    Args:
+      x: [N] float64.
+      group_ids: [N] int, the group of each; members may stand anywhere.
+    """
+    mean, _, equal = _moments(x, group_ids, norm.mean_level, norm.mean_leave1out, norm.std_floor)
+    _, std, _ = _moments(x, group_ids, norm.std_level, norm.std_leave1out, norm.std_floor)
+    centred = x if norm.mean_level == "none" else np.where(equal, 0.0, x - mean)
+    return centred if norm.std_level == "none" else centred / (np.maximum(std, norm.std_floor) + norm.eps)
+
+
+def gae(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    mask: np.ndarray,
+    *,
+    discount: float,
+    gae_lambda: float,
+) -> np.ndarray:
+    r"""Generalised advantage estimation over the trained tokens alone, as if the others were not there.
+
+    .. math:: A_t = \delta_t + \gamma \lambda A_{t'},\quad \delta_t = r_t + \gamma V_{t'} - V_t
+
+    t' is the next trained token, in a later turn if need be; V and A are 0 after the last. A reward that falls on a token
+    that is not trained belongs to the last trained one before it. arXiv:1506.02438, eq. 16. With values 0 and lambda 1 this
+    is the discounted sum of the rewards that follow.
+
+    Args:
+      rewards, values: [N, T]; values of untrained tokens are not read.
+      mask: [N, T] bool, the trained tokens.
+
+    Returns:
+      [N, T] float64, 0 where mask is False.
+    """
+    out = np.zeros(rewards.shape)
+    next_value, next_advantage, later = (np.zeros(len(rewards)) for _ in range(3))
+    for t in reversed(range(rewards.shape[1])):
+        trained, reward = mask[:, t], rewards[:, t] + later
+        value = np.where(trained, values[:, t], 0.0)
+        advantage = reward + discount * next_value - value + discount * gae_lambda * next_advantage
+        out[:, t] = np.where(trained, advantage, 0.0)
+        next_value = np.where(trained, value, next_value)
+        next_advantage = np.where(trained, advantage, next_advantage)
+        later = np.where(trained, 0.0, reward)
+    return out
+
+
+def _scores(shaped: np.ndarray, group_ids: np.ndarray, estimator: str, norm: NormConfig) -> np.ndarray:
+    if estimator == "grpo":
+        return normalised(shaped, group_ids, norm)
+    if estimator == "rloo":
+        leave_one_out = dataclasses.replace(norm, mean_level="group", mean_leave1out=True, std_level="none")
+        return normalised(shaped, group_ids, leave_one_out)
+    return shaped
+
+
+def _moments(
+    x: np.ndarray, group_ids: np.ndarray, level: str, leave_one_out: bool, floor: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean and std for each member of x, and whether its set is all equal."""
+    if level not in ("batch", "group", "none"):
+        raise UserError(f"actor.reward_norm, actor.adv_norm: {level!r} is not one of batch, group, none")
+    _, ids = np.unique(np.zeros_like(group_ids) if level == "batch" else group_ids, return_inverse=True)
+    n = np.bincount(ids)
+    mean = np.bincount(ids, x) / n
+    deviation = x - mean[ids]
+    squares = np.bincount(ids, deviation**2)
+    low, high = np.full(len(n), np.inf), np.full(len(n), -np.inf)
+    np.minimum.at(low, ids, x)
+    np.maximum.at(high, ids, x)
+    std, equal = np.sqrt(squares / n)[ids], (low == high)[ids]
+    if not leave_one_out:
+        return mean[ids], std, equal
+    others = np.maximum(n - 1, 1)[ids]
+    mean_of_others = np.where(n[ids] > 1, mean[ids] - deviation / others, x)
+    squares_of_others = squares[ids] - deviation**2 * n[ids] / others
+    std_of_others = np.sqrt(np.maximum(squares_of_others, 0.0) / others)
+    return mean_of_others, np.where(std_of_others > np.maximum(floor, 1e-6 * std), std_of_others, std), equal
+
+
+def _kl_of(
+    trajectories: Sequence[Trajectory],
+    mask: np.ndarray,
+    logp: Sequence[np.ndarray] | None,
+    reference_logp: Sequence[np.ndarray] | None,
+    estimator: str,
+) -> np.ndarray:
+    if reference_logp is None:
+        raise ValueError("a KL reward needs the reference's log-probs")
+    policy_logp = [t.behavior_logp for t in trajectories] if logp is None else logp
+    return kl_penalty(_padded(policy_logp), _padded(reference_logp), mask, estimator=estimator)
+
+
+def _padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """[N, max T], zeros past the end; bool stays bool, the rest is float64."""
+    width = max((len(a) for a in arrays), default=0)
+    dtype = bool if all(a.dtype == bool for a in arrays) else np.float64
+    out = np.zeros((len(arrays), width), dtype=dtype)
+    for row, array in zip(out, arrays, strict=True):
+        row[: len(array)] = array
+    return out
+
+
+def _unpadded(padded: np.ndarray, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+    return [row[: len(t)].astype(np.float32) for row, t in zip(padded, trajectories, strict=True)]

@@ -1,0 +1,70 @@
+"""The policy objective in float64 numpy: the terms of rljax/objective/losses.py put together, with the gradient by hand."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rljax.objective import losses
+from rljax.objective.spec import Objective, TokenArrays
+
+
+class LossAndGradient(NamedTuple):
+    loss: float  # sum(loss_weight * token_loss)
+    d_logp: np.ndarray  # [R, m]
+    d_entropy: np.ndarray  # [R, m]
+
+
+def policy_objective(logp: np.ndarray, entropy: np.ndarray, tokens: TokenArrays, objective: Objective) -> LossAndGradient:
+    """What `policy_objective` of every backend computes, less the metrics. Arguments as there, numpy arrays."""
+    mask, zeros = tokens.mask, np.zeros(logp.shape)
+    weight = losses.select(tokens.loss_weight, mask)
+    if objective.loss == "sft":
+        term = losses.negative_log_likelihood(logp, mask, weight)
+        return LossAndGradient(term.sum, term.grads["logp"], zeros)
+    proximal = proximal_of(logp, tokens, objective)
+    weighted = weight
+    if objective.decoupled:
+        weighted = weight * losses.behavior_weight(
+            proximal,
+            tokens.behavior_logp,
+            mask,
+            tokens.segment_ids,
+            cap=objective.weight_cap,
+            mode=objective.cap_mode,
+            level=objective.cap_level,
+        )
+    term = _surrogate(logp, proximal, tokens, weighted, objective)
+    loss, d_logp, d_entropy = term.sum, term.grads["logp"], zeros
+    if objective.kl_coef:
+        rho = losses.behavior_weight(
+            logp, tokens.behavior_logp, mask, tokens.segment_ids, cap=objective.weight_cap, mode="clamp", level="token"
+        )
+        term = losses.kl_loss(logp, tokens.reference_logp, rho, mask, weight, estimator=objective.kl_estimator)
+        loss, d_logp = loss + objective.kl_coef * term.sum, d_logp + objective.kl_coef * term.grads["logp"]
+    if objective.entropy_coef:
+        term = losses.entropy_bonus(entropy, mask, weight)
+        loss, d_entropy = loss + objective.entropy_coef * term.sum, objective.entropy_coef * term.grads["entropy"]
+    return LossAndGradient(loss, d_logp, d_entropy)
+
+
+def proximal_of(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> np.ndarray:
+    """Log-probs of the proximal policy: given, the behavior policy's, interpolated, or the current one's. [R, m], nats."""
+    if objective.proximal == "behavior":
+        return tokens.behavior_logp
+    if objective.proximal == "interpolated" and tokens.interpolation is not None:
+        return losses.interpolated_proximal(logp, tokens.behavior_logp, tokens.interpolation, tokens.mask)
+    return logp if tokens.proximal_logp is None else tokens.proximal_logp
+
+
+def _surrogate(
+    logp: np.ndarray, proximal: np.ndarray, tokens: TokenArrays, weight: np.ndarray, objective: Objective
+) -> losses.Term:
+    arrays = (logp, proximal, tokens.advantage, tokens.mask, weight)
+    clip: dict[str, Any] = dict(clip_low=objective.clip_low, clip_high=objective.clip_high)
+    if objective.loss == "cispo":
+        return losses.cispo(*arrays, **clip)
+    if objective.ratio_level == "token":
+        return losses.clipped_surrogate(*arrays, **clip, dual_clip=objective.dual_clip)
+    return losses.sequence_surrogate(*arrays, tokens.segment_ids, **clip, dual_clip=objective.dual_clip)

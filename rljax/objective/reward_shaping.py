@@ -1,0 +1,65 @@
+"""What is done to a reward before advantages see it: bias, scale, clip, and a penalty on overlong completions.
+
+The unshaped reward stays on the trajectory and is logged as it was; each change is logged under a name of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rljax.config.schema import ActorConfig
+from rljax.errors import UserError
+from rljax.metrics.mean import Mean
+from rljax.types import PROMPT_VERSION, Finish, Group, Trajectory
+
+
+def shaped_rewards(
+    trajectories: Sequence[Trajectory], actor: ActorConfig, max_new_tokens: int
+) -> tuple[np.ndarray, dict[str, Mean]]:
+    """Shaped rewards [N] float64: clip((reward + bias) * scaling, +-clip) - overlong penalty; and their metrics."""
+    task = np.array([t.reward for t in trajectories], dtype=np.float64)
+    shaped = (task + actor.reward_bias) * actor.reward_scaling
+    if actor.reward_clip is not None:
+        shaped = np.clip(shaped, -actor.reward_clip, actor.reward_clip)
+    metrics = {"ppo/actor/task_reward": Mean.of(task)}
+    if actor.overlong_reward_penalty:
+        lengths = np.array([np.count_nonzero(t.versions != PROMPT_VERSION) for t in trajectories])
+        penalty = overlong_penalty(lengths, max_new_tokens, actor.overlong_tokens, actor.overlong_penalty_factor)
+        shaped = shaped - penalty
+        metrics["reward/overlong_penalty"] = Mean.of(penalty)
+    return shaped, metrics | {"ppo/actor/shaped_reward": Mean.of(shaped)}
+
+
+def overlong_penalty(lengths: np.ndarray, max_new_tokens: int, overlong_tokens: int, factor: float) -> np.ndarray:
+    """0 up to max_new_tokens - overlong_tokens, then rising in a line to factor at max_new_tokens.
+
+    DAPO, arXiv:2503.14476, eq. 13.
+
+    Args:
+      lengths: [N], sampled tokens of each trajectory, all its turns together.
+    """
+    if not 0 < overlong_tokens <= max_new_tokens:
+        raise UserError(f"actor.overlong_tokens: {overlong_tokens} is not in [1, gconfig.max_new_tokens = {max_new_tokens}]")
+    return np.clip((lengths - (max_new_tokens - overlong_tokens)) / overlong_tokens, 0.0, 1.0) * factor
+
+
+def without_truncated(groups: Sequence[Group]) -> list[Group]:
+    """For `actor.mask_no_eos`: trajectories cut at a length limit are not trained on, and still count for their group's mean.
+    By the finish reason, never by a token: the padding id may be the EOS id."""
+
+    def masked(trajectory: Trajectory) -> Trajectory:
+        if trajectory.finish != Finish.LENGTH:
+            return trajectory
+        return Trajectory(
+            trajectory.token_ids,
+            np.zeros_like(trajectory.loss_mask),
+            trajectory.behavior_logp,
+            trajectory.versions,
+            trajectory.reward,
+            trajectory.components,
+            trajectory.finish,
+        )
+
+    return [Group(group.uid, tuple(masked(t) for t in group.trajectories)) for group in groups]

@@ -1,0 +1,101 @@
+"""Groups of trajectories as files: what `experiments.rollout` writes and `experiments.replay` trains on.
+
+DIR/batch.safetensors    token_ids, loss_mask, behavior_logp, versions of all trajectories, one after another: [N]
+DIR/batch.json           what the numbers belong to: groups with uid; trajectories with length, reward, text, ...
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rljax.errors import UserError
+from rljax.hf.tokenizer import Tokenizer
+from rljax.sinks.run_directory import describe, dump
+from rljax.types import Finish, Group, Trajectory
+
+ARRAYS = {"token_ids": np.int32, "loss_mask": np.bool_, "behavior_logp": np.float32, "versions": np.int32}
+FORMAT = "rljax-groups-1"
+
+
+def save(directory: Path, groups: Sequence[Group], tokenizer: Tokenizer) -> None:
+    """Writes both files; directory is made where it is missing. Text is for the reader: loading never tokenises it."""
+    from safetensors.numpy import save_file
+
+    directory.mkdir(parents=True, exist_ok=True)
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    arrays = {
+        name: np.concatenate([np.asarray(getattr(t, name), dtype) for t in trajectories] or [np.zeros(0, dtype)])
+        for name, dtype in ARRAYS.items()
+    }
+    save_file(arrays, directory / "batch.safetensors", metadata={"format": FORMAT})
+    tree = {
+        "format": FORMAT,
+        "groups": [
+            {"uid": group.uid, "trajectories": [{"length": len(t)} | describe(t, tokenizer) for t in group.trajectories]}
+            for group in groups
+        ],
+    }
+    (directory / "batch.json").write_text(dump(tree) + "\n")
+
+
+def load(directory: Path) -> list[Group]:
+    """What `save` wrote, bit for bit.
+
+    Raises:
+      UserError: when a file is missing, broken, or the two don't belong together.
+    """
+    tree, arrays = _read(directory)
+    lengths = [entry["length"] for group in tree["groups"] for entry in group["trajectories"]]
+    for name in ARRAYS:
+        if name not in arrays or len(arrays[name]) != sum(lengths):
+            raise UserError(f"{directory}: batch.safetensors holds no {name} of the {sum(lengths)} tokens in batch.json")
+    starts = iter(np.cumsum([0, *lengths]).tolist())
+    return [
+        Group(group["uid"], tuple(_trajectory(entry, arrays, next(starts)) for entry in group["trajectories"]))
+        for group in tree["groups"]
+    ]
+
+
+def load_shards(directories: Sequence[Path]) -> list[Group]:
+    """The dumps of all shards of a batch, in their order (0/N, 1/N, ...), as the one batch they are, prompts in its order.
+
+    Raises UserError as `load` does, and where a prompt is in two of them.
+    """
+    rounds = itertools.zip_longest(*map(load, directories))
+    groups = [group for several in rounds for group in several if group is not None]
+    twice = [uid for uid, count in collections.Counter(group.uid for group in groups).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"{', '.join(map(str, directories))}: prompt {twice[0]} is in two of them (shards of one batch share none)"
+        )
+    return groups
+
+
+def _trajectory(entry: dict[str, Any], arrays: dict[str, np.ndarray], start: int) -> Trajectory:
+    parts: dict[str, Any] = {
+        name: arrays[name][start : start + entry["length"]].astype(dtype) for name, dtype in ARRAYS.items()
+    }
+    return Trajectory(**parts, reward=entry["reward"], components=entry["components"], finish=Finish(entry["finish"]))
+
+
+def _read(directory: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        tree = json.loads((directory / "batch.json").read_text())
+        arrays = load_file(directory / "batch.safetensors")
+    except FileNotFoundError as error:
+        raise UserError(f"{directory}: no {Path(error.filename).name} (a directory that experiments.rollout wrote)") from None
+    except (ValueError, SafetensorError) as error:
+        raise UserError(f"{directory}: not a dumped batch: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        raise UserError(f"{directory}: batch.json is not of format {FORMAT}")
+    return tree, arrays

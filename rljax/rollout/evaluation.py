@@ -1,0 +1,76 @@
+"""Evaluation: the same workflow with no learner, on other prompts. A failed episode is counted, never a zero reward."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rljax.config.schema import Config
+from rljax.engine import Sampler
+from rljax.metrics.mean import Mean
+from rljax.rollout.producer import PatientSampler, run_episode
+from rljax.rollout.result import Failure
+from rljax.rollout.trajectories import no_eos_ratio, reward_components
+from rljax.rollout.workflow import Workflow
+from rljax.seeding import seed_for
+from rljax.types import PROMPT_VERSION, Prompt, SamplingParams, Trajectory
+
+PREFIX = "eval-rollout"
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What is evaluated, and how."""
+
+    prompts: Sequence[Prompt]
+    workflow: Workflow
+    params: SamplingParams
+    n_samples: int
+
+
+async def evaluate(sampler: Sampler, evaluation: Evaluation, config: Config, beat: Callable[[str], None]) -> dict[str, Mean]:
+    """Metrics of n_samples episodes a prompt, `valid_dataset.batch_size` prompts at once.
+
+    Samples are those of the run's seed and the prompt alone, so evaluations of a run are about the same draws.
+    """
+    lost: Counter[str] = Counter()
+    patient = PatientSampler(
+        sampler,
+        timeout=config.rollout.request_timeout,
+        retries=config.rollout.request_retries,
+        lost=lambda error: lost.update([error.kind]),
+    )
+    room = asyncio.Semaphore(config.valid_dataset.batch_size * evaluation.n_samples)
+
+    async def episode(prompt: Prompt, sample: int) -> Trajectory | Failure | None:
+        seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
+        async with room:
+            result = await run_episode(evaluation.workflow, patient, prompt, evaluation.params, seed)
+        beat(f"evaluation {prompt.uid}")
+        return result
+
+    results = await asyncio.gather(*(episode(p, i) for p in evaluation.prompts for i in range(evaluation.n_samples)))
+    trajectories = [r for r in results if isinstance(r, Trajectory)]
+    failures = [r for r in results if isinstance(r, Failure)]
+    failed = Counter(r.kind for r in failures)
+    if not trajectories:  # the reward is then NaN
+        how = [f"{count} {kind}" for kind, count in failed.items()] + [f"{len(results) - len(failures)} rejected"]
+        first = f"; the first: {failures[0].reason}" if failures else ""
+        log.warning("no episode of the evaluation has a reward: %s%s", ", ".join(how), first)
+    elif failures:  # prompts that don't fit, say, are the hard ones: without them the reward looks better
+        message = "the evaluation's reward leaves out %d of %d episodes, which failed; the first: %s"
+        log.warning(message, len(failures), len(results), failures[0].reason)
+    metrics = {
+        f"{PREFIX}/reward": Mean.of(t.reward for t in trajectories),
+        f"{PREFIX}/no_eos_ratio": no_eos_ratio(trajectories),
+        f"{PREFIX}/seq_len": Mean.of(int((t.versions != PROMPT_VERSION).sum()) for t in trajectories),
+        f"{PREFIX}/failed": Mean(sum(failed.values()), 1),
+    }
+    metrics |= {f"{PREFIX}/failed/{kind}": Mean(count, 1) for kind, count in failed.items()}
+    metrics |= {f"{PREFIX}/lost/{kind}": Mean(count, 1) for kind, count in lost.items()}
+    return metrics | reward_components(trajectories, "eval-reward")

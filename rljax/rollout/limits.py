@@ -1,0 +1,44 @@
+"""How much a run is: the buffer's limits, and steps in all."""
+
+from __future__ import annotations
+
+import math
+
+from rljax.config.schema import Config
+from rljax.rollout.buffer import Limits
+
+
+def most_in_flight(config: Config) -> int:
+    """Prompts generated at once."""
+    rollout = config.rollout
+    batch_size = rollout.consumer_batch_size or config.train_dataset.batch_size
+    return rollout.max_concurrent_rollouts or (rollout.max_head_offpolicyness + 1) * batch_size
+
+
+def limits_of(config: Config, prompts_per_epoch: int) -> Limits:
+    """The buffer's limits. Epochs and steps both bound a run; it ends with whichever comes first."""
+    rollout, steps = config.rollout, config.total_train_steps
+    batch_size = rollout.consumer_batch_size or config.train_dataset.batch_size
+    return Limits(
+        max_lag=rollout.max_head_offpolicyness,
+        batch_size=batch_size,
+        max_concurrent=most_in_flight(config),
+        prompts=config.total_train_epochs * prompts_per_epoch,
+        groups=None if steps is None else steps * batch_size,
+        stale_policy=rollout.stale_policy,
+    )
+
+
+def supervised_total(config: Config, prompts_per_epoch: int) -> int:
+    """Supervised steps of a run: those of the warm-up, or all of SFT."""
+    return total_steps(config, prompts_per_epoch) if config.actor.loss == "sft" else config.warmup.steps
+
+
+def total_steps(config: Config, prompts_per_epoch: int) -> int:
+    """Steps of a run in which no prompt is rejected, the warm-up's included."""
+    limits = limits_of(config, prompts_per_epoch)
+    assert limits.prompts is not None
+    steps = math.ceil(limits.prompts / limits.batch_size)
+    if config.total_train_steps is not None:
+        steps = min(steps, config.total_train_steps)
+    return steps if config.actor.loss == "sft" else steps + config.warmup.steps

@@ -1,0 +1,106 @@
+"""Trajectories from token ids: of one completion, of several with text put between them, and of labelled targets.
+
+Text is never tokenised again: what the sampler returned is what a trajectory holds, and what the next request begins with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from rljax.metrics.mean import Mean, merge
+from rljax.types import PROMPT_VERSION, Completion, Finish, Trajectory
+
+
+class Episode:
+    """An episode under way: alternately tokens that are given and completions that are sampled.
+
+    Example:
+        episode = Episode(prompt_ids)
+        completion = await sampler.generate(Request("0/17#3", episode.token_ids, params, seed))
+        episode.sampled(completion)
+        episode.given(tokenizer.next_turn(messages, completion.token_ids[-1]))
+        ...
+        episode.trajectory(reward=1.0, components={"exact": 1.0})
+    """
+
+    def __init__(self, prompt_ids: Sequence[int] | np.ndarray) -> None:
+        if not len(prompt_ids):
+            raise ValueError("a prompt has at least one token")
+        self._ids: list[np.ndarray] = []
+        self._masks: list[np.ndarray] = []
+        self._logps: list[np.ndarray] = []
+        self._versions: list[np.ndarray] = []
+        self._finish: Finish | None = None
+        self.given(prompt_ids)
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """[T] int32, all so far: the prompt of the next request."""
+        return np.concatenate(self._ids)
+
+    def given(self, token_ids: Sequence[int] | np.ndarray) -> None:
+        """Adds tokens that no policy sampled: not trained on."""
+        length = len(token_ids)
+        self._add(token_ids, np.zeros(length), np.full(length, PROMPT_VERSION), trained=False)
+
+    def sampled(self, completion: Completion) -> None:
+        """Adds a completion, id by id as it was sampled: every token is trained on, an EOS at its end included."""
+        self._add(completion.token_ids, completion.logp, completion.versions, trained=True)
+        self._finish = completion.finish
+
+    def trajectory(self, reward: float, components: Mapping[str, float]) -> Trajectory:
+        """The episode so far. Raises ValueError before the first completion."""
+        if self._finish is None:
+            raise ValueError("nothing was sampled yet")
+        return Trajectory(
+            token_ids=self.token_ids,
+            loss_mask=np.concatenate(self._masks),
+            behavior_logp=np.concatenate(self._logps),
+            versions=np.concatenate(self._versions),
+            reward=reward,
+            components=dict(components),
+            finish=self._finish,
+        )
+
+    def _add(self, ids: Sequence[int] | np.ndarray, logp: np.ndarray, versions: np.ndarray, *, trained: bool) -> None:
+        self._ids.append(np.asarray(ids, np.int32).reshape(-1))
+        self._masks.append(np.full(len(ids), trained))
+        self._logps.append(np.asarray(logp, np.float32))
+        self._versions.append(np.asarray(versions, np.int32))
+
+
+def trajectory_of(
+    prompt_ids: Sequence[int] | np.ndarray, completion: Completion, reward: float, components: Mapping[str, float]
+) -> Trajectory:
+    """The trajectory of a prompt and its one completion."""
+    episode = Episode(prompt_ids)
+    episode.sampled(completion)
+    return episode.trajectory(reward, components)
+
+
+def supervised(prompt_ids: Sequence[int], target_ids: Sequence[int]) -> Trajectory:
+    """A prompt and the ids to learn after it. No policy of ours sampled them: versions and log-probs say so."""
+    ids = np.array([*prompt_ids, *target_ids], np.int32)
+    trained = np.arange(len(ids)) >= max(len(prompt_ids), 1)  # token 0 has no context
+    return Trajectory(
+        token_ids=ids,
+        loss_mask=trained,
+        behavior_logp=np.zeros(len(ids), np.float32),
+        versions=np.full(len(ids), PROMPT_VERSION, np.int32),
+        reward=0.0,
+        components={},
+        finish=Finish.STOP,
+    )
+
+
+def no_eos_ratio(trajectories: Iterable[Trajectory]) -> Mean:
+    """Share of episodes whose last completion did not end by itself, by its finish reason."""
+    cut = [float(trajectory.finish in (Finish.LENGTH, Finish.ABORT)) for trajectory in trajectories]
+    return Mean(sum(cut), len(cut))
+
+
+def reward_components(trajectories: Iterable[Trajectory], prefix: str = "reward") -> dict[str, Mean]:
+    """Named parts of the reward, each over the trajectories that have it."""
+    return merge({f"{prefix}/{name}": Mean.of([value])} for t in trajectories for name, value in t.components.items())

@@ -1,0 +1,412 @@
+"""What every learner must do, whatever its framework: subclass `LearnerContract` and say how one is made.
+
+    class TestMyLearner(LearnerContract):
+        def make(self, config, model_dir):
+            return MyLearner(config, Pool("mine"), model_dir)
+
+Expectations are derived: a learning rate of 0, another packing of the same trajectories, a permutation, a save in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rljax.batching.batch import Batch
+from rljax.config.schema import Config
+from rljax.engine import Learner
+from rljax.errors import UserError
+from rljax.metrics.mean import Mean, merge
+from rljax.testing.models import VOCABULARY
+from rljax.types import PROMPT_VERSION
+from tests import models
+
+UPDATE = "ppo_actor/update"
+
+
+def config_of(**overrides: Any) -> Config:
+    """A config for the tiny model; keys as in `config_of(**{"actor.kl_ctl": 0.1})`."""
+    small = {
+        "actor.gradient_checkpointing": "none",
+        "actor.optimizer.lr": 1e-2,
+        "actor.mb_spec.max_tokens_per_row": 64,
+        "actor.mb_spec.rows_per_mb": 4,
+        "critic.optimizer.lr": 1e-2,
+    }
+    return models.config_of(**(small | overrides))
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """Per-token arrays of one trajectory, by field of `Batch`."""
+
+    arrays: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.arrays["token_ids"])
+
+
+def episodes(count: int, *, seed: int = 0, longest: int = 30, lag: float = 0.3) -> list[Episode]:
+    """Random trajectories of 2 tokens and more, with a prompt, a turn in the middle that isn't trained on, and advantages.
+
+    loss_weight is that of a token mean over all of them.
+    """
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        length = int(rng.integers(2, longest + 1))
+        mask = np.arange(length) >= rng.integers(1, max(length // 2, 1) + 1)
+        if length > 12:
+            mask[length - 4 : length - 2] = False
+        behavior = np.where(mask, -rng.gamma(2.0, 1.0, length) - lag * rng.random(length), 0)
+        found.append(
+            dict(
+                token_ids=rng.integers(3, VOCABULARY, length).astype(np.int32),
+                loss_mask=mask,
+                behavior_logp=behavior.astype(np.float32),
+                versions=np.where(mask, rng.integers(0, 3, length), PROMPT_VERSION).astype(np.int32),
+                advantage=np.where(mask, rng.normal(), 0).astype(np.float32),
+                values=np.where(mask, rng.normal(size=length), 0).astype(np.float32),
+                returns=np.where(mask, rng.normal(size=length), 0).astype(np.float32),
+            )
+        )
+    total = sum(int(e["loss_mask"].sum()) for e in found)
+    return [Episode({**e, "loss_weight": (e["loss_mask"] / np.float32(total)).astype(np.float32)}) for e in found]
+
+
+def pack(items: Sequence[Episode], rows: Sequence[Sequence[int]], length: int, *, start: int = 0) -> Batch:
+    """The episodes with the given indices one after the other in each row, from column `start` on."""
+    names = list(items[0].arrays)
+    out = {name: np.zeros((len(rows), length), items[0].arrays[name].dtype) for name in names}
+    segments, positions = (np.zeros((len(rows), length), np.int32) for _ in range(2))
+    for row, members in enumerate(rows):
+        at = start
+        for number, index in enumerate(members, 1):
+            end = at + len(items[index])
+            for name in names:
+                out[name][row, at:end] = items[index].arrays[name]
+            segments[row, at:end], positions[row, at:end] = number, np.arange(end - at)
+            at = end
+    return Batch(segment_ids=segments, positions=positions, **out)
+
+
+def unpack(
+    array: np.ndarray, items: Sequence[Episode], rows: Sequence[Sequence[int]], *, start: int = 0
+) -> dict[int, np.ndarray]:
+    """The inverse for one [R, T] array: episode index -> its entries."""
+    found = {}
+    for row, members in enumerate(rows):
+        at = start
+        for index in members:
+            found[index] = array[row, at : at + len(items[index])]
+            at += len(items[index])
+    return found
+
+
+def first_fit(items: Sequence[Episode], length: int) -> list[list[int]]:
+    """A packing: each episode in the first row that has room."""
+    rows: list[list[int]] = []
+    for index, item in enumerate(items):
+        for row in rows:
+            if sum(len(items[i]) for i in row) + len(item) <= length:
+                row.append(index)
+                break
+        else:
+            rows.append([index])
+    return rows
+
+
+def halves(batch: Batch) -> list[Batch]:
+    """Two minibatches of the rows; each keeps the weights it has."""
+    middle = batch.shape[0] // 2
+    cuts = (slice(0, middle), slice(middle, None))
+    return [batch.replace(**{n: a[cut] for n, a in vars(batch).items() if a is not None}) for cut in cuts]
+
+
+def assert_means_close(got: dict[str, Mean], want: dict[str, Mean], tolerance: float) -> None:
+    """All but those of how the work was done."""
+    got, want = ({name: mean for name, mean in means.items() if not name.startswith("timeperf/")} for means in (got, want))
+    assert got.keys() == want.keys()
+    for name in want:
+        np.testing.assert_allclose(
+            dataclasses.astuple(got[name]), dataclasses.astuple(want[name]), rtol=tolerance, atol=tolerance, err_msg=name
+        )
+
+
+class LearnerContract:
+    """Subclass it as `Test...`; set `tolerance` to what float32 gives on the device."""
+
+    tolerance = 2e-5  # relative and absolute, float32 log-probs and metrics
+    restores_bitwise = True  # a restored learner gives the same bits on this device
+
+    def make(self, config: Config, model_dir: Path) -> Learner:
+        raise NotImplementedError("subclasses say how a learner is made")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model_dir(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return models.make_model(tmp_path_factory.mktemp("model"))
+
+    # Score
+
+    def test_trap_19_a_log_prob_does_not_depend_on_packing_padding_or_order(self, model_dir):
+        items = episodes(9)
+        learner = self.make(config_of(), model_dir)
+        alone_rows = [[i] for i in range(len(items))]
+        alone = unpack(learner.score(pack(items, alone_rows, 32)), items, alone_rows)
+        packed_rows = first_fit(items, 64)
+        assert len(packed_rows) < len(items)
+        for rows, length, start in (
+            (packed_rows, 64, 0),
+            (packed_rows[::-1], 64, 0),
+            ([row[::-1] for row in packed_rows], 64, 0),
+            (packed_rows, 75, 11),  # left-padded
+            (alone_rows, 50, 13),
+        ):
+            batch = pack(items, rows, length, start=start)
+            scored = learner.score(batch)
+            assert scored.shape == batch.shape
+            assert scored.dtype == np.float32
+            assert not scored[~batch.loss_mask].any()
+            for index, logp in unpack(scored, items, rows, start=start).items():
+                np.testing.assert_allclose(logp, alone[index], atol=self.tolerance)
+        learner.close()
+
+    def test_log_probs_are_those_of_a_distribution(self, model_dir):
+        """The probabilities of all tokens after one prefix add up to 1, and the temperature flattens them."""
+        prefix = [5, 17, 40]
+        items = [
+            Episode(
+                {
+                    **{name: array[:4] * 0 for name, array in episodes(1, seed=1, longest=9)[0].arrays.items()},
+                    **{"token_ids": np.array([*prefix, token], np.int32), "loss_mask": np.array([0, 0, 0, 1], bool)},
+                }
+            )
+            for token in range(VOCABULARY)
+        ]
+        batch = pack(items, [[i] for i in range(VOCABULARY)], 4)
+        logits = {}
+        for temperature in (1.0, 0.6):
+            learner = self.make(config_of(**{"gconfig.temperature": temperature}), model_dir)
+            logp = learner.score(batch)[:, 3].astype(np.float64)
+            assert math.isclose(np.exp(logp).sum(), 1, rel_tol=1e-5)
+            logits[temperature] = (logp - logp.mean()) * temperature
+            learner.close()
+        np.testing.assert_allclose(logits[0.6], logits[1.0], atol=1e-5)  # trap 2
+
+    # Update
+
+    def test_trap_11_a_rate_of_zero_changes_nothing_in_any_minibatch(self, model_dir):
+        config = config_of(**{"actor.optimizer.lr": 0.0, "actor.ppo_n_minibatches": 2})
+        learner = self.make(config, model_dir)
+        items = episodes(8)
+        batch = pack(items, first_fit(items, 64), 64)
+        before = learner.score(batch)
+        for _ in range(3):
+            batch = batch.replace(proximal_logp=learner.score(batch))
+            means = merge(learner.update(part) for part in halves(batch))
+            for name, value in (("importance_weight", 1.0), ("clip_ratio", 0.0), ("approx_kl", 0.0), ("lr", 0.0)):
+                assert means[f"{UPDATE}/{name}"].value == value, name
+            ratio = means[f"{UPDATE}/importance_weight"]
+            assert (ratio.min, ratio.max) == (1.0, 1.0)
+        np.testing.assert_array_equal(learner.score(batch), before)
+        learner.close()
+
+    def test_the_first_minibatch_is_on_policy(self, model_dir):
+        """With no proximal log-probs given, the proximal policy is the current one."""
+        learner = self.make(config_of(), model_dir)
+        items = episodes(8)
+        means = learner.update(pack(items, first_fit(items, 64), 64))
+        ratio = means[f"{UPDATE}/importance_weight"]
+        assert (ratio.value, ratio.min, ratio.max) == (1.0, 1.0, 1.0)
+        assert ratio.count == sum(int(e.arrays["loss_mask"].sum()) for e in items)
+        learner.close()
+
+    @pytest.mark.parametrize("level", ["token", pytest.param("sequence", marks=pytest.mark.slow)])
+    def test_trap_03_trap_18_packing_and_micro_batches_change_neither_metrics_nor_the_step(self, model_dir, level):
+        levels = {"actor.importance_sampling_level": level, "actor.behav_imp_weight_level": level}
+        items = episodes(12)
+        packed = first_fit(items, 64)
+        layouts = [(packed, 64, 8), (packed[::-1], 80, 1), ([[i] for i in range(12)], 32, 5)]
+        results = []
+        for rows, length, rows_per_mb in layouts:
+            learner = self.make(config_of(**{"actor.mb_spec.rows_per_mb": rows_per_mb, **levels}), model_dir)
+            batch = pack(items, rows, length)
+            drifted = np.where(batch.loss_mask, batch.behavior_logp + 0.1 * np.sin(batch.token_ids), 0).astype(np.float32)
+            means = learner.update(batch.replace(proximal_logp=drifted))
+            results.append((means, unpack(learner.score(batch), items, rows)))
+            learner.close()
+        for means, scored in results[1:]:
+            assert_means_close(means, results[0][0], 10 * self.tolerance)
+            for index, logp in scored.items():
+                np.testing.assert_allclose(logp, results[0][1][index], atol=20 * self.tolerance)
+
+    def test_an_update_makes_what_was_rewarded_more_likely(self, model_dir):
+        items = episodes(8)
+        learner = self.make(config_of(), model_dir)
+        batch = pack(items, first_fit(items, 64), 64)
+        before = learner.score(batch)
+        batch = batch.replace(behavior_logp=before, proximal_logp=before)
+        learner.update(batch)
+        gained = learner.score(batch) - before
+        assert (batch.loss_weight * batch.advantage * gained).sum() > 0
+        learner.close()
+
+    @pytest.mark.parametrize(("loss", "optimizer"), [("sft", "actor.optimizer"), ("ppo", "warmup.optimizer")])
+    def test_supervised_steps_are_taken_with_the_optimizer_of_sft_or_of_the_warm_up(self, model_dir, loss, optimizer):
+        still = {"actor.optimizer.lr": 0.0, "warmup.optimizer.lr": 0.0, "actor.loss": loss, "warmup.steps": 4}
+        items = episodes(6)
+        batch = pack(items, first_fit(items, 64), 64)
+        for rate in (0.0, 1e-2):
+            learner = self.make(config_of(**(still | {f"{optimizer}.lr": rate})), model_dir)
+            before = learner.score(batch)
+            learner.update_supervised(batch)
+            assert np.array_equal(learner.score(batch), before) == (rate == 0)
+            learner.close()
+
+    def test_supervised_steps_lower_the_negative_log_likelihood(self, model_dir):
+        learner = self.make(config_of(**{"warmup.steps": 5}), model_dir)
+        items = episodes(8)
+        batch = pack(items, first_fit(items, 64), 64)
+        losses = [learner.update_supervised(batch)[f"{UPDATE}/nll"].value for _ in range(5)]
+        assert losses == sorted(losses, reverse=True)
+        expected = -learner.score(batch)[batch.loss_mask].mean()
+        assert math.isclose(learner.update_supervised(batch)[f"{UPDATE}/nll"].value, expected, rel_tol=1e-5)
+        learner.close()
+
+    # Reference and critic
+
+    def test_the_reference_stays_where_the_policy_began(self, model_dir):
+        learner = self.make(config_of(**{"actor.kl_ctl": 0.1, "actor.entropy_coef": 0.01}), model_dir)
+        items = episodes(6)
+        batch = pack(items, first_fit(items, 64), 64)
+        reference = learner.score_reference(batch)
+        np.testing.assert_allclose(reference, learner.score(batch), atol=self.tolerance)
+        means = learner.update(batch.replace(reference_logp=reference))
+        assert means[f"{UPDATE}/reference_kl"].value == pytest.approx(0, abs=1e-6)
+        np.testing.assert_array_equal(learner.score_reference(batch), reference)
+        assert np.abs(learner.score(batch) - reference).max() > 1e-3
+        learner.close()
+
+    def test_what_a_config_does_not_have_is_refused_by_its_key(self, model_dir):
+        learner = self.make(config_of(), model_dir)
+        batch = pack(episodes(2), [[0], [1]], 32)
+        with pytest.raises(UserError, match=r"actor\.kl_ctl"):
+            learner.score_reference(batch)
+        with pytest.raises(UserError, match=r"actor\.adv_estimator"):
+            learner.values(batch)
+        learner.close()
+
+    def test_the_critic_starts_at_zero_and_learns_the_returns_alone(self, model_dir):
+        learner = self.make(config_of(**{"actor.adv_estimator": "gae"}), model_dir)
+        items = episodes(6)
+        batch = pack(items, first_fit(items, 64), 64)
+        policy = learner.score(batch)
+        assert not learner.values(batch).any()
+        history = []
+        for _ in range(30):
+            batch = batch.replace(values=learner.values(batch))
+            history.append(learner.update_critic(batch))
+        trained = batch.returns[batch.loss_mask].astype(np.float64)
+        assert history[0]["critic/explained_variance"].value == pytest.approx(0, abs=1e-5)
+        assert history[0]["critic/loss"].value == pytest.approx((trained**2).mean() / 2, rel=1e-5)
+        left = trained - batch.values[batch.loss_mask]
+        assert history[-1]["critic/explained_variance"].value == pytest.approx(1 - left.var() / trained.var(), rel=1e-3)
+        assert history[-1]["critic/explained_variance"].value > 0.2
+        np.testing.assert_array_equal(learner.score(batch), policy)
+        learner.close()
+
+    # Checkpoints and weights
+
+    @pytest.mark.parametrize("settings", [{}, {"actor.adv_estimator": "gae", "actor.kl_ctl": 0.1}])
+    def test_a_restored_learner_goes_on_as_if_never_stopped(self, model_dir, tmp_path, settings):
+        schedule = {"actor.optimizer.lr_scheduler_type": "linear", "total_train_steps": 6}
+        config = config_of(**schedule, **settings)
+        items = episodes(8)
+        batch = pack(items, first_fit(items, 64), 64)
+        learner = self.make(config, model_dir)
+        batch = batch.replace(reference_logp=learner.score_reference(batch) if config.actor.kl_ctl else None)
+
+        def go_on(learner: Learner) -> tuple[dict[str, Mean], np.ndarray]:
+            means = learner.update(batch)
+            if config.actor.adv_estimator == "gae":
+                means |= learner.update_critic(batch)
+            return means, learner.score(batch)
+
+        for _ in range(2):
+            go_on(learner)
+        learner.save(tmp_path / "checkpoint")
+        want_means, want = go_on(learner)
+        learner.close()
+        resumed = self.make(config, model_dir)
+        resumed.restore(tmp_path / "checkpoint")
+        means, scored = go_on(resumed)
+        tolerance = 0.0 if self.restores_bitwise else 10 * self.tolerance
+        np.testing.assert_allclose(scored, want, atol=tolerance)
+        assert_means_close(means, want_means, tolerance)
+        resumed.close()
+
+    def test_a_checkpoint_in_the_middle_of_the_warm_up_is_of_the_warm_up(self, model_dir, tmp_path):
+        config = config_of(**{"warmup.steps": 4, "warmup.optimizer.lr_scheduler_type": "cosine", "actor.kl_ctl": 0.1})
+        items = episodes(8)
+        batch = pack(items, first_fit(items, 64), 64)
+        learner, resumed = self.make(config, model_dir), self.make(config, model_dir)
+        for _ in range(2):
+            learner.update_supervised(batch)
+        learner.save(tmp_path / "warm")
+        resumed.restore(tmp_path / "warm")
+        for _ in range(2):
+            assert_means_close(resumed.update_supervised(batch), learner.update_supervised(batch), self.tolerance)
+        reference = learner.score_reference(batch)  # of the policy that the warm-up left
+        np.testing.assert_allclose(reference, learner.score(batch), atol=self.tolerance)
+        learner.update(batch.replace(reference_logp=reference))
+        learner.save(tmp_path / "rl")
+        resumed.restore(tmp_path / "rl")
+        np.testing.assert_allclose(resumed.score_reference(batch), reference, atol=self.tolerance)
+        np.testing.assert_allclose(resumed.score(batch), learner.score(batch), atol=self.tolerance)
+        learner.close()
+        resumed.close()
+
+    def test_garbage_is_refused_and_leaves_the_learner_usable(self, model_dir, tmp_path):
+        items = episodes(6)
+        batch = pack(items, first_fit(items, 64), 64)
+        learner = self.make(config_of(), model_dir)
+        learner.update(batch)
+        before = learner.score(batch)
+        learner.save(tmp_path / "good")
+        other = self.make(config_of(), models.make_model(tmp_path / "other model", num_layers=3))
+        other.save(tmp_path / "other")
+        other.close()
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "garbage").mkdir()
+        for file in (p for p in (tmp_path / "good").rglob("*") if p.is_file()):
+            target = tmp_path / "garbage" / file.relative_to(tmp_path / "good")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(b"\x00garbage")
+        for name in ("absent", "empty", "garbage", "other"):
+            with pytest.raises(UserError) as caught:
+                learner.restore(tmp_path / name)
+            assert "\n" not in str(caught.value), name
+            np.testing.assert_array_equal(learner.score(batch), before)
+        learner.update(batch)
+        learner.restore(tmp_path / "good")
+        np.testing.assert_array_equal(learner.score(batch), before)
+        learner.close()
+
+    def test_an_exported_directory_is_the_policy(self, model_dir, tmp_path):
+        items = episodes(6)
+        batch = pack(items, first_fit(items, 64), 64)
+        learner = self.make(config_of(), model_dir)
+        learner.update(batch)
+        source = learner.export(tmp_path / "export")
+        assert source.directory == tmp_path / "export"
+        again = self.make(config_of(), source.directory)
+        np.testing.assert_allclose(again.score(batch), learner.score(batch), atol=self.tolerance)
+        learner.close()
+        again.close()

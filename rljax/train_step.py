@@ -1,0 +1,186 @@
+"""One training step on a batch of groups: advantages, packing, scoring, minibatches, updates. Blocks; runs in a thread.
+
+    groups --> advantages --> minibatches of whole trajectories --> weights --> rows --> update, one optimizer step each
+                   ^                                                   |
+       values, reference, proximal                         the global normaliser of the minibatch
+
+Advantages are computed over whole groups before anything is split, and weights over a whole minibatch before it is packed, so
+neither packing nor the learner's micro-batches and ranks change the gradient. Everything is kept a trajectory at a time,
+in the order of the groups; rows exist only between `batch_of` and the learner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from rljax.batching import packing
+from rljax.batching.batch import Batch
+from rljax.batching.packing import Layout
+from rljax.config.schema import Config
+from rljax.engine import Learner
+from rljax.metrics.accumulator import PhaseTimer
+from rljax.metrics.mean import Mean, merge
+from rljax.objective.advantages import advantages_of
+from rljax.objective.aggregation import loss_weights
+from rljax.objective.proximal import interpolation
+from rljax.objective.reward_shaping import without_truncated
+from rljax.objective.spec import Objective, explained_variance
+from rljax.rollout.trajectories import no_eos_ratio, reward_components
+from rljax.types import PROMPT_VERSION, Group, Trajectory
+
+Arrays = list[np.ndarray]  # one [T] a trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """A batch of trajectories and what was computed about each token before the first update. None: not needed."""
+
+    trajectories: Sequence[Trajectory]
+    advantage: Arrays
+    proximal: Arrays | None
+    reference: Arrays | None
+    values: Arrays | None
+    returns: Arrays | None
+
+
+def learn(learner: Learner, config: Config, groups: Sequence[Group], version: int, timer: PhaseTimer) -> dict[str, Mean]:
+    """Trains on the groups: `ppo_n_minibatches` optimizer steps of the policy (and the critic's).
+
+    Args:
+      version: training steps finished before this one.
+
+    Returns:
+      The learner's metrics, those of the batch, and the reward's.
+    """
+    metrics = batch_metrics(groups, version)
+    if config.actor.mask_no_eos:
+        groups = without_truncated(groups)
+    objective = Objective.from_config(config)
+    scored, of_advantages = _score(learner, config, groups, objective, timer)
+    parts = [metrics, of_advantages]
+    if scored.values is not None:
+        parts.append(_train_critic(learner, config, scored, timer))
+    parts.append(_train_policy(learner, config, scored, objective, version, timer))
+    return merge(parts)
+
+
+def _score(
+    learner: Learner, config: Config, groups: Sequence[Group], objective: Objective, timer: PhaseTimer
+) -> tuple[Scored, dict[str, Mean]]:
+    """Everything that the weights of before the update say about the batch."""
+    actor = config.actor
+    trajectories = [t for group in groups for t in group.trajectories]
+    values = reference = proximal = None
+    with timer.phase("pack"):
+        layout = _layout(trajectories, config)
+        rows = packing.batch_of(trajectories, layout)
+    if actor.adv_estimator == "gae":
+        with timer.phase("values"):
+            values = layout.gather(learner.values(rows))
+    if actor.kl_ctl:
+        with timer.phase("reference"):
+            reference = layout.gather(learner.score_reference(rows))
+    if objective.needs_score(actor.ppo_n_minibatches) or actor.prox_logp_error:
+        with timer.phase("score"):
+            proximal = layout.gather(learner.score(rows))
+    with timer.phase("advantages"):
+        advantages = advantages_of(groups, config, values=values, reference_logp=reference)
+    in_loss = reference if actor.kl_placement == "loss" else None
+    scored = Scored(trajectories, advantages.advantage, proximal, in_loss, values, advantages.returns)
+    return scored, advantages.metrics
+
+
+def _train_policy(
+    learner: Learner, config: Config, scored: Scored, objective: Objective, version: int, timer: PhaseTimer
+) -> dict[str, Mean]:
+    minibatches = split(scored.trajectories, config.actor.ppo_n_minibatches)
+    parts = []
+    for k, members in enumerate(minibatches):
+        with timer.phase("pack"):
+            blend = None
+            if objective.proximal == "interpolated":
+                blend = [interpolation(scored.trajectories[i].versions, version, k, len(minibatches)) for i in members]
+            batch = _rows(config, scored, members, blend=blend)
+        with timer.phase("update"):
+            parts.append(learner.update(batch))
+    return merge(parts)
+
+
+def _train_critic(learner: Learner, config: Config, scored: Scored, timer: PhaseTimer) -> dict[str, Mean]:
+    parts = []
+    for members in split(scored.trajectories, config.critic.ppo_n_minibatches):
+        with timer.phase("pack"):
+            batch = _rows(config, scored, members, blend=None)
+        with timer.phase("update_critic"):
+            parts.append(learner.update_critic(batch))
+    metrics = merge(parts)
+    return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)} if parts else {}
+
+
+def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arrays | None) -> Batch:
+    """One minibatch as packed rows, with weights that hold its global normaliser."""
+    trajectories = [scored.trajectories[i] for i in members]
+
+    def pick(arrays: Arrays | None) -> Arrays | None:
+        return None if arrays is None else [arrays[i] for i in members]
+
+    actor = config.actor
+    constant = actor.loss_aggregation_constant or config.gconfig.max_new_tokens
+    return packing.batch_of(
+        trajectories,
+        _layout(trajectories, config),
+        loss_weight=loss_weights([t.loss_mask for t in trajectories], actor.loss_aggregation, constant),
+        advantage=pick(scored.advantage),
+        proximal_logp=pick(scored.proximal),
+        reference_logp=pick(scored.reference),
+        interpolation=blend,
+        values=pick(scored.values),
+        returns=pick(scored.returns),
+    )
+
+
+def split(trajectories: Sequence[Trajectory], n: int) -> list[list[int]]:
+    """At most n minibatches of whole trajectories with about the same number of tokens each, in the order of the batch.
+
+    Only trajectories that have a token to train on; every minibatch has one at least.
+    """
+    trained = [i for i, t in enumerate(trajectories) if t.loss_mask.any()]
+    lengths = np.array([len(trajectories[i]) for i in trained], np.float64)
+    parts = packing.balance(lengths, min(n, len(trained)), equal_counts=True) if trained else []
+    return [[trained[i] for i in part.tolist()] for part in parts]
+
+
+def supervise(learner: Learner, config: Config, examples: Sequence[Trajectory]) -> dict[str, Mean]:
+    """One supervised step: the mean negative log-likelihood of the examples' trained tokens.
+
+    Its metrics are named warmup/<name>, or sft/<name>, apart from those of the policy objective.
+    """
+    weights = loss_weights([t.loss_mask for t in examples], "token-mean")
+    metrics = learner.update_supervised(packing.batch_of(examples, _layout(examples, config), loss_weight=weights))
+    prefix = "sft" if config.actor.loss == "sft" else "warmup"
+    return {
+        name if name.startswith("timeperf/") else f"{prefix}/{name.rpartition('/')[2]}": mean for name, mean in metrics.items()
+    }
+
+
+def _layout(trajectories: Sequence[Trajectory], config: Config) -> Layout:
+    lengths, mb_spec = [len(t) for t in trajectories], config.actor.mb_spec
+    return packing.lay_out(lengths, packing.row_tokens_for(lengths, mb_spec.max_tokens_per_row, mb_spec.rows_per_mb))
+
+
+def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, Mean]:
+    """Of the trajectories that are trained on, as they came from the sampler."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    lags = version - np.concatenate([t.versions[t.loss_mask] for t in trajectories])
+    metrics = {
+        "rollout/reward": Mean.of(t.reward for t in trajectories),  # rollout/finished_reward has the rejected ones too
+        "rollout/staleness": Mean.of(lags),
+        "ppo_actor/seq_len": Mean.of(int((t.versions != PROMPT_VERSION).sum()) for t in trajectories),
+        "ppo_actor/no_eos_ratio": no_eos_ratio(trajectories),
+    }
+    for lag, count in zip(*np.unique(lags, return_counts=True), strict=True):
+        metrics[f"rollout/lag_{lag}"] = Mean(int(count), len(lags))  # share of the trained tokens
+    return metrics | reward_components(trajectories)

@@ -1,0 +1,112 @@
+"""Worker processes that a run starts itself: started again when they die, ended with it however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rljax.errors import TooManyFailures, UserError, WorkerLost
+from rljax.rollout.producer import pause_before
+
+DEATHS = 5  # of workers, with no group finished between them, that end the run
+GRACE = 5.0  # seconds between the end of the run and SIGKILL
+TAIL = 20  # lines of a log that are shown
+
+log = logging.getLogger(__name__)
+
+
+class WorkerProcesses:
+    """`count` processes of one command, to which `--attach=HOST:PORT` is added. What they print is in `logs`.
+
+    Example: WorkerProcesses([sys.executable, "-m", "experiments.rollout"], 4, workdir / "workers")
+    """
+
+    def __init__(self, command: Sequence[str], count: int, logs: Path) -> None:
+        self._command, self._count, self._logs = list(command), count, logs
+        self._keepers: list[asyncio.Task[None]] = []
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._deaths = 0  # since a group was finished
+        self._closing = False
+
+    def start(self, address: str, token: str, failed: Callable[[BaseException], None]) -> None:
+        """
+        Args:
+          failed: is told once, by UserError or TooManyFailures, when workers can't be kept running.
+        """
+        self._logs.mkdir(parents=True, exist_ok=True)
+        command = [*self._command, f"--attach={address}", f"--parent={os.getpid()}"]
+        environment = os.environ | {"RLJAX_TOKEN": token}
+        for index in range(self._count):
+            self._keepers.append(asyncio.create_task(self._keep(index, command, environment, failed)))
+
+    def worked(self) -> None:
+        """A group was finished: those that died before are forgotten."""
+        self._deaths = 0
+
+    async def close(self) -> None:
+        """Waits for those that end by themselves, and kills the others."""
+        self._closing = True
+        if not self._keepers:
+            return
+        await asyncio.wait(self._keepers, timeout=GRACE)
+        for process in self._processes.values():
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):  # gone just now
+                    os.killpg(process.pid, signal.SIGKILL)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*(process.wait() for process in self._processes.values()))
+
+    async def _keep(
+        self, index: int, command: Sequence[str], environment: dict[str, str], failed: Callable[[BaseException], None]
+    ) -> None:
+        path = self._logs / f"{index}.log"
+        while True:
+            with path.open("ab") as out:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    f"--name={index}",
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C is for the trainer, which says when they end
+                )
+            self._processes[index] = process
+            status = await process.wait()
+            if self._closing:
+                return
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # what it started goes with it
+                os.killpg(process.pid, signal.SIGKILL)
+            lines = _tail(path)
+            last = lines[-1] if lines else ""
+            if status == 1 and last.startswith("error: "):  # bad input: it would say so again
+                failed(UserError(last.removeprefix("error: ")))
+                return
+            self._deaths += 1
+            log.warning("worker %d ended with status %d and is started again (%s)", index, status, path)
+            if self._deaths >= DEATHS:
+                failed(_too_many(index, status, path, lines))
+                return
+            await asyncio.sleep(pause_before(self._deaths))
+
+
+def _too_many(index: int, status: int, path: Path, lines: Sequence[str]) -> TooManyFailures:
+    error = TooManyFailures(
+        f"rollout.workers: workers died {DEATHS} times and finished no group between; the last, worker {index}, with status"
+        f" {status} ({path})"
+    )
+    error.__cause__ = WorkerLost("\n".join(["the end of its log:", *lines]))
+    return error
+
+
+def _tail(path: Path) -> list[str]:
+    with path.open(errors="replace") as lines:
+        return [line.rstrip() for line in collections.deque(lines, TAIL) if line.strip()]

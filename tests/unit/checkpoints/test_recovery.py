@@ -1,0 +1,38 @@
+"""What is saved is the run at the call, whatever goes on beside the write."""
+
+import asyncio
+import json
+
+from rljax.checkpoints.recovery import Recovery
+from rljax.metrics.accumulator import Accumulator
+from rljax.rollout.buffer import Buffer, Limits
+from rljax.testing.harness import Numbers, make_run
+
+
+def test_a_save_holds_the_instant_it_was_called_at(tmp_path):
+    run, accumulator = make_run(tmp_path), Accumulator()
+    buffer = Buffer(Numbers(9), Limits(max_lag=9, batch_size=2, max_concurrent=9, prompts=None, groups=None))
+
+    class Slow:
+        """A learner in whose save the producer goes on."""
+
+        def save(self, directory):
+            accumulator.observe("reward", [2.0])
+            buffer.admit()
+            run.engine.learner.save(directory)
+
+    recovery = Recovery(run.config, tmp_path, Slow(), buffer)
+    accumulator.observe("reward", [1.0])
+    buffer.admit()
+
+    async def save():
+        # the write runs in a thread; changing things before it begins is what the producer would do
+        work = asyncio.ensure_future(recovery.save(3, {"accumulator": accumulator.state()}))
+        await asyncio.sleep(0)
+        accumulator.observe("reward", [3.0])
+        await work
+
+    asyncio.run(save())
+    saved = json.loads((tmp_path / "checkpoints" / "3" / "loop.json").read_text())
+    assert saved["accumulator"]["values"] == {"reward": [1.0]}
+    assert saved["book"]["drawn"] == 1 == len(saved["book"]["pending"])

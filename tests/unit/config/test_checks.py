@@ -1,0 +1,188 @@
+"""Cross-checks: every rule refuses what breaks it, in one line that names a key, and lets a sound config through."""
+
+import typing
+
+import pytest
+
+from rljax.config import checks as config_checks
+from rljax.config import io as config_io
+from rljax.config.allocation import Allocation, Pool
+from rljax.config.schema import Config
+from rljax.configs import base
+from rljax.errors import UserError
+
+
+def config_with(*overrides: str) -> Config:
+    """A sound training config with `key=text` overrides."""
+    tree = base.get_config().to_dict()
+    for override in ("actor.path=model", "train_dataset.path=data", *overrides):
+        key, _, text = override.partition("=")
+        config_io.apply_override(tree, key, text)
+    return config_io.from_dict(tree)
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(UserError) as raised:
+        config_checks.check(config_with(*overrides))
+    message = str(raised.value)
+    assert "\n" not in message
+    assert message.partition(":")[0] in config_io.leaves() + ["actor.reward_norm"]
+    return message
+
+
+def test_sound_config_passes():
+    config_checks.check(config_with())
+
+
+# What breaks each rule, and how its message begins.
+BROKEN = [
+    (["gconfig.min_new_tokens=9", "gconfig.max_new_tokens=8"], "gconfig.min_new_tokens: 9 exceeds gconfig.max_new_tokens=8"),
+    (["actor.path="], "actor.path: empty"),
+    (["actor.init_from_scratch=true"], "actor.path: 'model' would be ignored"),
+    (["actor.init.num_heads=4", "actor.init.num_kv_heads=3"], "actor.init.num_kv_heads: 3 does not divide"),
+    (["actor.init.head_dim=33"], "actor.init.head_dim: 33 is odd"),
+    (["gconfig.top_p=0.8"], "gconfig.top_p: training needs top_p=1, not 0.8"),
+    (["gconfig.top_k=50"], "gconfig.top_k: training needs top_k=0"),
+    (["gconfig.min_new_tokens=1"], "gconfig.min_new_tokens: training needs 0, not 1"),
+    (["gconfig.greedy=true"], "gconfig.greedy: training needs sampling"),
+    (["train_dataset.path="], "train_dataset.path: empty"),
+    (["actor.prox_logp_error=true", "actor.ppo_n_minibatches=2"], "actor.prox_logp_error: compares"),
+    (["actor.prox_logp_error=true", "actor.prox_logp_method=loglinear"], "actor.prox_logp_error: compares"),
+    (["actor.recompute_logprob=false"], "actor.use_decoupled_loss: needs the proximal policy's log-probs"),
+    (
+        ["rollout.max_head_offpolicyness=0", "rollout.max_concurrent_rollouts=4", "train_dataset.batch_size=8"],
+        "rollout.max_concurrent_rollouts: 4 is less than a batch of 8 prompts",
+    ),
+    (["actor.ppo_n_minibatches=9", "train_dataset.batch_size=8"], "actor.ppo_n_minibatches: 9 minibatches of a batch of 8"),
+    (
+        ["actor.mb_spec.max_tokens_per_row=600", "train_dataset.max_length=89"],
+        "actor.mb_spec.max_tokens_per_row: 600 cannot hold",
+    ),
+    (["actor.mb_spec.max_tokens_per_row=512"], "actor.mb_spec.max_tokens_per_row: 512 cannot hold"),
+    (["gconfig.n_samples=1", "actor.adv_estimator=rloo"], "gconfig.n_samples: adv_estimator=rloo"),
+    (["gconfig.n_samples=1"], "gconfig.n_samples: a group of 1 minus its own mean"),
+    (["gconfig.n_samples=1", "actor.reward_norm.mean_level=batch"], "gconfig.n_samples: a group of 1 has no spread"),
+    (
+        [
+            "gconfig.n_samples=1",
+            "actor.reward_norm.mean_level=batch",
+            "actor.reward_norm.std_level=none",
+            "actor.reward_norm.mean_leave1out=true",
+        ],
+        "gconfig.n_samples: leave-one-out",
+    ),
+    (
+        [
+            "gconfig.n_samples=1",
+            "actor.reward_norm.mean_level=batch",
+            "actor.reward_norm.std_level=batch",
+            "rollout.should_accept_fn=mixed_rewards",
+        ],
+        "gconfig.n_samples: rollout.should_accept_fn=mixed_rewards",
+    ),
+    (["actor.importance_sampling_level=sequence", "actor.loss=cispo"], "actor.importance_sampling_level: sequence (GSPO)"),
+    (["actor.importance_sampling_level=sequence"], "actor.loss_aggregation: a sequence-level ratio"),
+    (["actor.loss=cispo", "actor.c_clip=3"], "actor.c_clip: the dual clip belongs to"),
+    (["actor.adv_estimator=gae", "critic.optimizer.lr=0"], "critic.optimizer.lr: adv_estimator=gae learns a critic"),
+    (
+        ["actor.adv_estimator=gae", "critic.ppo_n_minibatches=9", "train_dataset.batch_size=8"],
+        "critic.ppo_n_minibatches: 9 minibatches",
+    ),
+    (["actor.adv_estimator=gae"], "actor.reward_norm: adv_estimator=gae has a critic as its baseline"),
+    (
+        ["actor.overlong_reward_penalty=true", "actor.overlong_penalty_factor=1"],
+        "actor.overlong_tokens: overlong_reward_penalty",
+    ),
+    (["actor.overlong_reward_penalty=true", "actor.overlong_tokens=64"], "actor.overlong_penalty_factor: 0 makes"),
+    (["evaluator.freq_steps=5"], "valid_dataset.path: the evaluator is on and has no data"),
+    (["evaluator.n_samples=4"], "evaluator.n_samples: 4 greedy completions"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), BROKEN, ids=[expected for _, expected in BROKEN])
+def test_every_rule_refuses_what_breaks_it(overrides, expected):
+    assert refusal(*overrides).startswith(expected)
+
+
+def test_no_rule_is_untested():
+    """Each rule is the first that some case of the table breaks."""
+    fired = set()
+    for overrides, _ in BROKEN:
+        config = config_with(*overrides)
+        rules = config_checks.RULES + config_checks.RL_RULES
+        fired.add(next(i for i, rule in enumerate(rules) if rule.broken(config)))
+    assert fired == set(range(len(config_checks.RULES + config_checks.RL_RULES)))
+
+
+@pytest.mark.parametrize(
+    "overrides", [["actor.mb_spec.max_tokens_per_row=601", "train_dataset.max_length=89"], ["actor.c_clip=3"]]
+)
+def test_what_only_just_fits_passes(overrides):
+    config_checks.check(config_with(*overrides))
+
+
+def test_loglinear_supplies_the_proximal_policy():
+    config_checks.check(config_with("actor.recompute_logprob=false", "actor.prox_logp_method=loglinear"))
+
+
+def test_supervised_training_has_no_sampling_rules():
+    config_checks.check(config_with("actor.loss=sft", "gconfig.n_samples=1", "gconfig.top_p=0.9"))
+
+
+@pytest.mark.parametrize("key", config_checks.WORDS)
+def test_words_are_checked_and_the_nearest_is_named(key):
+    word = config_checks.WORDS[key][-1]
+    message = refusal(f"{key}={word}x")
+    assert message.startswith(f"{key}: no such value: '{word}x'") and word in message
+    assert all(choice in refusal(f"{key}=12345") for choice in config_checks.WORDS[key])
+
+
+@pytest.mark.parametrize(
+    ("context", "row", "most", "culprit"),
+    [(64, 128, 63, "jax.context_length=64"), (200, 128, 96, "max_tokens_per_row=128"), (128, 128, 127, "jax.context_length")],
+)
+def test_room_for_a_prompt_is_what_context_and_row_leave(context, row, most, culprit):
+    """A completion ends where the context does, so the longest trajectory is min(prompt + 32, context)."""
+    config = config_with(
+        f"jax.context_length={context}", f"actor.mb_spec.max_tokens_per_row={row}", "gconfig.max_new_tokens=32"
+    )
+    room, why = config_checks.room_for_prompt(config, Allocation(sampler=Pool("jax"), learner=Pool("jax")))
+    assert room == most and culprit in why
+    fits = [n for n in range(1, 300) if n < context and min(n + 32, context) <= row]
+    assert room == max(fits)
+    config = config_with(f"actor.mb_spec.max_tokens_per_row={row}", "gconfig.max_new_tokens=32")
+    assert config_checks.room_for_prompt(config, Allocation(sampler=Pool("http"), learner=None))[0] == row - 32
+
+
+def test_every_number_has_a_range():
+    """A number that no range speaks of is one that nobody thought about."""
+    ranged = {key for keys in config_checks.RANGES.values() for key in keys}
+    free = {"actor.entropy_coef", "actor.reward_bias", "actor.reward_scaling", "guard.min_reward"}
+    numbers = set()
+    for key in config_io.leaves():
+        kind = _field_type(key)
+        if kind in (int, float, int | None, float | None) and not key.endswith("optimizer.eps"):
+            numbers.add(key)
+    assert ranged | free == numbers
+
+
+def test_out_of_range_numbers_are_refused():
+    outside = {
+        "positive": "0",
+        "0 or more": "-1",
+        "in [0, 1]": "2",
+        "in (0, 1]": "0",
+        "in [0, 1)": "1",
+        "above 1": "1",
+    }
+    for within, keys in config_checks.RANGES.items():
+        for key in keys:
+            message = refusal(f"{key}={outside[within.words]}")
+            assert message.startswith(f"{key}: must be {within.words}, not ")
+
+
+def _field_type(key: str) -> object:
+    kind: typing.Any = Config
+    for name in key.split("."):
+        kind = typing.get_type_hints(kind)[name]
+    return kind

@@ -1,0 +1,176 @@
+"""A run that has gone wrong ends by itself, says why, and goes on from before it went wrong."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from rljax import loop
+from rljax.config.schema import GuardConfig
+from rljax.errors import GuardrailError
+from rljax.metrics.guardrails import GUARDS, IDLE, Guardrails
+from rljax.metrics.mean import Mean
+from rljax.testing.harness import MemorySink, RememberingLearner, Repeat, make_config, make_run
+
+NOTHING = dict.fromkeys((guard.key for guard in GUARDS), None)
+
+
+def _guard(**bounds):
+    return Guardrails(GuardConfig(**{"patience": 3, "finite": True} | NOTHING | bounds))
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=[guard.key for guard in GUARDS])
+def test_each_bound_ends_a_run_after_so_many_steps_in_a_row_and_names_all_there_is_to_know(guard):
+    rails, inside, outside = _guard(**{guard.key: 2.0}), (1.0 if guard.most else 3.0), (3.0 if guard.most else 1.0)
+    on_it = {guard.metric: Mean(4.0, 2)}
+    for values in ([outside, outside, inside], [outside, outside]):
+        for value in values:
+            rails.check({guard.metric: Mean(2 * value, 2)})
+            assert bool(rails.suspect) == (value == outside)
+    rails.check({})  # a step that does not tell decides nothing
+    with pytest.raises(GuardrailError) as info:
+        rails.check({guard.metric: Mean(2 * outside, 2)})
+    line = str(info.value)
+    assert line.startswith(f"guard.{guard.key}: {guard.metric} is {outside:g}, ")
+    assert "2, for 3 steps in a row" in line and guard.remedy in line and "\n" not in line
+    rails = _guard(**{guard.key: 2.0})
+    for _ in range(9):
+        rails.check(on_it)  # the bound itself is within it
+    assert not rails.suspect
+    rails = _guard()
+    for _ in range(9):
+        rails.check({guard.metric: Mean(2e9 if guard.most else -2e9, 2)})  # no bound
+
+
+@pytest.mark.parametrize("guard", [g for g in GUARDS if math.isfinite(g.far)], ids=lambda guard: guard.key)
+def test_one_step_far_out_of_a_bound_is_enough(guard):
+    bound = 2.0
+    edge = bound * guard.far if guard.most else bound / guard.far
+    rails = _guard(**{guard.key: bound})
+    rails.check({guard.metric: Mean(edge, 1)})  # out, but not far
+    assert rails.suspect
+    with pytest.raises(GuardrailError, match=f"guard.{guard.key}: .* far (above|below) 2, for one step "):
+        _guard(**{guard.key: bound}).check({guard.metric: Mean(edge * 1.1 if guard.most else edge / 1.1, 1)})
+
+
+def test_steps_that_teach_nothing_are_told_once_and_again_when_they_come_again():
+    rails = _guard()
+
+    def step(*advantages):
+        return rails.hint({"ppo_actor/advantage": Mean.of(np.array(advantages)), "rollout/reward": Mean(1.0, 4)})
+
+    for _ in range(2):
+        told = [step(0.0, 0.0) for _ in range(2 * IDLE)]
+        assert [bool(line) for line in told] == [i == IDLE - 1 for i in range(2 * IDLE)]
+        assert "rollout/reward 0.25" in told[IDLE - 1] and "\n" not in told[IDLE - 1]
+        assert not step(1.0, -1.0)
+    assert not any(step(0.0, 0.0) or step(0.5, -0.5) for _ in range(2 * IDLE))
+    assert not rails.hint({})
+
+
+class Indifferent(Repeat):
+    """Its reward does not look at the completion."""
+
+    async def episode(self, *args):
+        return dataclasses.replace(await super().episode(*args), reward=0.25)
+
+
+def test_a_run_whose_reward_is_constant_says_so(tmp_path, caplog):
+    loop.train(make_run(tmp_path, workflow=Indifferent(), n_prompts=40))
+    assert sum("nothing was learned" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_value_that_is_no_number_is_out_of_every_bound():
+    rails = _guard(max_approx_kl=1.0, patience=1)
+    with pytest.raises(GuardrailError, match="approx_kl is nan, above 1, for one step"):
+        rails.check({"ppo_actor/update/approx_kl": Mean(math.nan, 1)})
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"ppo_actor/update/loss": Mean(math.nan, 1)},
+        {"ppo_actor/update/grad_norm": Mean(math.inf, 1)},
+        {"warmup/loss": Mean(math.nan, 1)},
+        {"critic/loss": Mean(-math.inf, 3)},
+        {"ppo_actor/update/skipped": Mean(1.0, 4), "ppo_actor/update/loss": Mean(0.0, 0)},
+    ],
+    ids=lambda metrics: next(iter(metrics)),
+)
+def test_losses_and_gradients_are_numbers(metrics):
+    rails = _guard()
+    for _ in range(2):
+        rails.check(metrics)
+    with pytest.raises(GuardrailError, match=r"guard\.finite: .*not finite|is nan|is -?inf"):
+        rails.at_the_end()
+    with pytest.raises(GuardrailError, match="3 steps in a row"):
+        rails.check(metrics)
+    rails = _guard(finite=False)
+    for _ in range(9):
+        rails.check(metrics)
+
+
+class Breaks(RememberingLearner):
+    """From its fifth update on the loss is NaN, and so are the weights."""
+
+    def update(self, batch):
+        metrics = super().update(batch)
+        if self._adam["policy"].steps >= 5:
+            self._table = np.full_like(self._table, np.nan)
+            metrics["ppo_actor/update/loss"] = Mean(math.nan, 1)
+        return metrics
+
+    def score(self, batch):
+        return np.zeros(batch.token_ids.shape, np.float32)
+
+
+def _broken(workdir, overrides):
+    run = make_run(workdir, {"saver.freq_steps": 1, "gconfig.max_new_tokens": 1} | overrides, n_prompts=40)
+    run.engine.learner = Breaks(run.config, workdir / "model")
+    return run
+
+
+def test_a_run_that_breaks_keeps_what_it_was_and_goes_on_from_before_it_broke(tmp_path):
+    with pytest.raises(GuardrailError) as info:
+        loop.train(_broken(tmp_path, {}))
+    line = str(info.value)
+    assert line.startswith("guard.finite: ppo_actor/update/loss is nan, for 3 steps in a row (")
+    assert line.endswith(f"the state is kept in {tmp_path}/checkpoints/7-failed, and the same command goes on from step 4")
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["3", "4", "7-failed"]  # none was made while the guardrail was counting
+    book = json.loads((tmp_path / "checkpoints" / "7-failed" / "loop.json").read_text())["book"]
+    assert book["version"] == 7
+
+    sinks = []
+    sound = make_run(tmp_path, {"gconfig.max_new_tokens": 1}, n_prompts=40, sink=lambda n: sinks.append(n) or MemorySink(n))
+    assert loop.train(sound).step == 10 and sinks == [4]
+    assert {uid: len(steps) for uid, steps in sound.engine.learner.trained.items()} == {f"0/{i}": 1 for i in range(40)}
+
+
+def test_a_run_does_not_end_well_on_broken_weights(tmp_path):
+    with pytest.raises(GuardrailError, match=r"guard\.finite: .*5-failed, and the same command goes on from step 4"):
+        loop.train(_broken(tmp_path, {"total_train_steps": 5, "saver.export_final": True}))
+    assert not (tmp_path / "export").exists()
+
+
+def test_the_supervised_steps_are_guarded_too(tmp_path):
+    class BreaksEarly(RememberingLearner):
+        def update_supervised(self, batch):
+            return super().update_supervised(batch) | {"ppo_actor/update/loss": Mean(math.nan, 1)}
+
+    run = make_run(tmp_path, {"warmup.steps": 9, "warmup.batch_size": 4})
+    run.engine.learner = BreaksEarly(run.config, tmp_path / "model")
+    with pytest.raises(
+        GuardrailError, match=r"guard\.finite: warmup/loss is nan, for 3 steps in a row .*the same command begins anew"
+    ):
+        loop.train(run)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3-failed"]
+
+
+def test_a_healthy_run_is_left_alone_by_the_defaults(tmp_path):
+    config = make_config()
+    assert config.guard.finite and config.guard.max_approx_kl and config.guard.max_behave_imp_weight
+    overrides = {"rollout.max_head_offpolicyness": 3, "actor.ppo_n_minibatches": 2, "total_train_epochs": 3}
+    assert loop.train(make_run(tmp_path, overrides, n_prompts=40)).step == 30

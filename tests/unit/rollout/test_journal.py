@@ -1,0 +1,156 @@
+"""Records come back as they were, whatever was being written when the process died."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rljax.errors import UserError
+from rljax.rollout import journal
+from rljax.rollout.buffer import Entry, Ticket
+from rljax.types import Finish, Group, Prompt, Trajectory
+
+QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FLOATS = st.floats(allow_nan=False, width=32)
+
+
+@st.composite
+def trajectories(draw):
+    n = draw(st.integers(0, 5))
+    ints = st.lists(st.integers(-1, 2**31 - 1), min_size=n, max_size=n)
+    mask = draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    return Trajectory(
+        np.array(draw(ints), np.int32),
+        np.array([False, *mask[1:]][:n], bool),
+        np.array(draw(st.lists(FLOATS, min_size=n, max_size=n)), np.float32),
+        np.array(draw(ints), np.int32),
+        draw(st.floats(allow_nan=False)),
+        draw(st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=2)),
+        draw(st.sampled_from(Finish)),
+    )
+
+
+@st.composite
+def records(draw):
+    uid = f"{draw(st.integers(0, 9))}/{draw(st.integers(0, 99))}"
+    fields = draw(st.dictionaries(st.text(max_size=4), st.one_of(st.text(max_size=4), st.integers(), st.none()), max_size=2))
+    prompt = Prompt(uid, ({"role": "user", "content": draw(st.text(max_size=8))},), fields)
+    ticket = Ticket(draw(st.integers(0, 10**6)), prompt, draw(st.integers(0, 3)), draw(st.integers(0, 3)))
+    if draw(st.booleans()):
+        return journal.Record(ticket, None, tuple(draw(st.lists(st.floats(allow_nan=False), max_size=3))))
+    return journal.Record(ticket, Group(uid, tuple(draw(st.lists(trajectories(), max_size=3)))))
+
+
+def _same(one, other):
+    assert one.ticket == other.ticket and one.rewards == other.rewards
+    assert (one.group is None) == (other.group is None)
+    if one.group is None:
+        return
+    assert one.group.uid == other.group.uid
+    for a, b in zip(one.group.trajectories, other.group.trajectories, strict=True):
+        for name in ("token_ids", "loss_mask", "behavior_logp", "versions"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+            assert getattr(a, name).dtype == getattr(b, name).dtype
+        assert (a.reward, a.components, a.finish) == (b.reward, b.components, b.finish)
+
+
+@QUICK
+@given(st.lists(records(), max_size=4))
+def test_what_is_decoded_is_what_was_encoded(written):
+    got = list(journal.decode(b"".join(map(journal.encode, written))))
+    assert len(got) == len(written)
+    for one, other in zip(got, written, strict=True):
+        _same(one, other)
+
+
+@QUICK
+@given(st.lists(records(), min_size=1, max_size=3), st.data())
+def test_a_torn_tail_loses_the_torn_record_alone(written, data):
+    parts = [journal.encode(r) for r in written]
+    whole = b"".join(parts[:-1])
+    cut = data.draw(st.integers(0, len(parts[-1]) - 1))
+    got = list(journal.decode(whole + parts[-1][:cut]))
+    assert len(got) == len(written) - 1
+
+
+@QUICK
+@given(records(), st.data())
+def test_a_flipped_bit_is_never_read_as_a_record(record, data):
+    encoded = bytearray(journal.encode(record))
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert list(journal.decode(bytes(encoded))) == []
+
+
+@QUICK
+@given(records(), records(), st.binary(min_size=1, max_size=40))
+def test_a_journal_goes_on_after_a_torn_tail(tmp_path_factory, first, second, torn):
+    path = tmp_path_factory.mktemp("journal") / "0.journal"
+    for record in (first, second):
+        log = journal.Journal(path)
+        log.append(record)
+        log.close()
+        if record is first:
+            with path.open("ab") as file:
+                file.write(torn)
+    got = journal.read(path)
+    assert len(got) == 2
+    _same(got[1], second)
+
+
+def _ticket(index, version):
+    ids = np.array([1, 2], np.int32)
+    trajectory = Trajectory(
+        ids, np.array([False, True]), np.zeros(2, np.float32), np.array([-1, version], np.int32), 0.5, {}, Finish.STOP
+    )
+    ticket = Ticket(index, Prompt(f"0/{index}", (), {}))
+    return ticket, Group(ticket.prompt.uid, (trajectory,))
+
+
+def test_only_groups_whose_weights_will_still_exist_are_kept(tmp_path):
+    log = journal.GroupLog(tmp_path)
+    assert log.begin(7, 3) == {}
+    for index, version in enumerate([2, 3, 4]):
+        log.finished(*_ticket(index, version), accepted=True)
+    log.finished(*_ticket(9, 3), accepted=False)
+    known = journal.GroupLog(tmp_path).begin(7, 3)
+    assert {uid for uid, _ in known} == {"0/0", "0/1", "0/9"}
+    assert known["0/9", 0].group is None and known["0/9", 0].rewards == (0.5,)
+
+
+def test_the_journal_stays_small_however_long_no_checkpoint_is_made(tmp_path):
+    log = journal.GroupLog(tmp_path)
+    log.begin(0, 0)
+    sizes = []
+    for version in range(50):
+        for index in range(4):
+            log.finished(*_ticket(4 * version + index, version), accepted=True)
+        sizes.append((tmp_path / "0.journal").stat().st_size)
+    assert set(sizes) == {sizes[0]} and sizes[0] > 0
+
+
+def test_a_new_checkpoint_starts_an_empty_journal_and_old_ones_go(tmp_path):
+    log = journal.GroupLog(tmp_path)
+    for step in (0, 5, 6):
+        log.begin(step, step, fresh=True)
+        log.finished(*_ticket(step, step), accepted=True)
+    log.forget([5, 6])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["5.journal", "6.journal"]
+    assert log.begin(6, 6, fresh=True) == {}
+
+
+def test_entries_of_a_checkpoint_are_all_there_or_it_is_not_used(tmp_path):
+    ticket, group = _ticket(3, 2)
+    journal.write_entries(tmp_path / "ready", [Entry(2, 3, ticket, group)])
+    (entry,) = journal.read_entries(tmp_path / "ready", 1)
+    assert (entry.oldest, entry.index, entry.ticket) == (2, 3, ticket)
+    with pytest.raises(ValueError, match="not 2"):
+        journal.read_entries(tmp_path / "ready", 2)
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    log = journal.GroupLog(tmp_path)
+    log.begin(0, 0)
+    log._journal.close()
+    log._journal._file = journal.os.open("/dev/full", journal.os.O_WRONLY)
+    with pytest.raises(UserError, match="No space left"):
+        log.finished(*_ticket(0, 0), accepted=True)

@@ -1,0 +1,197 @@
+"""Requests end, failures have a kind, prompts are tried again or dropped as the config says."""
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from rljax.errors import RewardError, SamplerError, TooManyFailures, UserError
+from rljax.metrics.accumulator import Accumulator
+from rljax.rollout.buffer import Buffer, Limits
+from rljax.rollout.journal import GroupLog
+from rljax.rollout.producer import LONGEST_PAUSE, PatientSampler, Producer, Rollouts, pause_before
+from rljax.rollout.tracker import PromptTracker
+from rljax.testing.harness import Numbers, Repeat, make_run
+from rljax.types import Request, SamplingParams
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr("rljax.rollout.producer.FIRST_PAUSE", 1e-4)
+
+
+def _request():
+    return Request("r", np.array([1], np.int32), SamplingParams(3), 1)
+
+
+class Flaky:
+    """Fails so many times, then answers; or never answers."""
+
+    version = 0
+
+    def __init__(self, failures, hang=False):
+        self.left, self.calls, self.hang = failures, 0, hang
+
+    async def generate(self, request):
+        self.calls += 1
+        if self.hang:
+            await asyncio.Event().wait()
+        if self.left:
+            self.left -= 1
+            raise SamplerError("gone")
+        return "done"
+
+
+@pytest.mark.parametrize("failures,retries", [(0, 0), (2, 2), (2, 5)])
+def test_a_lost_request_is_sent_again_as_often_as_allowed(failures, retries):
+    lost = []
+    sampler = Flaky(failures)
+    patient = PatientSampler(sampler, timeout=5, retries=retries, lost=lost.append)
+    assert asyncio.run(patient.generate(_request())) == "done"
+    assert sampler.calls == failures + 1 and len(lost) == failures
+
+
+def test_after_that_it_fails():
+    sampler, lost = Flaky(9), []
+    with pytest.raises(SamplerError, match="gone"):
+        asyncio.run(PatientSampler(sampler, timeout=5, retries=2, lost=lost.append).generate(_request()))
+    assert sampler.calls == 3 == len(lost)
+
+
+def test_a_request_that_is_never_answered_is_lost_too():
+    sampler = Flaky(0, hang=True)
+    with pytest.raises(SamplerError, match=r"no answer in 0\.02 s \(rollout\.request_timeout\)"):
+        asyncio.run(PatientSampler(sampler, timeout=0.02, retries=1, lost=lambda e: None).generate(_request()))
+    assert sampler.calls == 2
+
+
+def test_pauses_double_up_to_a_limit():
+    assert pause_before(0) == 0
+    assert pause_before(3) == 2 * pause_before(2) == 4 * pause_before(1)
+    assert pause_before(100) == LONGEST_PAUSE
+
+
+class Scripted(Repeat):
+    """Prompts that fail by a table: uid -> error, always."""
+
+    def __init__(self, errors):
+        super().__init__()
+        self.errors, self.seeds = errors, Counter()
+
+    async def episode(self, sampler, prompt, params, seed):
+        self.seeds[prompt.uid, seed] += 1
+        if prompt.uid in self.errors:
+            raise self.errors[prompt.uid]
+        return await super().episode(sampler, prompt, params, seed)
+
+
+def _produce(tmp_path, workflow, overrides, *, until, accept=lambda group: True, prompts=6):
+    run = make_run(tmp_path, {"train_dataset.batch_size": 2, "gconfig.n_samples": 2} | overrides, workflow=workflow)
+    limits = Limits(max_lag=99, batch_size=2, max_concurrent=4, prompts=prompts, groups=None)
+    buffer, accumulator, log = Buffer(Numbers(prompts), limits), Accumulator(), GroupLog(tmp_path / "journal")
+    known = log.begin(0, 0)
+    rollouts = Rollouts(workflow, run.engine.sampler, run.params, run.config.gconfig.n_samples, run.config.seed, accept)
+    tracker = PromptTracker(
+        run.config, buffer=buffer, journals=log, known=known, accumulator=accumulator, beat=lambda what: None
+    )
+    producer = Producer(rollouts, buffer, tracker, accumulator)
+
+    async def scenario():
+        task = asyncio.create_task(producer.run())
+        while not until(buffer):
+            change = buffer.change()
+            await asyncio.wait([task, change], return_when=asyncio.FIRST_COMPLETED, timeout=20)
+            if task.done():
+                return await task
+        task.cancel()
+
+    asyncio.run(scenario())
+    return buffer, {name: mean.value for name, mean in accumulator.drain().items()}
+
+
+def test_a_prompt_that_always_fails_is_dropped_and_counted_and_the_others_go_on(tmp_path):
+    workflow = Scripted({"0/1": RewardError("broken")})
+    buffer, accumulator = _produce(tmp_path, workflow, {"recover.max_prompt_failures": 3}, until=lambda b: b.complete)
+    assert (buffer.ready, buffer.counts["dropped"], buffer.counts["again"]) == (5, 1, 2)
+    assert accumulator["rollout/failed/reward_error"] == 3 * 2
+    seeds = [seed for uid, seed in workflow.seeds if uid == "0/1"]
+    assert len(seeds) == len(set(seeds)) == 6  # every attempt draws other samples
+
+
+def test_a_lost_server_is_never_held_against_a_prompt(tmp_path):
+    workflow = Scripted({"0/1": SamplerError("gone")})
+    overrides = {"recover.max_prompt_failures": 1, "recover.max_consecutive_failures": 10}
+    with pytest.raises(TooManyFailures, match="10 groups failed in a row; the first: server_lost"):
+        _produce(tmp_path, workflow, overrides, until=lambda b: False)
+
+
+def test_success_between_failures_keeps_a_run_alive(tmp_path):
+    workflow = Scripted({f"0/{i}": RewardError("broken") for i in range(0, 40, 2)})
+    overrides = {"recover.max_prompt_failures": 2, "recover.max_consecutive_failures": 9}
+    buffer, _ = _produce(tmp_path, workflow, overrides, until=lambda b: b.complete, prompts=40)
+    assert buffer.counts["dropped"] == 20 == buffer.ready
+
+
+def test_a_filter_that_raises_is_a_failure_of_the_workflow(tmp_path):
+    def accept(group):
+        raise KeyError("no such field")
+
+    with pytest.raises(TooManyFailures, match="workflow_error: KeyError"):
+        _produce(tmp_path, Scripted({}), {"recover.max_consecutive_failures": 3}, until=lambda b: False, accept=accept)
+
+
+class OneOfTwoFails(Repeat):
+    """The second sample of every prompt fails."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    async def episode(self, sampler, prompt, params, seed):
+        self.seen[prompt.uid] += 1
+        if self.seen[prompt.uid] == 2:
+            raise RewardError("broken")
+        return await super().episode(sampler, prompt, params, seed)
+
+
+def test_a_group_goes_on_with_the_episodes_that_worked(tmp_path):
+    buffer, accumulator = _produce(tmp_path, OneOfTwoFails(), {}, until=lambda b: b.complete)
+    assert [len(entry.group.trajectories) for entry in buffer.entries()] == [1] * 6
+    assert accumulator["rollout/failed/reward_error"] == 6 and buffer.counts["again"] == 0
+
+
+class Rejects(Repeat):
+    async def episode(self, sampler, prompt, params, seed):
+        return None
+
+
+def test_a_group_of_rejected_samples_is_rejected_not_failed_trap_20(tmp_path):
+    buffer, accumulator = _produce(tmp_path, Rejects(), {}, until=lambda b: b.complete)
+    assert buffer.counts["rejected"] == 6 and not any(name.startswith("rollout/failed") for name in accumulator)
+
+
+def test_groups_of_a_killed_process_are_not_generated_again(tmp_path):
+    first = Scripted({})
+    _produce(tmp_path, first, {}, until=lambda b: b.complete)
+    second = Scripted({})
+    buffer, accumulator = _produce(tmp_path, second, {}, until=lambda b: b.complete)
+    assert buffer.ready == 6 and not second.seeds and first.seeds
+    assert accumulator["rollout/finished_reward"] >= 0
+
+
+def test_a_filter_that_rejects_everything_is_told_and_ends_the_run(tmp_path, caplog):
+    workflow = Scripted({})
+    overrides = {"recover.max_consecutive_rejected": 100, "rollout.should_accept_fn": "mixed_rewards"}
+    with pytest.raises(UserError, match=r"should_accept_fn: mixed_rewards rejected 100 groups in a row \(mean reward") as info:
+        _produce(tmp_path, workflow, overrides, until=lambda b: b.complete, accept=lambda group: False, prompts=300)
+    assert "recover.max_consecutive_rejected" in str(info.value) and "\n" not in str(info.value)
+    told = [record.getMessage() for record in caplog.records if "in a row" in record.getMessage()]
+    assert len(told) == 1 and told[0].startswith("mixed_rewards rejected 64 groups in a row")
+
+
+def test_an_accepted_group_between_rejected_ones_keeps_a_run_alive(tmp_path):
+    one_in_nine = lambda group: int(group.uid.split("/")[1]) % 9 == 0  # noqa: E731
+    overrides = {"recover.max_consecutive_rejected": 13}  # 8 between two; groups in flight may end out of order
+    buffer, _ = _produce(tmp_path, Scripted({}), overrides, until=lambda b: b.complete, accept=one_in_nine, prompts=90)
+    assert buffer.ready == 10 and buffer.counts["rejected"] == 80

@@ -1,0 +1,385 @@
+"""Workers in other processes (here: tasks with sockets between them): laws 3 to 6 and 10 hold as they do in one process."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from rljax.engines.fake.sampler import Trouble
+from rljax.errors import RewardError, SamplerError, TooManyFailures, UserError
+from rljax.loop import Loop
+from rljax.rollout.buffer import ticket_from_json
+from rljax.rollout.result import Result
+from rljax.testing.harness import TOKEN, MemorySink, Repeat, make_run, worker
+from rljax.types import Finish, Trajectory
+from rljax.workers import connection as frames
+from rljax.workers.connection import PROTOCOL, Connection, PeerError
+from rljax.workers.messages import done
+
+ASYNC = {"rollout.max_head_offpolicyness": 2, "total_train_epochs": 2}
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr("rljax.rollout.producer.FIRST_PAUSE", 1e-4)
+
+
+class Lines:
+    """The metrics of a run."""
+
+    def __init__(self):
+        self.sink = None
+
+    def __call__(self, first_step):
+        self.sink = MemorySink(first_step)
+        return self.sink
+
+    def compared(self):
+        return {
+            step: {k: repr(v) for k, v in line.items() if not k.startswith(("timeperf/", "rollout/wait/", "rollout/workers"))}
+            for step, line in self.sink.steps.items()
+        }
+
+
+def _run(workdir, overrides, *partners, n_prompts=12, **options):
+    """Trains with partners (coroutine functions of the workdir) beside; returns the run and its lines."""
+    lines = Lines()
+    run = make_run(workdir, overrides, n_prompts=n_prompts, sink=lines, fed=bool(partners), **options)
+
+    async def scenario():
+        beside = [asyncio.create_task(partner(workdir)) for partner in partners]
+        try:
+            return await asyncio.wait_for(Loop(run).run(), 60)
+        finally:
+            for task in beside:
+                if not task.done():
+                    await asyncio.wait([task], timeout=5)
+                task.cancel()
+            for result in await asyncio.gather(*beside, return_exceptions=True):
+                if isinstance(result, Exception) and not isinstance(result, PeerError | OSError):
+                    raise result
+
+    outcome = asyncio.run(scenario())
+    return run, outcome, lines
+
+
+def _once(run, n_prompts, epochs):
+    return {uid: len(steps) for uid, steps in run.engine.learner.trained.items()} == {
+        f"{epoch}/{index}": 1 for epoch in range(epochs) for index in range(n_prompts)
+    }
+
+
+async def _attached(workdir):
+    """A bare connection, past the greeting."""
+    connection, told = await _connected(workdir)
+    connection.send("hello", {"protocol": PROTOCOL, "token": told["token"], "own": False, "name": "bare", "room": None})
+    assert (await connection.receive()).kind == "welcome"
+    return connection
+
+
+async def _connected(workdir):
+    address_file = workdir / "workers.json"
+    while not address_file.exists() or not address_file.read_text():
+        await asyncio.sleep(0.01)
+    told = json.loads(address_file.read_text())
+    host, port = frames.host_and_port(told["address"], "test")
+    return Connection(*await asyncio.open_connection(host, port)), told
+
+
+async def _leases(connection):
+    while True:
+        message = await connection.receive()
+        if message.kind == "lease":
+            yield ticket_from_json(message.fields["ticket"])
+        elif message.kind == "bye":
+            return
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["the trainer's sampler", "samplers of their own"])
+def test_workers_give_the_metrics_of_a_run_without_any_law_10(tmp_path, own):
+    """Synchronous: which process ran an episode decides nothing, to the bit; own weights are those of the step (law 3)."""
+    overrides = {"total_train_epochs": 2, "actor.recompute_logprob": False, "actor.use_decoupled_loss": False}
+    _, alone, expected = _run(tmp_path / "alone", overrides)
+    two = [lambda workdir: worker(workdir, own=own)] * 2
+    _, outcome, lines = _run(tmp_path / "fed", overrides, *two)
+    assert outcome == alone and outcome.step == 6
+    assert lines.compared() == expected.compared()
+    assert {line["rollout/workers"] for line in lines.sink.steps.values()} == {2.0}
+    assert not (tmp_path / "fed" / "server").exists() and not (tmp_path / "fed" / "workers.json").exists()
+
+
+def test_asynchronous_workers_of_both_kinds_laws_4_and_5(tmp_path):
+    partners = [lambda workdir, own=own: worker(workdir, own=own, trouble=_trouble(own)) for own in (False, True, True)]
+    run, outcome, _ = _run(tmp_path, ASYNC, *partners, n_prompts=40, trouble=_trouble(9))
+    assert outcome.step == 20 and _once(run, 40, 2)
+    assert 0 < run.engine.learner.most_lag <= 2
+
+
+def _trouble(seed):
+    return Trouble(np.random.default_rng(int(seed)), delay=0.003)
+
+
+def test_workers_that_die_with_leases_lose_and_double_nothing_law_5(tmp_path):
+    async def mortal(workdir):
+        """Killed and replaced, again and again: what it holds is gone with it. The last one lives."""
+        dice = random.Random(3)
+        for _ in range(25):
+            task = asyncio.create_task(worker(workdir, own=dice.random() < 0.5, trouble=_trouble(1)))
+            _, running = await asyncio.wait([task], timeout=dice.uniform(0.02, 0.15))
+            if not running:
+                return
+            task.cancel()
+            await asyncio.wait([task])
+        await worker(workdir)
+
+    overrides = ASYNC | {"recover.max_consecutive_failures": 1000}  # a slow machine finishes no group between many deaths
+    run, outcome, lines = _run(tmp_path, overrides, mortal, mortal, n_prompts=60, trouble=_trouble(2))
+    assert outcome.step == 30 and _once(run, 60, 2) and run.engine.learner.most_lag <= 2
+    assert sum(line.get("rollout/lost/worker_lost", 0) for line in lines.sink.steps.values()) > 0
+
+
+def _made(ticket, version=0):
+    ids = np.array([1 + int(ticket.prompt.uid.split("/")[0]), 41, 81 + ticket.prompt.fields["index"], 0], np.int32)
+    mask = np.array([False, False, False, True])
+    versions = np.where(mask, version, -1).astype(np.int32)
+    trajectory = Trajectory(ids, mask, np.where(mask, -4.0, 0).astype(np.float32), versions, 1.0, {}, Finish.STOP)
+    return Result((trajectory,), (), wanted=True)
+
+
+def test_a_group_that_is_sent_twice_is_taken_once_law_5(tmp_path):
+    async def twice(workdir):
+        connection = await _attached(workdir)
+        async for ticket in _leases(connection):
+            fields, body = done(ticket, _made(ticket))
+            for _ in range(2):
+                connection.send("done", fields | {"measured": {}, "counts": {}}, body)
+        connection.close()
+
+    run, outcome, lines = _run(
+        tmp_path, {"rollout.max_head_offpolicyness": 99, "train_dataset.batch_size": 2}, twice, n_prompts=8
+    )
+    assert outcome.step == 4 and _once(run, 8, 1)
+    late = sum(line.get("rollout/late_groups", 0) for line in lines.sink.steps.values())
+    assert 6 <= late <= 8  # those of the last batch may come after the end
+
+
+def test_a_group_of_a_worker_that_was_given_up_comes_too_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(frames, "SILENCE", 0.3)
+    monkeypatch.setattr(frames, "BEAT", 0.05)
+    taken = []
+
+    async def silent(workdir):
+        connection = await _attached(workdir)
+        async for ticket in _leases(connection):
+            taken.append(ticket)
+            if len(taken) == 4:
+                break
+        await asyncio.sleep(1.0)  # no beat
+        for ticket in taken:
+            fields, body = done(ticket, _made(ticket))
+            connection.send("done", fields | {"measured": {}, "counts": {}}, body)
+        with pytest.raises(PeerError):
+            await connection.receive() and await connection.receive()
+
+    async def later(workdir):
+        while len(taken) < 4:
+            await asyncio.sleep(0.01)
+        await worker(workdir, patience=30.0)  # whom a busy machine may make silent too
+
+    run, outcome, _ = _run(tmp_path, {}, silent, later)
+    assert outcome.step == 3 and _once(run, 12, 1)
+
+
+@pytest.mark.parametrize("harm", ["a future version", "no such lease's bytes", "garbage", "another word", "a prompt id"])
+def test_a_worker_that_makes_no_sense_is_dropped_and_the_run_goes_on(tmp_path, harm, caplog):
+    async def harmful(workdir):
+        connection = await _attached(workdir)
+        async for ticket in _leases(connection):
+            fields, body = done(ticket, _made(ticket, version=7 if harm == "a future version" else 0))
+            match harm:
+                case "a future version":
+                    connection.send("done", fields | {"measured": {}, "counts": {}}, body)
+                case "no such lease's bytes":
+                    connection.send("done", fields | {"measured": {}, "counts": {}}, body[:-3])
+                case "garbage":
+                    connection._writer.write(b"GET / HTTP/1.1\r\n\r\n" * 10)
+                case "another word":
+                    connection.send("exec", {"code": "1"})
+                case "a prompt id":
+                    connection.send(
+                        "generate", {"id": 0, "request": "r", "params": {"max_new_tokens": "many"}, "seed": 0}, b"xyz"
+                    )
+            break
+        with contextlib.suppress(PeerError):
+            while True:
+                await connection.receive()
+        await worker(workdir)  # and a sound one takes over
+
+    run, outcome, _ = _run(tmp_path, {}, harmful)
+    assert outcome.step == 3 and _once(run, 12, 1)
+    assert "worker bare is gone" in caplog.text
+
+
+def test_nobody_gets_in_without_the_token_and_nothing_large_is_read_before(tmp_path):
+    async def strangers(workdir):
+        connection, told = await _connected(workdir)
+        connection.send("hello", {"protocol": PROTOCOL, "token": "guess", "own": False, "name": "x", "room": None})
+        assert (await connection.receive()).kind == "refused"
+        connection, _ = await _connected(workdir)
+        connection.send("hello", {"protocol": PROTOCOL + 1, "token": TOKEN, "own": False, "name": "x", "room": None})
+        assert "protocol" in (await connection.receive()).fields["reason"]
+        for raw in (
+            frames.FRAME.pack(frames.MAGIC, frames.FIRST_HEADER + 1, 0) + b" " * (frames.FIRST_HEADER + 1),
+            frames.FRAME.pack(frames.MAGIC, 2, 1 << 30) + b"{}",
+            frames.FRAME.pack(frames.MAGIC, 2, 0) + b"[]",
+            frames.FRAME.pack(frames.MAGIC, 4, 0) + b"\xff\xff\xff\xff",
+            struct.pack("<20s", b"GET / HTTP/1.1"),
+        ):
+            connection, _ = await _connected(workdir)
+            connection._writer.write(raw)
+            with pytest.raises(PeerError):
+                await connection.receive()
+        with pytest.raises(UserError, match=r"refused: the trainer wants another token \(RLJAX_TOKEN\)"):
+            from rljax.workers.client import work
+
+            await work(lambda: (told["address"], "guess"), None)
+        await worker(workdir)
+
+    assert _run(tmp_path, {}, strangers)[1].step == 3
+
+
+class Fails(Repeat):
+    async def episode(self, sampler, prompt, params, seed):
+        if prompt.uid == "0/5":
+            raise RewardError("no reward")
+        if prompt.uid == "0/6":
+            raise ZeroDivisionError("in the workflow")
+        return await super().episode(sampler, prompt, params, seed)
+
+
+def test_failures_in_workers_are_counted_by_kind_and_dropped_as_at_home_law_6(tmp_path):
+    run, outcome, _ = _run(tmp_path, {"recover.max_prompt_failures": 2}, lambda w: worker(w, workflow=Fails()))
+    assert sorted(run.engine.learner.trained) == sorted(f"0/{i}" for i in range(12) if i not in (5, 6))
+    assert outcome.finished
+    told = run.server.take_metrics()
+    assert "rollout/workers" in told
+
+
+class AlwaysFails:
+    async def episode(self, sampler, prompt, params, seed):
+        raise ZeroDivisionError(f"in the reward of {prompt.uid}")
+
+
+def test_a_workflow_that_always_fails_in_workers_ends_the_run_with_its_traceback_trap_17(tmp_path):
+    line = "5 groups failed in a row; the first: workflow_error: EpisodeError: ZeroDivisionError: in the reward of 0/"
+    with pytest.raises(TooManyFailures, match=line) as info:
+        _run(tmp_path, {"recover.max_consecutive_failures": 5}, lambda w: worker(w, workflow=AlwaysFails()))
+    assert 'raise ZeroDivisionError(f"in the reward of {prompt.uid}")' in "".join(info.value.__cause__.__notes__)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["0-failed"]
+
+
+def test_a_worker_holds_no_more_than_its_room_and_gets_more_as_it_finishes(tmp_path):
+    most = []
+
+    async def slow(workdir):
+        connection, told = await _connected(workdir)
+        connection.send("hello", {"protocol": PROTOCOL, "token": told["token"], "own": False, "name": "slow", "room": 3})
+        held = []
+        while len(most) < 10:
+            message = await connection.receive()
+            if message.kind == "lease":
+                held.append(ticket_from_json(message.fields["ticket"]))
+                most.append(len(held))
+            if len(held) == 3:
+                await asyncio.sleep(0.02)  # time for a fourth to come
+                ticket = held.pop(0)
+                fields, body = done(ticket, _made(ticket))
+                connection.send("done", fields | {"measured": {}, "counts": {}}, body)
+        connection.abort()
+        await worker(workdir)
+
+    overrides = {"rollout.max_head_offpolicyness": 50, "total_train_steps": 3, "train_dataset.batch_size": 4}
+    _, outcome, _ = _run(tmp_path, overrides, slow, n_prompts=40)
+    assert outcome.step == 3 and max(most) == 3 and len(most) == 10
+
+
+def test_a_fault_of_ours_ends_the_run_and_hangs_nobody(tmp_path, monkeypatch):
+    def done(self, job, worker, message):
+        raise RuntimeError("a fault")
+
+    async def partner(workdir):
+        with pytest.raises(UserError, match="the connection ended"):
+            await worker(workdir)
+
+    monkeypatch.setattr("rljax.workers.server.WorkerServer._done", done)
+    with pytest.raises(RuntimeError, match="a fault"):
+        _run(tmp_path, {}, partner)
+
+
+class Impatient(Repeat):
+    """Gives up on its first requests."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.left = times
+
+    async def episode(self, sampler, prompt, params, seed):
+        if self.left:
+            self.left -= 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(super().episode(sampler, prompt, params, seed), 0.05)
+            raise SamplerError("gave up")
+        return await super().episode(sampler, prompt, params, seed)
+
+
+def test_requests_that_nobody_waits_for_any_more_are_taken_back(tmp_path):
+    started, cancelled = [], []
+    run = make_run(tmp_path, {}, fed=True)
+    generate = run.engine.sampler.generate
+
+    async def held(request):
+        if len(started) >= 16:
+            return await generate(request)
+        started.append(request.id)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(request.id)
+            raise
+
+    run.engine.sampler.generate = held
+    taken_back = []  # how many when the first step was done: the worker is still there
+
+    class Sink(MemorySink):
+        def write(self, step, metrics):
+            taken_back.append(len(cancelled))
+
+    run = dataclasses.replace(run, open_sinks=Sink)
+
+    async def scenario():
+        beside = asyncio.create_task(worker(tmp_path, workflow=Impatient(16)))
+        outcome = await asyncio.wait_for(Loop(run).run(), 30)
+        await asyncio.wait_for(beside, 10)
+        return outcome
+
+    assert asyncio.run(scenario()).step == 3
+    assert taken_back[0] == 16 and sorted(started) == sorted(cancelled)
+
+
+def test_a_worker_without_a_trainer_says_so_and_file_names_stay_in_their_directory():
+    from rljax.workers.client import work
+
+    with pytest.raises(UserError, match=r"--attach: 127\.0\.0\.1:9: .*does a run listen there"):
+        asyncio.run(work(lambda: ("127.0.0.1:9", "t"), None))
+    for address in ("nowhere", ":1", "host:", "host:99999"):
+        with pytest.raises(UserError, match="HOST:PORT"):
+            frames.host_and_port(address, "--attach")
+    for name in ("../x", "/etc/passwd", "a/b", "", ".hidden", 3, None):
+        with pytest.raises(PeerError, match="no file name"):
+            frames.plain_name(name)
+    assert frames.plain_name("model-00001-of-00002.safetensors")
