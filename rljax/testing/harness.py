@@ -221,7 +221,7 @@ def make_run(
         accept=accept,
         labelled=Labelled(Numbers(n_prompts), example),
         evaluation=Evaluation([next(validation) for _ in range(n_prompts)], Repeat(), params, 1),
-        server=WorkerServer(config, model_dir, token=TOKEN, scratch=scratch, address_file=address_file) if fed else None,
+        worker_server=WorkerServer(config, model_dir, token=TOKEN, scratch=scratch, address_file=address_file) if fed else None,
     )
 
 

@@ -23,9 +23,9 @@ from rljax.config.schema import Config
 from rljax.engine import Learner
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean, merge
+from rljax.testing import models
 from rljax.testing.models import VOCABULARY
 from rljax.types import PROMPT_VERSION
-from tests import models
 
 UPDATE = "ppo_actor/update"
 

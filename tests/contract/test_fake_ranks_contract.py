@@ -1,6 +1,6 @@
 """A learner of three ranks, under the contract of all learners: the leader's proxy, two followers, frames between them.
 
-The ranks are threads here; tests/unit/ranks has them as processes.
+The ranks are threads here; tests/unit/multiprocess has them as processes.
 """
 
 import contextlib

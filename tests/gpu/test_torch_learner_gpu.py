@@ -10,8 +10,8 @@ import torch
 from rljax.backends.torch import attention
 from rljax.config.allocation import Pool
 from rljax.engines.cuda.learner import TorchLearner
+from rljax.testing import models
 from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
-from tests import models
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -10,8 +10,8 @@ import pytest
 
 from rljax.engines.cuda import plugin
 from rljax.errors import UserError
+from rljax.testing import models
 from rljax.testing.moving import KINDS, assert_equal, flat, go, make
-from tests import models
 
 WAYS = [("jax", "fsdp"), ("fsdp", "jax")]
 BOUND = 1e-5  # docs/moving.md: in the step after the move, and as much more for every further one

@@ -16,7 +16,7 @@ import psutil
 
 from rljax import loop
 from rljax.engines.fake.sampler import Trouble
-from rljax.engines.http import watch
+from rljax.engines.http import health
 from rljax.engines.http.plugin import attach
 from rljax.testing.harness import MemorySink, RememberingLearner, make_run
 
@@ -46,7 +46,7 @@ class Watching(MemorySink):
 
 def main() -> None:
     workdir, how = Path(sys.argv[1]), json.loads(sys.argv[2])
-    watch.INTERVAL = 0.2
+    health.INTERVAL = 0.2
     overrides = {
         "rollout.max_head_offpolicyness": how["lag"],
         "rollout.addr": how["addr"],

@@ -150,7 +150,7 @@ def test_a_kill_during_a_save_leaves_the_one_before(tmp_path, kill_at):
     code = textwrap.dedent("""
         import os, signal, sys
         from pathlib import Path
-        from rljax.checkpoints.store import store as module
+        from rljax.checkpoints import store as module
         left = int(sys.argv[2])
         def dying(call):
             def wrapper(*args, **kwargs):

@@ -9,7 +9,7 @@ from rljax.config import checks as config_checks
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 # Those of configs/bench are completed by the binaries they belong to.
 FILES = [
     file

@@ -8,7 +8,7 @@ from rljax.config.allocation import Pool
 from rljax.engine.rank import ProcessRank, from_environment
 from rljax.errors import UserError
 from rljax.multiprocess.find import find_rank
-from tests import models
+from rljax.testing import models
 
 TORCHRUN = {
     "RANK": "5",

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from rljax.engine.rank import free_port
-from tests.unit.ranks import troubled
+from tests.unit.multiprocess import troubled
 
 Start = Callable[..., subprocess.Popen]  # (workdir, *arguments, **variables)
 REPOSITORY = Path(__file__).resolve().parents[3]

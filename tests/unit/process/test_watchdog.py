@@ -9,7 +9,7 @@ from rljax.process.watchdog import EXIT_HANG, Watchdog
 
 
 def _run(tmp_path, body):
-    code = "import asyncio, sys, time\nfrom pathlib import Path\nfrom rljax import watchdog\n" + textwrap.dedent(body)
+    code = "import asyncio, sys, time\nfrom pathlib import Path\nfrom rljax.process import watchdog\n" + textwrap.dedent(body)
     report = tmp_path / "hang.txt"
     done = subprocess.run([sys.executable, "-c", code, str(report)], capture_output=True, text=True, timeout=60)
     return done, report.read_text() if report.exists() else ""

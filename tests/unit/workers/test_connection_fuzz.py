@@ -18,7 +18,7 @@ from rljax.testing.harness import Numbers, make_config
 from rljax.types import Finish, Trajectory
 from rljax.workers.connection import Message, PeerError
 from rljax.workers.messages import done
-from rljax.workers.server import Job, Worker, WorkerServer
+from rljax.workers.server import AttachedWorker, Job, WorkerServer
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 2**40) | st.floats() | st.text(max_size=5),
@@ -73,7 +73,7 @@ def _take(path, message_of):
         )
         server = WorkerServer(CONFIG, path, token="t", scratch=path / "s", address_file=path / "d")
         server._job = job = Job(buffer, tracker, _Told(), accumulator, None)
-        worker = Worker(_Told(), "w", False, 1, ready=True)
+        worker = AttachedWorker(_Told(), "w", False, 1, ready=True)
         server._workers.append(worker)
         server._lease(job)
         (ticket,) = worker.held.values()

@@ -17,8 +17,8 @@ from rljax.engines.cuda import distributed as world
 from rljax.engines.cuda.rows import micro_batches
 from rljax.hf import ModelSpec
 from rljax.objective.spec import Objective
+from rljax.testing import models
 from rljax.testing.learner_contract import episodes, first_fit, pack
-from tests import models
 
 SMALL = dict(
     vocab_size=61,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from rljax.testing import models
 from rljax.testing.moving import KINDS, flat, go, make
-from tests import models
 from tests.unit.engines.cuda import moved_torch_learner as script
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -11,8 +11,8 @@ import pytest
 
 from rljax.config.allocation import Pool
 from rljax.engines.cuda.learner import TorchLearner
+from rljax.testing import models
 from rljax.testing.learner_contract import config_of
-from tests import models
 from tests.unit.engines.cuda import sharded_torch_learner as script
 
 ROOT = Path(__file__).resolve().parents[4]

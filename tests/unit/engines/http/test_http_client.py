@@ -14,8 +14,8 @@ from aiohttp import web
 
 from rljax.engine import WeightSource
 from rljax.engines.http import client as client_module
+from rljax.engines.http import health
 from rljax.engines.http import remote as remote_module
-from rljax.engines.http import watch as watch_module
 from rljax.engines.http.continuation import remaining
 from rljax.engines.http.plugin import sampler_of
 from rljax.engines.http.remote import Remote
@@ -62,7 +62,7 @@ def with_servers(count: int):
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(client_module, "FIRST_BACKOFF", 0.01)
-    monkeypatch.setattr(watch_module, "INTERVAL", 0.05)
+    monkeypatch.setattr(health, "INTERVAL", 0.05)
 
 
 def break_at(token: int, times: int = 1):
@@ -455,7 +455,7 @@ async def test_a_server_that_swallows_requests_keeps_no_publish_waiting(server, 
         mute.lost("has gone quiet")
         sampler = sampler_of(make_config(), [there, mute], 0)
         await sampler.generate(request())
-        await asyncio.sleep(4 * watch_module.INTERVAL)  # it is being asked
+        await asyncio.sleep(4 * health.INTERVAL)  # it is being asked
         async with asyncio.timeout(5):
             await publish(sampler, WeightSource(directory=tmp_path), 1)
         assert server.version == 1
@@ -464,7 +464,7 @@ async def test_a_server_that_swallows_requests_keeps_no_publish_waiting(server, 
 
 @with_servers(1)
 async def test_a_server_that_stays_away_is_dropped_and_requests_fail(server, monkeypatch):
-    monkeypatch.setattr(watch_module, "PATIENCE", 0.2)
+    monkeypatch.setattr(health, "PATIENCE", 0.2)
     sampler = client_of(server)
     await server.stop()
     with pytest.raises(SamplerError):

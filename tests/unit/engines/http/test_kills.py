@@ -18,7 +18,7 @@ import pytest
 
 from rljax import loop
 from rljax.engine import Engine
-from rljax.engines.http import watch
+from rljax.engines.http import health
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.launcher import free_port
 from rljax.engines.http.plugin import attach
@@ -110,7 +110,7 @@ class Killing(Repeat):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(watch, "INTERVAL", 0.5)
+    monkeypatch.setattr(health, "INTERVAL", 0.5)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import numpy as np
 from rljax.engine import Engine
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.sampler import JaxSampler
+from rljax.testing import models
 from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
 from rljax.types import Request, SamplingParams
-from tests import models
 from tests.unit.engines.jax.sharded_learner import pool
 
 

@@ -10,7 +10,7 @@ from rljax.config.allocation import Allocation, Pool
 from rljax.configs import base
 from rljax.engines.jax.plugin import PLUGIN
 from rljax.errors import UserError
-from tests import models
+from rljax.testing import models
 
 
 def config_with(context_length: int, max_new_tokens: int, max_length: int | None):

@@ -10,8 +10,8 @@ from rljax.engines.jax.plugin import PLUGIN
 from rljax.engines.jax.scoring import ROWS_PER_SHARD, bitwise_scorer, scorer_of
 from rljax.errors import UserError
 from rljax.metrics.mean import merge
+from rljax.testing import models
 from rljax.testing.learner_contract import UPDATE, Episode, config_of, episodes, first_fit, halves, pack, unpack
-from tests import models
 
 BITWISE = {"jax.bitwise": True, "actor.optimizer.lr": 0.0, "actor.ppo_n_minibatches": 2}
 

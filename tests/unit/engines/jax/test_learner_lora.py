@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 from rljax.config.allocation import Pool
 from rljax.engines.jax.learner import JaxLearner
 from rljax.errors import UserError
+from rljax.testing import models
 from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
-from tests import models
 
 LORA = {"actor.lora.rank": 4, "actor.lora.alpha": 8.0, "actor.optimizer.lr": 3e-2, "actor.kl_ctl": 0.01}
 

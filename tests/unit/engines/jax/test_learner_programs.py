@@ -19,8 +19,8 @@ from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.rows import padded_length
 from rljax.errors import UserError
 from rljax.objective.spec import Objective
+from rljax.testing import models
 from rljax.testing.learner_contract import UPDATE, config_of, episodes, first_fit, pack
-from tests import models
 
 
 @pytest.fixture(scope="module")
