@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
+from rljax.engine import Plugin
 from rljax.engine.rank import from_environment
 from rljax.engines.fake.collective import Alone, Collective
 from rljax.engines.fake.learner import FakeLearner
@@ -13,10 +14,9 @@ from rljax.engines.fake.sampler import FakeSampler
 from rljax.errors import UserError
 
 
-class FakePlugin:
+class FakePlugin(Plugin):
     """No device; the learner of `fake:d3` lives in three processes."""
 
-    dims = "d"
     samples = True
     learns = True
     transports = ("memory", "directory")
@@ -35,9 +35,6 @@ class FakePlugin:
 
     def processes(self, config: Config, pool: Pool) -> int:
         return pool.data
-
-    def process(self, config: Config, pool: Pool) -> None:
-        """The environment says it."""
 
 
 PLUGIN = FakePlugin()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rljax.config.schema import Config
-from rljax.engine import WeightSource
+from rljax.engine import Sampler, WeightsInDirectory, WeightsInMemory, WeightSource
 from rljax.engines.fake import model
 from rljax.errors import SamplerError, UserError
 from rljax.types import Completion, Finish, Request
@@ -35,11 +35,12 @@ class Trouble:
         return int(self.random.integers(request.params.max_new_tokens)) if lost else request.params.max_new_tokens
 
 
-class FakeSampler:
+class FakeSampler(Sampler):
     """A sampler of the table. One event loop; a swap of weights falls between two tokens."""
 
+    version = 0
+
     def __init__(self, config: Config, model_dir: Path, trouble: Trouble | None = None) -> None:
-        self.version = 0
         self._table = model.read(model_dir)
         self._by_temperature: dict[float, np.ndarray] = {}  # log-probs of the present weights
         self._trouble = trouble or Trouble(np.random.default_rng(config.seed))
@@ -96,7 +97,13 @@ class FakeSampler:
         self._unpaused.set()
 
     async def load_weights(self, source: WeightSource, version: int) -> None:
-        table = source.params if source.directory is None else await asyncio.to_thread(model.read, source.directory)
+        match source:
+            case WeightsInMemory(table):
+                pass
+            case WeightsInDirectory(directory):
+                table = await asyncio.to_thread(model.read, directory)
+            case _:
+                raise UserError("the engine fake takes weights from memory or from a directory")
         self._table, self.version, self._by_temperature = table, version, {}
 
     async def close(self) -> None:

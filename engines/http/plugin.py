@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, Sampler
+from rljax.engine import Plugin, Sampler
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.interfaces import Replicas
 from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, ServerLost, inspect, normalized
@@ -73,10 +73,11 @@ def _is_here(base: str) -> bool:
         return host == "localhost"
 
 
-class HttpPlugin:
-    dims = "d"
+class HttpPlugin(Plugin):
+    """No device of this machine: servers that anybody started."""
+
     samples = True
-    learns = False
+    attaches = True
     transports = TRANSPORTS
 
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
@@ -94,9 +95,6 @@ class HttpPlugin:
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         return attach(config)
-
-    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
-        raise UserError("allocation_mode: http cannot learn (it is a sampler that runs elsewhere)")
 
 
 PLUGIN = HttpPlugin()

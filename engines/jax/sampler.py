@@ -13,7 +13,7 @@ import numpy as np
 from rljax.backends.jax.mesh import pool_mesh, row_shards
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engine import WeightSource
+from rljax.engine import Sampler, WeightSource
 from rljax.engines.jax.programs import MAX_STOP_IDS, Programs
 from rljax.engines.jax.scheduler import SamplerStats, Scheduler
 from rljax.engines.jax.scoring import scorer_of
@@ -24,7 +24,7 @@ from rljax.hf.tokenizer import Tokenizer, load
 from rljax.types import Completion, Piece, Request
 
 
-class JaxSampler:
+class JaxSampler(Sampler):
     """A `Sampler` on the devices of a pool. Its methods may be called from any event loop, any number at once.
 
     Example:

@@ -20,7 +20,7 @@ import pytest
 
 from rljax.batching.batch import Batch
 from rljax.config.schema import Config
-from rljax.engine import Learner
+from rljax.engine import ExportToDirectory, Learner, WeightsInDirectory
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean, merge
 from rljax.testing import models
@@ -404,9 +404,9 @@ class LearnerContract:
         batch = pack(items, first_fit(items, 64), 64)
         learner = self.make(config_of(), model_dir)
         learner.update(batch)
-        source = learner.export(tmp_path / "export")
-        assert source.directory == tmp_path / "export"
-        again = self.make(config_of(), source.directory)
+        source = learner.export(ExportToDirectory(tmp_path / "export"))
+        assert source == WeightsInDirectory(tmp_path / "export")
+        again = self.make(config_of(), tmp_path / "export")
         np.testing.assert_allclose(again.score(batch), learner.score(batch), atol=self.tolerance)
         learner.close()
         again.close()

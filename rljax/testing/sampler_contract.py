@@ -17,13 +17,12 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Coroutine, Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from rljax.engine import Sampler, WeightSource
+from rljax.engine import Sampler, WeightsInDirectory, WeightSource
 from rljax.errors import SamplerError, UserError
 from rljax.types import Completion, Finish, Request, SamplingParams
 
@@ -364,7 +363,7 @@ class SamplerContract(abc.ABC):
         version = sampler.version
         before = loop.run(sampler.generate(request))
         with pytest.raises(UserError):
-            loop.run(publish(sampler, WeightSource(directory=Path(tmp_path / "nothing")), version + 1))
+            loop.run(publish(sampler, WeightsInDirectory(tmp_path / "nothing"), version + 1))
         self.same(loop.run(sampler.generate(request)), before)
         assert sampler.version == version
 

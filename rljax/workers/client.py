@@ -18,11 +18,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rljax.config import io as config_io
 from rljax.config.schema import Config
-from rljax.engine import Sampler, WeightSource, memory_backed
+from rljax.engine import Generator, Sampler, WeightsInDirectory, memory_backed
 from rljax.errors import SamplerError, UserError
 from rljax.metrics.mean import Mean
 from rljax.rollout.buffer import Ticket, ticket_from_json
@@ -47,9 +47,9 @@ class Parts:
     lost: Counter[str] = dataclasses.field(default_factory=Counter)  # requests, by metric name, since they were told
 
 
-Build = Callable[[Config, Path, Path | None, Sampler], AbstractAsyncContextManager[Parts]]
-"""Makes the parts from the trainer's config, a directory with its tokeniser, another with the model for a sampler of one's own
-(else None), and the trainer's sampler."""
+Build = Callable[[Config, Path, Path | None, Generator], AbstractAsyncContextManager[Parts]]
+"""Makes the parts from the trainer's config, a directory with its tokenizer, another with the model for a sampler of one's own
+(else None), and the trainer's sampler as a generator."""
 
 
 class NoTrainer(Exception):
@@ -116,7 +116,7 @@ async def _work(connection: Connection, config: Config, build: Build, *, own: bo
     scratch = _scratch()
     alive = asyncio.create_task(connection.keep_alive())
     try:
-        files, remote = Files(scratch), TrainerSampler(connection)
+        files, remote = Files(scratch), TrainerGenerator(connection)
         await files.take(connection)
         words, model = files.directory, None
         if own:
@@ -144,7 +144,7 @@ def _scratch() -> Path:
 async def _load(sampler: Sampler, directory: Path, version: int) -> None:
     await sampler.pause()
     try:
-        await sampler.load_weights(WeightSource(directory=directory), version)
+        await sampler.load_weights(WeightsInDirectory(directory), version)
     finally:
         await sampler.resume()
 
@@ -185,8 +185,8 @@ class Files:
                 return int(message.fields["version"] or 0)
 
 
-class TrainerSampler:
-    """The trainer's sampler, asked over the connection."""
+class TrainerGenerator(Generator):
+    """The trainer's sampler, asked over the connection. The trainer alone pauses it and publishes to it."""
 
     version = 0  # tokens bring theirs; the trainer alone publishes
 
@@ -219,26 +219,11 @@ class TrainerSampler:
             return
         answer.set_result(completion_of(message))
 
-    async def pause(self) -> None:
-        self._not_ours()
-
-    async def resume(self) -> None:
-        self._not_ours()
-
-    async def load_weights(self, source: WeightSource, version: int) -> None:
-        self._not_ours()
-
-    async def close(self) -> None:
-        """The trainer's to close."""
-
-    def _not_ours(self) -> NoReturn:
-        raise SamplerError("the sampler is the trainer's: it alone pauses it and publishes to it")
-
 
 class Session:
     """A connection at work."""
 
-    def __init__(self, connection: Connection, parts: Parts, remote: TrainerSampler, files: Files) -> None:
+    def __init__(self, connection: Connection, parts: Parts, remote: TrainerGenerator, files: Files) -> None:
         self._connection, self._parts, self._remote, self._files = connection, parts, remote, files
         self._groups: set[asyncio.Task[None]] = set()
 

@@ -35,7 +35,7 @@ from typing import Any
 
 from rljax.config import io as config_io
 from rljax.config.schema import Config
-from rljax.engine import Sampler
+from rljax.engine import Generator
 from rljax.errors import SamplerError, UserError, WorkerLost
 from rljax.metrics.accumulator import Accumulator
 from rljax.metrics.mean import Mean, merge
@@ -60,11 +60,11 @@ Export = Callable[[Path], Awaitable[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is fed: a run's book and its sampler."""
+    """What is fed: a run's book and its generator."""
 
     buffer: Buffer
     tracker: PromptTracker
-    sampler: Sampler
+    generator: Generator
     accumulator: Accumulator
     export: Export
 
@@ -325,7 +325,7 @@ class WorkerServer:
 
     async def _generate(self, job: Job, worker: AttachedWorker, number: int, request: Request) -> None:
         try:
-            done = await job.sampler.generate(request)
+            done = await job.generator.generate(request)
         except (SamplerError, UserError) as error:
             worker.connection.send("completion", {"id": number, "error": str(error), "lost": isinstance(error, SamplerError)})
             return

@@ -131,7 +131,7 @@ def test_a_server_killed_mid_run_costs_no_trajectory_and_never_serves_old_weight
         tmp_path,
         overrides,
         n_prompts=PROMPTS,
-        transport="directory",
+        in_memory=False,
         sink=lambda step: sinks.append(MemorySink(step)) or sinks[-1],
     )
     servers = Servers(tmp_path / "model", count)
