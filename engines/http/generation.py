@@ -25,7 +25,7 @@ class Call:
 
     async def _run(self, generator: Generator) -> None:
         try:
-            async with contextlib.aclosing(generator.stream(self.call.request)) as pieces:  # type: ignore[type-var]
+            async with contextlib.aclosing(generator.stream(self.call.request)) as pieces:
                 async for piece in pieces:
                     self._pieces.append(piece)
                     self.finish = piece.finish

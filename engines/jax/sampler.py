@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import numpy as np
@@ -99,8 +99,8 @@ class JaxSampler(Sampler):
         """
         return await asyncio.wrap_future(self._scheduler.submit(self._work(request)))
 
-    async def stream(self, request: Request) -> AsyncIterator[Piece]:
-        """As `generate`, a piece a dispatch. With `jax.bitwise` all comes at the end, where the log-probs are computed."""
+    async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
+        """As `generate`, one piece per dispatch. With `jax.bitwise` all comes at the end, where the log-probs are computed."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | None]()
 
         def listener(piece: Piece) -> None:

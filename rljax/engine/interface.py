@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -62,10 +62,10 @@ class Generator(abc.ABC):
           SamplerError: the request is lost, and may be sent again.
         """
 
-    async def stream(self, request: Request) -> AsyncIterator[Piece]:
+    async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Yields the completion of `generate` in pieces: by default in one, when all of it is there.
 
-        Closing the iterator before its last piece aborts the request.
+        Closing the generator of pieces before the last (`aclose`) aborts the request.
         """
         done = await self.generate(request)
         yield Piece(done.token_ids, done.logp, done.versions, done.finish)

@@ -35,9 +35,9 @@ class TestJaxSampler(SamplerContract):
 
 
 class TestJaxSamplerFromDirectories(TestJaxSampler):
-    """Results read one dispatch later, as on a device; keys and values recomputed; weights from files."""
+    """Results read one dispatch later, as on a device; keys and values recomputed; weights from files; memory is lent."""
 
-    settings: ClassVar[dict[str, object]] = {"rollout.recompute_kv_on_publish": True}
+    settings: ClassVar[dict[str, object]] = {"rollout.recompute_kv_on_publish": True, "jax.release_memory": True}
 
     def make(self, model):
         return JaxSampler(config_of(**self.settings), Pool("jax"), models()[1][model], ahead=1)
