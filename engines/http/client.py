@@ -52,7 +52,7 @@ class HttpSampler:
         sampler = HttpSampler([Remote("http://127.0.0.1:30000", facts, token=None)], version=0)
         completion = await sampler.generate(Request("0/17#3", prompt_ids, SamplingParams(64, stop_token_ids=(2,)), seed=1))
 
-    Log-probs are of logits / temperature over the whole vocabulary; SGLang doesn't renormalise for top_p and top_k (ours does).
+    Log-probs are of logits / temperature over the whole vocabulary; SGLang doesn't renormalize for top_p and top_k (ours does).
     SGLang heeds a request's seed only with --enable-deterministic-inference, and always ends a completion at the model's own
     EOS ids, unless stop_token_ids is empty: then at none.
     """

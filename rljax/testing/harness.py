@@ -27,7 +27,7 @@ from rljax.engines.fake import model
 from rljax.engines.fake.learner import FakeLearner
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import RewardError
-from rljax.loop import Labelled, Run
+from rljax.loop import Labeled, Run
 from rljax.metrics.mean import Mean, flatten
 from rljax.rollout.evaluation import Evaluation
 from rljax.rollout.producer import Rollouts
@@ -219,7 +219,7 @@ def make_run(
         open_sinks=sink,
         workdir=workdir,
         accept=accept,
-        labelled=Labelled(Numbers(n_prompts), example),
+        labeled=Labeled(Numbers(n_prompts), example),
         evaluation=Evaluation([next(validation) for _ in range(n_prompts)], Repeat(), params, 1),
         worker_server=WorkerServer(config, model_dir, token=TOKEN, scratch=scratch, address_file=address_file) if fed else None,
     )

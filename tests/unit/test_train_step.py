@@ -99,7 +99,7 @@ def test_packing_changes_no_gradient_law_2_trap_3(tmp_path, aggregation):
     assert np.abs(tables[0]).max() > 1e-4
 
 
-def test_weights_of_a_minibatch_are_normalised_over_it_all(tmp_path):
+def test_weights_of_a_minibatch_are_normalized_over_it_all(tmp_path):
     learner, _ = _learn(tmp_path, {"actor.ppo_n_minibatches": 3, "actor.mb_spec.max_tokens_per_row": 16})
     for batch in learner.named("update"):
         assert batch.loss_weight.sum() == pytest.approx(1.0, rel=1e-6)  # token-mean

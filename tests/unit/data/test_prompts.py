@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from rljax.config.schema import DatasetConfig
-from rljax.data import labelled, open_prompts
+from rljax.data import labeled, open_prompts
 from rljax.errors import UserError
 from rljax.hf.tokenizer import build_char_tokenizer, load
 
@@ -287,16 +287,16 @@ def test_a_directory_without_the_split_says_what_it_has(tmp_path):
         open_prompts(config(tmp_path), seed=1, shard=(0, 2))
 
 
-def test_trap_08_labelled_targets_train_the_eos_and_nothing_of_the_prompt(tokenizer):
+def test_trap_08_labeled_targets_train_the_eos_and_nothing_of_the_prompt(tokenizer):
     prompts = open_prompts(config("task:addition", task={"n": 5}), seed=1)
     expected = list(prompts.epoch(0))
-    for prompt, trajectory in zip(expected, labelled(prompts, tokenizer), strict=False):
+    for prompt, trajectory in zip(expected, labeled(prompts, tokenizer), strict=False):
         text = prompt.messages[0]["content"] + prompt.fields["answer"]
         assert trajectory.token_ids.tolist() == [*tokenizer.encode(text), tokenizer.eos_token_id]
         target = len(prompt.fields["answer"]) + 1
         assert trajectory.loss_mask.tolist() == [False] * (len(text) + 1 - target) + [True] * target
     with pytest.raises(UserError, match=r"warmup.field: prompt .* has no field 'solution'"):
-        next(labelled(prompts, tokenizer, "solution"))
+        next(labeled(prompts, tokenizer, "solution"))
 
 
 def test_gsm8k_on_the_real_files(gsm8k_dir):

@@ -175,16 +175,16 @@ def test_async_rewards_run_side_by_side_and_time_out_one_by_one():
     run(main)
 
 
-def test_an_async_reward_that_blocks_is_killed_and_its_neighbours_are_asked_again():
+def test_an_async_reward_that_blocks_is_killed_and_its_neighbors_are_asked_again():
     async def main():
         async with pool("example_rewards:act_async", timeout=1.5) as rewards:
             first = (await rewards.score(PROMPT, "pid")).reward
             blocked = asyncio.create_task(rewards.score(PROMPT, "block 3600"))
             await asyncio.sleep(0.3)
-            neighbour = asyncio.create_task(rewards.score(PROMPT, "pid"))
+            neighbor = asyncio.create_task(rewards.score(PROMPT, "pid"))
             with pytest.raises(RewardTimeout):
                 await blocked
-            assert (await neighbour).reward not in (0.0, first)
+            assert (await neighbor).reward not in (0.0, first)
 
     run(main)
 

@@ -278,7 +278,7 @@ async def test_a_label_read_after_the_reply_never_makes_a_token_younger(server, 
     sampler = client_of(server)
 
     def script(_, token):
-        early[0] = early[0] or token == 11  # token 11, made by version 0, is labelled 1
+        early[0] = early[0] or token == 11  # token 11, made by version 0, is labeled 1
 
     server.script = script
     completion = await sampler.generate(request())
