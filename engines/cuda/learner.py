@@ -269,7 +269,7 @@ class TorchLearner:
         self._load(tree, supervised, rl, meta["updates"])
 
     def named_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Everything that is trained, in no framework's terms, float32, on the host of every rank (law 9): the parts of
+        """Everything that is trained, in no framework's terms, float32, on the host of every rank: the parts of
         rljax/checkpoints/portable.py.
         """
         self._enter()

@@ -225,7 +225,8 @@ class HttpSampler:
         """Puts weights on every server, pausing around it unless they are paused. A server that doesn't take them is left
         out until it does.
 
-        Law 7: SGLang keeps the cache of older weights for requests in flight; later ones use another key, and can't find it.
+        No stale cache: SGLang keeps the cache of older weights for requests in flight. Later requests
+        use another key, and can't find it.
 
         Raises:
           UserError: weights that no server accepts, or that are no directory or `Broadcast`.

@@ -272,7 +272,7 @@ class JaxConfig:
     cache_dtype: str
     sampler_dtype: str
     precise: bool  # float32 sums in blocks: logits within 1e-4 of transformers on the CPU (docs/parity.md); costs time
-    bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
+    bitwise: bool  # sampler scores its tokens by the learner's own program, so that the ratio is 1 exactly
     release_memory: bool  # a sampler on the learner's devices lets go of weights and cache while it updates (synchronous runs)
     compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
     # Of the learner. None: as many as torchrun started, else one; N: exactly so many, started on this host unless torchrun did;

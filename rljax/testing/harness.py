@@ -2,7 +2,7 @@
 
     run = make_run(workdir, {"rollout.max_head_offpolicyness": 2}, n_prompts=12)
     outcome = loop.train(run)
-    run.engine.learner.trained        # uid -> the steps that trained on it: [one] each, if law 5 holds
+    run.engine.learner.trained        # uid -> the steps that trained on it: [one] each: exactly once
 
 The task: say the last token of the prompt again, then stop.
 """

@@ -187,7 +187,7 @@ def test_kl_in_the_loss_is_theirs_with_their_bias_correction(make_trainer):
 
 
 def test_kl_in_the_loss_without_it_has_the_value_and_another_gradient(make_trainer):
-    """On policy, where r is 1, k3 itself has the same value; its slope in expectation is that of forward KL (trap 10)."""
+    """On policy, where r is 1, k3 itself has the same value; its slope in expectation is that of forward KL."""
     trainer = make_trainer(loss_type="dapo", use_bias_correction_kl=False)
     trainer.beta = 0.5
     inputs, _ = case(trainer)

@@ -61,7 +61,7 @@ def scores(result):
     return np.array([a[-1] for a in result.advantage])
 
 
-def test_trap_04_leave_one_out_never_explodes():
+def test_leave_one_out_std_never_explodes():
     rewards, ids = np.array([1.0, 0, 0, 0]), np.zeros(4, int)
     before_scaling = normalized(rewards, ids, dataclasses.replace(LEAVE_ONE_OUT, std_level="none"))
     np.testing.assert_allclose(before_scaling, [1, -1 / 3, -1 / 3, -1 / 3], rtol=1e-15)
@@ -73,7 +73,7 @@ def test_trap_04_leave_one_out_never_explodes():
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8), st.booleans(), st.booleans())
-def test_trap_04_a_group_of_equal_rewards_gives_exactly_zero(other, mean_leave1out, std_leave1out):
+def test_leave_one_out_std_of_equal_rewards_gives_exactly_zero(other, mean_leave1out, std_leave1out):
     norm = dataclasses.replace(GROUP, mean_leave1out=mean_leave1out, std_leave1out=std_leave1out)
     for reward in (0.1, 1 / 3, 1e8, -7.3):  # means of these are off by a rounding
         x = np.array(other + [reward] * 7)
@@ -98,7 +98,7 @@ def test_leave_one_out_is_what_its_name_says(rewards):
         np.testing.assert_allclose(got, (x[i] - others.mean()) / max(std, 1e-3), rtol=1e-9, atol=1e-9)
 
 
-def test_trap_05_groups_are_by_membership_never_by_stride():
+def test_group_membership_is_by_id_never_by_stride():
     """A group of three, one having failed, then one of four: each is normalized over its own."""
     whole = advantages_of(groups_of([1, 0, 1], [0, 0, 5, 1]), config_of())
     apart = [advantages_of(groups_of(group), config_of()) for group in ([1, 0, 1], [0, 0, 5, 1])]
@@ -114,7 +114,7 @@ def test_order_within_the_batch_does_not_matter(order):
         np.testing.assert_allclose(normalized(x[order], ids[order], norm), normalized(x, ids, norm)[order], atol=1e-12)
 
 
-def test_trap_18_advantages_are_of_whole_groups_before_any_split():
+def test_whole_groups_give_advantages_before_any_split():
     """Normalizing parts of a group would change it; the batch's advantages are the groups' own."""
     whole = scores(advantages_of(groups_of([1, 0, 0, 1, 0, 0]), config_of()))
     parts = np.concatenate([scores(advantages_of(groups_of(part), config_of())) for part in ([1, 0, 0, 1], [0, 0])])
@@ -146,7 +146,7 @@ def _of(result, groups, group):
     return result.advantage[start : start + len(group.trajectories)]
 
 
-def test_trap_06_gae_skips_what_is_not_trained():
+def test_masked_gae_skips_what_is_not_trained():
     rewards, values, mask = np.array([[0, 1, 0]]), np.array([[0, 0, 100]]), np.array([[True, True, False]])
     got = gae(rewards, values, mask, discount=1.0, gae_lambda=0.95)
     np.testing.assert_allclose(got, [[0.95, 1.0, 0.0]], rtol=1e-15)
@@ -208,7 +208,7 @@ def test_equal_reward_groups_are_counted():
     assert not scores(result)[[0, 1, 2, 5, 6, 7]].any()
 
 
-def test_trap_20_groups_with_nothing_left_are_no_division_by_zero():
+def test_nothing_to_train_is_no_division_by_zero():
     nothing = advantages_of([Group("0/0", ())], config_of())
     assert nothing.advantage == [] and nothing.metrics["rollout/equal_reward_groups"].count == 0
     some = advantages_of([Group("0/0", ()), *groups_of([1, 0])], config_of())

@@ -33,7 +33,7 @@ def pool(name="example_rewards:act", workers=1, timeout=20.0, memory_mb=0, retri
 
 
 def run(function):
-    """Runs a coroutine function in a thread of its own: everything here works off the main thread (trap 13)."""
+    """Runs a coroutine function in a thread of its own: everything here works off the main thread."""
     outcome = []
 
     def target():
@@ -94,7 +94,7 @@ def test_scores_errors_and_what_user_code_does_to_its_process():
     assert children() == before
 
 
-def test_trap_13_a_reward_that_never_returns_is_killed_and_starves_nobody():
+def test_hung_reward_is_killed_and_starves_nobody():
     async def main():
         async with pool(workers=2, timeout=2.0) as rewards:
             first = (await rewards.score(PROMPT, "pid")).reward
@@ -108,7 +108,7 @@ def test_trap_13_a_reward_that_never_returns_is_killed_and_starves_nobody():
     run(main)
 
 
-def test_trap_13_a_slow_reward_stalls_neither_the_others_nor_the_event_loop():
+def test_hung_reward_stalls_neither_the_others_nor_the_event_loop():
     async def main():
         async with pool(workers=2, timeout=60.0) as rewards:
             slow = asyncio.create_task(rewards.score(PROMPT, "hang"))
