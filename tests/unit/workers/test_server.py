@@ -266,7 +266,7 @@ def test_failures_are_counted_by_kind_in_workers_and_dropped_as_at_home(tmp_path
     run, outcome, _ = _run(tmp_path, {"recover.max_prompt_failures": 2}, lambda w: worker(w, workflow=Fails()))
     assert sorted(run.engine.learner.trained) == sorted(f"0/{i}" for i in range(12) if i not in (5, 6))
     assert outcome.finished
-    told = run.server.take_metrics()
+    told = run.worker_server.take_metrics()
     assert "rollout/workers" in told
 
 

@@ -416,7 +416,7 @@ async def test_weights_that_are_published_twice_are_held_still(server, tmp_path)
         (tmp_path / "1").mkdir()
         await publish(sampler, WeightSource(directory=tmp_path / "1"), 1)
         (tmp_path / "1").rmdir()
-    assert sampler.held_weights() is not None
+    assert sampler.present_weights() is not None
     await sampler.close()
     assert not list(tmp_path.iterdir())
 
