@@ -93,7 +93,7 @@ def test_run_directory_is_whole(uninterrupted):
     assert (uninterrupted / "export").is_dir()
 
 
-def test_metrics_of_section_6_are_there_and_finite(uninterrupted):
+def test_documented_metrics_are_there_and_finite(uninterrupted):
     entries = lines(uninterrupted / "metrics.jsonl")
     trained = entries[-1]
     for name in ("importance_weight", "behave_imp_weight", "approx_kl", "clip_ratio", "entropy", "grad_norm", "lr"):

@@ -110,7 +110,7 @@ class OneTokenForTwo:
         return self.encode(messages[-1]["content"])
 
 
-def test_tokens_in_tokens_out_of_what_is_trained_on_and_sent_again():
+def test_retokenization_of_neither_what_is_trained_on_nor_what_is_sent_again():
     tokenizer = OneTokenForTwo()
     prompt = Prompt("0/0", ({"role": "user", "content": "?"},), {"answer": "b"})
     sampler = ScriptedSampler(([1, 2, 9], Finish.STOP), ([1, 2, 9], Finish.STOP), ([2, 9], Finish.STOP))

@@ -230,7 +230,7 @@ def test_a_swap_in_flight_changes_the_policy_at_one_token(models, recompute, ahe
     assert (np.abs(completion.logp[6:] - new[6:]).max() < BOUND) == recompute
 
 
-def test_no_stale_cache_for_a_group_that_waits_through_a_swap(models):
+def test_stale_prefix_is_not_shared_by_a_group_that_waits_through_a_swap(models):
     """More samples than slots: those that start after the swap find their prompt in rows of the old weights."""
     requests = [Request(f"g{i}", prompt_of(40), SamplingParams(6), i) for i in range(9)]
     with sampler_of(models[0]) as sampler:
