@@ -38,7 +38,7 @@ class LogprobSuite(Backend):
             for grad, derived in zip(grads, logprob_oracle.token_logprobs_grad(*exact, **static), strict=True):
                 assert_close(self.numpy(grad), derived, bounds[1])
 
-    def test_trap_02_logits_are_divided_by_the_temperature(self) -> None:
+    def test_sampling_temperature_divides_the_logits(self) -> None:
         with self.precision("float64"):
             logits = np.array([[2.0, 0.0, -1.0]])
             arrays = [self.array(x, "float64") for x in (logits, np.eye(3), np.array([0]))]

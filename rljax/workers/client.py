@@ -175,7 +175,7 @@ class Files:
         return before
 
     async def take(self, connection: Connection) -> int:
-        """The next directory, where nothing else can come. Returns the version of its weights, 0 of a tokeniser's."""
+        """The next directory, where nothing else can come. Returns the version of its weights, 0 of a tokenizer's."""
         while True:
             message = await connection.receive()
             if message.kind == "file":
