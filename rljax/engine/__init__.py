@@ -1,6 +1,7 @@
 """Engines: what samples, what learns, and how weights get from one to the other.
 
     interface.py    what engines are made of: Generator, Sampler, Learner
+    cooperative.py  a base class for samplers in the event loop
     weights.py      what a learner is asked to export, and what it gives
     plugin.py       the base class of plugins, which make samplers and learners
     plugins.py      engines by name: discovery, allocation, checks
@@ -11,6 +12,7 @@
 A third party needs this package and rljax.testing, nothing else: docs/engines.md.
 """
 
+from rljax.engine.cooperative import CooperativeSampler
 from rljax.engine.engine import Engine
 from rljax.engine.interface import Generator, Learner, Sampler, State
 from rljax.engine.plugin import Plugin, check_lending
@@ -40,6 +42,7 @@ from rljax.engine.weights import (
 )
 
 __all__ = [
+    "CooperativeSampler",
     "Engine",
     "ExportTarget",
     "ExportToDirectory",

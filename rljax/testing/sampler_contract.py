@@ -70,9 +70,9 @@ class SamplerContract(abc.ABC):
     def source(self, model: int) -> WeightSource:
         """Weights of model 0 or 1."""
 
-    @abc.abstractmethod
     def text(self, token_ids: np.ndarray) -> str:
-        """The text of a completion, special tokens included."""
+        """The text of a completion, special tokens included. Not needed `without` "stop strings"."""
+        raise NotImplementedError("a sampler that knows stop strings says how its tokens are decoded")
 
     # Helpers
 

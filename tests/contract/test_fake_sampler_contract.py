@@ -35,6 +35,3 @@ class TestFakeSampler(SamplerContract):
 
     def source(self, which):
         return WeightsInDirectory(models()[1][which])
-
-    def text(self, token_ids):
-        raise AssertionError("it has no stop strings")
