@@ -41,10 +41,10 @@ ABOVE_ONE = Range("above 1", lambda x: x > 1)
 class Key:
     """What a field's metadata says beside its type and default."""
 
-    description: str = ""
-    within: Range | None = None
-    choices: tuple[str, ...] = ()
-    unit: str = ""
+    description: str
+    within: Range | None
+    choices: tuple[str, ...]
+    unit: str
 
     def check(self, path: str, value: Any) -> None:
         """Raises UserError for a value that is no choice or out of range. None, where the type allows it, always passes."""
@@ -56,7 +56,8 @@ class Key:
             raise UserError(f"{path}: must be {self.within.text}, not {value}")
 
 
-_DECLARED = "rljax"  # in the metadata of a dataclass field: its Key, or None for a section
+_DECLARED = "rljax"  # in the metadata of a dataclass field: its Key, or _SECTION
+_SECTION = "section"
 
 
 def key(default: Any, description: str, within: Range | None = None, *, choices: Sequence[str] = (), unit: str = "") -> Any:
@@ -74,11 +75,11 @@ def section(schema: type, **defaults: Any) -> Any:
       schema: its dataclass.
       defaults: those that differ here from the dataclass's own.
     """
-    return dataclasses.field(default_factory=functools.partial(schema, **defaults), metadata={_DECLARED: None})
+    return dataclasses.field(default_factory=functools.partial(schema, **defaults), metadata={_DECLARED: _SECTION})
 
 
 class Leaf(NamedTuple):
-    """A key that holds a value, found by `walk`."""
+    """A key that holds a value."""
 
     path: str  # dotted
     type: Any
@@ -87,16 +88,25 @@ class Leaf(NamedTuple):
 
 
 def walk(values: Any, path: str = "") -> Iterator[Leaf]:
-    """Every leaf below an instance of a section, in the order of declaration."""
-    kinds = types_of(values)
+    """Every leaf of an instance of a section, and of the sections in it."""
+    for below, inner in sections_of(values, path):
+        yield from leaves_of(inner, below)
+
+
+def sections_of(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """An instance of a section and all those in it, by dotted path."""
+    yield path, values
     for field in dataclasses.fields(values):
-        if field.name not in kinds:
-            continue
-        name, value, said = join(path, field.name), getattr(values, field.name), field.metadata[_DECLARED]
-        if said is None:
-            yield from walk(value, name)
-        else:
-            yield Leaf(name, kinds[field.name], value, said)
+        if field.metadata.get(_DECLARED) is _SECTION:
+            yield from sections_of(getattr(values, field.name), join(path, field.name))
+
+
+def leaves_of(values: Any, path: str = "") -> Iterator[Leaf]:
+    """The leaves of an instance of a section, without those of the sections in it."""
+    for field in dataclasses.fields(values):
+        declared = field.metadata.get(_DECLARED)
+        if isinstance(declared, Key):
+            yield Leaf(join(path, field.name), types_of(values)[field.name], getattr(values, field.name), declared)
 
 
 def types_of(section: Any) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def test_an_engine_that_is_not_installed_has_no_section():
     message = refusal("vllm.max_num_seqs=8")
     assert message.startswith("vllm: no such key (known: ")
     assert message.endswith(f"; installed engines: {', '.join(entry_points.names())})")
-    with pytest.raises(UserError, match="^vllm: no such key"):
+    with pytest.raises(UserError, match=r"^vllm: no such key"):
         config_io.from_dict(base.get_config().to_dict() | {"vllm": {"max_num_seqs": 8}})
 
 
@@ -181,7 +181,7 @@ def test_an_author_who_forgets_to_declare_is_told(install, monkeypatch):
         monkeypatch.setattr(type(plugin), "config_class", schema)
         with pytest.raises(UserError, match=message):
             config_io.from_dict(base.get_config().to_dict() | {"vllm": {"x": 2}})
-    with pytest.raises(UserError, match="^actor: an engine can't have the name of a key"):
+    with pytest.raises(UserError, match=r"^actor: an engine can't have the name of a key"):
         config_io.resolve(read("allocation_mode=actor:d1"))
 
 
