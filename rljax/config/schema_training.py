@@ -166,7 +166,7 @@ class CriticConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WarmupConfig:
-    """Supervised steps on the labelled training set, before reinforcement."""
+    """Supervised steps on the labeled training set, before reinforcement."""
 
     steps: int = key(0, "Supervised steps. 0: none.", NOT_NEGATIVE)
     batch_size: int = key(64, "Examples per step.", POSITIVE)
