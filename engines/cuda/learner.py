@@ -45,6 +45,7 @@ from rljax.engines.cuda.policy import Policy
 from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
 from rljax.engines.cuda.state import Reinforcement
 from rljax.engines.cuda.transports import Route
+from rljax.engines.http.config import SglangConfig
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX, Objective
@@ -211,7 +212,8 @@ class TorchLearner:
             if self._route is not None:
                 self._route.close()
             gather = distributed.gather if self._layout.pool.size > 1 else None
-            self._route = Route(target, bucket_bytes=self._config.sglang.bucket_mb << 20, gather=gather)
+            bucket = SglangConfig.of(self._config).bucket_mb << 20
+            self._route = Route(target, bucket_bytes=bucket, gather=gather)
         return self._route
 
     def _enter(self) -> None:

@@ -24,6 +24,7 @@ from rljax.engine.plugins import (
     make_learner,
     portable_plugin,
     require_both,
+    room_for_prompt,
     transport_of,
 )
 from rljax.engine.storage import memory_backed, publish_directory
@@ -69,6 +70,7 @@ __all__ = [
     "portable_plugin",
     "publish_directory",
     "require_both",
+    "room_for_prompt",
     "target_from_json",
     "transport_of",
 ]

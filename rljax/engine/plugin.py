@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
-from rljax.config.schema import Config
+from rljax.config.schema import Config, EngineConfig
 from rljax.engine.interface import Learner, Sampler, State
 from rljax.engine.rank import ProcessRank
 from rljax.errors import UserError
@@ -46,14 +46,14 @@ class Plugin:
     formats: tuple[str, ...] = ()
     """Formats in meta.json of its learner's checkpoints that `read_checkpoint` reads."""
 
-    config_class: type | None = None
+    config_class: type[EngineConfig] | None = None
     """Frozen dataclass of the config section that has the engine's name; None for an engine without settings."""
 
     def check(self, config: Config, allocation: Allocation) -> None:
         """Raises UserError for a setting that the engine, in its roles there, can't do. Starts nothing."""
 
     def context_length(self, config: Config) -> int | None:
-        """Most tokens of prompt and completion that its sampler takes; None where that is not known beforehand."""
+        """Most tokens of prompt and completion that its sampler has room for; None where it sets no limit of its own."""
         return None
 
     def on_host(self, config: Config) -> bool:

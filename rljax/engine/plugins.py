@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import tomllib
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 
+from rljax import entry_points
 from rljax.config.allocation import Allocation, Pool, parse
 from rljax.config.schema import Config
 from rljax.engine.engine import Engine
@@ -21,7 +20,6 @@ from rljax.engine.storage import publish_directory
 from rljax.engine.weights import ExportToSampler
 from rljax.errors import UserError
 
-GROUP = "rljax.engines"  # of entry points
 DIRECTORY, MEMORY = "directory", "memory"  # the transports that mean the same to every engine
 
 log = logging.getLogger(__name__)
@@ -119,23 +117,27 @@ def transport_of(config: Config, allocation: Allocation) -> str:
     )
 
 
+def room_for_prompt(config: Config, allocation: Allocation) -> tuple[int, str]:
+    """(tokens that a prompt may have, what allows no more). A sampler ends a completion where its context is full."""
+    engine = allocation.sampler.engine if allocation.sampler else ""
+    context = find_plugin(engine).context_length(config) if engine else None
+    row, new = config.actor.mb_spec.max_tokens_per_row, config.gconfig.max_new_tokens
+    if context is not None and context <= row:
+        return context - 1, f"{engine}.context_length={context} holds no completion beside it"
+    return row - new, f"actor.mb_spec.max_tokens_per_row={row} cannot hold it and gconfig.max_new_tokens={new}"
+
+
 def find_plugin(name: str) -> Plugin:
     """The engine registered under a name.
 
     Raises UserError for an unknown name, one registered twice, or an entry point that can't be loaded or is no `Plugin`.
     """
-    found = [point for point in _entry_points() if point.name == name]
-    if not found:
-        known = ", ".join(sorted({point.name for point in _entry_points()}))
-        raise UserError(f"allocation_mode: no engine named {name!r} (installed: {known})")
-    if len({point.value for point in found}) > 1:
-        raise UserError(f"allocation_mode: the engine name {name!r} is registered twice: {', '.join(p.value for p in found)}")
     try:
-        plugin = found[0].load()
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"allocation_mode: the engine {name} ({found[0].value}) can't be loaded: {error}") from error
+        plugin = entry_points.load(name)
+    except UserError as error:
+        raise UserError(f"allocation_mode: {error}") from error
     if not isinstance(plugin, Plugin):
-        raise UserError(f"allocation_mode: the engine {name} ({found[0].value}) is no instance of rljax.engine.Plugin")
+        raise UserError(f"allocation_mode: the engine {name!r} is a {type(plugin).__name__}, not an rljax.engine.Plugin")
     return plugin
 
 
@@ -146,18 +148,8 @@ def portable_plugin(form: str) -> Plugin | None:
 
 def _loaded_plugins() -> Iterator[tuple[str, Plugin]]:
     """Every installed engine by name, in order. One that can't be loaded is passed over: its trouble is its own."""
-    for name in sorted({point.name for point in _entry_points()}):
+    for name in entry_points.names():
         try:
             yield name, find_plugin(name)
         except UserError as error:
             log.warning("the engine %s is passed over: %s", name, error)
-
-
-def _entry_points() -> list[metadata.EntryPoint]:
-    """Installed entry points; a checkout that is run without an install brings its own from pyproject.toml."""
-    installed = list(metadata.entry_points(group=GROUP))
-    pyproject = Path(__file__).resolve().parents[2] / "pyproject.toml"
-    if pyproject.is_file():
-        own = tomllib.loads(pyproject.read_text())["project"]["entry-points"][GROUP]
-        installed += [metadata.EntryPoint(name, value, GROUP) for name, value in own.items()]
-    return installed

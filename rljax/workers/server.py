@@ -40,7 +40,6 @@ from rljax.errors import SamplerError, UserError, WorkerLost
 from rljax.metrics.accumulator import Accumulator
 from rljax.metrics.mean import Mean, merge
 from rljax.rollout.buffer import Buffer, Ticket, newest_version, ticket_to_json
-from rljax.rollout.limits import most_in_flight
 from rljax.rollout.tracker import PromptTracker
 from rljax.types import Request
 from rljax.workers import connection as frames
@@ -115,7 +114,7 @@ class WorkerServer:
         self._config, self._model_dir, self._token, self._scratch = config, model_dir, token, scratch
         self._address_file = address_file
         self._children = children
-        self._room = -(-most_in_flight(config) // max(1, config.rollout.workers))
+        self._room = -(-config.max_in_flight // max(1, config.rollout.workers))
         self._server: asyncio.Server | None = None
         self._workers: list[AttachedWorker] = []
         self._tasks: set[asyncio.Task[None]] = set()

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rljax import engine
+from rljax import engine, entry_points
 from rljax.config import io as config_io
 from rljax.config.allocation import Allocation, Pool, parse
 from rljax.configs import base
-from rljax.engine import ExportToDirectory, ExportToSampler, WeightsInDirectory, WeightsInMemory, plugins, storage
+from rljax.engine import ExportToDirectory, ExportToSampler, WeightsInDirectory, WeightsInMemory, storage
 from rljax.errors import SamplerError, UserError
 from rljax.types import Completion, Finish
 
@@ -70,11 +70,16 @@ class ThirdParty(engine.Plugin):
     attaches: bool = False
     formats: tuple[str, ...] = ()
     refused: str = ""
+    context: int | None = None
+    config_class: type | None = None
     log: list = dataclasses.field(default_factory=list)
 
     def check(self, config, allocation):
         if self.refused:
             raise UserError(self.refused)
+
+    def context_length(self, config):
+        return self.context
 
     def make_sampler(self, config, pool, model_dir):
         return NotingSampler(self.log)
@@ -97,7 +102,7 @@ class EntryPoint:
 def register(monkeypatch, tmp_path):
     """Registers plugins under names, as if each were installed by a package of its own."""
     points = []
-    monkeypatch.setattr(plugins, "_entry_points", lambda: points)
+    monkeypatch.setattr(entry_points, "installed", lambda: points)
     monkeypatch.setattr(storage, "memory_backed", lambda: tmp_path)
     return lambda name, plugin, value="package:PLUGIN": points.append(EntryPoint(name, value, plugin))
 
@@ -272,20 +277,16 @@ def test_a_name_registered_twice_is_an_error_unless_it_is_the_same_object(regist
         engine.find_plugin("one")
 
 
-def test_a_checkout_brings_its_own_entry_points():
-    assert {"jax", "fake"} <= {point.name for point in plugins._entry_points()}
-
-
 def test_an_entry_point_that_is_no_plugin_or_cannot_be_loaded_is_named(register):
     class Absent(EntryPoint):
         def load(self):
             raise ImportError("No module named 'gone'")
 
     register("one", object())
-    with pytest.raises(UserError, match=r"^allocation_mode: the engine one \(package:PLUGIN\) is no instance of .*Plugin$"):
+    with pytest.raises(UserError, match=r"^allocation_mode: the engine 'one' is a object, not an rljax.engine.Plugin$"):
         engine.find_plugin("one")
-    plugins._entry_points().append(Absent("two", "gone:PLUGIN", None))
-    with pytest.raises(UserError, match=r"^allocation_mode: the engine two \(gone:PLUGIN\) can't be loaded: No module named"):
+    entry_points.installed().append(Absent("two", "gone:PLUGIN", None))
+    with pytest.raises(UserError, match=r"^allocation_mode: the engine 'two' can't be loaded from gone:PLUGIN: ImportError"):
         engine.find_plugin("two")
     register("three", ThirdParty((), formats=("paper",)))
     assert engine.portable_plugin("paper") is engine.find_plugin("three")  # another engine's trouble is its own
@@ -350,3 +351,19 @@ def test_what_a_generator_must_write_is_missed_when_it_is_made():
 
     with pytest.raises(TypeError, match=r"abstract method '?generate"):
         Forgotten()
+
+
+@pytest.mark.parametrize(
+    ("context", "row", "most", "culprit"),
+    [(64, 128, 63, "one.context_length=64"), (200, 128, 96, "max_tokens_per_row=128"), (128, 128, 127, "one.context_length")],
+)
+def test_room_for_a_prompt_is_what_context_and_row_leave(register, context, row, most, culprit):
+    """A completion ends where the context does, so the longest trajectory is min(prompt + 32, context)."""
+    register("one", ThirdParty((), context=context))
+    register("two", ThirdParty(()))
+    config = config_io.changed(CONFIG, [("actor.mb_spec.max_tokens_per_row", str(row)), ("gconfig.max_new_tokens", "32")])
+    room, why = engine.room_for_prompt(config, Allocation(sampler=Pool("one"), learner=Pool("one")))
+    assert room == most and culprit in why
+    fits = [n for n in range(1, 300) if n < context and min(n + 32, context) <= row]
+    assert room == max(fits)
+    assert engine.room_for_prompt(config, Allocation(sampler=Pool("two"), learner=None))[0] == row - 32
