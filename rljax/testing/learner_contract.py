@@ -1,14 +1,16 @@
 """What every learner must do, whatever its framework: subclass `LearnerContract` and say how one is made.
 
     class TestMyLearner(LearnerContract):
-        def make(self, config, model_dir):
+        def make(self, config, model_dir):            # as Plugin.make_learner, of a pool of one device
             return MyLearner(config, Pool("mine"), model_dir)
 
+The models are tiny Hugging Face directories (models.py), the configs the defaults in float32 with what a test changes.
 Expectations are derived: a learning rate of 0, another packing of the same trajectories, a permutation, a save in between.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -139,18 +141,20 @@ def assert_means_close(got: dict[str, Mean], want: dict[str, Mean], tolerance: f
         )
 
 
-class LearnerContract:
-    """Subclass it as `Test...`; set `tolerance` to what float32 gives on the device."""
+class LearnerContract(abc.ABC):
+    """The tests. Subclasses say how a learner is made, and set `tolerance` to what float32 gives on their device."""
 
     tolerance = 2e-5  # relative and absolute, float32 log-probs and metrics
     restores_bitwise = True  # a restored learner gives the same bits on this device
 
+    @abc.abstractmethod
     def make(self, config: Config, model_dir: Path) -> Learner:
-        raise NotImplementedError("subclasses say how a learner is made")
+        """Returns a new learner of the model in a directory. Several may live at once; each test closes its own."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def model_dir(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """The model of all tests of a class, which none of them changes."""
         return models.make_model(tmp_path_factory.mktemp("model"))
 
     # Score

@@ -1,13 +1,19 @@
 """What every sampler must do, whatever its engine: subclass `SamplerContract` and say how one is made.
 
     class TestMySampler(SamplerContract):
-        def make(self, model):
-            return MySampler(...)          # of the first or the second of two models of one shape
-        def source(self, model):
-            return WeightSource(...)       # the same weights, to be loaded
+        without = frozenset({"stop strings"})         # what yours can't do is skipped
 
-Everything goes through the `Sampler` protocol. Expectations are derived: from another run of the same request, from a
-sampler that started with the weights that another was given, from what the request asked for.
+        def make(self, model):                        # 0 or 1: two models of one shape with other weights
+            return MySampler(config_of(), DIRECTORIES[model])
+
+        def source(self, model):                      # the same weights, to be loaded
+            return WeightsInDirectory(DIRECTORIES[model])
+
+Everything goes through the interface of `rljax.engine.Sampler`. Expectations are derived: from another run of the same
+request, from a sampler that started with the weights that another was given, from what the request asked for.
+
+Models are kept for a whole class, and so are the samplers `sampler` and `second`, of model 0 and 1; a test that ends its
+sampler takes `own`. All of a class run in one event loop, in a thread of its own (`loop`).
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ WAIT = 60.0  # seconds after which something hangs
 
 
 class Loop:
-    """An event loop in a thread: one for all tests of a class, as a client's connections belong to one loop."""
+    """An event loop in a thread: one for all tests of a class, for a client's connections belong to one loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -52,9 +58,9 @@ class Loop:
 
 
 class SamplerContract(abc.ABC):
-    """Subclasses set the figures of their model and sampler."""
+    """The tests. Subclasses say how a sampler is made, and set the figures of their model where they differ."""
 
-    vocabulary = 100
+    vocabulary = 100  # token ids of the models
     context = 64  # tokens of prompt and completion
     tolerance = 1e-4  # nats, between two computations of one log-prob
     reproducible = True  # one request gives the same tokens whatever runs beside it
@@ -64,11 +70,11 @@ class SamplerContract(abc.ABC):
 
     @abc.abstractmethod
     def make(self, model: int) -> Sampler:
-        """A new sampler of model 0 or 1, at version 0."""
+        """Returns a new sampler with the weights of model 0 or 1, at version 0. Called outside of `loop`."""
 
     @abc.abstractmethod
     def source(self, model: int) -> WeightSource:
-        """Weights of model 0 or 1."""
+        """Returns the weights of model 0 or 1, as a learner would publish them."""
 
     def text(self, token_ids: np.ndarray) -> str:
         """The text of a completion, special tokens included. Not needed `without` "stop strings"."""
@@ -399,21 +405,34 @@ class SamplerContract(abc.ABC):
         assert sampler.version == version
 
     def test_memory_that_was_lent_comes_back_with_the_next_publish(self, sampler: Sampler, second: Sampler, loop: Loop) -> None:
+        """What waited meanwhile has lost its keys and values too: it goes on as a request of the new weights alone would."""
         if not sampler.lends:
             pytest.skip("this sampler lends no memory")
-        request = self.request("lent", self.prompt(20), greedy=True)
+        prompt, length = self.prompt(4), self.context - 4
+        request = self.request("free", prompt, greedy=True, max_new_tokens=length)
+        delay, kept = 1e-4, 0
+        for _ in range(40):
+            flown = loop.run(self._lent_under(sampler, request, delay))
+            kept = int((flown.versions < sampler.version).sum())
+            if kept and (flown.finish is Finish.ABORT or kept < length):
+                break
+            loop.run(publish(sampler, self.source(0), sampler.version + 1))
+            delay *= 0.7 if kept else 1.3
+        assert kept, "nothing was in flight when the memory was lent"
+        if flown.finish is not Finish.ABORT:
+            behind = np.concatenate([prompt, flown.token_ids[:kept]])
+            rest = loop.run(second.generate(self.request("free", behind, greedy=True, max_new_tokens=length - kept)))
+            np.testing.assert_array_equal(flown.token_ids[kept:], rest.token_ids)
+            np.testing.assert_allclose(flown.logp[kept:], rest.logp, atol=self.tolerance)
+        self.same(loop.run(sampler.generate(request)), loop.run(second.generate(request)))
 
-        async def lend() -> tuple[Completion, Completion]:
-            flying = asyncio.create_task(sampler.generate(self.request("flying", max_new_tokens=40)))
-            await asyncio.sleep(0.01)
-            await sampler.release()
-            await sampler.reclaim()
-            await publish(sampler, self.source(1), sampler.version + 1)
-            return await flying, await sampler.generate(request)
-
-        flown, completion = loop.run(lend())
-        assert flown.finish is Finish.ABORT or len(flown.token_ids) == 40
-        self.same(completion, loop.run(second.generate(request)))
+    async def _lent_under(self, sampler: Sampler, request: Request, delay: float) -> Completion:
+        flying = asyncio.create_task(sampler.generate(request))
+        await asyncio.sleep(delay)
+        await sampler.release()
+        await sampler.reclaim()
+        await publish(sampler, self.source(1), sampler.version + 1)
+        return await flying
 
     # The end
 

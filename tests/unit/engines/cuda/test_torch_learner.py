@@ -122,6 +122,8 @@ def test_weights_in_memory_are_the_policy_and_what_nobody_took_is_let_go(model_d
     assert found.keys() == params.keys()
     for name, tensor in found.items():
         np.testing.assert_array_equal(tensor.numpy(), params[name])
+    first, again, other = (learner.export(ExportToSampler("gloo", Pool("sglang", tensor=n))).sender for n in (1, 1, 2))
+    assert first.group is again.group is not other.group and other.group.tensor == 2  # a group outlives publishes
     tensors = learner.export(ExportToSampler("gloo", Pool("sglang"))).sender.tensors
     next(iter(tensors))  # a server fails after the first one
     learner.update(batch)
