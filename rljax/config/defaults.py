@@ -24,11 +24,11 @@ class _Defaults(ConfigDict):
         return super().__contains__(key)
 
     def __getitem__(self, key: str) -> Any:
-        self._add_section(key.partition(".")[0])
+        self._add_section(str(key).partition(".")[0])
         return super().__getitem__(key)
 
     def _add_section(self, name: str) -> None:
-        if name in self.keys() or name.startswith("_") or name not in entry_points.names():
+        if name.startswith("_") or name in self.keys() or name not in entry_points.names():
             return
         if schema := engine_sections.find(name):
             self[name] = _as_config_dict(schema())

@@ -158,7 +158,7 @@ def test_an_engine_that_is_not_installed_has_no_section():
 def test_what_is_wrong_with_an_engine_is_said_only_where_its_section_is_used(install, point, message):
     install(other=point)
     assert message in refusal("other.x=1")
-    assert "did you mean temperature" in refusal("gconfig.temperatur=1.0")  # its trouble is not another key's
+    assert "did you mean gconfig.temperature" in refusal("actor.temperature=1.0")  # its trouble is not another key's
     assert read().seed == 1
 
 
