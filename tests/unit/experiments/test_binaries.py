@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from experiments import main
 from rljax.errors import TooManyFailures, UserError
+from rljax.experiments import main
 from rljax.sinks import State
 from rljax.sinks.run_directory import RunDirectory
 
