@@ -68,7 +68,7 @@ def replay() -> None:
     from rljax.train_step import learn
 
     if not BATCH.value:
-        raise UserError("--batch: missing (a directory that experiments.rollout wrote)")
+        raise UserError("--batch: missing (a directory that `rljax rollout` wrote)")
     batches = [dump.load_shards([Path(directory) for directory in batch.split(",")]) for batch in BATCH.value]
 
     # --------------------------------------------------------------------------------------------------------------------
