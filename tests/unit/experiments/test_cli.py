@@ -33,6 +33,12 @@ def test_every_program_is_a_command():
         assert {name for name in names if f"{menu} {name}" not in cli.MENUS} == programs
 
 
+def test_the_readme_has_every_command_in_both_forms():
+    readme = (REPOSITORY / "README.md").read_text()
+    forms = {name: f"| `rljax {name}` | `python -m experiments.{name}` |" for name in cli.MENUS["rljax"] if name != "bench"}
+    assert [name for name, form in forms.items() if form not in readme] == []
+
+
 @pytest.mark.parametrize("menu", cli.MENUS)
 def test_a_menu_lists_its_commands_by_what_their_docstrings_say_first(menu):
     shown = [line for line in cli.listing(menu).splitlines() if line.startswith("  ")]
