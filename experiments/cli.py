@@ -10,6 +10,7 @@ Only the one that is asked for is imported.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
@@ -30,7 +31,8 @@ def main() -> None:
     command, arguments = "rljax", sys.argv[1:]
     while command in MENUS:
         if not arguments or arguments[0] in HELP:
-            print(listing(command))
+            with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
+                print(listing(command), flush=True)
             return
         if arguments == ["--version"]:
             print(rljax.__version__)

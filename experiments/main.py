@@ -37,6 +37,7 @@ flags.disclaim_key_flags()  # flags defined by a function here belong to the bin
 
 _OVERRIDE = re.compile(r"--?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
+_OF_EXTRA_TORCH = ("torch", "peft")
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FULL = os.strerror(errno.ENOSPC)
 
@@ -112,6 +113,10 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
             _fail(str(error))
         sys.stdout.flush()
         os._exit(1)  # a thread may wait for that rank in a collective, and frameworks wait for the others at exit
+    except ModuleNotFoundError as error:
+        if error.name not in _OF_EXTRA_TORCH:
+            raise
+        _fail(f"{error.name}: not installed (pip install 'rljax[torch]')")
     except Exception as error:
         if not _is_no_space(error):
             raise

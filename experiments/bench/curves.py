@@ -37,6 +37,8 @@ def bench() -> None:
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         label = run.name if LABEL.value == "name" else f"seed {json.loads((run / 'config.json').read_text())['seed']}"
         points = [(r["step"], r[METRIC.value]) for r in records if METRIC.value in r]
+        if not points:
+            raise UserError(f"{run}: no {METRIC.value} in metrics.jsonl (--metric names another)")
         axes.plot(*zip(*points, strict=True), marker=".", label=label)
     axes.set(xlabel="step", ylabel=METRIC.value, title=TITLE.value)
     axes.grid(alpha=0.3)
