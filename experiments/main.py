@@ -42,7 +42,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FULL = os.strerror(errno.ENOSPC)
 
 _overrides: list[tuple[str, str]] = []  # of this process's command line, in order
-_arguments: list[str] = []  # the same, of what is no flag
+_arguments: list[str] = []  # the same for what is no flag
 
 
 def define_config_flags(*, workdir: bool = True) -> None:
@@ -87,7 +87,7 @@ def workdir_from_flags(what: str = "a directory for the run") -> Path:
 
 
 def arguments_from_flags() -> tuple[str, ...]:
-    """What the command line has beside flags, of a binary that `run_main` is told takes it."""
+    """Arguments of the command line that are no flags, for a binary whose `run_main` takes them."""
     return tuple(_arguments)
 
 
@@ -96,6 +96,9 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
 
     A workflow or reward that always fails shows the traceback of its first failure before that line, and a rank that is lost
     the last that it said. Anything else is a fault of ours and keeps its traceback.
+
+    Args:
+      takes_arguments: arguments that are no flags are the binary's (`arguments_from_flags`), and no mistake.
     """
     logging.get_absl_handler().setFormatter(_Plain())
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
@@ -168,8 +171,10 @@ def _parse_flags(argv: Sequence[str], *, takes_arguments: bool = False) -> list[
 def _help() -> str:
     """The binary's docstring and its flags; commands in them are like the one that it was started by."""
     command = _command()
-    flags_help = FLAGS.main_module_help().strip().removeprefix(f"{sys.argv[0]}:")
-    text = f"usage: {command} [flags]\n\n{(sys.modules['__main__'].__doc__ or '').strip()}\n\nflags:{flags_help}"
+    parts = [f"usage: {command} [flags]", (sys.modules["__main__"].__doc__ or "").strip()]
+    if flags_help := FLAGS.main_module_help().strip().removeprefix(f"{sys.argv[0]}:"):
+        parts.append(f"flags:{flags_help}")
+    text = "\n\n".join(parts)
     return _installed(text) if command.startswith("rljax ") else text
 
 
