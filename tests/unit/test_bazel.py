@@ -48,10 +48,10 @@ def test_every_binary_is_a_target():
     for folder in (REPOSITORY / "experiments", REPOSITORY / "experiments" / "bench"):
         build = (folder / "BUILD").read_text()
         for file in folder.glob("*.py"):
-            assert _is_run(file) == (f'"{file.stem}",' in build), file.name
+            assert is_program(file) == (f'"{file.stem}",' in build), file.name
 
 
-def _is_run(file: Path) -> bool:
+def is_program(file: Path) -> bool:
     """As a program. The peer's half of a benchmark is one in the peer's environment alone."""
     statements = ast.parse(file.read_text()).body
     guards = [node for node in statements if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"]

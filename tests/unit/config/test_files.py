@@ -30,7 +30,7 @@ def test_a_name_and_its_file_are_one_config():
 def test_a_file_of_ones_own_comes_before_a_config_of_the_same_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()
-    assert files.find("quickstart").is_relative_to(REPOSITORY)
+    assert files.find("quickstart").samefile(REPOSITORY / "configs" / "quickstart.py")
     shutil.copyfile(files.find("algorithms/grpo"), tmp_path / "mine")
     assert files.find("mine") == Path("mine")
     (tmp_path / "quickstart").rmdir()

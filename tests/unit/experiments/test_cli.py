@@ -9,7 +9,7 @@ import pytest
 
 from rljax.experiments import cli, main
 from tests.unit.experiments.test_binaries import HEAVY
-from tests.unit.test_bazel import _is_run
+from tests.unit.test_bazel import is_program
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -29,7 +29,7 @@ def test_every_program_is_a_command():
     """And every command is one, or a menu of them; the parts of a program are none."""
     for menu, names in cli.MENUS.items():
         folder = REPOSITORY.joinpath("experiments", *menu.split()[1:])
-        programs = {file.stem for file in folder.glob("*.py") if _is_run(file)}
+        programs = {file.stem for file in folder.glob("*.py") if is_program(file)}
         assert {name for name in names if f"{menu} {name}" not in cli.MENUS} == programs
 
 
