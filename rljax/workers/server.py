@@ -13,9 +13,9 @@ own weights         the learner to be between two steps             the loop (it
 a worker            a lease, a completion                           this side; or its end, or a minute of its silence
 
 Whoever dies loses nothing: what was leased to a worker is generated again with other seeds, and since it is no longer leased,
-the same group that arrives late is not taken (laws 5 and 6). Each token brings the version that made it, so the buffer's bound
-holds as it does in one process (law 4). A prompt is leased to one worker, which has `capacity` of them at most, and waits with
-the next until this side has read the group: that is the back-pressure.
+the same group that arrives late is not taken: prompts are consumed exactly once, and failures are counted. Each token brings
+the version that made it, so the lag bound holds as it does in one process. A prompt is leased to one worker, which has
+`capacity` of them at most, and waits with the next until this side has read the group: that is the back-pressure.
 """
 
 from __future__ import annotations
