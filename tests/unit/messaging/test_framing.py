@@ -110,22 +110,52 @@ DESCRIBED = st.lists(
 )
 
 
-@given(
-    st.fixed_dictionaries({"kind": JSON | st.text(), "fields": JSON, "arrays": DESCRIBED | JSON}) | JSON, st.binary(max_size=40)
-)
-def test_a_header_that_lies_under_a_checksum_that_is_right_makes_no_array_of_other_bytes(header, body):
+def with_header(header, body: bytes) -> bytes:
+    """A message whose header may say anything, under a checksum that is right."""
     text = json.dumps(header).encode()
     prefix = (framing.MAGIC, framing.VERSION, len(text), len(body))
     checksum = zlib.crc32(framing.PREFIX.pack(*prefix, 0) + text + body)
-    data = framing.PREFIX.pack(*prefix, checksum) + text + body
+    return framing.PREFIX.pack(*prefix, checksum) + text + body
+
+
+@given(
+    st.fixed_dictionaries({"kind": JSON | st.text(), "fields": JSON, "arrays": DESCRIBED | JSON}) | JSON, st.binary(max_size=40)
+)
+def test_a_header_that_lies_makes_no_array_of_other_bytes(header, body):
     try:
-        got = over_a_socket(data)
+        got = over_a_socket(with_header(header, body))
     except FramingError:
         return
-    assert sum(array.nbytes for array in got.arrays.values()) == len(body)
     assert b"".join(array.tobytes() for array in got.arrays.values()) == body
     for array in got.arrays.values():
         assert array.dtype.str in framing.DTYPES and (array.dtype != bool or array.view(np.uint8).max(initial=0) <= 1)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [["x", "<i4", [-1]]],
+        [["x", "<i4", [3]]],
+        [["x", "<i4", [1]]],  # less than there is
+        [["x", "<i4", [2, -1]]],
+        [["x", "<i4", [True, 2]]],
+        [["x", "<i4", [2.0]]],
+        [["x", "<i4", [1]], ["x", "<i4", [1]]],
+        [["x", "|O", [1]]],
+        [["x", "|b1", [8]]],  # bytes that are neither true nor false
+        [[7, "<i4", [2]]],
+        [["x", "<i4", [1 << 62, 1 << 62]]],
+        [["x", "<i4"]],
+        {"x": 1},
+        None,
+    ],
+)
+def test_arrays_that_are_not_those_of_the_body_are_refused(arrays):
+    body = np.array([5, 6], np.int32).tobytes()
+    sound = with_header({"kind": "k", "fields": {}, "arrays": [["x", "<i4", [2]]]}, body)
+    assert over_a_socket(sound).arrays["x"].tolist() == [5, 6]
+    with pytest.raises(FramingError, match="can't be read"):
+        over_a_socket(with_header({"kind": "k", "fields": {}, "arrays": arrays}, body))
 
 
 @pytest.mark.parametrize(("header", "body"), [(10, 1 << 62), (1 << 31, 0)])

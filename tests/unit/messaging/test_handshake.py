@@ -66,8 +66,8 @@ def test_a_proof_is_of_its_connection_its_side_and_its_hello_alone():
     with pytest.raises(HandshakeError):  # replayed to another connection
         ListenerHandshake(TOKEN).verify(sent[1])
     connector = ConnectorHandshake(TOKEN, HELLO)
-    connector.answer(sent[0])
-    for reflected in (sent[1].fields["proof"], sent[2].fields["proof"]):
+    own = connector.answer(sent[0])
+    for reflected in (own.fields["proof"], sent[1].fields["proof"], sent[2].fields["proof"]):
         with pytest.raises(HandshakeError):
             connector.verify(Message("welcome", {"proof": reflected}))
     listener, other = ListenerHandshake(TOKEN), ConnectorHandshake(TOKEN, HELLO)

@@ -143,7 +143,7 @@ def test_many_who_know_the_token_all_get_in_at_once(opened):
         connection.close()
 
 
-def test_running_out_of_files_ends_nothing_trap_51(tmp_path):
+def test_silent_strangers_end_nothing_where_files_run_out(tmp_path):
     """In a process of its own, which may open 120 files: 300 strangers come, and then someone who knows the token."""
     code = textwrap.dedent("""
         import resource, sys, threading, time

@@ -388,7 +388,7 @@ def test_requests_that_nobody_waits_for_any_more_are_taken_back(tmp_path):
     assert taken_back[0] == 16 and sorted(started) == sorted(cancelled)
 
 
-def test_a_trainers_requests_are_not_retried_where_its_sampler_gave_up_trap_49(tmp_path):
+def test_nested_retries_are_not_multiplied_by_a_worker(tmp_path):
     """The trainer's sampler retries by itself; the worker doesn't multiply its attempts."""
     run, asked = make_run(tmp_path, {}, fed=True), Counter()
     generate = run.engine.sampler.generate
@@ -417,7 +417,7 @@ def test_a_trainers_requests_are_not_retried_where_its_sampler_gave_up_trap_49(t
     assert len(lost) == 1 and isinstance(lost[0], RequestLost) and set(asked.values()) == {1}
 
 
-def test_a_false_trainer_learns_no_secret_and_commands_nobody_trap_52(tmp_path):
+def test_false_listener_learns_no_secret_and_commands_no_worker(tmp_path):
     """Somebody listens at the trainer's address while it is away; the worker waits for the one that knows the token."""
     received = []
 

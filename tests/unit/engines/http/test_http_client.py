@@ -159,7 +159,7 @@ async def test_attempts_without_a_token_are_counted_and_then_the_request_is_lost
 
 @pytest.mark.parametrize("harm", ["abort", "break"])
 @with_servers(1)
-async def test_retries_have_one_owner_trap_49(server, harm):
+async def test_nested_retries_are_not_multiplied_at_a_server(server, harm):
     """A server that aborts each attempt, or breaks it off, gets 1 + request_retries requests, whoever else retries."""
     server.script = lambda _, at: harm
     lost = []
