@@ -17,5 +17,14 @@ Put the subclass into a test file of your package, called `Test...`, and run pyt
 
 The suites bring their own fixtures and need no conftest. What an engine leaves out is skipped, with the reason. Few cases,
 that take long, have the marker `slow`: register it among the `markers` of your pytest settings. docs/engines.md has a package
-with such a file. They need pytest and numpy, the parity suite hypothesis too.
+with such a file. They need pytest and hypothesis: the extra [test] has them, and the rest of what rljax's own tests need.
 """
+
+import importlib.util
+
+for _needed in ("pytest", "hypothesis"):
+    if importlib.util.find_spec(_needed) is None:
+        raise ModuleNotFoundError(
+            f"rljax.testing: {_needed} is not installed (pip install {_needed}, or all that rljax's tests need: 'rljax[test]')",
+            name=_needed,
+        )
