@@ -31,7 +31,7 @@ def attach(config: Config) -> HttpSampler:
     token, transport = os.environ.get(TOKEN_VARIABLE), SglangConfig.of(config).transport
     addresses = [part.strip() for part in config.rollout.addr.split(",") if part.strip()]
     if not addresses:
-        raise UserError("rollout.addr: empty (HOST:PORT of a running server; experiments.serve starts one)")
+        raise UserError("rollout.addr: empty (HOST:PORT of a running server; `rljax serve` starts one)")
     found = []
     for base in map(normalized, addresses):
         try:
@@ -58,7 +58,6 @@ def sampler_of(config: Config, remotes: Sequence[Remote], version: int, replicas
     return HttpSampler(
         remotes,
         version=version,
-        request_timeout=rollout.request_timeout,
         request_retries=rollout.request_retries,
         recompute=rollout.recompute_kv_on_publish,
         replicas=replicas,
