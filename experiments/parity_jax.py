@@ -12,12 +12,12 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from experiments.parity_case import Case
 from rljax.backends.jax import hf
 from rljax.backends.jax.logprobs import token_logprobs
 from rljax.backends.jax.objective import policy_objective
 from rljax.backends.jax.optim import Optimizer
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
+from rljax.experiments.parity_case import Case
 from rljax.hf.spec import ModelSpec
 
 

@@ -1,4 +1,4 @@
-"""Trains, asynchronously or not; the same command with the same --workdir goes on where it was stopped.
+"""Trains; the same command with the same --workdir goes on where it was stopped.
 
 python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
 
@@ -16,7 +16,7 @@ import secrets
 import sys
 from typing import TYPE_CHECKING
 
-from experiments import main
+from rljax.experiments import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,7 +157,7 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
     from rljax.workers.launcher import WorkerProcesses
     from rljax.workers.server import WorkerServer
 
-    command = [sys.executable, "-m", "experiments.rollout"]
+    command = [sys.executable, "-m", "rljax.experiments.rollout"]
     return WorkerServer(
         config,
         model_dir,

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import main
 from rljax.errors import UserError
+from rljax.experiments import main
 
 if TYPE_CHECKING:
     from rljax.config.schema import Config

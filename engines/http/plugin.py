@@ -30,7 +30,7 @@ def attach(config: Config) -> HttpSampler:
     token = os.environ.get(TOKEN_VARIABLE)
     addresses = [part.strip() for part in config.rollout.addr.split(",") if part.strip()]
     if not addresses:
-        raise UserError("rollout.addr: empty (HOST:PORT of a running server; experiments.serve starts one)")
+        raise UserError("rollout.addr: empty (HOST:PORT of a running server; `rljax serve` starts one)")
     found = []
     for base in map(normalized, addresses):
         try:

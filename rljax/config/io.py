@@ -21,12 +21,11 @@ import traceback
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from rljax.config import areal
+from rljax.config import areal, files
 from rljax.config.schema import Config
 from rljax.errors import UserError
 
@@ -43,7 +42,8 @@ def load(location: str, overrides: Sequence[tuple[str, str]] = ()) -> Config:
     """Runs a config file's `get_config()` (or reads a YAML file), applies overrides in order and converts.
 
     Args:
-      location: a Python file, or "FILE:ARGUMENT" for a get_config that takes one string; or a YAML file of AReaL's.
+      location: a Python file or the name of one that comes with rljax, or "FILE:ARGUMENT" for a get_config that takes one
+        string; or a YAML file of AReaL's.
       overrides: (dotted key, text) pairs, as in `--config.actor.eps_clip=0.3`.
 
     Raises:
@@ -105,9 +105,8 @@ def resolve(config: Config) -> Config:
 
 
 def _run_config_file(location: str) -> Mapping[str, Any] | ConfigDict:
-    filename, colon, argument = location.partition(":")
-    if not Path(filename).is_file():
-        raise UserError(f"--config: no such file: {filename} (a Python file with get_config, as in configs/)")
+    name, colon, argument = location.partition(":")
+    filename = str(files.find(name))
     try:
         get_config = runpy.run_path(filename).get("get_config")
         if get_config is None:

@@ -179,9 +179,7 @@ class WorkerServer:
                     raise self._error
                 if not self._workers and not warned and self._children is None:
                     warned = True
-                    log.warning(
-                        "no worker is attached yet: python -m experiments.rollout --attach=%s", self._address_file.parent
-                    )
+                    log.warning("no worker is attached yet: rljax rollout --attach=%s", self._address_file.parent)
                 reason, start = job.buffer.waits_for or "workers", time.perf_counter()
                 await job.buffer.change()
                 job.accumulator.count(f"rollout/wait/producer_for_{reason}", time.perf_counter() - start)
