@@ -1,4 +1,4 @@
-"""Saves a run and resumes it: checkpoints, journals, and what they record of the learner, the buffer and the rest."""
+"""Saves a run and resumes it: the learner, the buffer and the rest, in checkpoints and journals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Recovery:
         self._saved: int | None = None  # step of the checkpoint that the journal belongs to
 
     async def save(self, step: int, state: dict[str, Any], *, score: float | None = None, failed: bool = False) -> None:
-        """Saves the run as it is at this call; what happens during the write belongs to the next journal.
+        """Saves the run as it is at this call; what happens during the write belongs to the next
+        journal.
 
         Args:
           state: JSON values of the loop's own.
@@ -70,7 +71,8 @@ class Recovery:
         """Resumes from the newest checkpoint that is whole and loads; a run without one begins.
 
         Returns:
-          The loop's own state, None for a run that begins; the groups that were finished after it and still count.
+          The loop's own state, None for a run that begins; the groups that were finished after it
+          and still count.
 
         Raises:
           UserError: there are checkpoints and none loads, or recover.mode forbids to go on.
@@ -91,7 +93,10 @@ class Recovery:
         return state, known
 
     def _load(self) -> tuple[Checkpoint, dict[str, Any], list[Entry]] | None:
-        """Restores the learner from the newest checkpoint that loads, and returns it with the rest. None if there is none."""
+        """Restores the learner from the newest checkpoint that loads, and returns it with the rest.
+
+        None if there is none.
+        """
         first_error: Exception | None = None
         for checkpoint in self.checkpoints.whole():
             try:

@@ -1,4 +1,4 @@
-"""Finds which of a learner's processes this one is: from the engine, from a launcher's environment, or it is alone."""
+"""Finds this process's rank in a learner: the engine says it, a launcher's environment, or it is alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from rljax.errors import UserError
 
 
 def find_rank(config: Config, pool: Pool | None) -> tuple[ProcessRank, int]:
-    """Returns this process's rank among those of a pool's learner, and how many processes the learner takes.
+    """Returns this process's rank among those of a pool's learner, and how many processes the
+    learner takes.
 
-    When the rank's size is 1 and the learner takes more, no launcher started the others: `Leader` does.
+    When the rank's size is 1 and the learner takes more, no launcher started the others: `Leader`
+    does.
 
     Raises:
       UserError: a launcher started another number of processes than the pool takes.

@@ -1,6 +1,7 @@
 """Ranks 1 and up: make the leader's learner, then repeat every call that it makes, in its order.
 
-A follower never outlives its leader: when the connection breaks it ends at once, in a collective or not.
+A follower never outlives its leader: when the connection breaks it ends at once, in a collective
+or not.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ Watch = Callable[[str, OnHang], AbstractContextManager[object]]  # around a call
 
 
 def serve(connection: socket.socket, make: Make, *, watch: Watch, lost: Callable[[str], None]) -> None:
-    """Repeats the calls of the leader at the other end of the connection until it closes the learner.
+    """Repeats the calls of the leader at the other end of the connection until it closes the
+    learner.
 
     Args:
       lost: called in a thread of this function when the leader is gone. It should end the process.
@@ -115,7 +117,8 @@ def _call(learner: Learner, method: str, message: Message) -> None:
 
 
 def follow(process: ProcessRank, workdir: Path) -> None:
-    """Runs a process of rank 1 or up from its start to its end. Blocks; ends the process when the leader is lost.
+    """Runs a process of rank 1 or up from its start to its end. Blocks; ends the process when the
+    leader is lost.
 
     SIGTERM and SIGINT are ignored here: the leader acts on them, saves, and closes the learner.
     """

@@ -21,9 +21,11 @@ log = logging.getLogger(__name__)
 
 
 class LearnerThread:
-    """One thread for all calls of the leader's own learner, so that what is current in a thread (a device) stays so.
+    """One thread for all calls of the leader's own learner, so that what is current in a thread (a
+    device) stays so.
 
-    It is a daemon: a collective that waits for a dead rank never returns, and must not keep the process alive.
+    It is a daemon: a collective that waits for a dead rank never returns, and must not keep the
+    process alive.
     """
 
     def __init__(self) -> None:
@@ -131,8 +133,10 @@ class Followers:
     ) -> None:
         """
         Args:
-          silence: seconds without any sign of life after which a rank is lost, though its connection is open.
-          explain: returns (how a rank's process ended, the end of its log) where that is known; may block for seconds.
+          silence: seconds without any sign of life after which a rank is lost, though its
+            connection is open.
+          explain: returns (how a rank's process ended, the end of its log) where that is known;
+            may block for seconds.
           on_trouble: called once, in a thread of this class, at the first sign of trouble.
           on_failure: called once, in the same thread, with the verdict: which rank failed first.
         """
@@ -169,7 +173,8 @@ class Followers:
 
         Args:
           own: makes the call in this rank.
-          later: doesn't wait for the followers, which may end the call only when its result is used here.
+          later: doesn't wait for the followers, which may end the call only when its result is
+            used here.
 
         Raises:
           UserError: every rank raised one.
@@ -185,7 +190,10 @@ class Followers:
             return self._outcome(future, self._number, later)
 
     def _outcome(self, future: concurrent.futures.Future[Any], number: int, later: bool) -> Any:
-        """Waits until the call is done everywhere, or can't be any more. Returns, raises as `together`."""
+        """Waits until the call is done everywhere, or can't be any more.
+
+        Returns, raises as `together`.
+        """
         deadline: float | None = None
         with self._changed:
             while True:
@@ -233,7 +241,7 @@ class Followers:
         raise self.failure
 
     def _blame_another(self, error: BaseException) -> None:
-        """Raises RankFailed for another rank whose death broke the collective here, if there is one."""
+        """Raises RankFailed if another rank's death broke the collective here."""
         self._wait_for_failure(5.0)
         with self._changed:
             if self.failure is None:
@@ -271,7 +279,10 @@ class Followers:
             self._changed.notify_all()
 
     def _suspect(self, follower: FollowerConnection | None, what: str, detail: str, *, died: bool) -> None:
-        """Notes the first trouble of a rank, for the watching thread. To be called with the lock taken."""
+        """Notes the first trouble of a rank, for the watching thread.
+
+        To be called with the lock taken.
+        """
         if not any(trouble.follower is follower for trouble in self._trouble):
             self._trouble.append(Trouble(died, follower, what, detail))
 
@@ -298,7 +309,7 @@ class Followers:
         self._on_failure(self.failure)
 
     def _verdict(self) -> RankFailed:
-        """Names the first rank that died silently, else the first that failed: the others fail because of it."""
+        """Names the first rank that died silently, else the first that failed: others fail by it."""
         with self._changed:
             if self._hung:  # who waits in a collective for one that hangs hangs too, and is not to be told from it
                 who = ", ".join(self._hung[rank] for rank in sorted(self._hung))

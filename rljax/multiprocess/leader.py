@@ -89,7 +89,8 @@ class DistributedLearner:
 
 
 class Leader:
-    """The processes of one learner, as their leader sees them. With one process it does nothing, at no cost.
+    """The processes of one learner, as their leader sees them. With one process it does nothing,
+    at no cost.
 
     Example:
 
@@ -101,10 +102,12 @@ class Leader:
     def __init__(self, process: ProcessRank, count: int, config: Config, workdir: Path, fail: Callable[[str], None]) -> None:
         """
         Args:
-          process: rank 0's; of size 1 beside a larger count: this process starts the others as its children.
+          process: rank 0's; of size 1 beside a larger count: this process starts the others as its
+            children.
           count: processes of the learner, this one included.
           workdir: a directory that every process sees.
-          fail: records why the run failed, in one line, where this process has no time left to end in order.
+          fail: records why the run failed, in one line, where this process has no time left to end
+            in order.
         """
         self._workdir, self._config, self._fail = workdir, config, fail
         self._own = count > process.size
@@ -187,7 +190,10 @@ class Leader:
             self._here.notify_all()
 
     def _await_all(self) -> None:
-        """Blocks until every rank is connected. Raises UserError when one isn't in time, RankFailed when one ends before."""
+        """Blocks until every rank is connected.
+
+        Raises UserError when one isn't in time, RankFailed when one ends before.
+        """
         until = time.monotonic() + START_TIMEOUT
         with self._here:
             while self._connected < self.size - 1:
@@ -204,7 +210,10 @@ class Leader:
         self._rendezvous.close()
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
-        """Makes one learner of all processes. Raises UserError as each would alone, RankFailed when one of them is lost."""
+        """Makes one learner of all processes.
+
+        Raises UserError as each would alone, RankFailed when one of them is lost.
+        """
         if self._followers is None:
             return make_learner(config, pool, model_dir)
         self._await_all()
@@ -225,7 +234,10 @@ class Leader:
     # Losing a rank
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs the coroutine, and cancels it when a rank is lost, whatever it waits for. Raises RankFailed then."""
+        """Runs the coroutine, and cancels it when a rank is lost, whatever it waits for.
+
+        Raises RankFailed then.
+        """
         task = asyncio.ensure_future(work)
         if self._followers is None:
             return await task
@@ -256,7 +268,10 @@ class Leader:
             faulthandler.dump_traceback(report)
 
     def _failed(self, failure: RankFailed) -> None:
-        """Ends the run, from a thread of `Followers`. What waits in a collective can't be woken: the run gets GRACE to end."""
+        """Ends the run, from a thread of `Followers`.
+
+        What waits in a collective can't be woken: the run gets GRACE to end.
+        """
         if self._ended.is_set():
             return
         self._lost.set()
@@ -312,7 +327,7 @@ def _arrays(batch: Batch) -> dict[str, np.ndarray]:
 
 
 def _shared_cores(processes: int) -> dict[str, str]:
-    """Environment by which each process takes its share of the cores, unless the user has set it; else each takes all."""
+    """Environment in which each process uses its share of the cores, unless the user has set it."""
     return {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // processes, 1))}
 
 

@@ -1,4 +1,4 @@
-"""Worker processes that a run starts itself: started again when they die, ended with it however it ends."""
+"""Worker processes that a run starts itself: restarted when they die, ended with the run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class WorkerProcesses:
-    """Keeps `count` processes of one command running, with `--attach=HOST:PORT` added. What they print is in `logs`.
+    """Keeps `count` processes of one command running, with `--attach=HOST:PORT` added. What they
+    print is in `logs`.
 
-    Example: WorkerProcesses([sys.executable, "-m", "rljax.experiments.rollout"], 4, workdir / "workers")
+    Example:
+
+        WorkerProcesses([sys.executable, "-m", "rljax.experiments.rollout"], 4, workdir / "workers")
     """
 
     def __init__(self, command: Sequence[str], count: int, logs: Path) -> None:
@@ -38,7 +41,8 @@ class WorkerProcesses:
         """Starts the workers.
 
         Args:
-          failed: called once, with UserError or TooManyFailures, when workers can't be kept running.
+          failed: called once, with UserError or TooManyFailures, when workers can't be kept
+            running.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         command = [*self._command, f"--attach={address}", f"--parent={os.getpid()}"]
