@@ -76,7 +76,6 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.config import checks as config_checks
     from rljax.hf import prepare as model_directory
     from rljax.hf import tokenizer
 
@@ -86,6 +85,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax import engine
     from rljax.data import labeled_trajectory, open_prompts
     from rljax.loop import Labeled, Loop, Run
     from rljax.rollout.evaluation import Evaluation
@@ -93,7 +93,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
 
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
-        most, why = config_checks.room_for_prompt(config, pools)
+        most, why = engine.room_for_prompt(config, pools)
         prompts.require_fit(words, most=most, why=why)
     labeled, held_out = None, None
     if config.warmup.steps or config.actor.loss == "sft":
@@ -129,8 +129,6 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it
         # ----------------------------------------------------------------------------------------------------------------
-        from rljax import engine
-
         return await Loop(
             Run(
                 config=config,
@@ -153,7 +151,7 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
     """Where workers attach: those that the run starts, and those from elsewhere."""
     if not config.rollout.workers and not config.rollout.listen:
         return None
-    from rljax.engine import scratch
+    from rljax.engine import publish_directory
     from rljax.workers.launcher import WorkerProcesses
     from rljax.workers.server import WorkerServer
 
@@ -162,7 +160,7 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
         config,
         model_dir,
         token=os.environ.get("RLJAX_TOKEN") or secrets.token_urlsafe(),
-        scratch=scratch(run.path, "-worker_server"),
+        scratch=publish_directory(run.path, "-worker_server"),
         address_file=run.path / "workers.json",
         children=WorkerProcesses(command, config.rollout.workers, run.path / "workers") if config.rollout.workers else None,
     )

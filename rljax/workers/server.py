@@ -37,14 +37,13 @@ from typing import Any
 
 from rljax.config import io as config_io
 from rljax.config.schema import Config
-from rljax.engine import Sampler
+from rljax.engine import Generator
 from rljax.errors import SamplerError, UserError, WorkerLost
 from rljax.messaging.framing import Message
 from rljax.messaging.listener import Listener
 from rljax.metrics.accumulator import Accumulator
 from rljax.metrics.mean import Mean, merge
 from rljax.rollout.buffer import Buffer, Ticket, newest_version, ticket_to_json
-from rljax.rollout.limits import most_in_flight
 from rljax.rollout.tracker import PromptTracker
 from rljax.types import Request
 from rljax.workers.connection import PROTOCOL, STREAM_BUFFER, Connection, PeerError, host_and_port
@@ -74,7 +73,7 @@ class Job:
 
     buffer: Buffer
     tracker: PromptTracker
-    sampler: Sampler
+    generator: Generator
     accumulator: Accumulator
     export: Export
 
@@ -130,7 +129,7 @@ class WorkerServer:
         self._config, self._model_dir, self._token, self._scratch = config, model_dir, token, scratch
         self._address_file = address_file
         self._children = children
-        self._capacity = -(-most_in_flight(config) // max(1, config.rollout.workers))  # of one worker
+        self._capacity = -(-config.max_in_flight // max(1, config.rollout.workers))  # of one worker
         self._listener: Listener | None = None
         self._workers: list[AttachedWorker] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -338,7 +337,7 @@ class WorkerServer:
 
     async def _generate(self, job: Job, worker: AttachedWorker, number: int, request: Request) -> None:
         try:
-            worker.connection.send(encode_completion(number, await job.sampler.generate(request)))
+            worker.connection.send(encode_completion(number, await job.generator.generate(request)))
         except (SamplerError, UserError) as error:
             worker.connection.send(encode_sampler_error(number, error))
         finally:
