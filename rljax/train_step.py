@@ -25,9 +25,10 @@ from rljax.metrics.accumulator import PhaseTimer
 from rljax.metrics.mean import Mean, merge
 from rljax.objective.advantages import advantages_of
 from rljax.objective.aggregation import loss_weights
+from rljax.objective.explained_variance import explained_variance
 from rljax.objective.proximal import interpolation
 from rljax.objective.reward_shaping import without_truncated
-from rljax.objective.spec import Objective, explained_variance
+from rljax.objective.spec import Objective
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
 from rljax.types import PROMPT_VERSION, Group, Trajectory
 
@@ -117,7 +118,7 @@ def _train_critic(learner: Learner, config: Config, scored: Scored, timer: Phase
         with timer.phase("update_critic"):
             parts.append(learner.update_critic(batch))
     metrics = merge(parts)
-    return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)} if parts else {}
+    return metrics | {"critic/explained_variance": explained_variance(metrics)} if parts else {}
 
 
 def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arrays | None) -> Batch:

@@ -86,7 +86,7 @@ def value_objective(
 ) -> tuple[Float[Array, ""], dict[str, MeanArrays]]:
     """Squared error of the critic: sum(loss_weight * value_loss), and the moments that explained variance is made of.
 
-    critic/explained_variance is 1 - E[error^2] / Var[returns], from the merged means (`explained_variance`).
+    `rljax.objective.explained_variance` takes it from them when they are merged.
     """
     loss = losses.value_loss(values, proximal_values, returns, mask, loss_weight, clip=clip).sum
     values, returns = losses.select(stop_gradient(values), mask), losses.select(returns, mask)

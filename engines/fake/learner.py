@@ -19,7 +19,7 @@ from rljax.engines.fake.collective import Alone, Collective
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean, merge
 from rljax.objective import oracle
-from rljax.objective.spec import PREFIX, Objective, TokenArrays, explained_variance
+from rljax.objective.spec import PREFIX, Objective, TokenArrays
 
 CHECKPOINT = "learner.safetensors"
 
@@ -167,8 +167,7 @@ class FakeLearner:
         self._values = self._values + self._adam["critic"].step(self._peers.sum(gradient))
         error = (target - value) ** 2
         moments = {"value": value, "return": target, "squared_error": error, "squared_return": target**2, "loss": error / 2}
-        metrics = self._merged({f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()})
-        return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)}
+        return self._merged({f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()})
 
     def export(self, directory: Path | None) -> WeightSource:
         if directory is None:

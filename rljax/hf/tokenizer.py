@@ -149,43 +149,6 @@ class HFTokenizer:
         return ids[0] if ids and ids[0] in special else None
 
 
-class IncrementalDecoder:
-    """Text of a completion that grows by a few tokens at a time, without decoding all of it each time.
-
-    A token may end in the middle of a character, and some decoders drop a leading space, so a short tail of ids is
-    decoded again with each push, and text is held back until its characters are whole.
-
-    Example: "".join(decoder.push(i) for i in ids) + decoder.flush() == tokenizer.decode(ids)
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._ids: list[int] = []  # the tail: [: _told] has been given out as text, and gives context to the rest
-        self._told = 0
-
-    def push(self, *token_ids: int) -> str:
-        """The text that these ids complete; empty while a character is not whole."""
-        self._ids.extend(token_ids)
-        before, now = self._texts()
-        if len(now) <= len(before) or now.endswith("�"):
-            return ""
-        self._ids, self._told = self._ids[self._told :], len(self._ids) - self._told
-        return now[len(before) :]
-
-    def flush(self) -> str:
-        """What was held back: at the end of a completion a broken character stays one."""
-        before, now = self._texts()
-        self._ids, self._told = [], 0
-        return now[len(before) :]
-
-    def _texts(self) -> tuple[str, str]:
-        decode = self._tokenizer.decode
-        return decode(self._ids[: self._told], skip_special_tokens=self._skip), decode(
-            self._ids, skip_special_tokens=self._skip
-        )
-
-
 def load(directory: str | Path) -> HFTokenizer:
     """The tokenizer of a HF model directory. Imports transformers (about a second), not torch.
 

@@ -11,13 +11,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rljax.config.schema import ActorConfig, Config
 from rljax.errors import UserError
-from rljax.metrics.mean import Mean
 
 PREFIX = "ppo_actor/update"  # of the metrics' names
 
@@ -125,17 +122,6 @@ class Objective:
         """Whether a forward pass must supply proximal log-probs: not when the first minibatch is the only one, for then
         the proximal policy is the current one, nor when it is the behavior policy or interpolated."""
         return self.proximal == "recomputed" and n_minibatches > 1 and self.loss != "sft"
-
-
-def explained_variance(metrics: Mapping[str, Mean]) -> float:
-    """1 - Var[return - value] / Var[return], from the merged metrics of `value_objective`; NaN where returns do not vary.
-
-    Its names: critic/value, critic/return, critic/squared_error, critic/squared_return.
-    """
-    value, target = metrics["critic/value"].value, metrics["critic/return"].value
-    variance = metrics["critic/squared_return"].value - target**2
-    error = metrics["critic/squared_error"].value - (target - value) ** 2
-    return 1 - error / variance if variance > 0 else math.nan
 
 
 def _proximal(actor: ActorConfig) -> str:

@@ -283,7 +283,7 @@ class ParitySuite(abc.ABC):
 
     def test_explained_variance_comes_from_merged_moments(self) -> None:
         from rljax.metrics.mean import Mean, merge
-        from rljax.objective.spec import explained_variance
+        from rljax.objective.explained_variance import explained_variance
 
         with self.precision("float64"):
             parts, values, returns = [], [], []
@@ -296,7 +296,7 @@ class ParitySuite(abc.ABC):
                 returns.append(exact["returns"][exact["mask"]])
             values, returns = np.concatenate(values), np.concatenate(returns)
             expected = 1 - np.var(returns - values) / np.var(returns)
-            assert abs(explained_variance(merge(parts)) - expected) < 1e-10
+            assert abs(explained_variance(merge(parts)).value - expected) < 1e-10
 
     # The log-prob op
 
