@@ -125,6 +125,7 @@ def get_config() -> ConfigDict:
             kl_estimator="k3",
             kl_placement="loss",
             entropy_coef=0.0,
+            distill=dict(teacher="", coef=1.0),
             ppo_n_minibatches=1,
             adv_estimator="grpo",
             discount=1.0,

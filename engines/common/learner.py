@@ -23,13 +23,15 @@ from rljax.metrics.mean import Mean
 from rljax.objective.spec import Objective
 
 Result = TypeVar("Result")
+Scorer = Callable[[Batch], np.ndarray]  # as `Learner.score`
 
 
 class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
     """Implements those parts of `rljax.engine.Learner` in which no array is touched; a framework's learner adds the others.
 
     The reference policy and the critic are taken from the policy as it is when RL begins: at once, or after the supervised
-    warm-up. A subclass calls `_begin_without_warmup` when it can make them.
+    warm-up. The teacher is there from the start and in no checkpoint, for its directory has it. A subclass calls `_start`
+    when it can make them.
     """
 
     format: ClassVar[str]  # of its checkpoints, in their meta.json
@@ -43,6 +45,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         self._sft = config.actor.loss == "sft"
         self._updates = 0  # optimizer steps of the policy, those of the warm-up not counted
         self._phases: Phases[PhaseT, CriticT] = Phases()
+        self._teacher: Scorer | None = None
 
     # What a framework's learner adds
 
@@ -64,6 +67,10 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
     @abc.abstractmethod
     def _copy_policy(self) -> Tree:
         """What is trained of the policy of now, in the compute dtype."""
+
+    @abc.abstractmethod
+    def _load_teacher(self, directory: Path) -> Scorer:
+        """A frozen model that scores what the policy sampled. Raises UserError where it can't be loaded."""
 
     @abc.abstractmethod
     def _policy_step(self, phase: PhaseT, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
@@ -116,6 +123,12 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
             raise UserError("actor.kl_ctl: there is no reference policy at 0")
         return self._score_with(reference, batch)
 
+    def score_teacher(self, batch: Batch) -> np.ndarray:
+        """The log-probs of `score` under the teacher of actor.distill.teacher. Only with one."""
+        if self._teacher is None:
+            raise UserError("actor.distill.teacher: empty, so there is no teacher to score with")
+        return self._teacher(batch)
+
     def update(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the policy on all rows of the batch (and nothing of the critic).
 
@@ -141,8 +154,10 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
 
     # Phases
 
-    def _begin_without_warmup(self) -> None:
-        """RL begins at once where the config has no warm-up."""
+    def _start(self) -> None:
+        """Loads the teacher where there is one, and begins RL where the config has no warm-up."""
+        if self._config.actor.distill.teacher:
+            self._teacher = self._load_teacher(Path(self._config.actor.distill.teacher))
         if self._config.warmup.steps == 0:
             self._reinforcement()
 

@@ -28,13 +28,14 @@ from rljax.batching.packing import RANK_SPREAD
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engine import State, WeightSource, allocate, transport_of
-from rljax.engines.common.learner import PhasedLearner, Result
+from rljax.engines.common.learner import PhasedLearner, Result, Scorer
 from rljax.engines.common.phases import Phases, Tree
 from rljax.engines.cuda import FORMAT, distributed, state
 from rljax.engines.cuda.critic import Critic
 from rljax.engines.cuda.phase import Phase
 from rljax.engines.cuda.policy import Policy
 from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
+from rljax.engines.cuda.teacher import Teacher
 from rljax.engines.cuda.transports import Route
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX, Objective
@@ -58,7 +59,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         self._policy = Policy(config, self._layout, self._model_dir)
         self._publishing: Gathering | None = None
         self._route: Route | None = None  # to the servers, where one was chosen
-        self._begin_without_warmup()
+        self._start()
 
     # Scoring
 
@@ -119,6 +120,15 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
 
     def _make_critic(self, total_steps: int | None) -> Critic:
         return Critic(self._config, self._policy, total_steps)
+
+    def _load_teacher(self, directory: Path) -> Scorer:
+        teacher = Teacher(self._config, directory, self._layout)
+
+        def score(batch: Batch) -> np.ndarray:
+            cut = self._cut(batch, batch.loss_mask)
+            return cut.scatter(teacher.score(cut))
+
+        return score
 
     def _copy_policy(self) -> Tree:
         return self._policy.named(self._policy.copied(self._policy.dtype))
@@ -210,5 +220,5 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         self._enter()
         if self._route is not None:
             self._route.close()
-        self._phases, self._route = Phases(), None
+        self._phases, self._teacher, self._route = Phases(), None, None
         self.__dict__.pop("_policy", None)

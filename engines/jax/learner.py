@@ -9,6 +9,7 @@ are taken from the policy as it is when RL begins: at once, or after the supervi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from rljax.batching.batch import Batch
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config, OptimizerConfig
 from rljax.engine import State, WeightSource
-from rljax.engines.common.learner import PhasedLearner, Result
+from rljax.engines.common.learner import PhasedLearner, Result, Scorer
 from rljax.engines.common.phases import Phases, Tree
 from rljax.engines.jax import FORMAT, state
 from rljax.engines.jax.critic import Critic
@@ -34,6 +35,7 @@ from rljax.engines.jax.phase import Phase
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.rows import Rows, micro_batches, one_a_row
 from rljax.engines.jax.scoring import scorer_of
+from rljax.engines.jax.teacher import Teacher
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX, Objective
@@ -58,7 +60,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
             raise UserError("jax.bitwise: the sampler is of one process, so the learner must be too (see docs/processes.md)")
         self._policy = Policy(config, self._mesh, self._model_dir)
         self._score = self._policy.program(self._logp_of)
-        self._begin_without_warmup()
+        self._start()
 
     # Scoring
 
@@ -66,26 +68,26 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
         """Log-probs of the tokens under the current policy. [R, T] float32, nats; 0 where loss_mask is False."""
         if self._config.jax.bitwise:
             return self._score_bitwise(batch)
-        return self._forward(batch, self._score, self._policy.trained)
+        return self._score_with(self._policy.trained, batch)
 
     def _score_with(self, weights: Tree, batch: Batch) -> np.ndarray:
-        return self._forward(batch, self._score, weights)
+        return self._forward(batch, functools.partial(self._score, weights, self._policy.frozen))
 
     def values(self, batch: Batch) -> np.ndarray:
         """What the critic expects before each token is drawn. [R, T] float32, reward units. Only with adv_estimator "gae"."""
         critic = self._critic()
-        return self._forward(batch, critic.values, critic.trained)
+        return self._forward(batch, functools.partial(critic.values, critic.trained, self._policy.frozen))
 
-    def _forward(self, batch: Batch, program: Callable[..., jax.Array], trained: Tree) -> np.ndarray:
+    def _forward(self, batch: Batch, program: Callable[[Rows], jax.Array]) -> np.ndarray:
         """Runs the micro-batches one after the other and reads them all at once."""
         cut = micro_batches(batch, batch.loss_mask, self._mesh, self._config.actor.mb_spec.rows_per_mb)
         with jax.set_mesh(self._mesh):
-            outputs = [self._dispatched(program, trained, part) for part in cut.parts]
+            outputs = [self._dispatched(program, part) for part in cut.parts]
         return cut.scatter(jax.device_get(outputs))
 
-    def _dispatched(self, program: Callable[..., jax.Array], trained: Tree, part: Rows) -> jax.Array:
+    def _dispatched(self, program: Callable[[Rows], jax.Array], part: Rows) -> jax.Array:
         with dispatching(self._mesh):
-            return program(trained, self._policy.frozen, part)
+            return program(part)
 
     def _score_bitwise(self, batch: Batch) -> np.ndarray:
         alone, parts = one_a_row(batch)
@@ -156,6 +158,10 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
         with jax.set_mesh(self._mesh):
             return Critic(self._config, self._policy, total_steps)
 
+    def _load_teacher(self, directory: Path) -> Scorer:
+        teacher = Teacher(self._config, directory, self._mesh)
+        return lambda batch: self._forward(batch, teacher.score)
+
     def _copy_policy(self) -> Tree:
         with jax.set_mesh(self._mesh):
             return self._policy.copied(self._policy.dtype)
@@ -214,6 +220,6 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
 
     def close(self) -> None:
         """Lets go of everything on the devices, and of the other processes."""
-        self._phases = Phases()
+        self._phases, self._teacher = Phases(), None
         self._policy.trained = self._policy.frozen = {}
         multihost.leave()

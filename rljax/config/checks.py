@@ -84,6 +84,7 @@ RANGES: Mapping[Range, tuple[str, ...]] = {
         "actor.logprob_chunk",
         "actor.loss_aggregation_constant",
         "actor.behav_imp_weight_cap",
+        "actor.distill.coef",
         "actor.ppo_n_minibatches",
         "actor.reward_clip",
         "actor.lora.alpha",
@@ -195,6 +196,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: bool(c.actor.path) and c.actor.init_from_scratch,
         "actor.path: {c.actor.path!r} would be ignored by actor.init_from_scratch=True (drop one of them)",
+    ),
+    Rule(
+        lambda c: bool(c.actor.distill.teacher) and c.actor.loss == "sft",
+        "actor.distill.teacher: a teacher scores what the policy samples, and actor.loss=sft samples nothing "
+        "(ppo or cispo, or no teacher)",
     ),
     Rule(
         lambda c: c.actor.init.num_heads % c.actor.init.num_kv_heads != 0,

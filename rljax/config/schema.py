@@ -117,6 +117,14 @@ class NormConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DistillConfig:
+    """`actor.distill`: on-policy distillation, beside the reward or (with actor.reward_scaling=0) instead of it."""
+
+    teacher: str  # a HF model directory with the policy's vocabulary; empty: off
+    coef: float  # of the reverse KL to the teacher at each trained token; 1.0 beside a reward of 0 is distillation alone
+
+
+@dataclasses.dataclass(frozen=True)
 class ActorConfig:
     """`actor`: the policy, its objective and its optimizer."""
 
@@ -148,6 +156,7 @@ class ActorConfig:
     kl_estimator: str  # "k1", "k2", "k3"
     kl_placement: str  # "reward", "loss"
     entropy_coef: float
+    distill: DistillConfig
     ppo_n_minibatches: int
     # Advantages
     adv_estimator: str  # "grpo", "rloo", "reinforce_pp", "gae"

@@ -74,6 +74,10 @@ class HFTokenizer:
         self.pad_token_id: int = self.eos_token_id if inner.pad_token_id is None else int(inner.pad_token_id)
         self.vocab_size: int = 1 + max(inner.get_vocab().values())
 
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token, added ones too."""
+        return dict(self._inner.get_vocab())
+
     def encode(self, text: str) -> list[int]:
         return list(self._inner.encode(text, add_special_tokens=False, verbose=False))
 

@@ -32,7 +32,7 @@ from rljax.process.watchdog import Watchdog
 
 PULSE = 2.0  # seconds between two signs of life
 SOONER = 0.7  # of recover.hang_timeout: a follower's watchdog bites before its leader's, so that the rank is named
-BATCHES = frozenset({"score", "score_reference", "values", "update", "update_critic", "update_supervised"})
+BATCHES = frozenset({"score", "score_reference", "score_teacher", "values", "update", "update_critic", "update_supervised"})
 PATHS = frozenset({"export", "save", "restore"})
 
 Make = Callable[[dict[str, Any]], Learner]  # from the fields of the call "make"

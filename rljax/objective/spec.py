@@ -1,6 +1,7 @@
 """What a policy update minimises, as one hashable value, and the arrays it is computed from. No framework.
 
-    loss = sum over tokens of loss_weight * (w * surrogate(r, A) + kl_ctl * KL - entropy_coef * H)
+    loss = sum over tokens of
+        loss_weight * (w * surrogate(r, A) + kl_ctl * KL(reference) + distill.coef * KL(teacher) - entropy_coef * H)
 
     r = pi_theta / pi_proximal            the ratio that is clipped
     w = pi_proximal / pi_behave           the decoupled weight, no gradient, capped
@@ -34,6 +35,7 @@ class TokenArrays(NamedTuple):
     reference_logp: Any = None  # [R, m] float, nats; only with a KL term in the loss
     interpolation: Any = None  # [R, m] float in [0, 1], rljax/objective/proximal.py; only with prox_logp_method "loglinear"
     versions: Any = None  # [R, m] int
+    teacher_logp: Any = None  # [R, m] float, nats; only with distillation
 
 
 class MeanArrays(NamedTuple):
@@ -65,6 +67,7 @@ class Objective:
     kl_coef: float = 0.0  # of the KL to the reference inside the loss
     kl_estimator: str = "k3"  # "k1", "k2", "k3": of its value; the gradient is that of reverse KL for all three
     entropy_coef: float = 0.0
+    distill_coef: float = 0.0  # of the reverse KL to the teacher
 
     def __post_init__(self) -> None:
         _one_of("actor.loss", self.loss, ("ppo", "cispo", "sft"))
@@ -106,6 +109,7 @@ class Objective:
             kl_coef=actor.kl_ctl if actor.kl_placement == "loss" else 0.0,
             kl_estimator=actor.kl_estimator,
             entropy_coef=actor.entropy_coef,
+            distill_coef=actor.distill.coef if actor.distill.teacher else 0.0,
         )
 
     @property
@@ -116,7 +120,7 @@ class Objective:
     @property
     def trains_zero_advantage(self) -> bool:
         """Whether a token of advantage 0 still has a gradient, so that it must not be compacted away."""
-        return self.kl_coef != 0 or self.entropy_coef != 0 or self.loss == "sft"
+        return self.kl_coef != 0 or self.distill_coef != 0 or self.entropy_coef != 0 or self.loss == "sft"
 
     def needs_score(self, n_minibatches: int) -> bool:
         """Whether a forward pass must supply proximal log-probs: not when the first minibatch is the only one, for then

@@ -39,6 +39,8 @@ OBJECTIVES = [
     Objective(ratio_level="sequence", clip_low=0.05, clip_high=0.05, kl_coef=0.1, kl_estimator="k1"),
     Objective(loss="cispo", clip_low=1.0, clip_high=0.3, entropy_coef=0.1, weight_cap=5.0),
     Objective(proximal="interpolated", weight_cap=5.0),
+    Objective(distill_coef=0.7, weight_cap=2.0),
+    Objective(ratio_level="sequence", clip_low=0.05, clip_high=0.05, kl_coef=0.1, distill_coef=0.3),
     Objective(loss="sft"),
 ]
 
@@ -259,9 +261,8 @@ class ParitySuite(abc.ABC):
         with self.precision("float32"):
             case = _masked(inputs("ordinary", 9), np.arange(R * M).reshape(R, M) % 2 == 0)
             case["logp"] = np.where(case["mask"], case["logp"], 89.0)
-            case |= {
-                name: np.where(case["mask"], case[name], 0.0) for name in ("proximal_logp", "behavior_logp", "reference_logp")
-            }
+            others = ("proximal_logp", "behavior_logp", "reference_logp", "teacher_logp")
+            case |= {name: np.where(case["mask"], case[name], 0.0) for name in others}
             for objective in OBJECTIVES:
                 loss, grads = self._objective(self._rounded(case, "float32")[0], objective)
                 assert np.isfinite(loss) and np.isfinite(grads[0]).all()
@@ -462,6 +463,7 @@ def _tokens(arrays: dict[str, Any]) -> TokenArrays:
                 "segment_ids",
                 "proximal_logp",
                 "reference_logp",
+                "teacher_logp",
                 "interpolation",
             )
         },
