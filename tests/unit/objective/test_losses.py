@@ -142,3 +142,20 @@ def test_the_objectives_gradient_is_the_derivative(objective):
     np.testing.assert_allclose(result.d_logp, by_logp, atol=1e-12)
     np.testing.assert_allclose(result.d_entropy, by_entropy, atol=1e-12)
     assert result.d_logp.shape == (R, M)
+
+
+def test_distillation_is_the_policy_gradient_of_what_the_teacher_thinks_better():
+    """At the sampling policy, with coefficient c, it is the surrogate of the advantage c (log pi_teacher - log pi_theta)."""
+    case = inputs("ordinary", seed=24)
+    names = ("mask", "segment_ids", "teacher_logp")
+    tokens = TokenArrays(
+        loss_weight=case["weight"],
+        behavior_logp=case["logp"],
+        advantage=np.where(case["mask"], 0.3 * (case["teacher_logp"] - case["logp"]), 0.0),
+        **{name: case[name] for name in names},
+    )
+    unmoved = tokens._replace(advantage=np.zeros_like(case["logp"]))
+    taught = oracle.policy_objective(case["logp"], case["entropy"], unmoved, Objective(distill_coef=0.3))
+    rewarded = oracle.policy_objective(case["logp"], case["entropy"], tokens, Objective())
+    np.testing.assert_allclose(taught.d_logp, rewarded.d_logp, rtol=1e-12)
+    assert taught.loss == pytest.approx(-0.3 * np.sum((case["weight"] * (case["teacher_logp"] - case["logp"]))[case["mask"]]))
