@@ -87,8 +87,8 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.data import labelled_trajectory, open_prompts
-    from rljax.loop import Labelled, Loop, Run
+    from rljax.data import labeled_trajectory, open_prompts
+    from rljax.loop import Labeled, Loop, Run
     from rljax.rollout.evaluation import Evaluation
     from rljax.rollout.limits import total_steps
 
@@ -96,11 +96,11 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
         most, why = config_checks.room_for_prompt(config, pools)
         prompts.require_fit(words, most=most, why=why)
-    labelled, held_out = None, None
+    labeled, held_out = None, None
     if config.warmup.steps or config.actor.loss == "sft":
         examples = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=words)
         examples.require(config.warmup.field, "warmup.field")
-        labelled = Labelled(examples, lambda prompt: labelled_trajectory(prompt, words, config.warmup.field))
+        labeled = Labeled(examples, lambda prompt: labeled_trajectory(prompt, words, config.warmup.field))
     if config.evaluator.freq_steps or config.evaluator.freq_epochs:
         source = open_prompts(config.valid_dataset, key="valid_dataset", seed=config.seed, tokenizer=words)
         held_out = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))
@@ -142,7 +142,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 open_sinks=lambda first_step: build_sinks(config, run, words, first_step=first_step),
                 workdir=run.path,
                 accept=accept,
-                labelled=labelled,
+                labeled=labeled,
                 evaluation=evaluation,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,
                 measured=rewards.take_metrics,

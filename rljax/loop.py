@@ -74,8 +74,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Labelled:
-    """Labelled examples, for a supervised warm-up or SFT: a stream of its own, and what makes a prompt an example."""
+class Labeled:
+    """Labeled examples, for a supervised warm-up or SFT: a stream of its own, and what makes a prompt an example."""
 
     prompts: PromptSource
     encode: Callable[[Prompt], Trajectory]
@@ -93,7 +93,7 @@ class Run:
     open_sinks: Callable[[int], Sink]  # given the steps that are finished: what files say of later ones is to be cut
     workdir: Path
     accept: Callable[[Group], bool] = lambda group: True  # rollout.should_accept_fn
-    labelled: Labelled | None = None
+    labeled: Labeled | None = None
     evaluation: Evaluation | None = None
     worker_server: WorkerServer | None = None  # where other processes generate; None: this one does
     measured: Callable[[], dict[str, Mean]] = dict  # what its parts have measured themselves since the last call: the rewards
@@ -196,18 +196,18 @@ class Loop:
 
     async def _supervise(self) -> None:
         """Warm-up, or all of SFT: the learner alone."""
-        labelled, sft = self.parts.labelled, self.config.actor.loss == "sft"
+        labeled, sft = self.parts.labeled, self.config.actor.loss == "sft"
         if self.supervised_steps >= self.supervised_total:
             return
-        if labelled is None:
-            raise UserError("warmup.steps: supervised steps need labelled examples (a dataset whose format has answers)")
+        if labeled is None:
+            raise UserError("warmup.steps: supervised steps need labeled examples (a dataset whose format has answers)")
         size = self.buffer.limits.batch_size if sft else self.config.warmup.batch_size
         while self.supervised_steps < self.supervised_total and not self.stop.is_set():
-            examples = [labelled.encode(next(labelled.prompts)) for _ in range(size)]
+            examples = [labeled.encode(next(labeled.prompts)) for _ in range(size)]
             with self.timer.phase("update"):
                 metrics = await asyncio.to_thread(supervise, self.parts.engine.learner, self.config, examples)
             self.supervised_steps += 1
-            epochs = self.supervised_steps * size // len(labelled.prompts)
+            epochs = self.supervised_steps * size // len(labeled.prompts)
             self._write(metrics)
             self.guardrails.check(metrics)
             if sft and self._due(self.config.evaluator, epochs):
@@ -377,10 +377,10 @@ class Loop:
         self.sinks.write(self.step, metrics | self.timer.drain())
 
     async def _save(self, epochs: int | None = None, *, failed: bool = False) -> None:
-        labelled = self.parts.labelled
+        labeled = self.parts.labeled
         state: dict[str, Any] = {
             "supervised_steps": self.supervised_steps,
-            "labelled": labelled.prompts.state() if labelled else None,
+            "labeled": labeled.prompts.state() if labeled else None,
             "accumulator": self.accumulator.state(),
             "written": dict(self.written),
             "epochs": self.epochs if epochs is None else epochs,
@@ -396,8 +396,8 @@ class Loop:
         if state is None:
             return
         self.supervised_steps, self.epochs = state["supervised_steps"], state["epochs"]
-        if self.parts.labelled and state["labelled"]:
-            self.parts.labelled.prompts.restore(state["labelled"])
+        if self.parts.labeled and state["labeled"]:
+            self.parts.labeled.prompts.restore(state["labeled"])
         self.accumulator.restore(state["accumulator"])
         self.written = Counter(state["written"])
 

@@ -2,7 +2,7 @@
 
     groups --> advantages --> minibatches of whole trajectories --> weights --> rows --> update, one optimizer step each
                    ^                                                   |
-   values, reference, teacher, proximal                    the global normaliser of the minibatch
+   values, reference, teacher, proximal                    the global normalizer of the minibatch
 
 Advantages are computed over whole groups before anything is split, and weights over a whole minibatch before it is packed, so
 neither packing nor the learner's micro-batches and ranks change the gradient. Everything is kept a trajectory at a time,
@@ -126,7 +126,7 @@ def _train_critic(learner: Learner, config: Config, scored: Scored, timer: Phase
 
 
 def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arrays | None) -> Batch:
-    """One minibatch as packed rows, with weights that hold its global normaliser."""
+    """One minibatch as packed rows, with weights that hold its global normalizer."""
     trajectories = [scored.trajectories[i] for i in members]
 
     def pick(arrays: Arrays | None) -> Arrays | None:

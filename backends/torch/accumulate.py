@@ -24,7 +24,7 @@ def add_gradients(
 
     before: called ahead of each, with whether it is the last one.
 
-    The loss of a micro-batch is its share of the minibatch's: a sum whose weights hold the normaliser. So neither gradient
+    The loss of a micro-batch is its share of the minibatch's: a sum whose weights hold the normalizer. So neither gradient
     nor metrics depend on how rows are split.
     """
     total: Tensor | None = None

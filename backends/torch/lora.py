@@ -47,7 +47,7 @@ def adder(config: LoraConfig) -> Callable[[nn.Module], None]:
 
 
 @torch.no_grad()
-def initialise(parameters: Mapping[str, DTensor], spec: ModelSpec, config: LoraConfig, seed: int) -> None:
+def initialize(parameters: Mapping[str, DTensor], spec: ModelSpec, config: LoraConfig, seed: int) -> None:
     """Fills this rank's shards of the factors. They depend on seed and name only, not on the ranks or the framework."""
     for projection, (_, inputs, _) in projections(spec).items():
         if projection.split(".")[-1] not in config.target_modules:

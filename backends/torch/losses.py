@@ -23,7 +23,7 @@ def clipped_surrogate(
     clip_high: float,
     dual_clip: float | None,
 ) -> Term:
-    r"""Clipped surrogate, to be minimised; times `behavior_weight` it is the decoupled objective.
+    r"""Clipped surrogate, to be minimized; times `behavior_weight` it is the decoupled objective.
 
     .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad r = \pi_\theta / \pi_{prox};\qquad
               A < 0:\ -\max(\cdot, c A)
@@ -244,7 +244,7 @@ def kl_loss(
 
 
 def entropy_bonus(entropy: Float[Tensor, "R m"], mask: Bool[Tensor, "R m"], weight: Float[Tensor, "R m"]) -> Term:
-    r"""Negative entropy of the policy, to be minimised.
+    r"""Negative entropy of the policy, to be minimized.
 
     .. math:: L = -H,\quad H = -\sum_j p_j \log p_j
 
@@ -329,7 +329,7 @@ def negative_log_likelihood(logp: Float[Tensor, "R m"], mask: Bool[Tensor, "R m"
     .. math:: L = -\log \pi_\theta
 
     Args:
-      logp: of the labelled tokens, nats; gradient flows through it.
+      logp: of the labeled tokens, nats; gradient flows through it.
       mask: tokens that are trained on.
       weight: of each token's loss.
 

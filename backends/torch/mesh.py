@@ -27,7 +27,7 @@ SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """A pool's ranks, seen from this one. torch.distributed is initialised, and its world is the pool."""
+    """A pool's ranks, seen from this one. torch.distributed is initialized, and its world is the pool."""
 
     pool: Pool
     device: torch.device

@@ -122,7 +122,7 @@ def _shard(network: Network, layers: nn.ModuleList, layout: Layout, dtype: torch
         fully_shard(module, mesh=layout.parameters, mp_policy=policy, reshard_after_forward=module is not network)
     for module in network.modules():
         if isinstance(module, FSDPModule):
-            # Losses hold the global normaliser: gradients of ranks add up. gloo has no other reduction than a plain sum.
+            # Losses hold the global normalizer: gradients of ranks add up. gloo has no other reduction than a plain sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 

@@ -19,7 +19,7 @@ def policy_objective(
 ) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
     """The loss of some rows of a minibatch and its metrics; differentiable in logp and entropy.
 
-    Losses of the parts of a minibatch add up to that of the whole: the normaliser is in tokens.loss_weight.
+    Losses of the parts of a minibatch add up to that of the whole: the normalizer is in tokens.loss_weight.
 
     Args:
       logp, entropy: of the current policy, nats; anything where tokens.mask is False.
@@ -81,7 +81,7 @@ def supervised_objective(
     loss_weight: Float[Tensor, "R m"],
     mask: Bool[Tensor, "R m"],
 ) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
-    """Negative log-likelihood of labelled tokens: sum(loss_weight * -logp), and its unweighted mean as a metric, nats."""
+    """Negative log-likelihood of labeled tokens: sum(loss_weight * -logp), and its unweighted mean as a metric, nats."""
     loss = losses.negative_log_likelihood(logp, mask, loss_weight).sum
     return loss, {f"{PREFIX}/nll": mean(-logp.detach(), mask)}
 

@@ -1,4 +1,4 @@
-"""Supervised training on the quickstart's answers: the same learner, fed labelled data and no samples.
+"""Supervised training on the quickstart's answers: the same learner, fed labeled data and no samples.
 
 python -m experiments.train --config=configs/algorithms/sft.py --workdir=runs/sft
 

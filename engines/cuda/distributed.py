@@ -21,19 +21,19 @@ def join(pool: Pool, timeout: datetime.timedelta = TIMEOUT) -> Layout:
     """This process's place in the pool. Blocks until the pool's other processes are there too.
 
     One process needs nothing; more find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which torchrun sets,
-    unless torch.distributed is initialised already.
+    unless torch.distributed is initialized already.
 
     Raises UserError where the processes are not as many as the pool wants, or share GPUs.
     """
     device = device_of(pool)
     if not dist.is_initialized():
-        _initialise(pool, device, timeout)
+        _initialize(pool, device, timeout)
     if dist.get_world_size() != pool.size:
         raise UserError(f"allocation_mode: {pool} wants {pool.size} processes, and there are {dist.get_world_size()}")
     return Layout.of(pool, device)
 
 
-def _initialise(pool: Pool, device: torch.device, timeout: datetime.timedelta) -> None:
+def _initialize(pool: Pool, device: torch.device, timeout: datetime.timedelta) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         # As SGLang sets it for its own: a group of NCCL hangs where its processes differ in this. Read at NCCL's first use.

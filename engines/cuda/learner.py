@@ -4,7 +4,7 @@
 
 It lives in every process of its pool. Each method is called by all of them, in the same order, with the same whole batch.
 Master weights and moments are float32, computed with in `actor.dtype`; log-probs only of the tokens that are trained on.
-With LoRA the base is frozen and the adapters are what is trained, optimised and saved. The reference policy and the critic
+With LoRA the base is frozen and the adapters are what is trained, optimized and saved. The reference policy and the critic
 are taken from the policy as it is when RL begins: at once, or after the supervised warm-up.
 """
 

@@ -51,7 +51,7 @@ class Policy:
         model.read_weights(self.network, model_dir)
         everything = dict(model.parameters(self.network))
         if adapted:
-            lora.initialise(everything, self.spec, actor.lora, config.seed)
+            lora.initialize(everything, self.spec, actor.lora, config.seed)
         self.frozen: dict[str, DTensor] = {n: p for n, p in everything.items() if not p.requires_grad}
         self.trained: dict[str, DTensor] = {n: p for n, p in everything.items() if p.requires_grad}
 

@@ -50,7 +50,7 @@ class FakeLearner:
     """A policy table, its reference, and a critic that knows only the last token.
 
     In several processes each has all of it, takes its own rows of a batch, and adds up scores, gradients and metrics with the
-    others: as a data-parallel learner does, so that law 2 over ranks is tested on it.
+    others: as a data-parallel learner does, so that split invariance over ranks is tested on it.
     """
 
     def __init__(self, config: Config, model_dir: Path, peers: Collective | Alone | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The bigram table and its directory. Sampler and learner read log-probs from one function, so law 3 is exact here."""
+"""The bigram table and its directory. Sampler and learner read log-probs from one function, so the ratio is 1 exactly."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class HttpSampler:
         sampler = HttpSampler([Remote("http://127.0.0.1:30000", facts, token=None)], version=0)
         completion = await sampler.generate(Request("0/17#3", prompt_ids, SamplingParams(64, stop_token_ids=(2,)), seed=1))
 
-    Log-probs are of logits / temperature over the whole vocabulary; SGLang doesn't renormalise for top_p and top_k (ours does).
+    Log-probs are of logits / temperature over the whole vocabulary; SGLang doesn't renormalize for top_p and top_k (ours does).
     SGLang heeds a request's seed only with --enable-deterministic-inference, and always ends a completion at the model's own
     EOS ids, unless stop_token_ids is empty: then at none.
     """
@@ -225,7 +225,8 @@ class HttpSampler:
         """Puts weights on every server, pausing around it unless they are paused. A server that doesn't take them is left
         out until it does.
 
-        Law 7: SGLang keeps the cache of older weights for requests in flight; later ones use another key, and can't find it.
+        No stale cache: SGLang keeps the cache of older weights for requests in flight. Later requests
+        use another key, and can't find it.
 
         Raises:
           UserError: weights that no server accepts, or that are no directory or `Broadcast`.

@@ -70,7 +70,7 @@ def generate_body(
     """The body of /generate for a request, streamed, with log-probs.
 
     Args:
-      cache_key: requests share cached prefixes only under the same key; it must change with the weights (law 7).
+      cache_key: requests share cached prefixes only under the same key; it must change with the weights (no stale cache).
       incremental: ask our own server for chunks of new tokens only.
       interval: tokens a chunk, for servers that take it by request.
     """

@@ -3,7 +3,7 @@
     batch -> micro-batches on the mesh -> gradients summed -> one optimizer step -> metrics, in one transfer
 
 Master weights and moments are float32, computed with in `actor.dtype`; log-probs only of the tokens that are trained on.
-With LoRA the base is frozen and the adapters are what is trained, optimised and saved. The reference policy and the critic
+With LoRA the base is frozen and the adapters are what is trained, optimized and saved. The reference policy and the critic
 are taken from the policy as it is when RL begins: at once, or after the supervised warm-up.
 """
 

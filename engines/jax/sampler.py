@@ -31,7 +31,8 @@ class JaxSampler:
         sampler = JaxSampler(config, Pool("jax"), Path("models/SmolLM2-135M-Instruct"))  # compiles everything it will run
         completion = await sampler.generate(Request("a", prompt_ids, SamplingParams(64, stop_token_ids=(2,)), seed=1))
 
-    With `jax.bitwise` a completion's log-probs are the learner's own (law 3), as `rljax.engines.jax.scoring` computes them.
+    With `jax.bitwise` a completion's log-probs are the learner's own, as `rljax.engines.jax.scoring`
+    computes them, and the unit ratio is exact.
     A completion is a function of weights, prompt, params and seed: slots, company and `jax.decode_steps` don't matter.
     Seeds count modulo 2**32. Only `params` ends a completion: the model's EOS ids must be among its stop_token_ids.
     """

@@ -13,7 +13,7 @@ class Batch:
     """R packed rows of T tokens. Index t of every array speaks of token t itself: logp[r, t] is the log-probability
     of token_ids[r, t] given the tokens before it in its segment.
 
-    `loss_weight` carries aggregation and the global normaliser: the objective of a minibatch is
+    `loss_weight` carries aggregation and the global normalizer: the objective of a minibatch is
     sum(loss_weight * token_loss), so that splitting rows over micro-batches or ranks changes nothing.
     It is zero exactly where `loss_mask` is False.
     """

@@ -226,7 +226,7 @@ def balance(costs: np.ndarray, parts: int, *, equal_counts: bool = False) -> lis
 
 
 def _trade(costs: np.ndarray, members: list[list[int]], totals: np.ndarray, equal_counts: bool) -> bool:
-    """Moves the dearest part towards the cheapest by one swap (or move). False when nothing narrows the gap."""
+    """Moves the dearest part toward the cheapest by one swap (or move). False when nothing narrows the gap."""
     dear, cheap = int(totals.argmax()), int(totals.argmin())
     gap = totals[dear] - totals[cheap]
     if gap <= 1e-4 * totals.mean() or not members[dear]:

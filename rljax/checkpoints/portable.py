@@ -1,4 +1,4 @@
-"""What a learner keeps over time, in no framework's terms: how a run goes on under another engine (law 9).
+"""What a learner keeps over time, in no framework's terms: how a run goes on under another engine.
 
     part                          what                                           there
     params                         the policy: all of it, or the LoRA adapters    always

@@ -48,7 +48,7 @@ def load(location: str) -> dict[str, Any]:
         value = theirs.get(key, default)
         if value is not OURS and not (value is None and default is OURS):
             ours[name] = _several(value) if isinstance(default, tuple) else value
-    for part in (_placed, _sampled, _evaluated, _optimized, _trained, _weighted, _normalised, _fed, _kept):
+    for part in (_placed, _sampled, _evaluated, _optimized, _trained, _weighted, _normalized, _fed, _kept):
         ours |= part(theirs)
     if unused:
         logging.warning("%s: of no use here: %s (docs/areal.md)", location, ", ".join(unused))
@@ -299,7 +299,7 @@ def _weighted(theirs: Flat) -> Flat:
     return {"actor.behav_imp_weight_cap": None if mode == "disabled" else cap, "actor.behav_imp_weight_mode": modes[mode]}
 
 
-def _normalised(theirs: Flat) -> Flat:
+def _normalized(theirs: Flat) -> Flat:
     """A norm that is not there is off; in one that is, a level that is not there is the batch."""
     ours: Flat = {}
     for norm in ("reward_norm", "adv_norm"):

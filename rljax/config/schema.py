@@ -49,7 +49,7 @@ class RolloutConfig:
     should_accept_fn: str | None  # a registered filter ("mixed_rewards": DAPO's), or "package.module:function"
     request_timeout: float  # seconds
     request_retries: int
-    workers: int  # processes that run workflow, tokeniser and rewards; 0: the trainer's own does
+    workers: int  # processes that run workflow, tokenizer and rewards; 0: the trainer's own does
     listen: str  # "HOST:PORT" where workers from elsewhere attach (docs/runtime.md); empty: none do
     addr: str  # "HOST:PORT" of a running server to attach to; empty: start our own sampler
 
@@ -185,7 +185,7 @@ class CriticConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WarmupConfig:
-    """`warmup`: supervised steps on the labelled training set before RL; 0 steps is none."""
+    """`warmup`: supervised steps on the labeled training set before RL; 0 steps is none."""
 
     steps: int
     batch_size: int  # examples
@@ -281,7 +281,7 @@ class JaxConfig:
     cache_dtype: str
     sampler_dtype: str
     precise: bool  # float32 sums in blocks: logits within 1e-4 of transformers on the CPU (docs/parity.md); costs time
-    bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
+    bitwise: bool  # sampler scores its tokens by the learner's own program, so that the ratio is 1 exactly
     release_memory: bool  # a sampler on the learner's devices lets go of weights and cache while it updates (synchronous runs)
     compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
     # Of the learner. None: as many as torchrun started, else one; N: exactly so many, started on this host unless torchrun did;

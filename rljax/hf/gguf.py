@@ -176,7 +176,7 @@ def _hf_name(name: str, source: Path) -> str:
 
 
 def _weights(tensor: Any, name: str, spec: ModelSpec) -> np.ndarray:
-    """Expanded, [outputs, inputs]. GGUF pairs rotary dimensions as neighbours, HF as halves: rows are put back."""
+    """Expanded, [outputs, inputs]. GGUF pairs rotary dimensions as neighbors, HF as halves: rows are put back."""
     import gguf
 
     array = gguf.dequantize(tensor.data, tensor.tensor_type)

@@ -40,7 +40,7 @@ def advantages_of(
 ) -> Advantages:
     """Advantages of every trained token of a batch.
 
-    - grpo: the reward normalised as `actor.reward_norm` says (GRPO, arXiv:2402.03300; with std_level "none", Dr. GRPO,
+    - grpo: the reward normalized as `actor.reward_norm` says (GRPO, arXiv:2402.03300; with std_level "none", Dr. GRPO,
       arXiv:2503.20783)
     - rloo: minus the mean of the others in the group (arXiv:2402.14740)
     - reinforce_pp: minus and over the batch's mean and std, taken over tokens (REINFORCE++, arXiv:2501.03262)
@@ -82,14 +82,14 @@ def advantages_of(
     if actor.adv_estimator == "reinforce_pp":
         norm = dataclasses.replace(norm, mean_level="batch", std_level="batch", mean_leave1out=False, std_leave1out=False)
     token_groups = np.broadcast_to(group_ids[:, None], mask.shape)[mask]
-    advantage[mask] = normalised(advantage[mask], token_groups, norm)
+    advantage[mask] = normalized(advantage[mask], token_groups, norm)
     metrics["ppo_actor/advantage"] = Mean.of(advantage[mask])
     return Advantages(
         _unpadded(advantage, trajectories), None if returns is None else _unpadded(returns, trajectories), metrics
     )
 
 
-def normalised(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig) -> np.ndarray:
+def normalized(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig) -> np.ndarray:
     """(x - mean) / (max(std, std_floor) + eps), mean and population std each over the batch, over x's own group, or left out.
 
     Leave-one-out takes them over the others. Where the others do not vary, as for the one winner of a group, their std would
@@ -102,8 +102,8 @@ def normalised(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig) -> np.nda
     """
     mean, _, equal = _moments(x, group_ids, norm.mean_level, norm.mean_leave1out, norm.std_floor)
     _, std, _ = _moments(x, group_ids, norm.std_level, norm.std_leave1out, norm.std_floor)
-    centred = x if norm.mean_level == "none" else np.where(equal, 0.0, x - mean)
-    return centred if norm.std_level == "none" else centred / (np.maximum(std, norm.std_floor) + norm.eps)
+    centered = x if norm.mean_level == "none" else np.where(equal, 0.0, x - mean)
+    return centered if norm.std_level == "none" else centered / (np.maximum(std, norm.std_floor) + norm.eps)
 
 
 def gae(
@@ -114,7 +114,7 @@ def gae(
     discount: float,
     gae_lambda: float,
 ) -> np.ndarray:
-    r"""Generalised advantage estimation over the trained tokens alone, as if the others were not there.
+    r"""Generalized advantage estimation over the trained tokens alone, as if the others were not there.
 
     .. math:: A_t = \delta_t + \gamma \lambda A_{t'},\quad \delta_t = r_t + \gamma V_{t'} - V_t
 
@@ -144,10 +144,10 @@ def gae(
 
 def _scores(shaped: np.ndarray, group_ids: np.ndarray, estimator: str, norm: NormConfig) -> np.ndarray:
     if estimator == "grpo":
-        return normalised(shaped, group_ids, norm)
+        return normalized(shaped, group_ids, norm)
     if estimator == "rloo":
         leave_one_out = dataclasses.replace(norm, mean_level="group", mean_leave1out=True, std_level="none")
-        return normalised(shaped, group_ids, leave_one_out)
+        return normalized(shaped, group_ids, leave_one_out)
     return shaped
 
 

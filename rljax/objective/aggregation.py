@@ -1,4 +1,4 @@
-"""How token losses add up to the loss of a minibatch: a weight a token, with the global normaliser in it.
+"""How token losses add up to the loss of a minibatch: a weight a token, with the global normalizer in it.
 
 It is computed once over all trajectories of a minibatch (one optimizer step), before they are cut into rows,
 micro-batches or ranks; after that a loss is a plain sum, and cutting it changes nothing.

@@ -4,7 +4,7 @@
 arguments and docstrings; tests/parity holds them to these. Here a `Term` also carries the gradient of its sum.
 
 Arrays are [R, m]: m tokens of each of R rows. `mask` says which are trained on; elsewhere every input may hold anything,
-NaN included. `weight` multiplies each token's loss: it holds aggregation, the global normaliser and, in the decoupled
+NaN included. `weight` multiplies each token's loss: it holds aggregation, the global normalizer and, in the decoupled
 objective, `behavior_weight`; no gradient flows through it. Segments are local to a row, so rows may be cut apart.
 """
 
@@ -40,7 +40,7 @@ def clipped_surrogate(
     clip_high: float,
     dual_clip: float | None,
 ) -> Term:
-    r"""Clipped surrogate, to be minimised; times `behavior_weight` it is the decoupled objective.
+    r"""Clipped surrogate, to be minimized; times `behavior_weight` it is the decoupled objective.
 
     .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad r = \pi_\theta / \pi_{prox};\qquad
               A < 0:\ -\max(\cdot, c A)
@@ -252,7 +252,7 @@ def kl_loss(
 
 
 def entropy_bonus(entropy: Array, mask: Array, weight: Array) -> Term:
-    r"""Negative entropy of the policy, to be minimised.
+    r"""Negative entropy of the policy, to be minimized.
 
     .. math:: L = -H,\quad H = -\sum_j p_j \log p_j
 
@@ -332,7 +332,7 @@ def negative_log_likelihood(logp: Array, mask: Array, weight: Array) -> Term:
     .. math:: L = -\log \pi_\theta
 
     Args:
-      logp: of the labelled tokens, nats; gradient flows through it.
+      logp: of the labeled tokens, nats; gradient flows through it.
       mask: tokens that are trained on.
       weight: of each token's loss.
 

@@ -1,4 +1,4 @@
-"""What a policy update minimises, as one hashable value, and the arrays it is computed from. No framework.
+"""What a policy update minimizes, as one hashable value, and the arrays it is computed from. No framework.
 
     loss = sum over tokens of
         loss_weight * (w * surrogate(r, A) + kl_ctl * KL(reference) + distill.coef * KL(teacher) - entropy_coef * H)
@@ -26,7 +26,7 @@ class TokenArrays(NamedTuple):
     Where `mask` is False every other array may hold anything, NaN included.
     """
 
-    loss_weight: Any  # [R, m] float: aggregation and global normaliser (rljax/objective/aggregation.py)
+    loss_weight: Any  # [R, m] float: aggregation and global normalizer (rljax/objective/aggregation.py)
     mask: Any  # [R, m] bool
     advantage: Any  # [R, m] float
     behavior_logp: Any  # [R, m] float, nats

@@ -4,7 +4,7 @@
     a call of score    a free process, in order       a call that ends, fails or is killed after reward.timeout
     a process          a job, on a pipe               score; the pipe's end when the pool or the parent is gone
 
-Law 6: a reward that fails is an error of its kind, never a zero.
+Failures are counted: a reward that fails is an error of its kind, never a zero.
 """
 
 from __future__ import annotations

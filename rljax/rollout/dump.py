@@ -25,7 +25,7 @@ FORMAT = "rljax-groups-1"
 
 
 def save(directory: Path, groups: Sequence[Group], tokenizer: Tokenizer) -> None:
-    """Writes both files; directory is made where it is missing. Text is for the reader: loading never tokenises it."""
+    """Writes both files; directory is made where it is missing. Text is for the reader: loading never tokenizes it."""
     from safetensors.numpy import save_file
 
     directory.mkdir(parents=True, exist_ok=True)

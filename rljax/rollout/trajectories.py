@@ -1,6 +1,6 @@
-"""Trajectories from token ids: of one completion, of several with text put between them, and of labelled targets.
+"""Trajectories from token ids: of one completion, of several with text put between them, and of labeled targets.
 
-Text is never tokenised again: what the sampler returned is what a trajectory holds, and what the next request begins with.
+Text is never tokenized again: what the sampler returned is what a trajectory holds, and what the next request begins with.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     run = make_run(workdir, {"rollout.max_head_offpolicyness": 2}, n_prompts=12)
     outcome = loop.train(run)
-    run.engine.learner.trained        # uid -> the steps that trained on it: [one] each, if law 5 holds
+    run.engine.learner.trained        # uid -> the steps that trained on it: [one] each: exactly once
 
 The task: say the last token of the prompt again, then stop.
 """
@@ -27,7 +27,7 @@ from rljax.engines.fake import model
 from rljax.engines.fake.learner import FakeLearner
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import RewardError
-from rljax.loop import Labelled, Run
+from rljax.loop import Labeled, Run
 from rljax.metrics.mean import Mean, flatten
 from rljax.rollout.evaluation import Evaluation
 from rljax.rollout.producer import Rollouts
@@ -219,7 +219,7 @@ def make_run(
         open_sinks=sink,
         workdir=workdir,
         accept=accept,
-        labelled=Labelled(Numbers(n_prompts), example),
+        labeled=Labeled(Numbers(n_prompts), example),
         evaluation=Evaluation([next(validation) for _ in range(n_prompts)], Repeat(), params, 1),
         worker_server=WorkerServer(config, model_dir, token=TOKEN, scratch=scratch, address_file=address_file) if fed else None,
     )

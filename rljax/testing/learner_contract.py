@@ -173,7 +173,7 @@ class LearnerContract:
 
     # Score
 
-    def test_trap_19_a_log_prob_does_not_depend_on_packing_padding_or_order(self, model_dir):
+    def test_packed_rows_padding_and_order_change_no_log_prob(self, model_dir):
         items = episodes(9)
         learner = self.make(config_of(), model_dir)
         alone_rows = [[i] for i in range(len(items))]
@@ -216,11 +216,11 @@ class LearnerContract:
             assert math.isclose(np.exp(logp).sum(), 1, rel_tol=1e-5)
             logits[temperature] = (logp - logp.mean()) * temperature
             learner.close()
-        np.testing.assert_allclose(logits[0.6], logits[1.0], atol=1e-5)  # trap 2
+        np.testing.assert_allclose(logits[0.6], logits[1.0], atol=1e-5)
 
     # Update
 
-    def test_trap_11_a_rate_of_zero_changes_nothing_in_any_minibatch(self, model_dir):
+    def test_zero_learning_rate_changes_nothing_in_any_minibatch(self, model_dir):
         config = config_of(**{"actor.optimizer.lr": 0.0, "actor.ppo_n_minibatches": 2})
         learner = self.make(config, model_dir)
         items = episodes(8)
@@ -247,7 +247,7 @@ class LearnerContract:
         learner.close()
 
     @pytest.mark.parametrize("level", ["token", pytest.param("sequence", marks=pytest.mark.slow)])
-    def test_trap_03_trap_18_packing_and_micro_batches_change_neither_metrics_nor_the_step(self, model_dir, level):
+    def test_split_invariance_of_metrics_and_the_step_over_packing_and_micro_batches(self, model_dir, level):
         levels = {"actor.importance_sampling_level": level, "actor.behav_imp_weight_level": level}
         items = episodes(12)
         packed = first_fit(items, 64)

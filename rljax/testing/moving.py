@@ -1,4 +1,4 @@
-"""A learner at work on one kind of run, the same steps whatever the engine: for tests of runs that move (law 9)."""
+"""A learner at work on one kind of run, the same steps whatever the engine: for tests of runs that move."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The parity suite: what a backend's arithmetic must equal, and the laws it must keep.
+"""The parity suite: what a backend's arithmetic must equal, and the invariants it must keep.
 
 A backend subclasses `ParitySuite` and says how arrays go in and out and how a function is differentiated; see
-test_jax_parity.py and docs/parity.md. Expectations come from the float64 oracle, from identities, or from the laws.
+test_jax_parity.py and docs/parity.md. Expectations come from the float64 oracle, from identities, or from invariants.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class ParitySuite(abc.ABC):
 
     @quick
     @given(masks, st.sampled_from(OBJECTIVES))
-    def test_trap_03_splitting_changes_neither_loss_nor_gradient(self, part: np.ndarray, objective: Objective) -> None:
-        """Law 2. Parts are any sets of tokens where the objective works by token, else any sets of rows."""
+    def test_split_invariance_of_loss_and_gradient(self, part: np.ndarray, objective: Objective) -> None:
+        """Parts are any sets of tokens where the objective works by token, else any sets of rows."""
         if objective.ratio_level == "sequence" or objective.cap_level == "sequence":
             part = np.repeat(part[:, :1], M, axis=1)
         with self.precision("float64"):
@@ -197,8 +197,8 @@ class ParitySuite(abc.ABC):
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("objective", OBJECTIVES[:-1], ids=lambda o: f"{o.loss}-{o.ratio_level}-{o.proximal}-{o.cap_level}")
-    def test_trap_11_with_no_step_taken_the_ratio_is_one_exactly(self, objective: Objective, dtype: str) -> None:
-        """Law 3: the proximal policy is the current one, by its own log-probs or given the same numbers."""
+    def test_unit_ratio_is_exact_with_no_step_taken(self, objective: Objective, dtype: str) -> None:
+        """The proximal policy is the current one, by its own log-probs or given the same numbers."""
         objective = dataclasses.replace(objective, proximal="recomputed")
         with self.precision(dtype):
             ours, exact = self._rounded(inputs("ordinary", 6), dtype)
@@ -249,7 +249,7 @@ class ParitySuite(abc.ABC):
             np.testing.assert_allclose(self.numpy(error.sum), expected.sum(), rtol=1e-12)
             np.testing.assert_allclose(self.numpy(error.max), expected.max(), rtol=1e-12)
 
-    def test_trap_20_nothing_trained_gives_zeros_and_empty_means(self) -> None:
+    def test_nothing_to_train_gives_zeros_and_empty_means(self) -> None:
         with self.precision("float32"):
             ours, _ = self._rounded(inputs("all_masked"), "float32")
             loss, grads = self._objective(ours, BY_TOKEN)
@@ -257,7 +257,7 @@ class ParitySuite(abc.ABC):
             _, metrics = type(self).policy_objective(ours["logp"], ours["entropy"], _tokens(ours), BY_TOKEN)
             assert all(self.numpy(mean.count) == 0 and self.numpy(mean.sum) == 0 for mean in metrics.values())
 
-    def test_trap_07_a_masked_log_ratio_of_89_is_finite(self) -> None:
+    def test_masked_overflow_of_a_log_ratio_of_89_is_finite(self) -> None:
         with self.precision("float32"):
             case = _masked(inputs("ordinary", 9), np.arange(R * M).reshape(R, M) % 2 == 0)
             case["logp"] = np.where(case["mask"], case["logp"], 89.0)
@@ -269,7 +269,7 @@ class ParitySuite(abc.ABC):
                 assert not grads[0][~case["mask"]].any()
 
     @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-    def test_trap_10_the_gradient_of_kl_in_the_loss_is_that_of_reverse_kl(self, estimator: str) -> None:
+    def test_reverse_kl_gradient_of_kl_in_the_loss(self, estimator: str) -> None:
         """In expectation over samples: every token of the vocabulary once, weighted by its probability."""
         logits, reference = np.array([0.3, -0.2, 0.5]), np.array([0.0, 0.1, -0.1])
         log_p, log_q = (z - np.log(np.exp(z).sum()) for z in (logits, reference))
@@ -321,7 +321,7 @@ class ParitySuite(abc.ABC):
             for grad, derived in zip(grads, logprob_oracle.token_logprobs_grad(*exact, **static), strict=True):
                 assert_close(self.numpy(grad), derived, bounds[1])
 
-    def test_trap_02_logits_are_divided_by_the_temperature(self) -> None:
+    def test_sampling_temperature_divides_the_logits(self) -> None:
         with self.precision("float64"):
             logits = np.array([[2.0, 0.0, -1.0]])
             arrays = [self.array(x, "float64") for x in (logits, np.eye(3), np.array([0]))]

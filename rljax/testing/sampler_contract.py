@@ -184,7 +184,7 @@ class SamplerContract(abc.ABC):
 
     # Distribution
 
-    def test_trap_01_one_kept_token_has_probability_one(self, sampler, loop):
+    def test_truncated_sampling_gives_one_kept_token_probability_one(self, sampler, loop):
         self.needs("top")
         greedy = loop.run(sampler.generate(self.request("greedy", greedy=True)))
         for narrow in ({"top_k": 1}, {"top_p": 1e-6}):
@@ -192,7 +192,7 @@ class SamplerContract(abc.ABC):
             np.testing.assert_array_equal(completion.token_ids, greedy.token_ids)
             np.testing.assert_allclose(completion.logp, 0.0, atol=self.tolerance)
 
-    def test_trap_02_log_probs_are_at_the_sampling_temperature(self, sampler, loop):
+    def test_sampling_temperature_is_that_of_the_log_probs(self, sampler, loop):
         """Of one step: greedy reports temperature 1; at a temperature near 0 the same token has probability 1."""
         warm = loop.run(sampler.generate(self.request("warm", greedy=True, max_new_tokens=1)))
         cold = loop.run(sampler.generate(self.request("cold", temperature=1e-4, max_new_tokens=1, seed=9)))
@@ -298,8 +298,8 @@ class SamplerContract(abc.ABC):
         loop.run(cancelled())
         assert len(loop.run(sampler.generate(self.request("after", max_new_tokens=4))).token_ids) == 4
 
-    def test_trap_14_after_a_publish_requests_see_the_new_weights_alone(self, sampler, second, loop):
-        """Law 7: the prompts' keys and values were cached under the old weights, and the completions' too."""
+    def test_no_stale_cache_after_a_publish(self, sampler, second, loop):
+        """The prompts' keys and values were cached under the old weights, and the completions' too."""
         prompts = [self.prompt(20, seed=i) for i in range(3)]
         requests = [self.request(f"p{i}", prompt, greedy=True) for i, prompt in enumerate(prompts)]
 

@@ -48,7 +48,7 @@ class Parts:
 
 
 Build = Callable[[Config, Path, Path | None, Sampler], AbstractAsyncContextManager[Parts]]
-"""Makes the parts from the trainer's config, a directory with its tokeniser, another with the model for a sampler of one's own
+"""Makes the parts from the trainer's config, a directory with its tokenizer, another with the model for a sampler of one's own
 (else None), and the trainer's sampler."""
 
 
@@ -175,7 +175,7 @@ class Files:
         return before
 
     async def take(self, connection: Connection) -> int:
-        """The next directory, where nothing else can come. Returns the version of its weights, 0 of a tokeniser's."""
+        """The next directory, where nothing else can come. Returns the version of its weights, 0 of a tokenizer's."""
         while True:
             message = await connection.receive()
             if message.kind == "file":

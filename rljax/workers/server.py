@@ -13,9 +13,9 @@ own weights         the learner to be between two steps             the loop (it
 a worker            a lease, a completion                           this side; or its end, or a minute of its silence
 
 Whoever dies loses nothing: what a worker held is generated again with other seeds, and since it is no longer leased, the same
-group that arrives late is not taken (laws 5 and 6). Each token brings the version that made it, so the buffer's bound holds as
-it does in one process (law 4). A prompt is leased to one worker, which holds `room` of them at most, and waits with the next
-until this side has read the group: that is the back-pressure.
+group that arrives late is not taken: prompts are consumed exactly once, and failures are counted. Each token brings the version
+that made it, so the lag bound holds as it does in one process. A prompt is leased to one worker, which holds `room` of them at
+most, and waits with the next until this side has read the group: that is the back-pressure.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from rljax.workers.launcher import WorkerProcesses
 from rljax.workers.messages import completed, measured_of, request_of, result_of
 
 GOODBYE = 5.0  # seconds that workers get to hear that the run is over
-LARGEST_WORD = 64 << 20  # bytes of a file that a tokeniser may need; weights are larger, or of these kinds
+LARGEST_WORD = 64 << 20  # bytes of a file that a tokenizer may need; weights are larger, or of these kinds
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack")
 
 log = logging.getLogger(__name__)
@@ -335,7 +335,7 @@ class WorkerServer:
         worker.connection.send("completion", {"id": number} | fields, body)
 
     async def _send_words(self, worker: AttachedWorker) -> None:
-        """What a tokeniser needs of the model directory; then, to a worker with a sampler of its own, the weights."""
+        """What a tokenizer needs of the model directory; then, to a worker with a sampler of its own, the weights."""
         paths = (p for p in sorted(self._model_dir.iterdir()) if p.is_file() and p.suffix not in WEIGHTS)
         await _send_files(worker.connection, [p for p in paths if p.stat().st_size <= LARGEST_WORD], version=None)
         if worker.own:
@@ -396,7 +396,7 @@ class WorkerServer:
 
 
 async def _send_files(connection: Connection, paths: Iterable[Path], *, version: int | None) -> None:
-    """Files, and then word that they were all. `version`: of weights; None for a tokeniser's."""
+    """Files, and then word that they were all. `version`: of weights; None for a tokenizer's."""
     for path in paths:
         for piece in frames.pieces(path):
             connection.send("file", {"name": path.name}, piece)

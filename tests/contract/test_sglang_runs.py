@@ -104,7 +104,7 @@ def trained(workdir: Path) -> Counter[tuple[int, str]]:
 
 
 def check_once(workdir: Path, steps: int, prompts: int, samples: int) -> None:
-    """Law 5: every prompt of a step with all its samples, and in no other step."""
+    """Every prompt of a step with all its samples, and in no other step."""
     found = trained(workdir)
     assert len(found) == steps * prompts
     assert len({uid for _, uid in found}) == steps * prompts

@@ -65,7 +65,7 @@ def test_flash_attention_in_bfloat16_is_as_near_to_float32_as_the_masked_kind(mo
     assert np.mean(errors["flash"]) < 1.5 * np.mean(errors["masked"])
 
 
-def test_trap_19_packing_changes_bfloat16_log_probs_by_rounding_alone(model_dir):
+def test_packed_rows_change_bfloat16_log_probs_by_rounding_alone(model_dir):
     items = episodes(16, longest=60)
     learner = make(model_dir, **BFLOAT16)
     alone = learner.score(pack(items, [[i] for i in range(16)], 64))

@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from rljax.backends.torch.logprobs import token_logprobs  # noqa: E402
 from rljax.backends.torch.objective import policy_objective  # noqa: E402
 from rljax.config.schema import NormConfig  # noqa: E402
-from rljax.objective.advantages import normalised  # noqa: E402
+from rljax.objective.advantages import normalized  # noqa: E402
 from rljax.objective.aggregation import loss_weights  # noqa: E402
 from rljax.objective.spec import Objective, TokenArrays  # noqa: E402
 
@@ -187,7 +187,7 @@ def test_kl_in_the_loss_is_theirs_with_their_bias_correction(make_trainer):
 
 
 def test_kl_in_the_loss_without_it_has_the_value_and_another_gradient(make_trainer):
-    """On policy, where r is 1, k3 itself has the same value; its slope in expectation is that of forward KL (trap 10)."""
+    """On policy, where r is 1, k3 itself has the same value; its slope in expectation is that of forward KL."""
     trainer = make_trainer(loss_type="dapo", use_bias_correction_kl=False)
     trainer.beta = 0.5
     inputs, _ = case(trainer)
@@ -203,5 +203,5 @@ def test_our_group_advantages_are_theirs_but_for_the_std():
     rewards = torch.tensor([[1.0, 0.0, 0.25, 0.0], [0.5, 0.5, 0.5, 1.0]])
     expected = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
     norm = NormConfig("group", "group", False, False, eps=1e-4, std_floor=1e-3)
-    got = normalised(rewards.numpy().astype(np.float64).ravel(), np.repeat([0, 1], 4), norm).reshape(2, 4)
+    got = normalized(rewards.numpy().astype(np.float64).ravel(), np.repeat([0, 1], 4), norm).reshape(2, 4)
     np.testing.assert_allclose(got * np.sqrt(3 / 4), expected, rtol=1e-3)

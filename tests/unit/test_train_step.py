@@ -75,7 +75,7 @@ def _by_first_tokens(batches, name):
 
 
 @pytest.mark.parametrize("minibatches,tokens", [(1, 16), (3, 16), (3, 64), (5, 32)])
-def test_advantages_are_of_whole_groups_however_they_are_split_traps_5_and_18(tmp_path, minibatches, tokens):
+def test_whole_groups_give_advantages_however_they_are_split(tmp_path, minibatches, tokens):
     groups = _groups()
     overrides = {"actor.ppo_n_minibatches": minibatches, "actor.mb_spec.max_tokens_per_row": tokens}
     learner, _ = _learn(tmp_path, overrides, groups)
@@ -89,7 +89,7 @@ def test_advantages_are_of_whole_groups_however_they_are_split_traps_5_and_18(tm
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
-def test_packing_changes_no_gradient_law_2_trap_3(tmp_path, aggregation):
+def test_split_invariance_of_the_gradient_over_packing(tmp_path, aggregation):
     tables = []
     for tokens, rows in ((13, 1), (16, 4), (512, 1)):
         overrides = {"actor.mb_spec.max_tokens_per_row": tokens, "actor.mb_spec.rows_per_mb": rows}
@@ -103,7 +103,7 @@ def test_packing_changes_no_gradient_law_2_trap_3(tmp_path, aggregation):
     assert np.abs(tables[0]).max() > 1e-4
 
 
-def test_weights_of_a_minibatch_are_normalised_over_it_all(tmp_path):
+def test_weights_of_a_minibatch_are_normalized_over_it_all(tmp_path):
     learner, _ = _learn(tmp_path, {"actor.ppo_n_minibatches": 3, "actor.mb_spec.max_tokens_per_row": 16})
     for batch in learner.named("update"):
         assert batch.loss_weight.sum() == pytest.approx(1.0, rel=1e-6)  # token-mean

@@ -89,7 +89,7 @@ def test_a_score_pass_puts_every_trained_token_back():
     assert (small.scatter(small.tokens.behavior_logp) == np.where(batch.loss_mask, batch.behavior_logp, 0)).all()
 
 
-def test_trap_20_nothing_kept_is_a_bucket_of_padding():
+def test_nothing_to_train_is_a_bucket_of_padding():
     batch = batch_of(3)
     small = compact(batch.replace(advantage=np.zeros_like(batch.advantage)), np.zeros(batch.shape, bool))
     assert not small.tokens.mask.any() and small.labels.shape[1] >= 1

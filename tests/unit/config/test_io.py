@@ -56,11 +56,11 @@ def test_round_trip_after_any_change_of_type_preserving_values(keys):
     assert config_io.from_json(config_io.to_json(config)) == config
 
 
-def test_trap_16_unknown_key_names_the_nearest():
+def test_misspelled_key_is_refused_with_the_nearest():
     assert refusal("actor.eps_clip_highr=0.3") == "actor.eps_clip_highr: no such key (did you mean eps_clip_higher)"
 
 
-def test_trap_16_in_a_config_file_too(tmp_path: Path):
+def test_misspelled_key_in_a_config_file_too(tmp_path: Path):
     file = tmp_path / "typo.py"
     file.write_text(
         textwrap.dedent("""

@@ -10,6 +10,7 @@ from rljax import engine
 from rljax.config import io as config_io
 from rljax.config.allocation import Allocation, Pool, parse
 from rljax.configs import base
+from rljax.engine import plugins
 from rljax.errors import SamplerError, UserError
 
 
@@ -88,7 +89,7 @@ class EntryPoint:
 def register(monkeypatch, tmp_path):
     """Registers plugins under names, as if each were installed by a package of its own."""
     points = []
-    monkeypatch.setattr(engine, "_entry_points", lambda: points)
+    monkeypatch.setattr(plugins, "_entry_points", lambda: points)
     monkeypatch.setattr(engine, "memory_backed", lambda: tmp_path)
     return lambda name, plugin, value="package:PLUGIN": points.append(EntryPoint(name, value, plugin))
 
@@ -255,4 +256,4 @@ def test_a_name_registered_twice_is_an_error_unless_it_is_the_same_object(regist
 
 
 def test_a_checkout_brings_its_own_entry_points():
-    assert {"jax", "fake"} <= {point.name for point in engine._entry_points()}
+    assert {"jax", "fake"} <= {point.name for point in plugins._entry_points()}

@@ -93,7 +93,7 @@ def test_run_directory_is_whole(uninterrupted):
     assert (uninterrupted / "export").is_dir()
 
 
-def test_metrics_of_section_6_are_there_and_finite(uninterrupted):
+def test_documented_metrics_are_there_and_finite(uninterrupted):
     entries = lines(uninterrupted / "metrics.jsonl")
     trained = entries[-1]
     for name in ("importance_weight", "behave_imp_weight", "approx_kl", "clip_ratio", "entropy", "grad_norm", "lr"):
@@ -134,7 +134,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert lines(one / "samples.jsonl") == lines(other / "samples.jsonl")
 
 
-def test_law_10_killed_and_resumed_is_as_if_never_killed(uninterrupted, tmp_path):
+def test_resume_equivalence_of_a_killed_run(uninterrupted, tmp_path):
     kill_after_checkpoint(9, tmp_path / "killed", SYNCHRONOUS)
     code, _, err = train(tmp_path / "killed", SYNCHRONOUS)
     assert code == 0, err
@@ -145,7 +145,7 @@ JAX = ("--config.allocation_mode=jax:d1", "--config.train_dataset.batch_size=8",
 
 
 @pytest.mark.slow
-def test_law_10_on_the_jax_path_killed_and_resumed_is_the_same_to_the_bit(tmp_path):
+def test_resume_equivalence_on_the_jax_path_to_the_bit(tmp_path):
     code, _, err = train(tmp_path / "whole", SYNCHRONOUS, *JAX)
     assert code == 0, err
     kill_after_checkpoint(9, tmp_path / "killed", SYNCHRONOUS, *JAX)
@@ -183,7 +183,7 @@ def test_a_second_run_in_the_same_directory_is_refused_while_the_first_lives(tmp
     assert json.loads((workdir / "status.json").read_text())["state"] == "stopped"
 
 
-def test_trap_17_a_workflow_that_always_fails_ends_the_run_with_its_traceback(tmp_path):
+def test_failing_workflow_ends_the_run_with_its_traceback(tmp_path):
     (tmp_path / "broken_reward.py").write_text("def reward(prompt, completion):\n    raise KeyError('no such field')\n")
     (tmp_path / "config.py").write_text(CONFIG)
     workdir = tmp_path / "failing"
@@ -205,7 +205,7 @@ def test_trap_17_a_workflow_that_always_fails_ends_the_run_with_its_traceback(tm
 
 
 @pytest.mark.slow
-def test_a_jax_worker_samples_with_the_weights_of_the_run_law_3(tmp_path):
+def test_unit_ratio_of_a_jax_workers_samples(tmp_path):
     """Its own JAX sampler, in another process, with weights sent over: synchronous steps are on policy."""
     workdir = tmp_path / "jax"
     process = start(
@@ -293,7 +293,7 @@ def told(entries: list[dict]) -> list[dict]:
     return [{k: v for k, v in e.items() if k != "rollout/workers"} for e in comparable(entries)]
 
 
-def test_workers_of_a_run_give_the_metrics_of_one_without_though_one_is_killed_law_10(uninterrupted, tmp_path):
+def test_resume_equivalence_with_workers_though_one_is_killed(uninterrupted, tmp_path):
     """Two worker processes with the run's sampler; the first is killed with leases in its hands and started again."""
     workdir = tmp_path / "fed"
     process = start(workdir, SYNCHRONOUS, "--config.rollout.workers=2")

@@ -125,7 +125,7 @@ def test_eos_ids_are_joined_from_every_file_and_the_template(tmp_path):
     assert load(tmp_path).eos_token_ids == (5, 6, start, end_of_text, end)
 
 
-def test_trap_12_the_next_turn_goes_on_from_the_ids_that_were_sampled(bpe):
+def test_tokens_in_tokens_out_in_the_next_turn(bpe):
     reply, feedback = {"role": "assistant", "content": "12"}, {"role": "user", "content": "the answer is not right"}
     prompt_ids = bpe.apply_chat_template([USER])
     whole = bpe.apply_chat_template([USER, reply, feedback])

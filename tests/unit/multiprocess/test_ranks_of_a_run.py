@@ -172,7 +172,7 @@ def test_a_killed_rank_ends_the_run_and_the_same_command_goes_on(start, three, t
     code, err = finish(start(tmp_path / "run"))
     assert code == 0, err
     assert status(tmp_path / "run")["state"] == "finished"
-    assert metrics(tmp_path / "run") == metrics(three)  # law 10, to the bit
+    assert metrics(tmp_path / "run") == metrics(three)  # resume equivalence, to the bit
 
 
 @pytest.mark.parametrize(

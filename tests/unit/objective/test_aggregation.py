@@ -34,13 +34,13 @@ def test_each_aggregation_is_its_formula(counts):
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_trap_20_nothing_trained_is_not_divided_by(aggregation):
+def test_nothing_to_train_is_not_divided_by(aggregation):
     weights = loss_weights(masks_of([0, 0]), aggregation, 16)
     assert all(np.isfinite(w).all() and not w.any() for w in weights)
     assert loss_weights([], aggregation, 16) == []
 
 
-def test_trap_03_a_mean_of_micro_batch_means_is_something_else():
+def test_mean_of_means_is_another_loss():
     """12 rows of 3 to 900 tokens: weights of the whole batch add up to its loss; those of its parts, averaged, do not."""
     counts = [3, 900, 17, 250, 4, 610, 88, 5, 333, 29, 741, 12]
     losses = [np.random.default_rng(i).normal(1, 1, count + 3) for i, count in enumerate(counts)]

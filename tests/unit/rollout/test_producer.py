@@ -166,7 +166,7 @@ class Rejects(Repeat):
         return None
 
 
-def test_a_group_of_rejected_samples_is_rejected_not_failed_trap_20(tmp_path):
+def test_nothing_to_train_in_a_group_is_a_rejection_not_a_failure(tmp_path):
     buffer, accumulator = _produce(tmp_path, Rejects(), {}, until=lambda b: b.complete)
     assert buffer.counts["rejected"] == 6 and not any(name.startswith("rollout/failed") for name in accumulator)
 

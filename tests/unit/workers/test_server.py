@@ -1,4 +1,4 @@
-"""Workers in other processes (here: tasks with sockets between them): laws 3 to 6 and 10 hold as they do in one process."""
+"""Workers in other processes (here: tasks with sockets between them) keep the invariants that one process keeps."""
 
 import asyncio
 import contextlib
@@ -101,8 +101,8 @@ async def _leases(connection):
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["the trainer's sampler", "samplers of their own"])
-def test_workers_give_the_metrics_of_a_run_without_any_law_10(tmp_path, own):
-    """Synchronous: which process ran an episode decides nothing, to the bit; own weights are those of the step (law 3)."""
+def test_resume_equivalence_with_workers_and_without(tmp_path, own):
+    """Synchronous: which process ran an episode decides nothing, to the bit; own weights are those of the step."""
     overrides = {"total_train_epochs": 2, "actor.recompute_logprob": False, "actor.use_decoupled_loss": False}
     _, alone, expected = _run(tmp_path / "alone", overrides)
     two = [lambda workdir: worker(workdir, own=own)] * 2
@@ -113,7 +113,7 @@ def test_workers_give_the_metrics_of_a_run_without_any_law_10(tmp_path, own):
     assert not (tmp_path / "fed" / "server").exists() and not (tmp_path / "fed" / "workers.json").exists()
 
 
-def test_asynchronous_workers_of_both_kinds_laws_4_and_5(tmp_path):
+def test_exactly_once_within_the_lag_bound_with_workers_of_both_kinds(tmp_path):
     partners = [lambda workdir, own=own: worker(workdir, own=own, trouble=_trouble(own)) for own in (False, True, True)]
     run, outcome, _ = _run(tmp_path, ASYNC, *partners, n_prompts=40, trouble=_trouble(9))
     assert outcome.step == 20 and _once(run, 40, 2)
@@ -124,7 +124,7 @@ def _trouble(seed):
     return Trouble(np.random.default_rng(int(seed)), delay=0.003)
 
 
-def test_workers_that_die_with_leases_lose_and_double_nothing_law_5(tmp_path):
+def test_exactly_once_though_workers_die_with_leases(tmp_path):
     async def mortal(workdir):
         """Killed and replaced, again and again: what it holds is gone with it. The last one lives."""
         dice = random.Random(3)
@@ -151,7 +151,7 @@ def _made(ticket, version=0):
     return Result((trajectory,), (), wanted=True)
 
 
-def test_a_group_that_is_sent_twice_is_taken_once_law_5(tmp_path):
+def test_exactly_once_for_a_group_that_is_sent_twice(tmp_path):
     async def twice(workdir):
         connection = await _attached(workdir)
         async for ticket in _leases(connection):
@@ -262,11 +262,11 @@ class Fails(Repeat):
         return await super().episode(sampler, prompt, params, seed)
 
 
-def test_failures_in_workers_are_counted_by_kind_and_dropped_as_at_home_law_6(tmp_path):
+def test_failures_are_counted_by_kind_in_workers_and_dropped_as_at_home(tmp_path):
     run, outcome, _ = _run(tmp_path, {"recover.max_prompt_failures": 2}, lambda w: worker(w, workflow=Fails()))
     assert sorted(run.engine.learner.trained) == sorted(f"0/{i}" for i in range(12) if i not in (5, 6))
     assert outcome.finished
-    told = run.server.take_metrics()
+    told = run.worker_server.take_metrics()
     assert "rollout/workers" in told
 
 
@@ -275,7 +275,7 @@ class AlwaysFails:
         raise ZeroDivisionError(f"in the reward of {prompt.uid}")
 
 
-def test_a_workflow_that_always_fails_in_workers_ends_the_run_with_its_traceback_trap_17(tmp_path):
+def test_failing_workflow_in_workers_ends_the_run_with_its_traceback(tmp_path):
     line = "5 groups failed in a row; the first: workflow_error: EpisodeError: ZeroDivisionError: in the reward of 0/"
     with pytest.raises(TooManyFailures, match=line) as info:
         _run(tmp_path, {"recover.max_consecutive_failures": 5}, lambda w: worker(w, workflow=AlwaysFails()))

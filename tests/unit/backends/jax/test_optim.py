@@ -89,7 +89,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(poison):
     jax.tree.map(np.testing.assert_array_equal, (after, after_state), (p, state))
 
 
-def test_trap_11_a_rate_of_zero_changes_no_bit_of_the_parameters():
+def test_zero_learning_rate_changes_no_bit_of_the_parameters():
     params, grads = params_and_grads(1)
     optimizer = optim.Optimizer(dataclasses.replace(CONFIG, lr=0.0), None, "actor.optimizer")
     p = jax.tree.map(jnp.asarray, params)

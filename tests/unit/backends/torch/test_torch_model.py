@@ -57,7 +57,7 @@ def network_of(directory, layout, **settings):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_trap_19_hidden_states_of_packed_rows_are_those_of_each_segment_alone(variant, layout, tmp_path):
+def test_packed_rows_have_the_hidden_states_of_each_segment_alone(variant, layout, tmp_path):
     name, changes = VARIANTS[variant]
     theirs = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(
         getattr(transformers, f"{name}Config")(**SMALL | changes)
@@ -171,7 +171,7 @@ def test_compiled_layers_have_the_same_gradients_and_share_what_is_compiled(layo
     assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] < 8  # of 4 layers, each cut in two by attention
 
 
-def test_trap_08_the_embedding_of_the_padding_token_is_trained_like_any_other(layout, tmp_path):
+def test_padding_is_eos_trains_its_embedding_like_any_other(layout, tmp_path):
     directory = models.make_model(tmp_path)
     items = episodes(4)
     batch = pack(items, first_fit(items, 64), 64)

@@ -1,4 +1,4 @@
-"""The PyTorch learner does what the JAX learner does, and a run can move between them (law 9)."""
+"""The PyTorch learner does what the JAX learner does, and a run can move between them."""
 
 import math
 

@@ -72,7 +72,7 @@ def test_the_gradient_is_the_slope_of_the_loss(model_dir, objective, temperature
     assert np.abs(gradient).max() > 1e-3
 
 
-def test_the_sampler_reports_the_log_probs_the_learner_scores_law_3(model_dir):
+def test_unit_ratio_of_the_samplers_log_probs_and_the_learners(model_dir):
     config = make_config({"gconfig.temperature": 0.7, "gconfig.max_new_tokens": 6})
     sampler, learner = FakeSampler(config, model_dir), FakeLearner(config, model_dir)
     params = SamplingParams(6, temperature=0.7, stop_token_ids=(0,))

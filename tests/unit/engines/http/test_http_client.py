@@ -278,7 +278,7 @@ async def test_a_label_read_after_the_reply_never_makes_a_token_younger(server, 
     sampler = client_of(server)
 
     def script(_, token):
-        early[0] = early[0] or token == 11  # token 11, made by version 0, is labelled 1
+        early[0] = early[0] or token == 11  # token 11, made by version 0, is labeled 1
 
     server.script = script
     completion = await sampler.generate(request())
@@ -288,7 +288,7 @@ async def test_a_label_read_after_the_reply_never_makes_a_token_younger(server, 
 
 @with_servers(1)
 async def test_requests_use_a_cache_of_their_weights_and_of_their_run_alone(server, tmp_path):
-    """Law 7 at a server that keeps the cache of older weights for what is in flight."""
+    """No stale cache at a server that keeps the cache of older weights for what is in flight."""
     sampler, another_run = client_of(server), client_of(server)
     await sampler.generate(request())
     await publish(sampler, WeightSource(directory=tmp_path), 1)
@@ -416,7 +416,7 @@ async def test_weights_that_are_published_twice_are_held_still(server, tmp_path)
         (tmp_path / "1").mkdir()
         await publish(sampler, WeightSource(directory=tmp_path / "1"), 1)
         (tmp_path / "1").rmdir()
-    assert sampler.held_weights() is not None
+    assert sampler.present_weights() is not None
     await sampler.close()
     assert not list(tmp_path.iterdir())
 

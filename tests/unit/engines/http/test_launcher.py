@@ -170,7 +170,7 @@ def test_servers_end_with_a_process_that_is_killed(tmp_path):
         tree = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {{sleep!r}}]); {{sleep}}"
         guard = subprocess.Popen([sys.executable, {reaper.__file__!r}, "1", sys.executable, "-c", tree],
                                  stdin=subprocess.PIPE, start_new_session=True)
-        print(reaper.pid, flush=True)
+        print(guard.pid, flush=True)
         time.sleep(600)
     """
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)

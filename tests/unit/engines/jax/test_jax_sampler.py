@@ -88,7 +88,7 @@ def scored(model_dir, request, completion, temperature=1.0):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_law_3_log_probs_agree_with_a_plain_forward_pass(tmp_path, architecture):
+def test_unit_ratio_of_sampled_log_probs_and_a_plain_forward_pass(tmp_path, architecture):
     """Over every span, prompts of one token, of several chunks, shared in part and whole; at two temperatures."""
     model = make_model(tmp_path, architecture=architecture)
     lengths = (1, 2, 16, 17, 33, 64, 70, 119, 128, 151)
@@ -230,7 +230,7 @@ def test_a_swap_in_flight_changes_the_policy_at_one_token(models, recompute, ahe
     assert (np.abs(completion.logp[6:] - new[6:]).max() < BOUND) == recompute
 
 
-def test_trap_14_a_group_that_waits_through_a_swap_shares_nothing_old(models):
+def test_stale_prefix_is_not_shared_by_a_group_that_waits_through_a_swap(models):
     """More samples than slots: those that start after the swap find their prompt in rows of the old weights."""
     requests = [Request(f"g{i}", prompt_of(40), SamplingParams(6), i) for i in range(9)]
     with sampler_of(models[0]) as sampler:
@@ -279,7 +279,7 @@ def test_two_event_loops_at_once(models):
     assert len(results) == 2
 
 
-def test_law_3_the_bitwise_mode_reports_the_learner_s_own_log_probs(models):
+def test_unit_ratio_is_exact_in_the_bitwise_mode(models):
     config = config_of(**{"jax.bitwise": True, "gconfig.temperature": 0.8})
     requests = requests_of((1, 7, 30), temperature=0.8) + requests_of((4,), temperature=0.5)
     with sampler_of(models[0], bitwise=True, **{"gconfig.temperature": 0.8}) as sampler:

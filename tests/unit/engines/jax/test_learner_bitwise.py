@@ -1,4 +1,4 @@
-"""The bitwise mode: one program scores for sampler and learner, and what else a call holds changes no bit (law 3)."""
+"""The bitwise mode: one program scores for sampler and learner, and what else a call holds changes no bit."""
 
 import jax
 import numpy as np
@@ -53,7 +53,7 @@ def test_the_sampler_gets_the_program_of_the_learner_and_its_weights(learner):
         np.testing.assert_array_equal(scored[index][mask], sampled[index][mask])
 
 
-def test_trap_11_ratios_are_exactly_1_in_every_minibatch_whatever_the_packing(learner):
+def test_zero_learning_rate_gives_ratio_1_in_every_minibatch_whatever_the_packing(learner):
     items = episodes(8)
     batch = pack(items, first_fit(items, 64), 64)
     alone = [[i] for i in range(len(items))]

@@ -188,7 +188,7 @@ def test_parameters_and_moments_go_to_hf_names_and_back(learner, batch):
         from_hf(named, table, trained)
 
 
-def test_law_9_a_run_moves_by_hf_names_and_goes_on_with_the_same_bits(model_dir, batch):
+def test_engine_portability_by_hf_names_to_the_same_bits(model_dir, batch):
     learner, other = (JaxLearner(config_of(), Pool("jax"), model_dir) for _ in range(2))
     for _ in range(2):
         learner.update(batch)
