@@ -24,6 +24,7 @@ def get_config():
     config.actor.init.num_heads = config.actor.init.num_kv_heads = 3
     for dataset in (config.train_dataset, config.valid_dataset):
         dataset.task.digits = 1
+    config.valid_dataset.split = "train"  # what was taught, not what follows from it
     config.stats_logger.live = False
     config.evaluator.freq_steps = 1000
     return config
@@ -55,6 +56,10 @@ def train(workdir: Path, algorithm: str, *, fails: bool = False, **settings: obj
     done = subprocess.run(command, cwd=REPOSITORY, env=dict(os.environ), capture_output=True, text=True)
     assert (done.returncode != 0) == fails, done.stderr
     return done.stderr.splitlines()[-1].partition(" (")[0] if fails else metrics(workdir)
+
+
+def column(lines: list[dict[str, float]], name: str) -> list[float]:
+    return [line[name] for line in lines if name in line]
 
 
 def metrics(workdir: Path) -> list[dict[str, float]]:
