@@ -1,4 +1,4 @@
-"""The parity certificate of a config: its model and its objective, on the JAX path and on the torch path, side by side.
+"""The parity certificate of a config: its model and its objective, JAX path beside torch path.
 
 python -m experiments.parity --config=configs/quickstart.py
 python -m experiments.parity --config=configs/smollm2_gsm8k.py --config.actor.path=DIR --dtype=float64
@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from experiments import main
-from experiments.parity_case import Case, Result
 from rljax.batching.compaction import compact, kept
 from rljax.config.schema import Config
 from rljax.errors import UserError
+from rljax.experiments import main
+from rljax.experiments.parity_case import Case, Result
 from rljax.objective.spec import Objective
 
 main.define_config_flags(workdir=False)
@@ -69,10 +69,10 @@ def parity() -> None:
         check_writable(Path(JSON.value))
     config = config_io.resolve(config)
     try:
-        from experiments import parity_torch
+        from rljax.experiments import parity_torch
     except ImportError as error:
         raise UserError(f"{error.name}: not installed (pip install 'rljax[torch]')") from error
-    from experiments import parity_jax
+    from rljax.experiments import parity_jax
 
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = model_directory.prepare(config.actor, Path(scratch) / "init", seed=config.seed)
@@ -108,8 +108,7 @@ def make_case(config: Config, model_dir: Path, dtype: str, rows: int, length: in
     random = np.random.default_rng(config.seed)
     shape = (rows, length)
     loss_mask = np.broadcast_to(np.arange(length) >= length // 4, shape).copy()
-    constant = config.actor.loss_aggregation_constant or config.gconfig.max_new_tokens
-    weights = loss_weights(list(loss_mask), config.actor.loss_aggregation, constant)
+    weights = loss_weights(list(loss_mask), config.actor.loss_aggregation, config.aggregation_constant)
 
     uniform = np.full(shape, -np.log(vocabulary), np.float32)
     batch = Batch(

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from experiments.parity_case import Case
 from rljax.backends.torch.logprobs import token_logprobs
 from rljax.backends.torch.objective import policy_objective
 from rljax.backends.torch.optim import Optimizer, Slot
+from rljax.experiments.parity_case import Case
 from rljax.hf.spec import ModelSpec
 from rljax.objective.spec import TokenArrays
 

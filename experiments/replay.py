@@ -1,4 +1,4 @@
-"""Trains on a batch that experiments.rollout dumped: the learner alone, no sampler and no reward.
+"""Trains on batches that experiments.rollout wrote: the learner alone, no sampler and no reward.
 
 python -m experiments.replay --config=configs/quickstart.py --batch=runs/batch --workdir=runs/replay
 python -m experiments.replay --config=configs/quickstart.py --batch=runs/shard0,runs/shard1 --workdir=runs/replay
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import main
 from rljax.errors import UserError
+from rljax.experiments import main
 
 main.define_config_flags()
 BATCH = flags.DEFINE_multi_string(
@@ -68,7 +68,7 @@ def replay() -> None:
     from rljax.train_step import learn
 
     if not BATCH.value:
-        raise UserError("--batch: missing (a directory that experiments.rollout wrote)")
+        raise UserError("--batch: missing (a directory that `rljax rollout` wrote)")
     batches = [dump.load_shards([Path(directory) for directory in batch.split(",")]) for batch in BATCH.value]
 
     # --------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Trains, asynchronously or not; the same command with the same --workdir goes on where it was stopped.
+"""Trains; the same command with the same --workdir goes on where it was stopped.
 
 python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
 
@@ -16,7 +16,7 @@ import secrets
 import sys
 from typing import TYPE_CHECKING
 
-from experiments import main
+from rljax.experiments import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +76,6 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.config import checks as config_checks
     from rljax.hf import prepare as model_directory
     from rljax.hf import teacher, tokenizer
 
@@ -87,6 +86,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax import engine
     from rljax.data import labeled_trajectory, open_prompts
     from rljax.loop import Labeled, Loop, Run
     from rljax.rollout.evaluation import Evaluation
@@ -94,7 +94,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
 
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
-        most, why = config_checks.room_for_prompt(config, pools)
+        most, why = engine.room_for_prompt(config, pools)
         prompts.require_fit(words, most=most, why=why)
     labeled, held_out = None, None
     if config.warmup.steps or config.actor.loss == "sft":
@@ -130,8 +130,6 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it
         # ----------------------------------------------------------------------------------------------------------------
-        from rljax import engine
-
         return await Loop(
             Run(
                 config=config,
@@ -158,7 +156,7 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
     from rljax.workers.launcher import WorkerProcesses
     from rljax.workers.server import WorkerServer
 
-    command = [sys.executable, "-m", "experiments.rollout"]
+    command = [sys.executable, "-m", "rljax.experiments.rollout"]
     return WorkerServer(
         config,
         model_dir,

@@ -24,18 +24,20 @@ ROOMS = {
     "types": (),
     "seeding": (),
     "process": (),
-    "config": ("errors",),
+    "messaging": (),
+    "entry_points": ("errors",),
+    "config": ("entry_points", "errors"),
     "metrics": ("config", "errors"),
     "hf": ("config", "errors"),
     "sinks": ("config", "errors", "hf", "metrics", "types"),
-    "objective": ("config", "errors", "metrics", "types"),
+    "objective": ("config", "metrics", "types"),
     "batching": ("errors", "objective", "types"),
-    "engine": ("batching", "config", "errors", "metrics", "types"),
-    "multiprocess": ("batching", "config", "engine", "errors", "metrics", "process"),
-    "rollout": ("config", "engine", "errors", "hf", "metrics", "seeding", "sinks", "types"),
+    "engine": ("batching", "config", "entry_points", "errors", "metrics", "types"),
+    "multiprocess": ("batching", "config", "engine", "errors", "messaging", "metrics", "process"),
+    "rollout": ("config", "engine", "errors", "hf", "messaging", "metrics", "seeding", "sinks", "types"),
     "train_step": ("batching", "config", "engine", "metrics", "objective", "rollout", "types"),
     "checkpoints": ("config", "engine", "errors", "rollout"),
-    "workers": ("config", "engine", "errors", "metrics", "rollout", "types"),
+    "workers": ("config", "engine", "errors", "messaging", "metrics", "rollout", "types"),
     "data": ("config", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "metrics", "process", "types"),
     "workflows": ("config", "engine", "errors", "hf", "rewards", "rollout", "types"),
@@ -53,8 +55,12 @@ ROOMS = {
         "workers",
     ),
 }
+# What is in the folder rljax/ and belongs to a layer above: the test suites, and the command `python -m rljax`.
+NOT_CORE = {"testing": "testing", "__main__.py": "experiments"}
 # Folders that other people's packages could be called: imported under `rljax.` only.
-BARE = ("backends", "engines", "configs")
+BARE = ("backends", "engines", "configs", "experiments")
+# Folders of rljax/ that are one library each in Bazel, with all that is below them.
+WHOLE = ("configs", "experiments", "testing")
 # Frameworks, and the folders that may import them.
 FRAMEWORKS = {
     **dict.fromkeys(("jax", "jaxlib", "flax", "optax", "orbax"), ("backends", "engines", "experiments")),
@@ -140,7 +146,7 @@ def violations(path: str, source: str) -> list[str]:
 
 def _layer_of_path(path: str) -> str:
     first, *below = Path(path).parts
-    return "testing" if first == "rljax" and below[0] == "testing" else first
+    return NOT_CORE.get(below[0], first) if first == "rljax" else first
 
 
 def _room_of_path(path: str) -> str:
@@ -157,8 +163,8 @@ def undeclared(path: str, source: str, libraries: set[str]) -> list[str]:
 def _library_of(module: str) -> str:
     """rljax.backends.jax.model -> //rljax/backends/jax; a library has all that is below it and is no other's."""
     head, *rest = module.split(".")
-    inside = rest[:1] if rest[:1] in (["configs"], ["testing"]) else rest[:2] if rest and rest[0] in BARE else []
-    return "//" + "/".join([head, *inside])
+    depth = 0 if not rest else 1 if rest[0] in WHOLE else 2 if rest[0] in BARE else 0
+    return "//" + "/".join([head, *rest[:depth]])
 
 
 def _package(path: str) -> str:

@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
 
     config.train_dataset.type = "prompt_answer"
     config.train_dataset.batch_size = 8
-    config.reward.name = "experiments.bench.grpo_step_task:distinct_words"
+    config.reward.name = "rljax.experiments.bench.grpo_step_task:distinct_words"
     config.gconfig.n_samples = 8
     config.gconfig.max_new_tokens = 32
 

@@ -12,6 +12,7 @@ from rljax.backends.torch import model
 from rljax.backends.torch.forward import named_logprobs
 from rljax.backends.torch.mesh import Layout
 from rljax.config.schema import Config
+from rljax.engines.cuda.config import FsdpConfig
 from rljax.engines.cuda.policy import DTYPES
 from rljax.engines.cuda.rows import Rows
 from rljax.hf.spec import ModelSpec
@@ -22,7 +23,7 @@ class Teacher:
 
     def __init__(self, config: Config, directory: Path, layout: Layout) -> None:
         """Raises UserError where the directory's model can't be loaded, or not in this layout."""
-        dtype, compiled = DTYPES[config.actor.dtype], config.fsdp.compile and layout.device.type == "cuda"
+        dtype, compiled = DTYPES[config.actor.dtype], FsdpConfig.of(config).compile and layout.device.type == "cuda"
         spec = ModelSpec.from_directory(directory)
         self._network = model.build(spec, directory, layout, dtype=dtype, base_dtype=dtype, compile=compiled)
         self._network.requires_grad_(False)

@@ -30,6 +30,7 @@ from rljax.engine import State, WeightSource
 from rljax.engines.common.learner import PhasedLearner, Result, Scorer
 from rljax.engines.common.phases import Phases, Tree
 from rljax.engines.jax import FORMAT, state
+from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.critic import Critic
 from rljax.engines.jax.phase import Phase
 from rljax.engines.jax.policy import Policy
@@ -56,7 +57,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
         """Raises UserError for a model or a setting it can't do, or too few devices."""
         super().__init__(config, model_dir)
         self._mesh = pool_mesh(pool)
-        if config.jax.bitwise and jax.process_count() > 1:
+        if JaxConfig.of(config).bitwise and jax.process_count() > 1:
             raise UserError("jax.bitwise: the sampler is of one process, so the learner must be too (see docs/processes.md)")
         self._policy = Policy(config, self._mesh, self._model_dir)
         self._score = self._policy.program(self._logp_of)
@@ -66,7 +67,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
 
     def score(self, batch: Batch) -> np.ndarray:
         """Log-probs of the tokens under the current policy. [R, T] float32, nats; 0 where loss_mask is False."""
-        if self._config.jax.bitwise:
+        if JaxConfig.of(self._config).bitwise:
             return self._score_bitwise(batch)
         return self._score_with(self._policy.trained, batch)
 
@@ -113,7 +114,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
             return critic.update(cut.parts)
 
     def _policy_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
-        anchor = self._score_bitwise(batch) if self._config.jax.bitwise and not self._sft else None
+        anchor = self._score_bitwise(batch) if JaxConfig.of(self._config).bitwise and not self._sft else None
         return self._step(phase, batch, keep, anchor)
 
     def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
@@ -182,7 +183,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
             params,
             self._spec,
             directory,
-            dtype="float32" if self._config.jax.bitwise else self._config.actor.dtype,
+            dtype="float32" if JaxConfig.of(self._config).bitwise else self._config.actor.dtype,
             source=self._model_dir,
         )
         return WeightSource(directory=Path(directory))

@@ -13,6 +13,7 @@ from rljax.backends.jax import hf
 from rljax.backends.jax.forward import named_logprobs
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
+from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.rows import Rows
 
 
@@ -22,7 +23,7 @@ class Teacher:
     def __init__(self, config: Config, directory: Path, mesh: Mesh) -> None:
         """Raises UserError where the directory's model can't be loaded, or not on this mesh."""
         dtype, temperature, chunk = config.actor.dtype, config.gconfig.temperature, config.actor.logprob_chunk
-        graphdef, self._params = hf.load(directory, mesh, dtype, dtype, precise=config.jax.precise)
+        graphdef, self._params = hf.load(directory, mesh, dtype, dtype, precise=JaxConfig.of(config).precise)
 
         def logp_of(params: Any, rows: Rows) -> jax.Array:
             return named_logprobs(nnx.merge(graphdef, params), rows, mesh, temperature=temperature, chunk=chunk)[0]

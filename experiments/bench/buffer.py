@@ -1,6 +1,8 @@
-"""The buffer: put and take of 25 KB groups a second, in one process and from others, and the journal's share of it.
+"""The buffer: put and take of 25 KB groups per second, in one process and from others.
 
 python -m experiments.bench.buffer
+
+Once with the journal of every group, to see its share.
 """
 
 import asyncio
@@ -12,12 +14,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
-from absl import app
 
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.configs import base
 from rljax.engine import Sampler
+from rljax.experiments import main
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Limits, Ticket
 from rljax.rollout.journal import GroupLog
@@ -132,9 +134,7 @@ async def _fed(workers: int, directory: Path) -> tuple[float, float]:
     return seconds, computing
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError("takes no arguments")
+def bench() -> None:
     groups = [_group(i // BATCH) for i in range(ITEMS)]
     size = sum(getattr(groups[0].trajectories[0], n).nbytes for n in ("token_ids", "loss_mask", "behavior_logp", "versions"))
     seconds = [_through(groups, None) for _ in range(5)]
@@ -153,4 +153,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main.run_main(bench)

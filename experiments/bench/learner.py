@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from rljax.batching.batch import Batch
 from rljax.config.allocation import parse
@@ -29,6 +29,7 @@ from rljax.config.io import from_dict
 from rljax.config.schema import Config, ModelConfig
 from rljax.configs import base
 from rljax.engine import find_plugin
+from rljax.experiments import main
 from rljax.hf import ModelSpec, init_directory
 from rljax.hf.tensors import parameter_count
 
@@ -123,7 +124,7 @@ def flops(spec: ModelSpec, batch: Batch) -> float:
     return 6.0 * (inner * batch.token_ids.size + table * int(batch.loss_mask.sum()) + attention)
 
 
-def main(argv: list[str]) -> None:
+def bench() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         spec = make_model(Path(DIRECTORY.value or temporary))
         config = make_config()
@@ -180,4 +181,4 @@ def memory(engine: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main.run_main(bench)

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from experiments.bench.logprobs_case import Case, Outcome, Variant
 from rljax.backends.jax.fused import fused_objective
 from rljax.backends.jax.logprobs import in_chunks, token_logprobs
 from rljax.backends.jax.objective import policy_objective
+from rljax.experiments.bench.logprobs_case import Case, Outcome, Variant
 from rljax.objective.spec import TokenArrays
 
 Function = Callable[..., tuple[Array, Array | None]]  # (hidden, unembedding, labels, tokens, case) -> loss, logp

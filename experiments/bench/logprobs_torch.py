@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from experiments.bench.logprobs_case import Case, Outcome, Variant
 from rljax.backends.torch.fused import fused_objective
 from rljax.backends.torch.logprobs import token_logprobs
 from rljax.backends.torch.objective import policy_objective
+from rljax.experiments.bench.logprobs_case import Case, Outcome, Variant
 from rljax.objective.spec import TokenArrays
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,13 +1,13 @@
-"""What a publish takes, by transport: from the PyTorch learner to an SGLang server, pause and resume included.
+"""A publish from the PyTorch learner to an SGLang server: seconds, by transport.
 
 python -m experiments.bench.publish --sglang_python=PYTHON                          # one GPU: directory, ipc
 python -m experiments.bench.publish --sglang_python=PYTHON --learner_device=1       # two: directory, nccl
 python -m experiments.bench.publish --sglang_python=PYTHON --device=cpu --sizes=tiny
 
-Models have random weights, in bfloat16. Each transport publishes --repeats times after one that is not counted (it makes the
-group, and fills caches); the figure is the median. "export" is the learner's part before the server pauses: all of the way
-into memory-backed storage for a directory, nothing for the others. After the last, the server's version and log-probs are
-looked at: they must be those of the weights that were sent.
+Pause and resume are included. Models have random weights, in bfloat16. Each transport publishes --repeats times after one
+that is not counted (it makes the group, and fills caches); the figure is the median. "export" is the learner's part before
+the server pauses: all of the way into memory-backed storage for a directory, nothing for the others. After the last, the
+server's version and log-probs are looked at: they must be those of the weights that were sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import flags
 
-from experiments import main
+from rljax.experiments import main
 
 if TYPE_CHECKING:
     from rljax.config.schema import Config
@@ -81,9 +81,10 @@ def where() -> str:
     import torch
 
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else platform.processor() or platform.machine()
+    from rljax.engines.http.config import SglangConfig
     from rljax.engines.http.launcher import installed_release, interpreter
 
-    release = ".".join(map(str, installed_release(interpreter(_config(Path(), "directory").sglang))))
+    release = ".".join(map(str, installed_release(interpreter(SglangConfig.of(_config(Path(), "directory"))))))
     return f"{device}, torch {torch.__version__}, sglang {release}, bucket {BUCKET_MB.value} MB"
 
 

@@ -31,7 +31,7 @@ class Guard(NamedTuple):
 
 UPDATE = "ppo_actor/update"
 ADVANTAGE = "ppo_actor/advantage"
-DISAGREE = "sampler and learner disagree: lower rollout.max_head_offpolicyness, compare their dtypes, run experiments.parity"
+DISAGREE = "sampler and learner disagree: lower rollout.max_head_offpolicyness, compare their dtypes, run `rljax parity`"
 GUARDS = (
     Guard(
         "max_approx_kl",

@@ -93,7 +93,7 @@ def _read(directory: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         tree = json.loads((directory / "batch.json").read_text())
         arrays = load_file(directory / "batch.safetensors")
     except FileNotFoundError as error:
-        raise UserError(f"{directory}: no {Path(error.filename).name} (a directory that experiments.rollout wrote)") from None
+        raise UserError(f"{directory}: no {Path(error.filename).name} (a directory that `rljax rollout` wrote)") from None
     except (ValueError, SafetensorError) as error:
         raise UserError(f"{directory}: not a dumped batch: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:

@@ -7,5 +7,14 @@
     models.py             tiny models and configs
     moving.py             a learner at work on one kind of run, for tests of runs that move
 
-They need pytest and numpy.
+They need pytest and hypothesis: the extra [test] has them, and the rest of what rljax's own tests need.
 """
+
+import importlib.util
+
+for _needed in ("pytest", "hypothesis"):
+    if importlib.util.find_spec(_needed) is None:
+        raise ModuleNotFoundError(
+            f"rljax.testing: {_needed} is not installed (pip install {_needed}, or all that rljax's tests need: 'rljax[test]')",
+            name=_needed,
+        )

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class WorkerProcesses:
     """`count` processes of one command, to which `--attach=HOST:PORT` is added. What they print is in `logs`.
 
-    Example: WorkerProcesses([sys.executable, "-m", "experiments.rollout"], 4, workdir / "workers")
+    Example: WorkerProcesses([sys.executable, "-m", "rljax.experiments.rollout"], 4, workdir / "workers")
     """
 
     def __init__(self, command: Sequence[str], count: int, logs: Path) -> None:

@@ -31,7 +31,7 @@ LEAVES = """
 import asyncio, sys
 from types import SimpleNamespace
 from absl import flags
-from experiments.bench import publish
+from rljax.experiments.bench import publish
 from rljax import engine
 from rljax.errors import SamplerError, UserError
 

@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the certificate needs the extra [torch]")
 
-from experiments import parity, parity_jax, parity_torch
 from rljax.backends.torch import optim
 from rljax.config import io as config_io
 from rljax.errors import UserError
+from rljax.experiments import parity, parity_jax, parity_torch
 from rljax.hf import prepare as model_directory
 from rljax.objective.spec import Objective
 from rljax.testing.models import config_of, make_model
