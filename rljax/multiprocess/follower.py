@@ -34,7 +34,7 @@ from rljax.process.watchdog import Watchdog
 
 HEARTBEAT = 2.0  # seconds between two signs of life
 HANG_SHARE = 0.7  # of recover.hang_timeout: a follower's watchdog fires before its leader's, so that the rank is named
-BATCHES = frozenset({"score", "score_reference", "values", "update", "update_critic", "update_supervised"})
+BATCHES = frozenset({"score", "score_reference", "score_teacher", "values", "update", "update_critic", "update_supervised"})
 PATHS = frozenset({"save", "restore"})
 
 Make = Callable[[Mapping[str, Any]], Learner]  # from the fields of the call "make"

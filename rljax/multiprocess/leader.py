@@ -52,6 +52,9 @@ class DistributedLearner:
     def score_reference(self, batch: Batch) -> Any:
         return self._on_batch("score_reference", batch)
 
+    def score_teacher(self, batch: Batch) -> Any:
+        return self._on_batch("score_teacher", batch)
+
     def values(self, batch: Batch) -> Any:
         return self._on_batch("values", batch)
 
