@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import rljax
+from tests.import_rule import BARE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
 INVARIANTS = REPOSITORY / "docs" / "invariants.md"
 FOLDERS = ("backends", "bazel", "configs", "docs", "engines", "experiments", "rljax", "tests")
-LINKED = ("backends", "configs", "engines")  # folders that are packages below rljax/
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 TEST = re.compile(r"`([\w/.]+\.py)::((?:\w+::)?test_\w+)`")
@@ -27,7 +27,7 @@ BRITISH = re.compile(
 
 def sources() -> Iterator[Path]:
     """Every file of Python in the tree but this one, each once: not through the links inside rljax/."""
-    links = {REPOSITORY / "rljax" / name for name in LINKED}
+    links = {REPOSITORY / "rljax" / name for name in BARE}
     for folder in FOLDERS:
         for file in (REPOSITORY / folder).rglob("*.py"):
             if not links & set(file.parents) and file != Path(__file__).resolve():
@@ -102,7 +102,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_exist(page):
     names = re.findall(rf"(?<![\w/.$-])(?:{'|'.join(FOLDERS)})/[\w/.-]*\w\.(?:py|md|png|json|yaml)\b", page.read_text())
-    missing = [name for name in names if not (REPOSITORY / ("rljax" if name.startswith(LINKED) else "") / name).exists()]
+    missing = [name for name in names if not (REPOSITORY / ("rljax" if name.startswith(BARE) else "") / name).exists()]
     assert missing == []
 
 
