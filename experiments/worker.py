@@ -32,7 +32,7 @@ def attach(address: str, *, room: int | None, patience: float, name: str, parent
         die_with(parent)
         patience = 0.0  # the run starts its workers anew
     own = any(key in OWN_SAMPLER for key, _ in main.overrides_from_flags())
-    asyncio.run(work(lambda: _find_trainer(address), _parts, own=own, name=name, room=room, patience=patience))
+    asyncio.run(work(lambda: _find_trainer(address), _parts, own_sampler=own, name=name, capacity=room, patience=patience))
 
 
 def _find_trainer(address: str) -> tuple[str, str]:

@@ -32,6 +32,10 @@ class SamplerError(EpisodeError):
     kind = "server_lost"
 
 
+class RequestLost(SamplerError):
+    """A request that its sampler gave up after trying again by itself, by `rollout.request_retries`: nobody sends it again."""
+
+
 class WorkerLost(EpisodeError):
     """The worker process that generated a group is gone, or silent."""
 

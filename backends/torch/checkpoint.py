@@ -26,7 +26,8 @@ from torch.distributed.tensor import DTensor
 
 from rljax.backends.torch.export import to_numpy
 from rljax.backends.torch.mesh import MAX, Layout
-from rljax.checkpoints.integrity import TREE, check_room, read_meta, reason, verify, write_meta
+from rljax.checkpoints.disk import check_room, reason
+from rljax.checkpoints.integrity import TREE, read_meta, verify, write_meta
 from rljax.errors import UserError
 
 Result = TypeVar("Result")

@@ -35,7 +35,7 @@ from rljax.engines.http.published_weights import PublishedWeights
 from rljax.engines.http.remote import Remote, ServerLost, describe, session_of
 from rljax.engines.http.replies import Reply
 from rljax.engines.http.router import Closed, Router
-from rljax.errors import SamplerError, UserError
+from rljax.errors import RequestLost, SamplerError, UserError
 from rljax.types import Completion, Finish, Request
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,6 @@ class HttpSampler:
         remotes: Sequence[Remote],
         *,
         version: int,
-        request_timeout: float = 3600.0,
         request_retries: int = 3,
         recompute: bool = False,
         replicas: Replicas | None = None,
@@ -71,14 +70,13 @@ class HttpSampler:
         """
         Args:
           version: of the weights that all of them have.
-          request_timeout: seconds a completion may take, pauses included.
-          request_retries: attempts after the first that may bring no token before a request is lost.
+          request_retries: attempts in a row, after the first, that may bring no token before a request is lost.
           recompute: `rollout.recompute_kv_on_publish`.
           lends: the servers' memory, to a learner on their devices.
         """
         self._remotes = list(remotes)
         self.version, self.lends = version, lends
-        self._timeout, self._retries, self._recompute, self._replicas = request_timeout, request_retries, recompute, replicas
+        self._retries, self._recompute, self._replicas = request_retries, recompute, replicas
         self._cache_space = uuid.uuid4().hex  # an earlier run's third weights are not this one's
         self._loads = 0  # begun: a version may be loaded twice, and what was cached between the two be of neither
         self._paused = False
@@ -96,7 +94,8 @@ class HttpSampler:
     # Requests
 
     async def generate(self, request: Request) -> Completion:
-        """Samples one completion; cancelling the call aborts it at the server.
+        """Samples one completion; cancelling the call aborts it at the server. Waits as long as it takes: `PatientSampler`
+        sets the time limit.
 
         A completion that loses its server goes on at another, behind the tokens it has. With no room left in the context it
         ends as at max_new_tokens, by `length`.
@@ -104,16 +103,13 @@ class HttpSampler:
         Raises:
           UserError: a prompt that is empty, holds an id outside the vocabulary, or leaves no room in the context; or
             whatever else a server refuses.
-          SamplerError: the request is lost: too many attempts brought nothing, its time is up, or no server is left.
+          RequestLost: too many attempts in a row brought nothing, an answer can't be understood, or no server is left.
         """
         self._enter()
         try:
-            async with asyncio.timeout(self._timeout):
-                return await self._complete(request)
-        except TimeoutError:
-            raise SamplerError(
-                f"request {request.id}: no completion within {self._timeout:g} s (rollout.request_timeout)"
-            ) from None
+            return await self._complete(request)
+        except SamplerError as error:
+            raise RequestLost(str(error)) from error
 
     async def _complete(self, request: Request) -> Completion:
         if not len(request.prompt_ids):

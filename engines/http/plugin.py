@@ -57,7 +57,6 @@ def sampler_of(config: Config, remotes: Sequence[Remote], version: int, replicas
     return HttpSampler(
         remotes,
         version=version,
-        request_timeout=rollout.request_timeout,
         request_retries=rollout.request_retries,
         recompute=rollout.recompute_kv_on_publish,
         replicas=replicas,

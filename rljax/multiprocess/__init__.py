@@ -13,7 +13,6 @@ leader.py       rank 0: starts or awaits the others, `DistributedLearner`
 followers.py    its connections: calls, replies, and which rank began the trouble
 follower.py     what the other ranks do
 rendezvous.py   how they find each other: WORKDIR/ranks/leader.json, while they gather
-wire.py         frames: JSON and raw arrays, checksummed; a token
 """
 
 from rljax.engine.rank import ProcessRank

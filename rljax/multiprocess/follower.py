@@ -16,18 +16,19 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from rljax.batching.batch import Batch
 from rljax.config import io as config_io
 from rljax.config.allocation import Pool
 from rljax.engine import Learner, find_plugin
 from rljax.engine.rank import ProcessRank
 from rljax.errors import UserError
-from rljax.multiprocess import rendezvous, wire
-from rljax.multiprocess.wire import Frame, WireError
+from rljax.messaging.framing import FramingError, Message, receive, send
+from rljax.multiprocess import rendezvous
 from rljax.process.watchdog import Watchdog
 
 PULSE = 2.0  # seconds between two signs of life
@@ -35,7 +36,7 @@ SOONER = 0.7  # of recover.hang_timeout: a follower's watchdog bites before its 
 BATCHES = frozenset({"score", "score_reference", "values", "update", "update_critic", "update_supervised"})
 PATHS = frozenset({"export", "save", "restore"})
 
-Make = Callable[[dict[str, Any]], Learner]  # from the fields of the call "make"
+Make = Callable[[Mapping[str, Any]], Learner]  # from the fields of the call "make"
 Bitten = Callable[[], None]
 Watch = Callable[[str, Bitten], AbstractContextManager[object]]  # around a call: its name, and what to do when it hangs
 
@@ -46,63 +47,63 @@ def serve(connection: socket.socket, make: Make, *, watch: Watch, lost: Callable
     Args:
       lost: called in a thread of ours when the leader is gone; the process should end there, for nobody waits for it any more.
     """
-    inbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
     sending, done = threading.Lock(), threading.Event()
 
     def read() -> None:
         try:
             while not done.is_set():
-                frame = wire.receive(connection)
-                inbox.put(frame)
-                if frame.kind == "close":
+                message = receive(connection)
+                inbox.put(message)
+                if message.kind == "close":
                     return
-        except (WireError, OSError) as error:
+        except (FramingError, OSError) as error:
             inbox.put(None)
             if not done.is_set():
                 lost(str(error))
 
-    def tell(frame: Frame) -> None:
+    def tell(message: Message) -> None:
         with sending, contextlib.suppress(OSError):  # the reading thread sees it too
-            wire.send(connection, frame)
+            send(connection, message)
 
     def pulse() -> None:
         while not done.wait(PULSE):
-            tell(Frame("alive"))
+            tell(Message("alive"))
 
     for thread in (read, pulse):
         threading.Thread(target=thread, daemon=True, name=f"follower {thread.__name__}").start()
     learner: Learner | None = None
     try:
-        while (frame := inbox.get()) is not None:
-            closing = frame.kind == "close"
-            method, number = ("close" if closing else str(frame.fields["method"])), frame.fields["number"]
+        while (message := inbox.get()) is not None:
+            closing = message.kind == "close"
+            method, number = ("close" if closing else str(message.fields["method"])), message.fields["number"]
             error = None
             try:
-                with watch(method, functools.partial(tell, Frame("hung", {"method": method}))):
+                with watch(method, functools.partial(tell, Message("hung", {"method": method}))):
                     if method == "make":
-                        learner = make(frame.fields)
+                        learner = make(message.fields)
                     elif learner is not None:
-                        _call(learner, method, frame)
+                        _call(learner, method, message)
             except UserError as user_error:
                 error = {"kind": "user", "message": str(user_error)}
             except Exception as fault:
                 traceback.print_exc()
-                message = f"{method}: {type(fault).__name__}: {' '.join(str(fault).split())}"
-                error = {"kind": "fault", "message": message, "traceback": traceback.format_exc()}
-            tell(Frame("reply", {"number": number, "error": error}))
-            del frame
+                text = f"{method}: {type(fault).__name__}: {' '.join(str(fault).split())}"
+                error = {"kind": "fault", "message": text, "traceback": traceback.format_exc()}
+            tell(Message("reply", {"number": number, "error": error}))
+            del message
             if closing:
                 return
     finally:
         done.set()
 
 
-def _call(learner: Learner, method: str, frame: Frame) -> None:
+def _call(learner: Learner, method: str, message: Message) -> None:
     """The same call as the leader's. What it returns is the leader's to use."""
     if method in BATCHES:
-        getattr(learner, method)(wire.batch_of(frame.arrays))
+        getattr(learner, method)(Batch(**message.arrays))
     elif method in PATHS:
-        path = frame.fields["path"]
+        path = message.fields["path"]
         source = getattr(learner, method)(None if path is None else Path(path))
         drain = getattr(getattr(source, "params", None), "drain", None)
         if drain is not None:  # tensors that are gathered one by one, as the leader's sampler asks for them
@@ -110,7 +111,7 @@ def _call(learner: Learner, method: str, frame: Frame) -> None:
     elif method == "close":
         learner.close()
     else:
-        raise WireError(f"no method {method!r}")
+        raise ValueError(f"no method {method!r}")
 
 
 def follow(process: ProcessRank, workdir: Path) -> None:
@@ -134,7 +135,7 @@ def follow(process: ProcessRank, workdir: Path) -> None:
         finally:
             calls.pop()
 
-    def make(fields: dict[str, Any]) -> Learner:
+    def make(fields: Mapping[str, Any]) -> Learner:
         return _make(process, found.coordinator, fields)
 
     def lost(reason: str) -> None:
@@ -148,7 +149,7 @@ def follow(process: ProcessRank, workdir: Path) -> None:
     serve(found.connection, make, watch=watched, lost=lost)
 
 
-def _make(process: ProcessRank, coordinator: str, fields: dict[str, Any]) -> Learner:
+def _make(process: ProcessRank, coordinator: str, fields: Mapping[str, Any]) -> Learner:
     config, pool = config_io.from_json(fields["config"]), Pool(**fields["pool"])
     with dataclasses.replace(process, coordinator=coordinator).in_environment():
         return find_plugin(pool.engine).make_learner(config, pool, Path(fields["model_dir"]))

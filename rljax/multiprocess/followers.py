@@ -8,12 +8,11 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rljax.errors import RankFailed, UserError
-from rljax.multiprocess import wire
-from rljax.multiprocess.wire import Closed, Frame, WireError
+from rljax.messaging.framing import ConnectionClosed, FramingError, Message, receive, send
 
 BLAME = 1.0  # seconds from the first error of a rank until it is settled whether another's death is the cause
 APART = 30.0  # seconds that ranks have to come to the same error
@@ -58,14 +57,14 @@ class FollowerConnection:
         self.error: dict[str, Any] | None = None  # of its last reply
         self.answered = 0  # number of the last call it answered
         self._connection, self._followers = connection, followers
-        self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=f, daemon=True, name=f"rank {rank}") for f in (self._read, self._write)]
         for thread in self._threads:
             thread.start()
 
-    def post(self, frame: Frame | None) -> None:
-        """Sends a frame after those before it; None ends the sending."""
-        self._outbox.put(frame)
+    def post(self, message: Message | None) -> None:
+        """Sends a message after those before it; None ends the sending."""
+        self._outbox.put(message)
 
     def close(self) -> None:
         """The follower sees it hang up."""
@@ -77,26 +76,26 @@ class FollowerConnection:
         self._connection.close()
 
     def _write(self) -> None:
-        while (frame := self._outbox.get()) is not None:
+        while (message := self._outbox.get()) is not None:
             try:
-                wire.send(self._connection, frame)
+                send(self._connection, message)
             except OSError as error:
                 self._followers.lost(self, f"could not be reached: {error.strerror or error}")
                 return
-            del frame
+            del message
 
     def _read(self) -> None:
         try:
             while True:
-                frame = wire.receive(self._connection)
+                message = receive(self._connection)
                 self.heard = time.monotonic()
-                if frame.kind == "reply":
-                    self._followers.replied(self, frame.fields)
-                elif frame.kind == "hung":
-                    self._followers.hung(self, str(frame.fields["method"]))
-        except Closed:
+                if message.kind == "reply":
+                    self._followers.replied(self, message.fields)
+                elif message.kind == "hung":
+                    self._followers.hung(self, str(message.fields["method"]))
+        except ConnectionClosed:
             self._followers.lost(self, "is gone")
-        except (WireError, OSError) as error:
+        except (FramingError, OSError) as error:
             self._followers.lost(self, f"can't be understood: {error}")
 
 
@@ -167,9 +166,9 @@ class Followers:
         """
         with self._calling:
             self._number += 1
-            frame = Frame("call", {"method": method, "number": self._number, **fields}, arrays or {})
+            message = Message("call", {"method": method, "number": self._number, **fields}, arrays or {})
             for follower in self._followers.values():
-                follower.post(frame)
+                follower.post(message)
             future = self._worker.submit(own)
             future.add_done_callback(lambda _: self._wake())
             return self._outcome(future, self._number, later)
@@ -239,7 +238,7 @@ class Followers:
 
     # What followers do
 
-    def replied(self, follower: FollowerConnection, fields: dict[str, Any]) -> None:
+    def replied(self, follower: FollowerConnection, fields: Mapping[str, Any]) -> None:
         with self._news:
             follower.answered, follower.error = int(fields["number"]), fields.get("error")
             if follower.error is not None and follower.error["kind"] != "user":
@@ -314,7 +313,7 @@ class Followers:
         if sound:
             self._number += 1
             for follower in self._followers.values():
-                follower.post(Frame("close", {"number": self._number}))
+                follower.post(Message("close", {"number": self._number}))
             future = self._worker.submit(own or (lambda: None))
             future.add_done_callback(lambda _: self._wake())
             until = time.monotonic() + seconds

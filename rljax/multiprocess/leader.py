@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
+import numpy as np
+
 from rljax.batching.batch import Batch
 from rljax.config import io as config_io
 from rljax.config.allocation import Pool
@@ -26,10 +28,9 @@ from rljax.engine import Learner, WeightSource, make_learner
 from rljax.engine.rank import LOOPBACK, ProcessRank, free_port
 from rljax.errors import RankFailed, UserError
 from rljax.metrics.mean import Mean
-from rljax.multiprocess import wire
 from rljax.multiprocess.follower import PULSE, SOONER
 from rljax.multiprocess.followers import Followers
-from rljax.multiprocess.rendezvous import FOLDER, START_TIMEOUT, Listener
+from rljax.multiprocess.rendezvous import FOLDER, START_TIMEOUT, Rendezvous
 
 GRACE = 30.0  # seconds that a run has to end in order after a rank is lost; then the process is ended
 LEAVE = 20.0  # seconds for ranks to close their learners
@@ -79,7 +80,7 @@ class DistributedLearner:
 
     def _on_batch(self, method: str, batch: Batch) -> Any:
         call = getattr(self._learner, method)
-        return self._followers.together(method, own=lambda: call(batch), arrays=wire.arrays_of(batch))
+        return self._followers.together(method, own=lambda: call(batch), arrays=_arrays(batch))
 
     def _on_path(self, method: str, path: Path | None, later: bool = False) -> Any:
         call, whole = getattr(self._learner, method), None if path is None else Path(path).absolute()
@@ -115,7 +116,7 @@ class Leader:
         self._lost, self._ended = threading.Event(), threading.Event()
         self._on_lost: list[Callable[[], None]] = []
         self._followers: Followers | None = None
-        self._listener: Listener | None = None
+        self._rendezvous: Rendezvous | None = None
 
     @staticmethod
     def _leads(count: int) -> ProcessRank:
@@ -141,8 +142,8 @@ class Leader:
             on_trouble=self._write_stacks,
             on_failure=self._failed,
         )
-        self._listener = Listener(self.process, self._workdir, timeout, self._admit)
-        self.process = dataclasses.replace(self.process, coordinator=self._listener.coordinator)
+        self._rendezvous = Rendezvous(self.process, self._workdir, timeout, self._admit)
+        self.process = dataclasses.replace(self.process, coordinator=self._rendezvous.coordinator)
         if self._own:
             try:
                 for rank in range(1, self.size):
@@ -199,8 +200,8 @@ class Leader:
                         f" (all run the same command and share --workdir={self._workdir})"
                     )
                 self._here.wait(0.2)
-        assert self._listener is not None
-        self._listener.close()
+        assert self._rendezvous is not None
+        self._rendezvous.close()
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         """One learner, made in every process. Raises UserError as each would alone, RankFailed when one of them is lost."""
@@ -288,8 +289,8 @@ class Leader:
     # Ending
 
     def _end(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
         if self._followers is not None:
             self._followers.close(None, LEAVE)
         until = time.monotonic() + 5.0
@@ -303,6 +304,11 @@ class Leader:
             if child.poll() is None:
                 child.kill()
                 child.wait()
+
+
+def _arrays(batch: Batch) -> dict[str, np.ndarray]:
+    """The arrays that a batch has, by field: what a follower makes the same batch of."""
+    return {name: array for name, array in vars(batch).items() if array is not None}
 
 
 def _shared_cores(processes: int) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The producer: prompts become groups, all at once, and whatever users' code does is a value with a kind.
 
-a request    ends after rollout.request_timeout; lost ones are sent again rollout.request_retries times    (PatientSampler)
+a request    ends within rollout.request_timeout; a lost one is sent again rollout.request_retries times   (PatientSampler)
 an episode   gives a trajectory, or None (rejected), or fails; a failed one is left out of its group       (run_episode)
 a group      is made of the episodes that worked                                                           (Rollouts)
 
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from rljax.engine import Sampler, WeightSource
-from rljax.errors import EpisodeError, SamplerError
+from rljax.errors import EpisodeError, RequestLost, SamplerError
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import NEVER, Buffer, Ticket, oldest_version
 from rljax.rollout.result import Failure, Result
@@ -36,13 +36,18 @@ def pause_before(attempt: int) -> float:
 
 
 class PatientSampler:
-    """A sampler whose every request ends: with a completion, or with SamplerError."""
+    """A sampler whose every request ends in time: with a completion, or with SamplerError.
+
+    It owns the time limit of a request, whatever samples. It owns the retries too, but for samplers that retry by themselves
+    (a client of servers sends the rest to another, behind the tokens that came): those raise RequestLost.
+    """
 
     def __init__(self, sampler: Sampler, *, timeout: float, retries: int, lost: Callable[[SamplerError], None]) -> None:
         """
         Args:
-          timeout: seconds a request may take.
-          lost: told of each time a request was lost, sent again or not.
+          timeout: seconds a request may take, with all its attempts and the pauses between them.
+          retries: attempts after the first.
+          lost: called with the error each time a request was lost, sent again or not.
         """
         self._sampler = sampler
         self._timeout = timeout
@@ -54,19 +59,24 @@ class PatientSampler:
         return self._sampler.version
 
     async def generate(self, request: Request) -> Completion:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._with_retries(request)
+        except TimeoutError:
+            error = SamplerError(f"request {request.id}: no answer in {self._timeout:g} s (rollout.request_timeout)")
+            self._lost(error)
+            raise error from None
+
+    async def _with_retries(self, request: Request) -> Completion:
         attempt = 0
         while True:
             try:
-                async with asyncio.timeout(self._timeout):
-                    return await self._sampler.generate(request)
-            except TimeoutError:
-                error = SamplerError(f"request {request.id}: no answer in {self._timeout:g} s (rollout.request_timeout)")
-            except SamplerError as lost:
-                error = lost
-            self._lost(error)
-            attempt += 1
-            if attempt > self._retries:
-                raise error
+                return await self._sampler.generate(request)
+            except SamplerError as error:
+                self._lost(error)
+                attempt += 1
+                if isinstance(error, RequestLost) or attempt > self._retries:
+                    raise
             await asyncio.sleep(pause_before(attempt))
 
     async def pause(self) -> None:

@@ -246,7 +246,7 @@ async def worker(
         makes = workflow or Repeat(trouble)
         yield Parts(Rollouts(makes, mine or remote, params, config.gconfig.n_samples, config.seed, lambda group: True), mine)
 
-    await work(lambda: (address, TOKEN), build, own=own, **options)
+    await work(lambda: (address, TOKEN), build, own_sampler=own, **options)
 
 
 async def settle() -> None:

@@ -57,7 +57,7 @@ class TestOurServer(SamplerContract):
         base = f"http://{host}:{port}"
         facts, version = inspect(base, None)
         assert version == 0
-        client = Served([Remote(base, facts, None)], version=0, request_timeout=120.0)
+        client = Served([Remote(base, facts, None)], version=0)
         client.server, client.behind, client.server_loop = server, behind, loop
         return client
 

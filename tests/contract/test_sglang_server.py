@@ -74,7 +74,7 @@ def client_of(started: SglangServers, context: int = CONTEXT - 6, **options: obj
     facts, version = inspect(started.remotes[0].base, None)
     assert facts.context_length == CONTEXT - 6
     remote = Remote(started.remotes[0].base, dataclasses.replace(facts, context_length=context), None)
-    return HttpSampler([remote], version=version, request_timeout=120.0, **options)
+    return HttpSampler([remote], version=version, **options)
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +264,7 @@ def test_a_killed_server_is_started_again_with_the_present_weights_and_loses_not
     remote = started.remotes[0]
 
     async def run() -> list[Completion]:
-        sampler = HttpSampler([remote], version=inspect(remote.base, None)[1], request_timeout=600.0, replicas=started)
+        sampler = HttpSampler([remote], version=inspect(remote.base, None)[1], replicas=started)
         for name in ("published", "next"):
             os.symlink(servers.models[0], tmp_path / name)
         await publish(sampler, WeightSource(directory=tmp_path / "published"), sampler.version + 1)

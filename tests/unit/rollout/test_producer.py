@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rljax.errors import RewardError, SamplerError, TooManyFailures, UserError
+from rljax.errors import RequestLost, RewardError, SamplerError, TooManyFailures, UserError
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Limits
 from rljax.rollout.journal import GroupLog
@@ -60,10 +60,22 @@ def test_after_that_it_fails():
 
 
 def test_a_request_that_is_never_answered_is_lost_too():
-    sampler = Flaky(0, hang=True)
+    sampler, lost = Flaky(0, hang=True), []
     with pytest.raises(SamplerError, match=r"no answer in 0\.02 s \(rollout\.request_timeout\)"):
-        asyncio.run(PatientSampler(sampler, timeout=0.02, retries=1, lost=lambda e: None).generate(_request()))
-    assert sampler.calls == 2
+        asyncio.run(PatientSampler(sampler, timeout=0.02, retries=1, lost=lost.append).generate(_request()))
+    assert sampler.calls == 1 == len(lost)  # the time is that of all attempts
+
+
+def test_a_sampler_that_retried_by_itself_is_not_asked_again():
+    class GivesUp(Flaky):
+        async def generate(self, request):
+            self.calls += 1
+            raise RequestLost("lost after 4 attempts")
+
+    sampler, lost = GivesUp(0), []
+    with pytest.raises(RequestLost):
+        asyncio.run(PatientSampler(sampler, timeout=5, retries=3, lost=lost.append).generate(_request()))
+    assert sampler.calls == 1 == len(lost)
 
 
 def test_pauses_double_up_to_a_limit():

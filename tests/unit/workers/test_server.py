@@ -6,20 +6,27 @@ import dataclasses
 import json
 import random
 import struct
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from rljax.engines.fake.sampler import Trouble
-from rljax.errors import RewardError, SamplerError, TooManyFailures, UserError
+from rljax.errors import RequestLost, RewardError, SamplerError, TooManyFailures, UserError
 from rljax.loop import Loop
+from rljax.messaging import framing, handshake
+from rljax.messaging.framing import UNPROVED, Message
+from rljax.messaging.handshake import HandshakeError, Refused, connect_async
 from rljax.rollout.buffer import ticket_from_json
+from rljax.rollout.producer import PatientSampler
 from rljax.rollout.result import Result
 from rljax.testing.harness import TOKEN, MemorySink, Repeat, make_run, worker
 from rljax.types import Finish, Trajectory
-from rljax.workers import connection as frames
-from rljax.workers.connection import PROTOCOL, Connection, PeerError
-from rljax.workers.messages import done
+from rljax.workers import connection as connections
+from rljax.workers.client import work
+from rljax.workers.connection import PROTOCOL, Connection, PeerError, host_and_port
+from rljax.workers.files import plain_name
+from rljax.workers.messages import encode_group
 
 ASYNC = {"rollout.max_head_offpolicyness": 2, "total_train_epochs": 2}
 
@@ -75,11 +82,20 @@ def _once(run, n_prompts, epochs):
 
 
 async def _attached(workdir):
-    """A bare connection, past the greeting."""
+    """A bare connection, past the handshake."""
     connection, told = await _connected(workdir)
-    connection.send("hello", {"protocol": PROTOCOL, "token": told["token"], "own": False, "name": "bare", "room": None})
-    assert (await connection.receive()).kind == "welcome"
+    await _greet(connection, told["token"])
+    assert (await connection.receive()).kind == "config"
     return connection
+
+
+async def _greet(connection, token, **changes):
+    hello = {"protocol": PROTOCOL, "own_sampler": False, "name": "bare", "capacity": None} | changes
+    await connect_async(lambda: connection.receive(UNPROVED), connection.send, token, hello)
+
+
+def _group(ticket, version=0):
+    return encode_group(ticket, _made(ticket, version), {}, {})
 
 
 async def _connected(workdir):
@@ -87,7 +103,7 @@ async def _connected(workdir):
     while not address_file.exists() or not address_file.read_text():
         await asyncio.sleep(0.01)
     told = json.loads(address_file.read_text())
-    host, port = frames.host_and_port(told["address"], "test")
+    host, port = host_and_port(told["address"], "test")
     return Connection(*await asyncio.open_connection(host, port)), told
 
 
@@ -96,7 +112,7 @@ async def _leases(connection):
         message = await connection.receive()
         if message.kind == "lease":
             yield ticket_from_json(message.fields["ticket"])
-        elif message.kind == "bye":
+        elif message.kind == "end":
             return
 
 
@@ -155,9 +171,8 @@ def test_exactly_once_for_a_group_that_is_sent_twice(tmp_path):
     async def twice(workdir):
         connection = await _attached(workdir)
         async for ticket in _leases(connection):
-            fields, body = done(ticket, _made(ticket))
             for _ in range(2):
-                connection.send("done", fields | {"measured": {}, "counts": {}}, body)
+                connection.send(_group(ticket))
         connection.close()
 
     run, outcome, lines = _run(
@@ -169,8 +184,8 @@ def test_exactly_once_for_a_group_that_is_sent_twice(tmp_path):
 
 
 def test_a_group_of_a_worker_that_was_given_up_comes_too_late(tmp_path, monkeypatch):
-    monkeypatch.setattr(frames, "SILENCE", 0.3)
-    monkeypatch.setattr(frames, "BEAT", 0.05)
+    monkeypatch.setattr(connections, "SILENCE", 0.3)
+    monkeypatch.setattr(connections, "HEARTBEAT", 0.05)
     taken = []
 
     async def silent(workdir):
@@ -181,8 +196,7 @@ def test_a_group_of_a_worker_that_was_given_up_comes_too_late(tmp_path, monkeypa
                 break
         await asyncio.sleep(1.0)  # no beat
         for ticket in taken:
-            fields, body = done(ticket, _made(ticket))
-            connection.send("done", fields | {"measured": {}, "counts": {}}, body)
+            connection.send(_group(ticket))
         with pytest.raises(PeerError):
             await connection.receive() and await connection.receive()
 
@@ -195,25 +209,31 @@ def test_a_group_of_a_worker_that_was_given_up_comes_too_late(tmp_path, monkeypa
     assert outcome.step == 3 and _once(run, 12, 1)
 
 
-@pytest.mark.parametrize("harm", ["a future version", "no such lease's bytes", "garbage", "another word", "a prompt id"])
+HARMS = ["a future version", "arrays of another group", "garbage", "a changed byte", "an unknown message", "no request"]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_worker_that_makes_no_sense_is_dropped_and_the_run_goes_on(tmp_path, harm, caplog):
     async def harmful(workdir):
         connection = await _attached(workdir)
         async for ticket in _leases(connection):
-            fields, body = done(ticket, _made(ticket, version=7 if harm == "a future version" else 0))
+            group = _group(ticket)
             match harm:
                 case "a future version":
-                    connection.send("done", fields | {"measured": {}, "counts": {}}, body)
-                case "no such lease's bytes":
-                    connection.send("done", fields | {"measured": {}, "counts": {}}, body[:-3])
+                    connection.send(_group(ticket, version=7))
+                case "arrays of another group":
+                    connection.send(dataclasses.replace(group, arrays={n: a[:-1] for n, a in group.arrays.items()}))
                 case "garbage":
                     connection._writer.write(b"GET / HTTP/1.1\r\n\r\n" * 10)
-                case "another word":
-                    connection.send("exec", {"code": "1"})
-                case "a prompt id":
-                    connection.send(
-                        "generate", {"id": 0, "request": "r", "params": {"max_new_tokens": "many"}, "seed": 0}, b"xyz"
-                    )
+                case "a changed byte":
+                    data = bytearray(b"".join(framing.encode(group)))
+                    data[-1] ^= 1
+                    connection._writer.write(data)
+                case "an unknown message":
+                    connection.send(Message("exec", {"code": "1"}))
+                case "no request":
+                    fields = {"id": 0, "request": "r", "params": {"max_new_tokens": "many"}, "seed": 0}
+                    connection.send(Message("generate", fields, {"prompt_ids": np.zeros(3, np.uint8)}))
             break
         with contextlib.suppress(PeerError):
             while True:
@@ -228,25 +248,24 @@ def test_a_worker_that_makes_no_sense_is_dropped_and_the_run_goes_on(tmp_path, h
 def test_nobody_gets_in_without_the_token_and_nothing_large_is_read_before(tmp_path):
     async def strangers(workdir):
         connection, told = await _connected(workdir)
-        connection.send("hello", {"protocol": PROTOCOL, "token": "guess", "own": False, "name": "x", "room": None})
-        assert (await connection.receive()).kind == "refused"
+        with pytest.raises(HandshakeError, match="does not know this token"):
+            await _greet(connection, "guess")
         connection, _ = await _connected(workdir)
-        connection.send("hello", {"protocol": PROTOCOL + 1, "token": TOKEN, "own": False, "name": "x", "room": None})
-        assert "protocol" in (await connection.receive()).fields["reason"]
+        with pytest.raises(Refused, match="protocol"):
+            await _greet(connection, TOKEN, protocol=PROTOCOL + 1)
         for raw in (
-            frames.FRAME.pack(frames.MAGIC, frames.FIRST_HEADER + 1, 0) + b" " * (frames.FIRST_HEADER + 1),
-            frames.FRAME.pack(frames.MAGIC, 2, 1 << 30) + b"{}",
-            frames.FRAME.pack(frames.MAGIC, 2, 0) + b"[]",
-            frames.FRAME.pack(frames.MAGIC, 4, 0) + b"\xff\xff\xff\xff",
-            struct.pack("<20s", b"GET / HTTP/1.1"),
+            b"".join(framing.encode(Message("hello", {"name": "x" * UNPROVED.header}))),
+            framing.PREFIX.pack(framing.MAGIC, framing.VERSION, 2, 1 << 30, 0) + b"{}",
+            b"".join(framing.encode(Message("group"))),
+            struct.pack("<21s", b"GET / HTTP/1.1"),
         ):
             connection, _ = await _connected(workdir)
             connection._writer.write(raw)
+            assert (await connection.receive()).kind == "challenge"
             with pytest.raises(PeerError):
-                await connection.receive()
-        with pytest.raises(UserError, match=r"refused: the trainer wants another token \(RLJAX_TOKEN\)"):
-            from rljax.workers.client import work
-
+                while (await connection.receive()).kind == "denied":
+                    pass
+        with pytest.raises(UserError, match=r"--attach: .* does not know this token \(set RLJAX_TOKEN to that of the run"):
             await work(lambda: (told["address"], "guess"), None)
         await worker(workdir)
 
@@ -283,23 +302,21 @@ def test_failing_workflow_in_workers_ends_the_run_with_its_traceback(tmp_path):
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["0-failed"]
 
 
-def test_a_worker_holds_no_more_than_its_room_and_gets_more_as_it_finishes(tmp_path):
+def test_a_worker_is_leased_no_more_than_its_capacity_and_gets_more_as_it_finishes(tmp_path):
     most = []
 
     async def slow(workdir):
         connection, told = await _connected(workdir)
-        connection.send("hello", {"protocol": PROTOCOL, "token": told["token"], "own": False, "name": "slow", "room": 3})
-        held = []
+        await _greet(connection, told["token"], capacity=3)
+        leased = []
         while len(most) < 10:
             message = await connection.receive()
             if message.kind == "lease":
-                held.append(ticket_from_json(message.fields["ticket"]))
-                most.append(len(held))
-            if len(held) == 3:
+                leased.append(ticket_from_json(message.fields["ticket"]))
+                most.append(len(leased))
+            if len(leased) == 3:
                 await asyncio.sleep(0.02)  # time for a fourth to come
-                ticket = held.pop(0)
-                fields, body = done(ticket, _made(ticket))
-                connection.send("done", fields | {"measured": {}, "counts": {}}, body)
+                connection.send(_group(leased.pop(0)))
         connection.abort()
         await worker(workdir)
 
@@ -309,14 +326,14 @@ def test_a_worker_holds_no_more_than_its_room_and_gets_more_as_it_finishes(tmp_p
 
 
 def test_a_fault_of_ours_ends_the_run_and_hangs_nobody(tmp_path, monkeypatch):
-    def done(self, job, worker, message):
+    def settle(self, job, worker, message):
         raise RuntimeError("a fault")
 
     async def partner(workdir):
         with pytest.raises(UserError, match="the connection ended"):
             await worker(workdir)
 
-    monkeypatch.setattr("rljax.workers.server.WorkerServer._done", done)
+    monkeypatch.setattr("rljax.workers.server.WorkerServer._settle", settle)
     with pytest.raises(RuntimeError, match="a fault"):
         _run(tmp_path, {}, partner)
 
@@ -371,15 +388,85 @@ def test_requests_that_nobody_waits_for_any_more_are_taken_back(tmp_path):
     assert taken_back[0] == 16 and sorted(started) == sorted(cancelled)
 
 
-def test_a_worker_without_a_trainer_says_so_and_file_names_stay_in_their_directory():
-    from rljax.workers.client import work
+def test_nested_retries_are_not_multiplied_by_a_worker(tmp_path):
+    """The trainer's sampler retries by itself; the worker doesn't multiply its attempts."""
+    run, asked = make_run(tmp_path, {}, fed=True), Counter()
+    generate = run.engine.sampler.generate
 
+    async def gives_up_once(request):
+        asked[request.id] += 1
+        if len(asked) == 1:
+            raise RequestLost("lost after 4 attempts")
+        return await generate(request)
+
+    run.engine.sampler.generate = gives_up_once
+
+    class Patient(Repeat):
+        async def episode(self, sampler, prompt, params, seed):
+            return await super().episode(PatientSampler(sampler, timeout=30, retries=3, lost=lost.append), prompt, params, seed)
+
+    lost = []
+
+    async def scenario():
+        beside = asyncio.create_task(worker(tmp_path, workflow=Patient()))
+        outcome = await asyncio.wait_for(Loop(run).run(), 30)
+        await asyncio.wait_for(beside, 10)
+        return outcome
+
+    assert asyncio.run(scenario()).step == 3
+    assert len(lost) == 1 and isinstance(lost[0], RequestLost) and set(asked.values()) == {1}
+
+
+def test_false_listener_learns_no_secret_and_commands_no_worker(tmp_path):
+    """Somebody listens at the trainer's address while it is away; the worker waits for the one that knows the token."""
+    received = []
+
+    async def false_trainer(reader, writer):
+        connection = Connection(reader, writer)
+        connection.send(Message("challenge", {"nonce": "0" * 32}))
+        hello = await connection.receive()
+        received.append(b"".join(framing.encode(hello)))
+        connection.send(Message("welcome", {"proof": hello.fields["proof"]}))
+        connection.send(Message("config", {"config": {}}))
+        with contextlib.suppress(PeerError):
+            received.append(await connection.receive())
+        writer.close()
+
+    async def scenario():
+        server = await asyncio.start_server(false_trainer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        working = asyncio.create_task(worker(tmp_path, address=f"127.0.0.1:{port}", patience=30.0))
+        while len(received) < 2:
+            await asyncio.sleep(0.01)
+        server.close()
+        run = make_run(tmp_path, {"rollout.listen": f"127.0.0.1:{port}"}, fed=True)
+        outcome = await asyncio.wait_for(Loop(run).run(), 60)
+        await asyncio.wait_for(working, 10)
+        return outcome
+
+    assert asyncio.run(scenario()).step == 3
+    assert len(received) >= 2 and all(isinstance(data, bytes) and TOKEN.encode() not in data for data in received)
+
+
+def test_silent_strangers_keep_no_worker_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(handshake, "TIME_LIMIT", 5.0)
+
+    async def crowd(workdir):
+        silent = [await _connected(workdir) for _ in range(100)]
+        await worker(workdir, patience=30.0)
+        for connection, _ in silent:
+            connection.abort()
+
+    assert _run(tmp_path, {}, crowd)[1].step == 3
+
+
+def test_a_worker_without_a_trainer_says_so_and_file_names_stay_in_their_directory():
     with pytest.raises(UserError, match=r"--attach: 127\.0\.0\.1:9: .*does a run listen there"):
         asyncio.run(work(lambda: ("127.0.0.1:9", "t"), None))
     for address in ("nowhere", ":1", "host:", "host:99999"):
         with pytest.raises(UserError, match="HOST:PORT"):
-            frames.host_and_port(address, "--attach")
+            host_and_port(address, "--attach")
     for name in ("../x", "/etc/passwd", "a/b", "", ".hidden", 3, None):
         with pytest.raises(PeerError, match="no file name"):
-            frames.plain_name(name)
-    assert frames.plain_name("model-00001-of-00002.safetensors")
+            plain_name(name)
+    assert plain_name("model-00001-of-00002.safetensors")

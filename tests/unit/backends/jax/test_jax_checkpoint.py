@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rljax.backends.jax import checkpoint
-from rljax.checkpoints import integrity as checksums
+from rljax.checkpoints import integrity
 from rljax.errors import UserError
 
 
@@ -37,7 +37,7 @@ def saved(tmp_path):
 def test_what_is_read_is_what_was_written(saved):
     read = checkpoint.restore_tree(saved, jax.tree.map(jnp.zeros_like, tree()))
     jax.tree.map(np.testing.assert_array_equal, read, tree())
-    assert checksums.read_meta(saved)["step"] == 3
+    assert integrity.read_meta(saved)["step"] == 3
 
 
 def data_files(saved):
@@ -83,7 +83,7 @@ def test_a_tree_that_orbax_cannot_parse_is_one_line(saved):
     meta = json.loads((saved / "meta.json").read_text())
     for path in data_files(saved):
         path.write_bytes(b"garbage")
-    meta["files"] = checksums.file_checksums(saved / "tree")
+    meta["files"] = integrity.record(saved / "tree", integrity.files_below(saved / "tree"))
     (saved / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(UserError) as caught:
         checkpoint.restore_tree(saved, tree())

@@ -141,4 +141,4 @@ class ScriptedServer:
 
 def client_of(*servers: ScriptedServer, facts: Facts = SGLANG_17, token: str | None = None, **options: Any) -> HttpSampler:
     remotes = [Remote(server.base, facts, token) for server in servers]
-    return HttpSampler(remotes, **({"version": 0, "request_timeout": 20.0} | options))
+    return HttpSampler(remotes, **({"version": 0} | options))

@@ -19,7 +19,8 @@ from rljax.engines.http import remote as remote_module
 from rljax.engines.http.continuation import remaining
 from rljax.engines.http.plugin import sampler_of
 from rljax.engines.http.remote import Remote
-from rljax.errors import SamplerError, UserError
+from rljax.errors import RequestLost, SamplerError, UserError
+from rljax.rollout.producer import PatientSampler
 from rljax.testing.harness import make_config
 from rljax.testing.sampler_contract import publish
 from rljax.types import Completion, Finish, Request, SamplingParams
@@ -156,6 +157,20 @@ async def test_attempts_without_a_token_are_counted_and_then_the_request_is_lost
     await sampler.close()
 
 
+@pytest.mark.parametrize("harm", ["abort", "break"])
+@with_servers(1)
+async def test_nested_retries_are_not_multiplied_at_a_server(server, harm):
+    """A server that aborts each attempt, or breaks it off, gets 1 + request_retries requests, whoever else retries."""
+    server.script = lambda _, at: harm
+    lost = []
+    sampler = client_of(server, request_retries=3)
+    patient = PatientSampler(sampler, timeout=60.0, retries=3, lost=lost.append)
+    with pytest.raises(RequestLost, match="lost after 4 attempts"):
+        await patient.generate(request())
+    assert len(server.bodies) == 4 and len(lost) == 1
+    await sampler.close()
+
+
 @with_servers(1)
 async def test_attempts_that_bring_tokens_do_not_count(server):
     server.script = lambda _, at: "break" if at == 1 else None  # a token an attempt
@@ -189,9 +204,11 @@ async def test_a_refused_request_is_the_callers_error_and_not_repeated(server):
 @with_servers(1)
 async def test_a_request_that_takes_too_long_is_lost_and_aborted(server):
     server.step = 5.0
-    sampler = client_of(server, request_timeout=0.2)
+    sampler = client_of(server)
+    patient = PatientSampler(sampler, timeout=0.2, retries=3, lost=lambda error: None)
     with pytest.raises(SamplerError, match=r"rollout\.request_timeout"):
-        await sampler.generate(request())
+        await patient.generate(request())
+    assert len(server.bodies) == 1  # the time is up for all attempts together
     while not any(name == "abort_request" for name, _ in server.calls):
         await asyncio.sleep(0.01)
     assert server.calls[-1][1] == {"rid": server.bodies[0]["rid"]}

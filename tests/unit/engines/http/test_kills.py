@@ -163,6 +163,6 @@ def test_a_server_killed_mid_run_costs_no_trajectory_and_never_serves_old_weight
 
 def sampler_of(config, servers: Servers, *, ours: bool) -> HttpSampler:
     if ours:
-        return HttpSampler([answers(port) for port in servers.ports], version=0, request_timeout=60.0, replicas=servers)
+        return HttpSampler([answers(port) for port in servers.ports], version=0, replicas=servers)
     address = ",".join(f"127.0.0.1:{port}" for port in servers.ports)
     return attach(dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, addr=address)))
