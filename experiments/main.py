@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from absl import app, flags, logging
 
-from rljax.config.schema import Config
 from rljax.errors import GuardrailError, RankFailed, TooManyFailures, UserError
 
 if TYPE_CHECKING:
+    from rljax.config.schema import Config
     from rljax.sinks.run_directory import RunDirectory
 
 FLAGS = flags.FLAGS

@@ -108,8 +108,7 @@ def make_case(config: Config, model_dir: Path, dtype: str, rows: int, length: in
     random = np.random.default_rng(config.seed)
     shape = (rows, length)
     loss_mask = np.broadcast_to(np.arange(length) >= length // 4, shape).copy()
-    constant = config.actor.loss_aggregation_constant or config.gconfig.max_new_tokens
-    weights = loss_weights(list(loss_mask), config.actor.loss_aggregation, constant)
+    weights = loss_weights(list(loss_mask), config.actor.loss_aggregation, config.aggregation_constant)
 
     uniform = np.full(shape, -np.log(vocabulary), np.float32)
     batch = Batch(

@@ -81,7 +81,7 @@ def rollout() -> None:
     words = tokenizer.load(model_dir)
     shard = _shard(SHARD.value)
     source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words, shard=shard)
-    size = config.rollout.consumer_batch_size or config.train_dataset.batch_size
+    size = config.batch_size
     prompts = [next(source) for _ in range(source.share(size))]
     if not prompts:
         raise UserError(f"--shard: {SHARD.value} of {size} prompts is none (rollout.consumer_batch_size has more)")

@@ -76,7 +76,6 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.config import checks as config_checks
     from rljax.hf import prepare as model_directory
     from rljax.hf import tokenizer
 
@@ -86,6 +85,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax import engine
     from rljax.data import labeled_trajectory, open_prompts
     from rljax.loop import Labeled, Loop, Run
     from rljax.rollout.evaluation import Evaluation
@@ -93,7 +93,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
 
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
-        most, why = config_checks.room_for_prompt(config, pools)
+        most, why = engine.room_for_prompt(config, pools)
         prompts.require_fit(words, most=most, why=why)
     labeled, held_out = None, None
     if config.warmup.steps or config.actor.loss == "sft":
@@ -129,8 +129,6 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it
         # ----------------------------------------------------------------------------------------------------------------
-        from rljax import engine
-
         return await Loop(
             Run(
                 config=config,

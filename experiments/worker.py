@@ -60,6 +60,7 @@ def _find_trainer(address: str) -> tuple[str, str]:
 @contextlib.asynccontextmanager
 async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
     from rljax import engine
+    from rljax.config import checks as config_checks
     from rljax.config import io as config_io
     from rljax.hf import tokenizer
     from rljax.rewards import RewardPool
@@ -71,6 +72,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
     if model_dir is not None:  # the servers that the run is attached to are not ours
         config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, addr=""))
     config = config_io.changed(config, overrides)
+    config_checks.check_values(config)
     words = tokenizer.load(tokenizer_dir)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(

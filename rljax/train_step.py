@@ -127,12 +127,11 @@ def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arra
     def pick(arrays: Arrays | None) -> Arrays | None:
         return None if arrays is None else [arrays[i] for i in members]
 
-    actor = config.actor
-    constant = actor.loss_aggregation_constant or config.gconfig.max_new_tokens
+    masks = [t.loss_mask for t in trajectories]
     return packing.batch_of(
         trajectories,
         _layout(trajectories, config),
-        loss_weight=loss_weights([t.loss_mask for t in trajectories], actor.loss_aggregation, constant),
+        loss_weight=loss_weights(masks, config.actor.loss_aggregation, config.aggregation_constant),
         advantage=pick(scored.advantage),
         proximal_logp=pick(scored.proximal),
         reference_logp=pick(scored.reference),

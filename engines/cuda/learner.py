@@ -37,6 +37,7 @@ from rljax.engines.cuda.policy import Policy
 from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
 from rljax.engines.cuda.state import Reinforcement
 from rljax.engines.cuda.transports import Route
+from rljax.engines.http.config import SglangConfig
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX, Objective
@@ -204,7 +205,7 @@ class TorchLearner:
             transport = transport_of(self._config, pools)
             assert pools.sampler is not None
             gather = distributed.gather if self._layout.pool.size > 1 else None
-            bucket = self._config.sglang.bucket_mb << 20
+            bucket = SglangConfig.of(self._config).bucket_mb << 20
             self._route = Route(transport, pools.sampler, bucket_bytes=bucket, gather=gather)
         return self._route
 

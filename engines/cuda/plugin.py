@@ -10,10 +10,13 @@ from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
 from rljax.engine import Learner, Sampler, State, check_lending
 from rljax.engines.cuda import FORMAT
+from rljax.engines.cuda.config import FsdpConfig
 from rljax.engines.cuda.transports import routes
+from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.launcher import SglangServers, installed_release, interpreter
 from rljax.engines.http.plugin import TRANSPORTS, sampler_of
 from rljax.engines.http.remote import TOKEN_VARIABLE
+from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 
 OLDEST = (0, 5, 17)  # in-place pause, weight_version and extra_key; older ones lack one of them
@@ -24,20 +27,24 @@ class SglangPlugin:
     samples = True
     learns = False
     transports = TRANSPORTS
+    config_class = SglangConfig
 
     def check(self, config: Config, allocation: Allocation) -> None:
-        release = installed_release(interpreter(config.sglang))
+        release = installed_release(interpreter(SglangConfig.of(config)))
         if release < OLDEST:
             found, oldest = ".".join(map(str, release)), ".".join(map(str, OLDEST))
             raise UserError(f"sglang.python: SGLang {found} is too old (install {oldest} or later)")
-        if config.sglang.release_memory:
+        if SglangConfig.of(config).release_memory:
             check_lending(config, allocation, "sglang.release_memory")
+
+    def context_length(self, config: Config) -> int | None:
+        return SglangConfig.of(config).context_length
 
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
         return routes(config, allocation)
 
     def on_host(self, config: Config) -> bool:
-        return config.sglang.device == "cpu"
+        return SglangConfig.of(config).device == "cpu"
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         servers = SglangServers(config, pool, model_dir, os.environ.get(TOKEN_VARIABLE))
@@ -55,13 +62,17 @@ class FsdpPlugin:
     learns = True
     transports = TRANSPORTS
     formats = (FORMAT,)
+    config_class = FsdpConfig
 
     def check(self, config: Config, allocation: Allocation) -> None:
         missing = [name for name in ("torch", *(["peft"] if config.actor.lora.rank else [])) if find_spec(name) is None]
         if missing:
             raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]')")
-        if config.jax.bitwise:
+        if JaxConfig.of(config).bitwise:
             raise UserError("jax.bitwise: is of the JAX learner (sampler and learner must both be jax)")
+
+    def context_length(self, config: Config) -> None:
+        """It doesn't sample."""
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         raise UserError("allocation_mode: fsdp cannot sample (add a sampler: sglang:d1+fsdp:d1)")

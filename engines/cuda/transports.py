@@ -10,6 +10,7 @@ from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
 from rljax.engine import WeightSource
 from rljax.engines.cuda.buckets import BUCKET
+from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.plugin import TRANSPORTS
 from rljax.errors import UserError
 
@@ -28,7 +29,7 @@ def routes(config: Config, allocation: Allocation) -> tuple[str, ...]:
     Raises UserError for one that is not possible there.
     """
     possible = _possible(config, allocation)
-    wanted = config.sglang.transport
+    wanted = SglangConfig.of(config).transport
     if not wanted:
         return possible
     if wanted not in TRANSPORTS:
@@ -43,7 +44,7 @@ def _possible(config: Config, allocation: Allocation) -> tuple[str, ...]:
     if sampler is None or learner is None:
         return TRANSPORTS
     handles = ("ipc",) if sampler.size == learner.size else ()  # a rank of the learner for each device of a server
-    if config.sglang.device == "cpu":
+    if SglangConfig.of(config).device == "cpu":
         return ("gloo", *handles, "directory")
     if sampler.first_device == learner.first_device:
         return (*handles, "directory")  # NCCL wants a device a rank

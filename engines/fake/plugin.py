@@ -20,11 +20,15 @@ class FakePlugin:
     samples = True
     learns = True
     transports = ("memory", "directory")
+    config_class = None
 
     def check(self, config: Config, allocation: Allocation) -> None:
         """Its sampler draws from the whole distribution or takes the best token."""
         if config.gconfig.top_p < 1 or config.gconfig.top_k > 0 or config.gconfig.stop:
             raise UserError("allocation_mode: the engine fake has no top_p, top_k or stop strings (leave them out of gconfig)")
+
+    def context_length(self, config: Config) -> None:
+        """No limit of its own."""
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> FakeSampler:
         return FakeSampler(config, model_dir)

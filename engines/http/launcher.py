@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljax.config.allocation import Pool
-from rljax.config.schema import Config, SglangConfig
+from rljax.config.schema import Config
 from rljax.engines.http import reaper
+from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.remote import SPANS_AND_INTERVALS, Remote, ServerLost, fetch, inspect
 from rljax.errors import UserError
 
@@ -76,7 +77,8 @@ class SglangServers:
         Raises:
           UserError: no SGLang, or one that doesn't start, with the end of its log; then none is left running.
         """
-        self._config, self._settings, self._pool, self._model_dir, self._token = config, config.sglang, pool, model_dir, token
+        self._config, self._settings = config, SglangConfig.of(config)
+        self._pool, self._model_dir, self._token = pool, model_dir, token
         self._python = interpreter(self._settings)
         self._release = installed_release(self._python)
         self._logs = Path(self._settings.log_dir or tempfile.mkdtemp(prefix="rljax-sglang-"))

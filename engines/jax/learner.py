@@ -31,6 +31,7 @@ from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engine import State, WeightSource
 from rljax.engines.jax import FORMAT, state
+from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.critic import Critic
 from rljax.engines.jax.phase import Phase
 from rljax.engines.jax.policy import Policy
@@ -61,7 +62,7 @@ class JaxLearner:
         self._config = config
         self._model_dir = Path(model_dir)
         self._mesh = pool_mesh(pool)
-        if config.jax.bitwise and jax.process_count() > 1:
+        if JaxConfig.of(config).bitwise and jax.process_count() > 1:
             raise UserError("jax.bitwise: the sampler is of one process, so the learner must be too (see docs/processes.md)")
         self._policy = Policy(config, self._mesh, self._model_dir)
         self._objective = Objective.from_config(config)
@@ -77,7 +78,7 @@ class JaxLearner:
 
     def score(self, batch: Batch) -> np.ndarray:
         """Log-probs of the tokens under the current policy. [R, T] float32, nats; 0 where loss_mask is False."""
-        if self._config.jax.bitwise:
+        if JaxConfig.of(self._config).bitwise:
             return self._score_bitwise(batch)
         return self._forward(batch, self._score, self._policy.trained)
 
@@ -127,7 +128,7 @@ class JaxLearner:
         and counted in `ppo_actor/update/skipped`.
         """
         actor = self._reinforcement().actor
-        anchor = self._score_bitwise(batch) if self._config.jax.bitwise and not self._sft else None
+        anchor = self._score_bitwise(batch) if JaxConfig.of(self._config).bitwise and not self._sft else None
         means = self._step(actor, batch, kept(batch, self._objective), anchor)
         self._updates += 1
         return means
@@ -229,7 +230,7 @@ class JaxLearner:
             params,
             self._policy.spec,
             directory,
-            dtype="float32" if self._config.jax.bitwise else self._config.actor.dtype,
+            dtype="float32" if JaxConfig.of(self._config).bitwise else self._config.actor.dtype,
             source=self._model_dir,
         )
         return WeightSource(directory=Path(directory))

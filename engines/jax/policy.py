@@ -17,6 +17,7 @@ from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.multihost import fetch
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
+from rljax.engines.jax.config import JaxConfig
 from rljax.hf.spec import ModelSpec
 
 Tree = Any  # a pytree of arrays
@@ -30,13 +31,13 @@ class Policy:
     """
 
     def __init__(self, config: Config, mesh: Mesh, model_dir: Path) -> None:
-        actor = config.actor
+        actor, settings = config.actor, JaxConfig.of(config)
         self.mesh = mesh
         self.dtype = jnp.dtype(actor.dtype)
         self.spec = ModelSpec.from_directory(model_dir)
-        base_dtype = MASTER if actor.lora.rank == 0 or config.jax.bitwise else self.dtype  # a frozen base needs no master copy
+        base_dtype = MASTER if actor.lora.rank == 0 or settings.bitwise else self.dtype  # a frozen base needs no master copy
         self.graphdef, params = hf.load(
-            model_dir, mesh, actor.dtype, base_dtype, remat=actor.gradient_checkpointing, precise=config.jax.precise
+            model_dir, mesh, actor.dtype, base_dtype, remat=actor.gradient_checkpointing, precise=settings.precise
         )
         self.trained, self.frozen = params, {}
         self._adapted = actor.lora.rank > 0
@@ -53,7 +54,7 @@ class Policy:
                 mesh=mesh,
             )
             self.trained, self.frozen = adapters, params
-        dtype = MASTER if config.jax.bitwise else jnp.dtype(config.jax.sampler_dtype)
+        dtype = MASTER if settings.bitwise else jnp.dtype(settings.sampler_dtype)
         self._publish = jax.jit(lambda trained, frozen: _published(self._merged(trained, frozen), dtype))
         self._whole = jax.jit(self._merged)
 

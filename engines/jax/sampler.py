@@ -14,6 +14,7 @@ from rljax.backends.jax.mesh import pool_mesh, row_shards
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engine import WeightSource
+from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.programs import MAX_STOP_IDS, Programs
 from rljax.engines.jax.scheduler import SamplerStats, Scheduler
 from rljax.engines.jax.scoring import scorer_of
@@ -44,7 +45,7 @@ class JaxSampler:
           UserError: slots that the pool's data dimension does not divide, a pool with more devices than there are, or a
             model directory that can't be loaded. (A context longer than the model's is refused by the plugin's check.)
         """
-        settings = config.jax
+        settings = JaxConfig.of(config)
         mesh = pool_mesh(pool, sampling=True)
         if settings.slots % row_shards(mesh):
             raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {row_shards(mesh)} data shards of {pool}")
@@ -62,7 +63,7 @@ class JaxSampler:
         )
         self._programs.warm_up()
         self._model_dir = model_dir
-        self.lends = config.jax.release_memory
+        self.lends = settings.release_memory
         self._bitwise = settings.bitwise
         if ahead is None:
             ahead = 0 if mesh.devices.flat[0].platform == "cpu" else 1

@@ -81,9 +81,10 @@ def where() -> str:
     import torch
 
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else platform.processor() or platform.machine()
+    from rljax.engines.http.config import SglangConfig
     from rljax.engines.http.launcher import installed_release, interpreter
 
-    release = ".".join(map(str, installed_release(interpreter(_config(Path(), "directory").sglang))))
+    release = ".".join(map(str, installed_release(interpreter(SglangConfig.of(_config(Path(), "directory"))))))
     return f"{device}, torch {torch.__version__}, sglang {release}, bucket {BUCKET_MB.value} MB"
 
 

@@ -119,6 +119,12 @@ def parse(text: str, abilities: Callable[[str], Abilities]) -> Allocation:
     return Allocation(sampler, learner)
 
 
+def engines_of(text: str) -> list[str]:
+    """Names of the engines in an `allocation_mode`, the sampler's first. Raises UserError where it can't be read."""
+    pools, _, _ = _parse_pools(text)
+    return [pool.engine for pool in pools]
+
+
 def _parse_pools(text: str) -> tuple[list[Pool], list[int], str]:
     """Pools in order, where each begins in the text, and the operator between them ("" for one pool)."""
     pool, position = _parse_pool(text, 0)

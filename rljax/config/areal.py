@@ -17,9 +17,9 @@ from typing import Any
 import yaml
 from absl import logging
 
+from rljax.config import defaults
 from rljax.config.areal_keys import ONLY, OURS, READ, REPEATED, SAME, SGLANG_FLAGS, UNUSED
 from rljax.config.registry import nearest
-from rljax.configs import base
 from rljax.errors import UserError
 
 Flat = dict[str, Any]  # dotted key -> value; a list is a value, and so is a section that is null
@@ -52,7 +52,7 @@ def load(location: str) -> dict[str, Any]:
         ours |= part(theirs)
     if unused:
         logging.warning("%s: of no use here: %s (docs/areal.md)", location, ", ".join(unused))
-    tree = base.get_config().to_dict()
+    tree = defaults.get_config().to_dict()
     for name, value in ours.items():
         _set(tree, name, value)
     return tree
@@ -145,8 +145,8 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     *sections, leaf = name.split(".")
-    for section in sections:
-        tree = tree[section]
+    for section in sections:  # that of an engine may not be there yet
+        tree = tree.setdefault(section, {})
     tree[leaf] = value
 
 

@@ -33,6 +33,7 @@ from rljax.engine.plugins import (
     memory_backed,
     portable_plugin,
     require_both,
+    room_for_prompt,
     scratch,
     transport_of,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "memory_backed",
     "portable_plugin",
     "require_both",
+    "room_for_prompt",
     "scratch",
     "transport_of",
 ]

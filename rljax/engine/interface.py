@@ -21,7 +21,7 @@ import numpy as np
 
 from rljax.batching.batch import Batch
 from rljax.config.allocation import Allocation, Pool
-from rljax.config.schema import Config
+from rljax.config.schema import Config, EngineConfig
 from rljax.engine.rank import ProcessRank
 from rljax.metrics.mean import Mean
 from rljax.types import Completion, Piece, Request
@@ -150,9 +150,14 @@ class Plugin(Protocol):
     samples: bool  # it has a sampler
     learns: bool  # it has a learner
     transports: tuple[str, ...]  # ways it can take or give weights, best first: "memory", "nccl", "ipc", "directory"
+    config_class: type[EngineConfig] | None  # its section of the config, below its own name; None: it has no settings
 
     def check(self, config: Config, allocation: Allocation) -> None:
         """Raises UserError for a setting that this engine, in the roles it has there, can't do; before anything starts."""
+        ...
+
+    def context_length(self, config: Config) -> int | None:
+        """Longest prompt and completion that its sampler has room for, tokens; None where it sets no limit of its own."""
         ...
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:

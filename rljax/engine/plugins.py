@@ -11,18 +11,16 @@ import logging
 import os
 import shutil
 import tempfile
-import tomllib
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
+from rljax import entry_points
 from rljax.config.allocation import Allocation, Pool, parse
 from rljax.config.schema import Config
 from rljax.engine.engine import Engine
 from rljax.engine.interface import HostPlugin, Learner, Plugin, PortablePlugin, RoutedPlugin
 from rljax.errors import UserError
 
-GROUP = "rljax.engines"  # of entry points
 ATTACHED = "http"  # the engine of servers that run already
 
 log = logging.getLogger(__name__)
@@ -128,6 +126,16 @@ def _routes(plugin: Plugin, config: Config, allocation: Allocation) -> tuple[str
     return plugin.routes(config, allocation) if isinstance(plugin, RoutedPlugin) else plugin.transports
 
 
+def room_for_prompt(config: Config, allocation: Allocation) -> tuple[int, str]:
+    """(tokens that a prompt may have, what allows no more). A sampler ends a completion where its context is full."""
+    engine = allocation.sampler.engine if allocation.sampler else ""
+    context = find_plugin(engine).context_length(config) if engine else None
+    row, new = config.actor.mb_spec.max_tokens_per_row, config.gconfig.max_new_tokens
+    if context is not None and context <= row:
+        return context - 1, f"{engine}.context_length={context} holds no completion beside it"
+    return row - new, f"actor.mb_spec.max_tokens_per_row={row} cannot hold it and gconfig.max_new_tokens={new}"
+
+
 def scratch(workdir: Path, what: str = "") -> Path:
     """Where weights go on their way, in memory where Linux has a directory there. It is the same for every process of a run:
     what a killed one left is deleted. Not made yet."""
@@ -144,33 +152,21 @@ def memory_backed() -> Path:
 
 def find_plugin(name: str) -> Plugin:
     """The engine registered under a name. Raises UserError for an unknown name, or one registered twice."""
-    found = [point for point in _entry_points() if point.name == name]
-    if not found:
-        known = ", ".join(sorted({point.name for point in _entry_points()}))
-        raise UserError(f"allocation_mode: no engine named {name!r} (installed: {known})")
-    if len({point.value for point in found}) > 1:
-        raise UserError(f"allocation_mode: the engine name {name!r} is registered twice: {', '.join(p.value for p in found)}")
-    return found[0].load()
+    try:
+        plugin: Plugin = entry_points.load(name)
+    except UserError as error:
+        raise UserError(f"allocation_mode: {error}") from error
+    return plugin
 
 
 def portable_plugin(form: str) -> PortablePlugin | None:
     """The installed engine that reads checkpoints of a format, or None."""
-    for name in sorted({point.name for point in _entry_points()}):
+    for name in entry_points.names():
         try:
             plugin = find_plugin(name)
-        except (ImportError, UserError) as error:  # another engine's trouble is not this checkpoint's
+        except UserError as error:  # another engine's trouble is not this checkpoint's
             log.warning("the engine %s is passed over: %s", name, error)
             continue
         if isinstance(plugin, PortablePlugin) and form in plugin.formats:
             return plugin
     return None
-
-
-def _entry_points() -> list[metadata.EntryPoint]:
-    """Installed entry points; a checkout that is run without an install brings its own from pyproject.toml."""
-    installed = list(metadata.entry_points(group=GROUP))
-    pyproject = Path(__file__).resolve().parents[2] / "pyproject.toml"
-    if pyproject.is_file():
-        own = tomllib.loads(pyproject.read_text())["project"]["entry-points"][GROUP]
-        installed += [metadata.EntryPoint(name, value, GROUP) for name, value in own.items()]
-    return installed

@@ -10,10 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rljax.errors import UserError
-
-AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
-
 
 def loss_weights(masks: Sequence[np.ndarray], aggregation: str, constant: int | None = None) -> list[np.ndarray]:
     """Weights w such that the minibatch's loss is sum(w * token_loss).
@@ -31,16 +27,14 @@ def loss_weights(masks: Sequence[np.ndarray], aggregation: str, constant: int | 
     Returns:
       [T_i] float32, 0 where a mask is False; all zeros when nothing is trained, never a division by 0.
     """
-    if aggregation not in AGGREGATIONS:
-        raise UserError(f"actor.loss_aggregation: {aggregation!r} is not one of {', '.join(AGGREGATIONS)}")
     counts = [int(np.count_nonzero(mask)) for mask in masks]
     sequences = max(sum(count > 0 for count in counts), 1)
     if aggregation == "token-mean":
         scales = [1.0 / max(sum(counts), 1)] * len(counts)
     elif aggregation == "seq-mean-token-mean":
         scales = [1.0 / (sequences * max(count, 1)) for count in counts]
-    else:
-        if constant is None or constant < 1:
-            raise UserError("actor.loss_aggregation_constant: seq-mean-token-sum needs a positive number of tokens")
+    elif aggregation == "seq-mean-token-sum" and constant:
         scales = [1.0 / (sequences * constant)] * len(counts)
+    else:
+        raise ValueError(f"no aggregation {aggregation!r} with the constant {constant}")
     return [np.where(mask, np.float32(scale), np.float32(0)) for mask, scale in zip(masks, scales, strict=True)]

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljax.config.schema import ActorConfig
-from rljax.errors import UserError
 from rljax.metrics.mean import Mean
 from rljax.types import PROMPT_VERSION, Finish, Group, Trajectory
 
@@ -39,9 +38,8 @@ def overlong_penalty(lengths: np.ndarray, max_new_tokens: int, overlong_tokens: 
 
     Args:
       lengths: [N], sampled tokens of each trajectory, all its turns together.
+      overlong_tokens: in [1, max_new_tokens].
     """
-    if not 0 < overlong_tokens <= max_new_tokens:
-        raise UserError(f"actor.overlong_tokens: {overlong_tokens} is not in [1, gconfig.max_new_tokens = {max_new_tokens}]")
     return np.clip((lengths - (max_new_tokens - overlong_tokens)) / overlong_tokens, 0.0, 1.0) * factor
 
 

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rljax.config.schema import ActorConfig, Config
-from rljax.errors import UserError
 from rljax.metrics.mean import Mean
 
 PREFIX = "ppo_actor/update"  # of the metrics' names
@@ -69,37 +68,15 @@ class Objective:
     kl_estimator: str = "k3"  # "k1", "k2", "k3": of its value; the gradient is that of reverse KL for all three
     entropy_coef: float = 0.0
 
-    def __post_init__(self) -> None:
-        _one_of("actor.loss", self.loss, ("ppo", "cispo", "sft"))
-        _one_of("actor.importance_sampling_level", self.ratio_level, ("token", "sequence"))
-        _one_of("actor.behav_imp_weight_mode", self.cap_mode, ("clamp", "mask"))
-        _one_of("actor.behav_imp_weight_level", self.cap_level, ("token", "sequence"))
-        _one_of("actor.kl_estimator", self.kl_estimator, ("k1", "k2", "k3"))
-        _one_of("proximal", self.proximal, ("recomputed", "behavior", "interpolated"))
-        if not 0 <= self.clip_low <= 1:
-            raise UserError(
-                f"actor.eps_clip: {self.clip_low} is not in [0, 1], and 1 - eps_clip bounds a ratio of probabilities"
-            )
-        if self.clip_high < 0:
-            raise UserError(f"actor.eps_clip_higher: {self.clip_high} is negative (0.28 clips the ratio at 1.28)")
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise UserError(f"actor.c_clip: {self.dual_clip} is not above 1 (3.0 is usual; null turns it off)")
-        if self.weight_cap is not None and self.weight_cap <= 0:
-            raise UserError(f"actor.behav_imp_weight_cap: {self.weight_cap} is not positive (5.0 is usual; null is no cap)")
-        if self.loss == "cispo" and self.ratio_level == "sequence":
-            raise UserError(
-                "actor.importance_sampling_level: cispo weighs single tokens; set it to token, or actor.loss to ppo"
-            )
-
     @classmethod
     def from_config(cls, config: Config) -> Objective:
-        """Raises UserError, naming the key, for settings that contradict each other."""
+        """The objective of a config that `rljax.config.checks` has passed."""
         actor = config.actor
         return cls(
             loss=actor.loss,
             ratio_level=actor.importance_sampling_level,
             clip_low=actor.eps_clip,
-            clip_high=actor.eps_clip if actor.eps_clip_higher is None else actor.eps_clip_higher,
+            clip_high=config.clip_high,
             dual_clip=actor.c_clip,
             decoupled=actor.use_decoupled_loss,
             proximal=_proximal(actor),
@@ -139,17 +116,6 @@ def explained_variance(metrics: Mapping[str, Mean]) -> float:
 
 
 def _proximal(actor: ActorConfig) -> str:
-    _one_of("actor.prox_logp_method", actor.prox_logp_method, ("recompute", "loglinear"))
-    _one_of("actor.kl_placement", actor.kl_placement, ("reward", "loss"))
     if actor.prox_logp_method == "loglinear":
-        if not actor.use_decoupled_loss:
-            raise UserError("actor.prox_logp_method: loglinear is for the decoupled loss; set actor.use_decoupled_loss=True")
         return "interpolated"
-    if actor.use_decoupled_loss and not actor.recompute_logprob:
-        raise UserError("actor.use_decoupled_loss: needs actor.recompute_logprob=True or actor.prox_logp_method=loglinear")
     return "recomputed" if actor.recompute_logprob else "behavior"
-
-
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UserError(f"{key}: {value!r} is not one of {', '.join(allowed)}")

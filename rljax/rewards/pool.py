@@ -63,10 +63,6 @@ class RewardPool:
     """
 
     def __init__(self, config: RewardConfig) -> None:
-        if config.workers < 1:
-            raise UserError(f"reward.workers: {config.workers} (at least 1)")
-        if not config.timeout > 0:
-            raise UserError(f"reward.timeout: {config.timeout} (seconds, more than 0)")
         self._config = config
         self._slots: list[_Slot] = []
         # A slot is in it once for each call that it could take now; None: closed

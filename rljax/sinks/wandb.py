@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean, flatten, merge
@@ -32,7 +32,7 @@ class WandbSink:
             id=id_file.read_text(),
             resume="allow",
             dir=str(run.path),
-            config=dataclasses.asdict(config),
+            config=config_io.to_dict(config),
         )
         self._step: int | None = None
         self._means: dict[str, Mean] = {}

@@ -42,7 +42,6 @@ from rljax.messaging.listener import Listener
 from rljax.metrics.accumulator import Accumulator
 from rljax.metrics.mean import Mean, merge
 from rljax.rollout.buffer import Buffer, Ticket, newest_version, ticket_to_json
-from rljax.rollout.limits import most_in_flight
 from rljax.rollout.tracker import PromptTracker
 from rljax.types import Request
 from rljax.workers.connection import PROTOCOL, STREAM_BUFFER, Connection, PeerError, host_and_port
@@ -128,7 +127,7 @@ class WorkerServer:
         self._config, self._model_dir, self._token, self._scratch = config, model_dir, token, scratch
         self._address_file = address_file
         self._children = children
-        self._capacity = -(-most_in_flight(config) // max(1, config.rollout.workers))  # of one worker
+        self._capacity = -(-config.max_in_flight // max(1, config.rollout.workers))  # of one worker
         self._listener: Listener | None = None
         self._workers: list[AttachedWorker] = []
         self._tasks: set[asyncio.Task[None]] = set()

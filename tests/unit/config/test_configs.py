@@ -48,7 +48,7 @@ def test_algorithms_differ_from_the_quickstart_in_what_they_are():
         assert name == "sft" or config.warmup == quickstart.warmup
         if name == "sft":  # it samples nothing
             continue
-        samples = (config.rollout.consumer_batch_size or config.train_dataset.batch_size) * config.gconfig.n_samples
+        samples = config.batch_size * config.gconfig.n_samples
         assert samples == quickstart.train_dataset.batch_size * quickstart.gconfig.n_samples
         assert config.actor != quickstart.actor
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rljax import engine
+from rljax import engine, entry_points
 from rljax.config import io as config_io
 from rljax.config.allocation import Allocation, Pool, parse
 from rljax.configs import base
-from rljax.engine import plugins
 from rljax.errors import SamplerError, UserError
 
 
@@ -62,11 +61,16 @@ class ThirdParty:
     samples: bool = True
     learns: bool = True
     refused: str = ""
+    context: int | None = None
+    config_class: type | None = None
     log: list = dataclasses.field(default_factory=list)
 
     def check(self, config, allocation):
         if self.refused:
             raise UserError(self.refused)
+
+    def context_length(self, config):
+        return self.context
 
     def make_sampler(self, config, pool, model_dir):
         return NotingSampler(self.log)
@@ -89,7 +93,7 @@ class EntryPoint:
 def register(monkeypatch, tmp_path):
     """Registers plugins under names, as if each were installed by a package of its own."""
     points = []
-    monkeypatch.setattr(plugins, "_entry_points", lambda: points)
+    monkeypatch.setattr(entry_points, "installed", lambda: points)
     monkeypatch.setattr(engine, "memory_backed", lambda: tmp_path)
     return lambda name, plugin, value="package:PLUGIN": points.append(EntryPoint(name, value, plugin))
 
@@ -255,5 +259,17 @@ def test_a_name_registered_twice_is_an_error_unless_it_is_the_same_object(regist
         engine.find_plugin("one")
 
 
-def test_a_checkout_brings_its_own_entry_points():
-    assert {"jax", "fake"} <= {point.name for point in plugins._entry_points()}
+@pytest.mark.parametrize(
+    ("context", "row", "most", "culprit"),
+    [(64, 128, 63, "one.context_length=64"), (200, 128, 96, "max_tokens_per_row=128"), (128, 128, 127, "one.context_length")],
+)
+def test_room_for_a_prompt_is_what_context_and_row_leave(register, context, row, most, culprit):
+    """A completion ends where the context does, so the longest trajectory is min(prompt + 32, context)."""
+    register("one", ThirdParty((), context=context))
+    register("two", ThirdParty(()))
+    config = config_io.changed(CONFIG, [("actor.mb_spec.max_tokens_per_row", str(row)), ("gconfig.max_new_tokens", "32")])
+    room, why = engine.room_for_prompt(config, Allocation(sampler=Pool("one"), learner=Pool("one")))
+    assert room == most and culprit in why
+    fits = [n for n in range(1, 300) if n < context and min(n + 32, context) <= row]
+    assert room == max(fits)
+    assert engine.room_for_prompt(config, Allocation(sampler=Pool("two"), learner=None))[0] == row - 32

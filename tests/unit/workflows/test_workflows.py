@@ -206,8 +206,6 @@ def test_sampling_params_hold_every_eos_once(tokenizer):
     config = GenerationConfig(1, 8, 0, 0.6, 1.0, 0, False, ("\n",), (7, 2))
     params = sampling_params(config, tokenizer)
     assert params == SamplingParams(8, temperature=0.6, stop=("\n",), stop_token_ids=(2, 7))
-    with pytest.raises(UserError, match="gconfig: temperature must be positive"):
-        sampling_params(dataclasses.replace(config, temperature=0.0), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -215,10 +213,9 @@ def test_sampling_params_hold_every_eos_once(tokenizer):
     [
         ({"stop_token_ids": (7, 10**6)}, r"gconfig.stop_token_ids: 1000000 is no token \(the tokenizer's are 0 to 99\)"),
         ({"stop_token_ids": (-1,)}, "gconfig.stop_token_ids: -1 is no token"),
-        ({"stop": ("\n", "")}, "gconfig: stop has an empty string"),
     ],
 )
-def test_what_can_never_stop_a_completion_or_always_does_is_refused(tokenizer, changes, line):
+def test_what_can_never_stop_a_completion_is_refused(tokenizer, changes, line):
     config = GenerationConfig(1, 8, 0, 0.6, 1.0, 0, False, ("\n",), (7, 2))
     with pytest.raises(UserError, match=line):
         sampling_params(dataclasses.replace(config, **changes), tokenizer)
