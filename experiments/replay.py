@@ -94,7 +94,7 @@ def replay() -> None:
             sinks.write(step + 1, metrics | timer.drain())
             sinks.status(Status(State.RUNNING, step=step + 1, version=step + 1, total_steps=total))
         if config.saver.export_final:
-            learner.export(run.export)
+            learner.export(engine.ExportToDirectory(run.export))
         sinks.status(Status(State.FINISHED, step=total or 0, version=total or 0, total_steps=total))
         sinks.close()
         learner.close()

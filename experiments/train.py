@@ -151,7 +151,7 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
     """Where workers attach: those that the run starts, and those from elsewhere."""
     if not config.rollout.workers and not config.rollout.listen:
         return None
-    from rljax.engine import scratch
+    from rljax.engine import publish_directory
     from rljax.workers.launcher import WorkerProcesses
     from rljax.workers.server import WorkerServer
 
@@ -160,7 +160,7 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
         config,
         model_dir,
         token=os.environ.get("RLJAX_TOKEN") or secrets.token_urlsafe(),
-        scratch=scratch(run.path, "-worker_server"),
+        scratch=publish_directory(run.path, "-worker_server"),
         address_file=run.path / "workers.json",
         children=WorkerProcesses(command, config.rollout.workers, run.path / "workers") if config.rollout.workers else None,
     )

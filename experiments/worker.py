@@ -16,7 +16,7 @@ from rljax.experiments import main
 
 if TYPE_CHECKING:
     from rljax.config.schema import Config
-    from rljax.engine import Sampler
+    from rljax.engine import Generator, Sampler
     from rljax.workers.client import Parts
 
 TOKEN_VARIABLE = "RLJAX_TOKEN"
@@ -58,13 +58,13 @@ def _find_trainer(address: str) -> tuple[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
+async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Generator) -> AsyncIterator[Parts]:
     from rljax import engine
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
     from rljax.hf import tokenizer
     from rljax.rewards import RewardPool
-    from rljax.rollout.producer import PatientSampler, Rollouts
+    from rljax.rollout.producer import PatientGenerator, Rollouts
     from rljax.workers.client import Parts
     from rljax.workflows import build_workflow, find_filter, sampling_params
 
@@ -78,15 +78,15 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
         workflow = build_workflow(
             config.rollout.workflow, tokenizer=words, rewards=rewards, arguments=config.rollout.workflow_args
         )
-        sampler = remote
+        sampler: Sampler | None = None
         if model_dir is not None:
             pools = engine.allocate(config)
             if pools.sampler is None:
                 raise UserError(f"allocation_mode: {pools} cannot sample")
             plugin = engine.find_plugin(pools.sampler.engine)
             sampler = await asyncio.to_thread(plugin.make_sampler, config, pools.sampler, model_dir)
-        patient = PatientSampler(
-            sampler,
+        patient = PatientGenerator(
+            sampler or remote,
             timeout=config.rollout.request_timeout,
             retries=config.rollout.request_retries,
             lost=lambda error: parts.lost.update([f"rollout/lost/{error.kind}"]),
@@ -99,9 +99,9 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
             config.seed,
             find_filter(config.rollout.should_accept_fn),
         )
-        parts = Parts(rollouts, sampler if model_dir else None, rewards.take_metrics)
+        parts = Parts(rollouts, sampler, rewards.take_metrics)
         try:
             yield parts
         finally:
-            if model_dir is not None:
+            if sampler is not None:
                 await sampler.close()

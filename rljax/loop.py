@@ -51,7 +51,7 @@ from typing import Any
 
 from rljax.checkpoints.recovery import Recovery
 from rljax.config.schema import Config, FrequencyConfig
-from rljax.engine import Engine
+from rljax.engine import Engine, ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
 from rljax.metrics.guardrails import Guardrails
@@ -62,7 +62,7 @@ from rljax.rollout.buffer import Buffer, Entry, PromptSource
 from rljax.rollout.evaluation import PREFIX, Evaluation, evaluate
 from rljax.rollout.journal import Record
 from rljax.rollout.limits import limits_of, supervised_total, total_steps
-from rljax.rollout.producer import PatientSampler, Producer, Rollouts
+from rljax.rollout.producer import PatientGenerator, Producer, Rollouts
 from rljax.rollout.tracker import PromptTracker
 from rljax.rollout.workflow import Workflow
 from rljax.sinks import Sink, State, Status
@@ -317,28 +317,28 @@ class Loop:
 
     async def _produce(self) -> None:
         """Keeps groups coming, from this process or from others, until it is cancelled."""
-        worker_server, sampler = self.parts.worker_server, self.parts.engine.sampler
+        worker_server, generator = self.parts.worker_server, self.parts.engine.sampler
         if worker_server is None:
             await self._producer().run()
         else:
-            await worker_server.run(Job(self.buffer, self._tracker(), sampler, self.accumulator, self._export_between_steps))
+            await worker_server.run(Job(self.buffer, self._tracker(), generator, self.accumulator, self._export_between_steps))
 
     async def _export_between_steps(self, directory: Path) -> int:
         """The policy as a HF directory, for samplers of other processes. Returns its version."""
         async with self.learning:
-            await asyncio.to_thread(self.parts.engine.learner.export, directory)
+            await asyncio.to_thread(self.parts.engine.learner.export, ExportToDirectory(directory))
             return self.buffer.version
 
     def _producer(self) -> Producer:
         """Makes the groups in this process."""
         run, config = self.parts, self.config
-        sampler = PatientSampler(
+        generator = PatientGenerator(
             run.engine.sampler,
             timeout=config.rollout.request_timeout,
             retries=config.rollout.request_retries,
             lost=lambda error: self.accumulator.count(f"rollout/lost/{error.kind}"),
         )
-        rollouts = Rollouts(run.workflow, sampler, run.params, config.gconfig.n_samples, config.seed, run.accept)
+        rollouts = Rollouts(run.workflow, generator, run.params, config.gconfig.n_samples, config.seed, run.accept)
         return Producer(rollouts, self.buffer, self._tracker(), self.accumulator)
 
     def _tracker(self) -> PromptTracker:
@@ -441,7 +441,7 @@ class Loop:
         """The policy as a HF directory in WORKDIR/export, there as a whole or not at all."""
         target, aside = self.parts.workdir / "export", self.parts.workdir / ".export.tmp"
         shutil.rmtree(aside, ignore_errors=True)
-        self.parts.engine.learner.export(aside)
+        self.parts.engine.learner.export(ExportToDirectory(aside))
         shutil.rmtree(target, ignore_errors=True)
         os.rename(aside, target)
 

@@ -133,6 +133,8 @@ def violations(path: str, source: str) -> list[str]:
             return [f"{path}:1: no room of this name in tests/import_rule.py"]
         if folder == "rljax" and room in ROOMS and room not in (own_room, *ROOMS[own_room]):
             found.append(f"{path}:{line}: {own_room} must not import {module} (ROOMS in tests/import_rule.py)")
+        elif head == "tests" and folder in LAYERS:
+            found.append(f"{path}:{line}: {folder} must not import {module} (tests are not in the wheel)")
         elif head in BARE:
             found.append(f"{path}:{line}: import rljax.{module}, not {module}")
         elif folder in LAYERS and layer is not None and LAYERS.index(layer) > LAYERS.index(folder):

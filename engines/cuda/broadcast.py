@@ -24,8 +24,8 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rljax.engine import Post
 from rljax.engines.cuda.buckets import BUCKET, Bucket, Label, buckets_of, on_all, send_buckets
-from rljax.engines.http.interfaces import Post
 from rljax.engines.http.remote import ServerLost, describe
 from rljax.errors import SamplerError, UserError
 
@@ -119,7 +119,7 @@ def _end(group: ProcessGroup, backend: str, broken: bool) -> None:
 
 @dataclasses.dataclass
 class TorchBroadcast:
-    """Named tensors on their way to the servers: `WeightSource(params=TorchBroadcast(tensors, group))`.
+    """Named tensors on their way to the servers: `WeightsBroadcast(TorchBroadcast(tensors, group))`.
 
     Names and layouts are those of the HF checkpoint. Tensors are taken from the iterable as they are sent, so that a sharded
     learner gathers one at a time.

@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rljax.engines.http.interfaces import Post
+from rljax.engine import Post
 from rljax.errors import UserError
 
 if TYPE_CHECKING:

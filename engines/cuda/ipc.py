@@ -31,8 +31,8 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
+from rljax.engine import Post
 from rljax.engines.cuda.buckets import BUCKET, Label, send_buckets
-from rljax.engines.http.interfaces import Post
 from rljax.engines.http.remote import ServerLost
 from rljax.errors import SamplerError, UserError
 
@@ -52,7 +52,7 @@ def alone(payload: bytes) -> Sequence[bytes]:
 
 @dataclasses.dataclass
 class TorchIpc:
-    """Named tensors for servers on the devices of the learner: `WeightSource(params=TorchIpc(tensors))`.
+    """Named tensors for servers on the devices of the learner: `WeightsBroadcast(TorchIpc(tensors))`.
 
     Names and layouts are those of the HF checkpoint, and all ranks have whole tensors. Server k of `tensor` devices is on
     those of the learner's ranks k * tensor and following. Rank 0 sends; the others `follow` at the same time, with the same

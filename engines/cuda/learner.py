@@ -29,7 +29,15 @@ from rljax.batching.packing import RANK_SPREAD
 from rljax.checkpoints import portable
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engine import State, WeightSource, allocate, transport_of
+from rljax.engine import (
+    ExportTarget,
+    ExportToDirectory,
+    ExportToSampler,
+    State,
+    WeightsAtLeader,
+    WeightsInDirectory,
+    WeightSource,
+)
 from rljax.engines.cuda import FORMAT, distributed, state
 from rljax.engines.cuda.critic import Critic
 from rljax.engines.cuda.phase import Phase
@@ -67,7 +75,7 @@ class TorchLearner:
         self._supervised: Phase | None = None  # the warm-up
         self._rl: Reinforcement | None = None
         self._publishing: Gathering | None = None
-        self._route: Route | None = None  # to the servers, where one was chosen
+        self._route: Route | None = None  # to the servers that weights were sent to last
         if config.warmup.steps == 0:
             self._begin()
 
@@ -180,33 +188,32 @@ class TorchLearner:
 
     # Weights and checkpoints
 
-    def export(self, directory: Path | None) -> WeightSource:
-        """Weights for a sampler: to servers in memory when directory is None, else HF safetensors, config and tokenizer there.
+    def export(self, target: ExportTarget) -> WeightSource:
+        """Weights for a sampler: HF safetensors, config and tokenizer in a directory, or sent to servers from memory.
 
-        Adapters are merged in both forms. In memory rank 0 gets a source whose tensors are gathered one at a time as they are
-        sent, by the way that `rljax.engine.transport_of` finds; the other ranks gather with it before they return.
+        Adapters are merged in both forms. From memory rank 0 gets a source whose tensors are gathered one at a time as they
+        are sent, by the target's transport; the other ranks gather with it before they return.
         """
         self._enter()
-        if directory is not None:
+        if isinstance(target, ExportToDirectory):
             spec, dtype = self._policy.spec, self._config.actor.dtype
-            write(spec, self._whole, directory, dtype=dtype, source=self._model_dir, layout=self._layout)
-            return WeightSource(directory=Path(directory))
-        gathering, route = Gathering(self._policy.spec, self._whole), self._to_servers()
+            write(spec, self._whole, target.directory, dtype=dtype, source=self._model_dir, layout=self._layout)
+            return WeightsInDirectory(target.directory)
+        gathering, route = Gathering(self._policy.spec, self._whole), self._route_to(target)
         if self._layout.rank != 0:
             route.follow(gathering)
-            return WeightSource()
+            return WeightsAtLeader()
         self._publishing = gathering
         return route.source(gathering)
 
-    def _to_servers(self) -> Route:
-        """The same on every rank."""
-        if self._route is None:
-            pools = allocate(self._config)
-            transport = transport_of(self._config, pools)
-            assert pools.sampler is not None
+    def _route_to(self, target: ExportToSampler) -> Route:
+        """The same on every rank. Kept, for a broadcast's group outlives publishes."""
+        if self._route is None or self._route.target != target:
+            if self._route is not None:
+                self._route.close()
             gather = distributed.gather if self._layout.pool.size > 1 else None
             bucket = SglangConfig.of(self._config).bucket_mb << 20
-            self._route = Route(transport, pools.sampler, bucket_bytes=bucket, gather=gather)
+            self._route = Route(target, bucket_bytes=bucket, gather=gather)
         return self._route
 
     def _enter(self) -> None:

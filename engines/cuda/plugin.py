@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, Sampler, State, check_lending
+from rljax.engine import Learner, Plugin, Sampler, State, check_lending
 from rljax.engines.cuda import FORMAT
 from rljax.engines.cuda.config import FsdpConfig
 from rljax.engines.cuda.transports import routes
@@ -22,10 +22,11 @@ from rljax.errors import UserError
 OLDEST = (0, 5, 17)  # in-place pause, weight_version and extra_key; older ones lack one of them
 
 
-class SglangPlugin:
+class SglangPlugin(Plugin):
+    """SGLang servers on the pool's devices, one for each of its data shards."""
+
     dims = "dt"
     samples = True
-    learns = False
     transports = TRANSPORTS
     config_class = SglangConfig
 
@@ -50,15 +51,11 @@ class SglangPlugin:
         servers = SglangServers(config, pool, model_dir, os.environ.get(TOKEN_VARIABLE))
         return sampler_of(config, servers.remotes, version=0, replicas=servers)
 
-    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
-        raise UserError("allocation_mode: sglang cannot learn (add a learner: sglang:d1+fsdp:d1, or +jax:d1)")
 
-
-class FsdpPlugin:
+class FsdpPlugin(Plugin):
     """Imports the learner when it is made: naming the plugin loads no torch."""
 
     dims = "dtcf"  # p and e: FSDP2 shards every layer, and cuts none off; the models at hand have no experts
-    samples = False
     learns = True
     transports = TRANSPORTS
     formats = (FORMAT,)
@@ -71,23 +68,14 @@ class FsdpPlugin:
         if JaxConfig.of(config).bitwise:
             raise UserError("jax.bitwise: is of the JAX learner (sampler and learner must both be jax)")
 
-    def context_length(self, config: Config) -> None:
-        """It doesn't sample."""
-
-    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
-        raise UserError("allocation_mode: fsdp cannot sample (add a sampler: sglang:d1+fsdp:d1)")
-
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         from rljax.engines.cuda.learner import TorchLearner
 
         return TorchLearner(config, pool, model_dir)
 
     def processes(self, config: Config, pool: Pool) -> int:
-        """One a device."""
+        """One per device."""
         return pool.size
-
-    def process(self, config: Config, pool: Pool) -> None:
-        """The environment says it."""
 
     def read_checkpoint(self, directory: Path) -> State:
         if find_spec("torch") is None:

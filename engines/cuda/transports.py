@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rljax.config.allocation import Allocation, Pool
+from rljax.config.allocation import Allocation
 from rljax.config.schema import Config
-from rljax.engine import WeightSource
+from rljax.engine import ExportToSampler, Sender, WeightsBroadcast, WeightSource
 from rljax.engines.cuda.buckets import BUCKET
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.plugin import TRANSPORTS
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from rljax.engines.cuda.broadcast import BroadcastGroup
-    from rljax.engines.cuda.ipc import Gather
+    from rljax.engines.cuda.ipc import Gather, TorchIpc
 
 KEY = "sglang.transport"
 
@@ -53,15 +53,14 @@ def _possible(config: Config, allocation: Allocation) -> tuple[str, ...]:
 
 @dataclasses.dataclass
 class Route:
-    """The way that was chosen, kept by a torch learner: what its `export(None)` gives. A broadcast's group outlives publishes.
+    """The way to a sampler's servers by one transport, kept by a torch learner: a broadcast's group outlives publishes.
 
     Example:
-        route = Route("nccl", Pool("sglang", data=2))
+        route = Route(ExportToSampler("nccl", Pool("sglang", data=2)))
         return route.source((name, tensor) for name, tensor in model.named_parameters())
     """
 
-    transport: str
-    sampler: Pool
+    target: ExportToSampler
     host: str = "127.0.0.1"  # address of this process, as the servers see it
     bucket_bytes: int = BUCKET
     gather: Gather | None = None  # of a learner of several ranks, for ipc; None: of one
@@ -69,21 +68,28 @@ class Route:
 
     def source(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightSource:
         """Of whole tensors under HF names, taken from the iterable as they are sent. Raises UserError for "directory"."""
-        if self.transport == "ipc":
-            from rljax.engines.cuda.ipc import TorchIpc, alone
+        return WeightsBroadcast(self._sender(tensors))
 
-            return WeightSource(params=TorchIpc(tensors, self.sampler.tensor, self.gather or alone, self.bucket_bytes))
-        if self.transport in ("nccl", "gloo"):
+    def _sender(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Sender:
+        transport, devices = self.target.transport, self.target.pool.tensor
+        if transport == "ipc":
+            return self._ipc(tensors)
+        if transport in ("nccl", "gloo"):
             from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast
 
-            self._group = self._group or BroadcastGroup(self.transport, self.sampler.tensor, self.host)
-            return WeightSource(params=TorchBroadcast(tensors, self._group, self.bucket_bytes))
-        raise UserError(f"{KEY}: {self.transport} is no way out of memory (an export there needs a directory)")
+            self._group = self._group or BroadcastGroup(transport, devices, self.host)
+            return TorchBroadcast(tensors, self._group, self.bucket_bytes)
+        raise UserError(f"{KEY}: {transport} is no way out of memory (an export there needs a directory)")
+
+    def _ipc(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> TorchIpc:
+        from rljax.engines.cuda.ipc import TorchIpc, alone
+
+        return TorchIpc(tensors, self.target.pool.tensor, self.gather or alone, self.bucket_bytes)
 
     def follow(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """What ranks 1 and following of a learner do while rank 0's source is sent: they gather with it. Blocks."""
-        if self.transport == "ipc":
-            self.source(tensors).params.follow()
+        if self.target.transport == "ipc":
+            self._ipc(tensors).follow()
         else:
             for _ in tensors:
                 pass

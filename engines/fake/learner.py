@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from rljax.batching import packing
 from rljax.batching.batch import Batch
 from rljax.config.schema import Config, OptimizerConfig
-from rljax.engine import WeightSource
+from rljax.engine import ExportTarget, ExportToDirectory, WeightsInDirectory, WeightsInMemory, WeightSource
 from rljax.engines.fake import model
 from rljax.engines.fake.collective import Alone, Collective
 from rljax.errors import UserError
@@ -170,12 +170,12 @@ class FakeLearner:
         metrics = self._merged({f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()})
         return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)}
 
-    def export(self, directory: Path | None) -> WeightSource:
-        if directory is None:
-            return WeightSource(params=self._table.copy())
+    def export(self, target: ExportTarget) -> WeightSource:
+        if not isinstance(target, ExportToDirectory):
+            return WeightsInMemory(self._table.copy())
         if self._peers.rank == 0:
-            model.write(directory, self._table)
-        return WeightSource(directory=directory)
+            model.write(target.directory, self._table)
+        return WeightsInDirectory(target.directory)
 
     def save(self, directory: Path) -> None:
         if self._peers.rank > 0:

@@ -26,11 +26,11 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from rljax.engine import WeightSource
+from rljax.engine import Sampler, Sender, WeightsBroadcast, WeightsInDirectory, WeightSource
 from rljax.engines.http import protocol
 from rljax.engines.http.continuation import fitted, joined, remaining, shortened
 from rljax.engines.http.health import Watch
-from rljax.engines.http.interfaces import CONTROL_TIMEOUT, Broadcast, PostTo, Replicas
+from rljax.engines.http.interfaces import CONTROL_TIMEOUT, PostTo, Replicas
 from rljax.engines.http.published_weights import PublishedWeights
 from rljax.engines.http.remote import Remote, ServerLost, describe, session_of
 from rljax.engines.http.replies import Reply
@@ -45,7 +45,7 @@ ABORT_GRACE = 10.0  # seconds that aborted requests get to hand over their token
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0  # seconds
 
 
-class HttpSampler:
+class HttpSampler(Sampler):
     """A `Sampler` of servers that speak SGLang's native protocol.
 
     Example:
@@ -56,6 +56,8 @@ class HttpSampler:
     SGLang heeds a request's seed only with --enable-deterministic-inference, and always ends a completion at the model's own
     EOS ids, unless stop_token_ids is empty: then at none.
     """
+
+    version = 0
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class HttpSampler:
     # Requests
 
     async def generate(self, request: Request) -> Completion:
-        """Samples one completion; cancelling the call aborts it at the server. Waits as long as it takes: `PatientSampler`
+        """Samples one completion; cancelling the call aborts it at the server. Waits as long as it takes: `PatientGenerator`
         sets the time limit.
 
         A completion that loses its server goes on at another, behind the tokens it has. With no room left in the context it
@@ -225,7 +227,7 @@ class HttpSampler:
         use another key, and can't find it.
 
         Raises:
-          UserError: weights that no server accepts, or that are no directory or `Broadcast`.
+          UserError: weights that no server accepts, or that are arrays of this process.
           SamplerError: when no server is left.
         """
         self._enter()
@@ -236,13 +238,14 @@ class HttpSampler:
         try:
             self._usable()
             remotes = [remote for remote in self._remotes if remote.usable or remote.behind]  # in their order: ipc goes by it
-            if source.directory is not None:
-                current = await self._load_directory(source.directory, remotes, version)
-            elif hasattr(source.params, "send"):
-                current = await self._broadcast(source.params, remotes, version)
-                await asyncio.to_thread(self._published.drop)
-            else:
-                raise UserError("a server takes weights from a directory or a broadcast, not arrays of this process")
+            match source:
+                case WeightsInDirectory(directory):
+                    current = await self._load_directory(directory, remotes, version)
+                case WeightsBroadcast(sender):
+                    current = await self._broadcast(sender, remotes, version)
+                    await asyncio.to_thread(self._published.drop)
+                case _:
+                    raise UserError("a server takes weights from a directory or a broadcast, not arrays of this process")
             self.version = version
             self._lacking.clear()
             for remote in current:
@@ -272,12 +275,12 @@ class HttpSampler:
         body = {"model_path": directory, "weight_version": str(version), "flush_cache": self._flushes(remote)}
         await self._post(remote, "/update_weights_from_disk", body)
 
-    async def _broadcast(self, weights: Broadcast, remotes: Sequence[Remote], version: int) -> list[Remote]:
+    async def _broadcast(self, sender: Sender, remotes: Sequence[Remote], version: int) -> list[Remote]:
         if not remotes:
             raise SamplerError(f"publishing version {version}: no server is there to take part in the broadcast")
         try:
             posts = [PostTo(self.session, remote, remote.member) for remote in remotes]
-            await weights.send(posts, version, flush=all(map(self._flushes, remotes)))
+            await sender.send(posts, version, flush=all(map(self._flushes, remotes)))
         except ServerLost as error:
             raise SamplerError(f"publishing version {version}: {error}") from error
         return list(remotes)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, Sampler
+from rljax.engine import Plugin, Sampler
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.interfaces import Replicas
@@ -73,12 +73,12 @@ def _is_here(base: str) -> bool:
         return host == "localhost"
 
 
-class HttpPlugin:
-    dims = "d"
+class HttpPlugin(Plugin):
+    """No device of this machine: servers that anybody started."""
+
     samples = True
-    learns = False
+    attaches = True
     transports = TRANSPORTS
-    config_class = None
 
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
         """What a server that runs already can do, and on which devices, only its user knows: a directory always works."""
@@ -94,14 +94,8 @@ class HttpPlugin:
                 "on another (directory leads to any that reads the same files)"
             )
 
-    def context_length(self, config: Config) -> None:
-        """No limit of its own."""
-
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         return attach(config)
-
-    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
-        raise UserError("allocation_mode: http cannot learn (it is a sampler that runs elsewhere)")
 
 
 PLUGIN = HttpPlugin()

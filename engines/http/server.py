@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 import rljax
-from rljax.engine import LendingSampler, Sampler, WeightSource
+from rljax.engine import Sampler, WeightsInDirectory
 from rljax.engines.http import protocol
 from rljax.engines.http.access import answer_errors, authorize, error_response, json_body, weight_directory
 from rljax.engines.http.generation import Call
@@ -199,7 +199,7 @@ class SamplerServer:
         directory = await asyncio.to_thread(weight_directory, body.get("model_path"), self._options.weight_roots)
         async with self._control:
             version = _version(body.get("weight_version"), self._sampler.version + 1)
-            await self._sampler.load_weights(WeightSource(directory=directory), version)
+            await self._sampler.load_weights(WeightsInDirectory(directory), version)
         message = f"Succeeded to update model weights. Weight version updated to {version}."
         return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
 
@@ -209,15 +209,13 @@ class SamplerServer:
         if self._calls:
             raise BadRequest(f"release_memory_occupation: {len(self._calls)} requests are under way (abort them first)")
         async with self._control:
-            if isinstance(self._sampler, LendingSampler):
-                await self._sampler.release()
+            await self._sampler.release()
         return web.json_response(None)
 
     async def reclaim(self, request: web.Request) -> web.Response:
         _check_tags(await json_body(request))
         async with self._control:
-            if isinstance(self._sampler, LendingSampler):
-                await self._sampler.reclaim()
+            await self._sampler.reclaim()
         return web.json_response(None)
 
     async def flush_cache(self, request: web.Request) -> web.Response:

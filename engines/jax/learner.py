@@ -29,7 +29,7 @@ from rljax.checkpoints import portable
 from rljax.checkpoints.integrity import read_meta
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engine import State, WeightSource
+from rljax.engine import ExportTarget, ExportToSampler, State, WeightsInDirectory, WeightsInMemory, WeightSource
 from rljax.engines.jax import FORMAT, state
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.critic import Critic
@@ -216,24 +216,24 @@ class JaxLearner:
 
     # Weights and checkpoints
 
-    def export(self, directory: Path | None) -> WeightSource:
-        """Weights for a sampler: in memory when directory is None, else HF safetensors, config and tokenizer there.
+    def export(self, target: ExportTarget) -> WeightSource:
+        """Weights for a sampler: in memory, or HF safetensors, config and tokenizer in a directory.
 
         In memory they are copies in `jax.sampler_dtype` that later updates leave alone; adapters are merged in both forms.
         """
-        if directory is None:
+        if isinstance(target, ExportToSampler):
             with jax.set_mesh(self._mesh):
-                return WeightSource(params=self._policy.published())
+                return WeightsInMemory(self._policy.published())
         with jax.set_mesh(self._mesh):
             params = self._policy.merged()
         hf.save(
             params,
             self._policy.spec,
-            directory,
+            target.directory,
             dtype="float32" if JaxConfig.of(self._config).bitwise else self._config.actor.dtype,
             source=self._model_dir,
         )
-        return WeightSource(directory=Path(directory))
+        return WeightsInDirectory(target.directory)
 
     def save(self, directory: Path) -> None:
         """Writes parameters, optimizer moments and step under directory, which does not exist yet."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, Sampler, State, check_lending
+from rljax.engine import Learner, Plugin, Sampler, State, check_lending
 from rljax.engine.rank import ProcessRank
 from rljax.engines.jax import FORMAT
 from rljax.engines.jax.config import JaxConfig
@@ -17,7 +17,7 @@ from rljax.hf.spec import CONFIG, ModelSpec
 NAME = "jax"  # of the entry point
 
 
-class JaxPlugin:
+class JaxPlugin(Plugin):
     """Imports the engines when they are made: naming the plugin loads no jax."""
 
     dims = "dtf"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from rljax.backends.jax.mesh import pool_mesh, row_shards
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engine import WeightSource
+from rljax.engine import Sampler, WeightSource
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.programs import MAX_STOP_IDS, Programs
 from rljax.engines.jax.scheduler import SamplerStats, Scheduler
@@ -25,7 +25,7 @@ from rljax.hf.tokenizer import Tokenizer, load
 from rljax.types import Completion, Piece, Request
 
 
-class JaxSampler:
+class JaxSampler(Sampler):
     """A `Sampler` on the devices of a pool. Its methods may be called from any event loop, any number at once.
 
     Example:
@@ -101,8 +101,8 @@ class JaxSampler:
         """
         return await asyncio.wrap_future(self._scheduler.submit(self._work(request)))
 
-    async def stream(self, request: Request) -> AsyncIterator[Piece]:
-        """As `generate`, a piece a dispatch. With `jax.bitwise` all comes at the end, where the log-probs are computed."""
+    async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
+        """As `generate`, one piece per dispatch. With `jax.bitwise` all comes at the end, where the log-probs are computed."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | None]()
 
         def listener(piece: Piece) -> None:

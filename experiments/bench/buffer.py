@@ -18,7 +18,7 @@ import numpy as np
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.configs import base
-from rljax.engine import Sampler
+from rljax.engine import Generator
 from rljax.experiments import main
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Limits, Ticket
@@ -27,7 +27,7 @@ from rljax.rollout.producer import Rollouts
 from rljax.rollout.result import Result
 from rljax.rollout.tracker import PromptTracker
 from rljax.types import Finish, Group, Prompt, SamplingParams, Trajectory
-from rljax.workers.client import Parts, TrainerSampler, work
+from rljax.workers.client import Parts, TrainerGenerator, work
 from rljax.workers.server import Job, WorkerServer
 
 ITEMS, BATCH, TOKENS = 20_000, 64, 1923  # 13 bytes a token: 25 KB
@@ -84,9 +84,9 @@ class Ready(Rollouts):
 
 
 @contextlib.asynccontextmanager
-async def _parts(config: Config, words: Path, model: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
+async def _parts(config: Config, words: Path, model: Path | None, remote: Generator) -> AsyncIterator[Parts]:
     class Nothing:
-        async def episode(self, sampler: Sampler, prompt: Prompt, params: SamplingParams, seed: int) -> None:
+        async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> None:
             return None
 
     yield Parts(Ready(Nothing(), remote, SamplingParams(1), 1, 0, lambda group: True))
@@ -113,7 +113,7 @@ async def _fed(workers: int, directory: Path) -> tuple[float, float]:
         process.start()
     while server.take_metrics()["rollout/workers"].value < workers:
         await asyncio.sleep(0.01)
-    nobody = TrainerSampler(None)  # type: ignore[arg-type]
+    nobody = TrainerGenerator(None)  # type: ignore[arg-type]
     start, computing = time.perf_counter(), time.process_time()
     serving = asyncio.create_task(server.run(Job(buffer, tracker, nobody, accumulator, export)))
     taken = 0

@@ -26,8 +26,9 @@ from absl import flags
 from rljax.experiments import main
 
 if TYPE_CHECKING:
+    from rljax.config.allocation import Allocation
     from rljax.config.schema import Config
-    from rljax.engine import Engine, Learner, Sampler
+    from rljax.engine import Engine, ExportTarget, Learner, Sampler, WeightSource
 
 PYTHON = flags.DEFINE_string("sglang_python", "", "The interpreter that has SGLang; empty: this one.")
 DEVICE = flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "Of server and learner.")
@@ -146,10 +147,13 @@ async def _of_transport(transport: str, size: str, model_dir: Path, sampler: Sam
 
 async def _published(learner: Timed, transport: str, sampler: Sampler, version: int) -> tuple[list[float], list[float], float]:
     """Seconds of each publish and of its export, and the error at the end. Raises RuntimeError where it took another way."""
-    from rljax.engine import Engine
+    from rljax.engine import Engine, ExportToSampler
 
+    pool = _pools().sampler
+    assert pool is not None
+    in_memory = None if transport == "directory" else ExportToSampler(transport, pool)
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rljax-bench-") as publish_dir:
-        engine = Engine(sampler, learner, transport, Path(publish_dir))
+        engine = Engine(sampler, learner, in_memory, Path(publish_dir))
         seconds, exports = [], []
         for repeat in range(1 + REPEATS.value):
             start = time.perf_counter()
@@ -165,13 +169,13 @@ class Timed:
     """A learner whose exports are timed. All else is its own."""
 
     def __init__(self, learner: Learner) -> None:
-        self._learner, self.seconds, self.kinds = learner, 0.0, set[bool]()
+        self._learner, self.seconds, self.kinds = learner, 0.0, set[type]()
 
-    def export(self, directory: Path | None) -> Any:
+    def export(self, target: ExportTarget) -> WeightSource:
         start = time.perf_counter()
-        source = self._learner.export(directory)
+        source = self._learner.export(target)
         self.seconds = time.perf_counter() - start
-        self.kinds.add(directory is None)
+        self.kinds.add(type(target))
         return source
 
     @property
@@ -202,7 +206,7 @@ async def _difference(engine: Engine) -> float:
     return float(np.abs(scored - batch.behavior_logp)[batch.loss_mask].max())
 
 
-def _pools() -> Any:
+def _pools() -> Allocation:
     from rljax.config.allocation import Allocation, Pool
 
     apart = LEARNER_DEVICE.value if DEVICE.value == "cuda" else 0

@@ -14,7 +14,7 @@ A part holds numpy arrays on the host, named and shaped as in a HF file; an adap
 and lora_B.weight [outputs, rank] after the projection's name, and the critic's head is `value_head` [hidden].
 
 meta.json of a learner's checkpoint says its format, model, adapters, phases and updates. A learner that meets the format of
-another engine has that engine's plugin read it into parts (`rljax.engine.PortablePlugin`), and loads those.
+another engine has that engine's plugin read it into parts (`Plugin.read_checkpoint`), and loads those.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from rljax.config.schema import Config
-from rljax.engine import PortablePlugin, State, portable_plugin
+from rljax.engine import Plugin, State, portable_plugin
 from rljax.errors import UserError
 
 COUNTS = "counts"
@@ -75,7 +75,7 @@ def check_origin(directory: Path, meta: Mapping[str, Any], identity: Mapping[str
             raise UserError(f"checkpoint: {directory} is of another {key}: {meta.get(key)}, not {value} (use its own config)")
 
 
-def _reader(directory: Path, meta: Mapping[str, Any]) -> PortablePlugin:
+def _reader(directory: Path, meta: Mapping[str, Any]) -> Plugin:
     form = meta.get("format")
     plugin = portable_plugin(str(form))
     if plugin is None:

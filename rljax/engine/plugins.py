@@ -6,22 +6,21 @@ A third party plugs in by an entry point of the group `rljax.engines`, whose nam
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
-import os
-import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rljax import entry_points
 from rljax.config.allocation import Allocation, Pool, parse
 from rljax.config.schema import Config
 from rljax.engine.engine import Engine
-from rljax.engine.interface import HostPlugin, Learner, Plugin, PortablePlugin, RoutedPlugin
+from rljax.engine.interface import Learner
+from rljax.engine.plugin import Plugin
+from rljax.engine.storage import publish_directory
+from rljax.engine.weights import ExportToSampler
 from rljax.errors import UserError
 
-ATTACHED = "http"  # the engine of servers that run already
+DIRECTORY, MEMORY = "directory", "memory"  # the transports that mean the same to every engine
 
 log = logging.getLogger(__name__)
 
@@ -35,18 +34,22 @@ def allocate(config: Config) -> Allocation:
     """
     allocation = parse(config.allocation_mode, find_plugin)
     if config.rollout.addr:
-        allocation = dataclasses.replace(allocation, sampler=Pool(ATTACHED))
-    elif not _on_host(config, allocation.sampler):
+        allocation = dataclasses.replace(allocation, sampler=Pool(_attached_engine(allocation.sampler)))
+    elif allocation.sampler is None or not find_plugin(allocation.sampler.engine).on_host(config):
         return allocation
     learner = allocation.learner and dataclasses.replace(allocation.learner, first_device=0)
     return dataclasses.replace(allocation, learner=learner)
 
 
-def _on_host(config: Config, pool: Pool | None) -> bool:
-    if pool is None:
-        return False
-    plugin = find_plugin(pool.engine)
-    return isinstance(plugin, HostPlugin) and plugin.on_host(config)
+def _attached_engine(sampler: Pool | None) -> str:
+    """The engine whose sampler is servers that run already: the mode's own if it can be, else the one that is installed."""
+    if sampler is not None and find_plugin(sampler.engine).attaches:
+        return sampler.engine
+    able = [name for name, plugin in _loaded_plugins() if plugin.attaches]
+    if len(able) != 1:
+        found = f"several engines attach to servers: {', '.join(able)}" if able else "no engine attaches to servers"
+        raise UserError(f"rollout.addr: {found} (name the one in allocation_mode, as the sampler)")
+    return able[0]
 
 
 def check(config: Config, allocation: Allocation) -> None:
@@ -93,16 +96,8 @@ def build(
     transport = transport_of(config, allocation)
     learner = make_learner(config, learns, model_dir)
     sampler = find_plugin(samples.engine).make_sampler(config, samples, model_dir)
-    return Engine(sampler, learner, transport, scratch(workdir))
-
-
-def check_lending(config: Config, allocation: Allocation, key: str) -> None:
-    """Whether a sampler can lend its memory: to a learner on its devices, in a run that samples or learns. Raises UserError."""
-    sampler, learner = allocation.sampler, allocation.learner
-    if sampler is None or learner is None or sampler.first_device != learner.first_device:
-        raise UserError(f"{key}: is for engines on the same devices (allocation_mode with '|', or one pool)")
-    if config.rollout.max_head_offpolicyness:
-        raise UserError(f"{key}: is for synchronous runs (rollout.max_head_offpolicyness=0): others sample while they update")
+    in_memory = None if transport == DIRECTORY else ExportToSampler(transport, samples)
+    return Engine(sampler, learner, in_memory, publish_directory(workdir))
 
 
 def transport_of(config: Config, allocation: Allocation) -> str:
@@ -113,17 +108,13 @@ def transport_of(config: Config, allocation: Allocation) -> str:
     if allocation.sampler is None or allocation.learner is None:
         raise UserError(f"allocation_mode: {allocation} publishes no weights (a sampler and a learner do)")
     sampler, learner = allocation.sampler.engine, allocation.learner.engine
-    taken, given = (_routes(find_plugin(name), config, allocation) for name in (sampler, learner))
+    taken, given = (find_plugin(name).routes(config, allocation) for name in (sampler, learner))
     for way in taken:
-        if way in given and (way != "memory" or sampler == learner):
+        if way in given and (way != MEMORY or sampler == learner):
             return way
     raise UserError(
         f"allocation_mode: no way for weights from {learner} ({', '.join(given)}) to {sampler} ({', '.join(taken)})"
     )
-
-
-def _routes(plugin: Plugin, config: Config, allocation: Allocation) -> tuple[str, ...]:
-    return plugin.routes(config, allocation) if isinstance(plugin, RoutedPlugin) else plugin.transports
 
 
 def room_for_prompt(config: Config, allocation: Allocation) -> tuple[int, str]:
@@ -136,37 +127,29 @@ def room_for_prompt(config: Config, allocation: Allocation) -> tuple[int, str]:
     return row - new, f"actor.mb_spec.max_tokens_per_row={row} cannot hold it and gconfig.max_new_tokens={new}"
 
 
-def scratch(workdir: Path, what: str = "") -> Path:
-    """Where weights go on their way, in memory where Linux has a directory there. It is the same for every process of a run:
-    what a killed one left is deleted. Not made yet."""
-    name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest() + what
-    directory = memory_backed() / name
-    shutil.rmtree(directory, ignore_errors=True)
-    return directory
-
-
-def memory_backed() -> Path:
-    """A directory whose files are in memory, where Linux has one."""
-    return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
-
-
 def find_plugin(name: str) -> Plugin:
-    """The engine registered under a name. Raises UserError for an unknown name, or one registered twice."""
+    """The engine registered under a name.
+
+    Raises UserError for an unknown name, one registered twice, or an entry point that can't be loaded or is no `Plugin`.
+    """
     try:
-        plugin: Plugin = entry_points.load(name)
+        plugin = entry_points.load(name)
     except UserError as error:
         raise UserError(f"allocation_mode: {error}") from error
+    if not isinstance(plugin, Plugin):
+        raise UserError(f"allocation_mode: the engine {name!r} is a {type(plugin).__name__}, not an rljax.engine.Plugin")
     return plugin
 
 
-def portable_plugin(form: str) -> PortablePlugin | None:
+def portable_plugin(form: str) -> Plugin | None:
     """The installed engine that reads checkpoints of a format, or None."""
+    return next((plugin for _, plugin in _loaded_plugins() if form in plugin.formats), None)
+
+
+def _loaded_plugins() -> Iterator[tuple[str, Plugin]]:
+    """Every installed engine by name, in order. One that can't be loaded is passed over: its trouble is its own."""
     for name in entry_points.names():
         try:
-            plugin = find_plugin(name)
-        except UserError as error:  # another engine's trouble is not this checkpoint's
+            yield name, find_plugin(name)
+        except UserError as error:
             log.warning("the engine %s is passed over: %s", name, error)
-            continue
-        if isinstance(plugin, PortablePlugin) and form in plugin.formats:
-            return plugin
-    return None

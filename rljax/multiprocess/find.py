@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engine import ManyProcesses, find_plugin
+from rljax.engine import find_plugin
 from rljax.engine.rank import ProcessRank, from_environment
 from rljax.errors import UserError
 
@@ -20,11 +20,8 @@ def find_rank(config: Config, pool: Pool | None) -> tuple[ProcessRank, int]:
     if pool is None:
         return ProcessRank(), 1
     plugin = find_plugin(pool.engine)
-    process: ProcessRank | None = None
-    count: int | None = 1
-    if isinstance(plugin, ManyProcesses):
-        process, count = plugin.process(config, pool), plugin.processes(config, pool)
-    process = process or from_environment()
+    process = plugin.process(config, pool) or from_environment()
+    count = plugin.processes(config, pool)
     if count is None:
         return process, process.size
     if process.size > 1 and process.size != count:

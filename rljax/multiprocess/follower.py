@@ -24,7 +24,7 @@ from typing import Any
 from rljax.batching.batch import Batch
 from rljax.config import io as config_io
 from rljax.config.allocation import Pool
-from rljax.engine import Learner, find_plugin
+from rljax.engine import Learner, find_plugin, target_from_json
 from rljax.engine.rank import ProcessRank
 from rljax.errors import UserError
 from rljax.messaging.framing import FramingError, Message, receive, send
@@ -34,7 +34,7 @@ from rljax.process.watchdog import Watchdog
 PULSE = 2.0  # seconds between two signs of life
 SOONER = 0.7  # of recover.hang_timeout: a follower's watchdog bites before its leader's, so that the rank is named
 BATCHES = frozenset({"score", "score_reference", "values", "update", "update_critic", "update_supervised"})
-PATHS = frozenset({"export", "save", "restore"})
+PATHS = frozenset({"save", "restore"})
 
 Make = Callable[[Mapping[str, Any]], Learner]  # from the fields of the call "make"
 Bitten = Callable[[], None]
@@ -103,11 +103,9 @@ def _call(learner: Learner, method: str, message: Message) -> None:
     if method in BATCHES:
         getattr(learner, method)(Batch(**message.arrays))
     elif method in PATHS:
-        path = message.fields["path"]
-        source = getattr(learner, method)(None if path is None else Path(path))
-        drain = getattr(getattr(source, "params", None), "drain", None)
-        if drain is not None:  # tensors that are gathered one by one, as the leader's sampler asks for them
-            drain()
+        getattr(learner, method)(Path(message.fields["path"]))
+    elif method == "export":
+        learner.export(target_from_json(message.fields["target"]))
     elif method == "close":
         learner.close()
     else:

@@ -24,7 +24,7 @@ from rljax.batching.batch import Batch
 from rljax.config import io as config_io
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, WeightSource, make_learner
+from rljax.engine import ExportTarget, ExportToSampler, Learner, WeightSource, make_learner
 from rljax.engine.rank import LOOPBACK, ProcessRank, free_port
 from rljax.errors import RankFailed, UserError
 from rljax.metrics.mean import Mean
@@ -64,9 +64,10 @@ class DistributedLearner:
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
         return self._on_batch("update_supervised", batch)
 
-    def export(self, directory: Path | None) -> WeightSource:
+    def export(self, target: ExportTarget) -> WeightSource:
         """In memory, what comes may be gathered while it is read: then the followers are done when the reader is."""
-        return self._on_path("export", directory, later=directory is None)
+        own, later = self._learner.export, isinstance(target, ExportToSampler)
+        return self._followers.together("export", own=lambda: own(target), later=later, target=target.to_json())
 
     def save(self, directory: Path) -> None:
         self._on_path("save", directory)
@@ -82,10 +83,9 @@ class DistributedLearner:
         call = getattr(self._learner, method)
         return self._followers.together(method, own=lambda: call(batch), arrays=_arrays(batch))
 
-    def _on_path(self, method: str, path: Path | None, later: bool = False) -> Any:
-        call, whole = getattr(self._learner, method), None if path is None else Path(path).absolute()
-        text = None if whole is None else str(whole)
-        return self._followers.together(method, own=lambda: call(path), later=later, path=text)
+    def _on_path(self, method: str, path: Path) -> None:
+        call = getattr(self._learner, method)
+        self._followers.together(method, own=lambda: call(path), path=str(path.absolute()))
 
 
 class Leader:

@@ -20,9 +20,10 @@ import numpy as np
 
 from rljax.batching.batch import Batch
 from rljax.config import io as config_io
+from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.configs import base
-from rljax.engine import Engine, Sampler
+from rljax.engine import Engine, ExportToSampler, Generator
 from rljax.engines.fake import model
 from rljax.engines.fake.learner import FakeLearner
 from rljax.engines.fake.sampler import FakeSampler, Trouble
@@ -38,6 +39,7 @@ from rljax.workers.client import Parts, work
 from rljax.workers.server import WorkerServer
 
 TOKEN = "between us"
+IN_MEMORY = ExportToSampler("memory", Pool("fake"))
 STOP, EPOCHS, HIGH, LOW = 0, 40, 40, 16  # the vocabulary: the stop token, then those that spell an epoch and an index
 VOCAB = 1 + EPOCHS + HIGH + LOW
 
@@ -88,10 +90,10 @@ class Repeat:
     def __init__(self, trouble: Trouble | None = None) -> None:
         self._trouble = trouble
 
-    async def episode(self, sampler: Sampler, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
+    async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
         prompt_ids = spell(prompt)
         request = Request(f"{prompt.uid}#{seed}", np.array(prompt_ids, np.int32), params, seed)
-        completion = await sampler.generate(request)
+        completion = await generator.generate(request)
         if self._trouble and self._trouble.random.random() < self._trouble.failure_rate:
             raise RewardError(f"no reward for {prompt.uid}")
         right = float(completion.token_ids[0] == prompt_ids[-1])
@@ -193,12 +195,13 @@ def make_run(
     workflow: Any = None,
     accept: Callable[[Group], bool] = lambda group: True,
     sink: Callable[[int], MemorySink] = MemorySink,
-    transport: str = "memory",
+    in_memory: bool = True,
     fed: bool = False,
 ) -> Run:
     """A run of the task over n_prompts an epoch. The same workdir again resumes.
 
     Args:
+      in_memory: weights are published as arrays; else through a directory.
       fed: other processes generate: whoever attaches to what WORKDIR/workers.json names, as `worker` does.
     """
     config = make_config(overrides)
@@ -212,7 +215,7 @@ def make_run(
     scratch, address_file = workdir / "server", workdir / "workers.json"
     return Run(
         config=config,
-        engine=Engine(sampler, learner, transport, workdir / "publish"),
+        engine=Engine(sampler, learner, IN_MEMORY if in_memory else None, workdir / "publish"),
         prompts=Numbers(n_prompts),
         workflow=workflow,
         params=params,
@@ -240,7 +243,7 @@ async def worker(
         await asyncio.sleep(0.01)
 
     @contextlib.asynccontextmanager
-    async def build(config: Config, words: Path, model_dir: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
+    async def build(config: Config, words: Path, model_dir: Path | None, remote: Generator) -> AsyncIterator[Parts]:
         params = SamplingParams(config.gconfig.max_new_tokens, temperature=config.gconfig.temperature, stop_token_ids=(STOP,))
         mine = FakeSampler(config, model_dir, trouble) if model_dir else None
         makes = workflow or Repeat(trouble)

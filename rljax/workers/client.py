@@ -20,12 +20,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import NoReturn
 
 from rljax.config import io as config_io
 from rljax.config.schema import Config
-from rljax.engine import Sampler, WeightSource, memory_backed
-from rljax.errors import SamplerError, UserError
+from rljax.engine import Generator, Sampler, WeightsInDirectory, memory_backed
+from rljax.errors import UserError
 from rljax.messaging.framing import UNPROVED, Message
 from rljax.messaging.handshake import HandshakeError, Refused, connect_async
 from rljax.metrics.mean import Mean
@@ -52,9 +51,9 @@ class Parts:
     lost: Counter[str] = dataclasses.field(default_factory=Counter)  # lost requests by metric, not reported yet
 
 
-Build = Callable[[Config, Path, Path | None, Sampler], AbstractAsyncContextManager[Parts]]
+Build = Callable[[Config, Path, Path | None, Generator], AbstractAsyncContextManager[Parts]]
 """Makes the parts from the trainer's config, a directory with its tokenizer, one with the model for a sampler of the worker's
-own (else None), and the trainer's sampler."""
+own (else None), and the trainer's sampler as a generator."""
 
 
 class NoTrainer(Exception):
@@ -129,7 +128,7 @@ async def _work(connection: Connection, config: Config, build: Build, *, own_sam
     scratch = _scratch()
     alive = asyncio.create_task(connection.keep_alive())
     try:
-        files, remote = ReceivedFiles(scratch), TrainerSampler(connection)
+        files, remote = ReceivedFiles(scratch), TrainerGenerator(connection)
         await files.receive(connection)
         tokenizer_dir, model_dir = files.directory, None
         if own_sampler:
@@ -157,13 +156,13 @@ def _scratch() -> Path:
 async def _load(sampler: Sampler, directory: Path, version: int) -> None:
     await sampler.pause()
     try:
-        await sampler.load_weights(WeightSource(directory=directory), version)
+        await sampler.load_weights(WeightsInDirectory(directory), version)
     finally:
         await sampler.resume()
 
 
-class TrainerSampler:
-    """The trainer's sampler, over the connection."""
+class TrainerGenerator(Generator):
+    """The trainer's sampler, over the connection. Only the trainer pauses it and publishes to it."""
 
     version = 0  # each token brings its own; only the trainer publishes
 
@@ -196,26 +195,11 @@ class TrainerSampler:
         else:
             waiting.set_exception(answer)
 
-    async def pause(self) -> None:
-        self._raise_not_ours()
-
-    async def resume(self) -> None:
-        self._raise_not_ours()
-
-    async def load_weights(self, source: WeightSource, version: int) -> None:
-        self._raise_not_ours()
-
-    async def close(self) -> None:
-        """Does nothing: the trainer closes its sampler."""
-
-    def _raise_not_ours(self) -> NoReturn:
-        raise SamplerError("the sampler is the trainer's: only the trainer pauses it and publishes to it")
-
 
 class Session:
     """One connection at work: leases become groups."""
 
-    def __init__(self, connection: Connection, parts: Parts, remote: TrainerSampler, files: ReceivedFiles) -> None:
+    def __init__(self, connection: Connection, parts: Parts, remote: TrainerGenerator, files: ReceivedFiles) -> None:
         self._connection, self._parts, self._remote, self._files = connection, parts, remote, files
         self._groups: set[asyncio.Task[None]] = set()
 

@@ -35,7 +35,7 @@ from typing import Any
 
 from rljax.config import io as config_io
 from rljax.config.schema import Config
-from rljax.engine import Sampler
+from rljax.engine import Generator
 from rljax.errors import SamplerError, UserError, WorkerLost
 from rljax.messaging.framing import Message
 from rljax.messaging.listener import Listener
@@ -71,7 +71,7 @@ class Job:
 
     buffer: Buffer
     tracker: PromptTracker
-    sampler: Sampler
+    generator: Generator
     accumulator: Accumulator
     export: Export
 
@@ -331,7 +331,7 @@ class WorkerServer:
 
     async def _generate(self, job: Job, worker: AttachedWorker, number: int, request: Request) -> None:
         try:
-            worker.connection.send(encode_completion(number, await job.sampler.generate(request)))
+            worker.connection.send(encode_completion(number, await job.generator.generate(request)))
         except (SamplerError, UserError) as error:
             worker.connection.send(encode_sampler_error(number, error))
         finally:

@@ -8,7 +8,7 @@ The ids of all that was sampled stand in the next request's prompt as they were 
 
 from __future__ import annotations
 
-from rljax.engine import Sampler
+from rljax.engine import Generator
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, Score
@@ -50,13 +50,13 @@ class MultiTurn:
         self._turn_discount = turn_discount
         self._max_tokens = max_tokens
 
-    async def episode(self, sampler: Sampler, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
+    async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
         messages = list(prompt.messages)
         episode = Episode(self._tokenizer.apply_chat_template(messages))
         turn = 0
         while True:
             request_id = f"{prompt.uid}#{seed}.{turn}"
-            completion = await generate(sampler, request_id, episode.token_ids, params, _turn_seed(seed, turn))
+            completion = await generate(generator, request_id, episode.token_ids, params, _turn_seed(seed, turn))
             episode.sampled(completion)
             turn += 1
             text = self._tokenizer.decode(completion.token_ids)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rljax.config.allocation import Pool
-from rljax.engine import Sampler, WeightSource
+from rljax.engine import Sampler, WeightsInDirectory
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.remote import Remote, inspect
 from rljax.engines.http.server import SamplerServer, ServerOptions
@@ -62,7 +62,7 @@ class TestOurServer(SamplerContract):
         return client
 
     def source(self, model):
-        return WeightSource(directory=models()[1][model])
+        return WeightsInDirectory(models()[1][model])
 
     def text(self, token_ids):
         return load(models()[1][0]).decode(token_ids, skip_special_tokens=False)

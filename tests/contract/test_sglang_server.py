@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from rljax.config.allocation import Pool
-from rljax.engine import WeightSource
+from rljax.engine import ExportToSampler, WeightsInDirectory, WeightSource
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.launcher import SglangServers
 from rljax.engines.http.remote import Remote, inspect
@@ -61,7 +61,7 @@ class Servers:
         return client_of(self.started[model], context, **options)
 
     def source(self, model: int) -> WeightSource:
-        return WeightSource(directory=self.models[model])
+        return WeightsInDirectory(self.models[model])
 
     def close(self) -> None:
         for servers in self.started:
@@ -225,7 +225,7 @@ def test_buckets_from_memory_equal_a_load_from_the_directory(servers, oracle, tr
 
     async def run() -> list[Completion]:
         sampler = servers.client(0)
-        route = Route(transport, Pool("sglang"), bucket_bytes=largest)
+        route = Route(ExportToSampler(transport, Pool("sglang")), bucket_bytes=largest)
         done = []
         for _ in range(2):  # the group is made once
             await publish(sampler, servers.source(0), sampler.version + 1)
@@ -267,7 +267,7 @@ def test_a_killed_server_is_started_again_with_the_present_weights_and_loses_not
         sampler = HttpSampler([remote], version=inspect(remote.base, None)[1], replicas=started)
         for name in ("published", "next"):
             os.symlink(servers.models[0], tmp_path / name)
-        await publish(sampler, WeightSource(directory=tmp_path / "published"), sampler.version + 1)
+        await publish(sampler, WeightsInDirectory(tmp_path / "published"), sampler.version + 1)
         os.unlink(tmp_path / "published")  # as a publisher does
         tasks = [
             asyncio.create_task(sampler.generate(Request(f"k#{i}", PROMPT, SamplingParams(300, temperature=0.7), seed=i)))

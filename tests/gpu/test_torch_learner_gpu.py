@@ -9,6 +9,7 @@ import torch
 
 from rljax.backends.torch import attention
 from rljax.config.allocation import Pool
+from rljax.engine import ExportToSampler
 from rljax.engines.cuda.learner import TorchLearner
 from rljax.testing import models
 from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
@@ -97,7 +98,7 @@ def test_memory_is_masters_moments_gradients_and_a_layer_and_a_publish_adds_a_te
     assert peak < 16 * parameters * 1.1 + 2**27  # and gradients; a layer's weights and activations are little beside them
     largest = max(p.numel() for p in learner._policy.trained.values())
     torch.cuda.reset_peak_memory_stats()
-    for _, tensor in learner.export(None).params.tensors:
+    for _, tensor in learner.export(ExportToSampler("ipc", Pool("sglang"))).sender.tensors:
         assert tensor.dtype == torch.bfloat16
         del tensor
     assert torch.cuda.max_memory_allocated() - before - held < 4 * 2 * largest + 2**22

@@ -69,7 +69,7 @@ def main() -> None:
     run = make_run(workdir, overrides, n_prompts=how["prompts"], trouble=trouble, sink=sink, fed=bool(how["listen"]))
     run.engine.learner = learner = Unsteady(run.config, workdir / "model")
     if how["addr"]:
-        run.engine.sampler, run.engine.transport = attach(run.config), "directory"
+        run.engine.sampler, run.engine.in_memory = attach(run.config), None
     outcome = loop.train(run)
     report = {
         "trained": learner.trained,

@@ -94,6 +94,7 @@ PLANTED = {
     "up from the core, relative": ("rljax/data/x.py", "from ..engines import jax"),
     "up from a backend": ("backends/jax/x.py", "from rljax.engines import jax"),
     "up from an engine": ("engines/jax/x.py", "def f():\n    from rljax.experiments import main"),
+    "the suites from the tests": ("rljax/testing/x.py", "def f():\n    from tests import shared"),
     "jax in the core": ("rljax/objective/losses.py", "import jax.numpy as jnp"),
     "torch in the core, lazily": ("rljax/hf/x.py", "def f():\n    import torch"),
     "flax in a config": ("configs/x.py", "from flax import nnx"),

@@ -18,7 +18,7 @@ from rljax.errors import RewardTimeout, TooManyFailures, UserError
 from rljax.metrics.mean import Mean
 from rljax.rollout.trajectories import trajectory_of
 from rljax.sinks import State, Status
-from rljax.testing.harness import MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
+from rljax.testing.harness import IN_MEMORY, MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
 from rljax.types import Completion, Finish, Request, SamplingParams
 
 ASYNC = {"rollout.max_head_offpolicyness": 2}
@@ -148,7 +148,7 @@ def _mostly(group):
 @pytest.mark.parametrize("feature", FEATURES)
 def test_resume_equivalence_of_the_loops_metrics(tmp_path, feature):
     overrides = FEATURES[feature] | {"total_train_epochs": 2, "saver.freq_steps": 2}
-    how = {"transport": "directory" if feature == "directory" else "memory"}
+    how = {"in_memory": feature != "directory"}
     if feature == "filter":
         how["accept"] = _mostly
     straight = Sinks()
@@ -164,14 +164,16 @@ def test_resume_equivalence_of_the_loops_metrics(tmp_path, feature):
     assert killed.opened[1].first_step == 4
     assert _compared(killed.lines()) == _compared(straight.lines())
     assert resumed.engine.learner.trained == whole.engine.learner.trained
-    np.testing.assert_array_equal(resumed.engine.learner.export(None).params, whole.engine.learner.export(None).params)
+    np.testing.assert_array_equal(
+        resumed.engine.learner.export(IN_MEMORY).params, whole.engine.learner.export(IN_MEMORY).params
+    )
 
 
 def test_the_transports_publish_the_same_weights(tmp_path):
     lines = []
-    for transport in ("memory", "directory"):
+    for in_memory in (True, False):
         sinks = Sinks()
-        loop.train(make_run(tmp_path / transport, {}, sink=sinks, transport=transport))
+        loop.train(make_run(tmp_path / str(in_memory), {}, sink=sinks, in_memory=in_memory))
         lines.append(_compared(sinks.lines()))
     assert lines[0] == lines[1] and len(lines[0]) == 3
 
@@ -520,7 +522,7 @@ def test_export_holds_the_final_weights_and_tracing_one_line_an_event(tmp_path):
 
     run = make_run(tmp_path, {"saver.export_final": True, "rollout.enable_rollout_tracing": True})
     loop.train(run)
-    np.testing.assert_array_equal(model.read(tmp_path / "export"), run.engine.learner.export(None).params)
+    np.testing.assert_array_equal(model.read(tmp_path / "export"), run.engine.learner.export(IN_MEMORY).params)
     events = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
     assert [e["event"] for e in events].count("accepted") == 12 == [e["event"] for e in events].count("start")
 

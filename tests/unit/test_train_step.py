@@ -10,7 +10,7 @@ from rljax.engines.fake.learner import FakeLearner
 from rljax.errors import UserError
 from rljax.metrics.accumulator import PhaseTimer
 from rljax.objective.advantages import advantages_of
-from rljax.testing.harness import VOCAB, make_config
+from rljax.testing.harness import IN_MEMORY, VOCAB, make_config
 from rljax.train_step import batch_metrics, learn, split, supervise
 from rljax.types import Finish, Group, Trajectory
 
@@ -126,7 +126,7 @@ def test_the_error_of_the_loglinear_proximal_policy_is_told_where_it_is_asked_fo
     plain, without = _learn(tmp_path, loglinear)
     asked, metrics = _learn(tmp_path, loglinear | {"actor.prox_logp_error": True})
     assert [call for call, _ in asked.calls] == ["score", "update", "update", "update"]
-    np.testing.assert_array_equal(asked.export(None).params, plain.export(None).params)
+    np.testing.assert_array_equal(asked.export(IN_MEMORY).params, plain.export(IN_MEMORY).params)
     error = metrics["ppo_actor/update/proximal_error"]
     assert error.min == 0 < error.max  # the first minibatch is at the proximal policy itself
     assert "ppo_actor/update/proximal_error" not in without

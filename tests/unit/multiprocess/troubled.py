@@ -9,6 +9,7 @@ import os
 import time
 from pathlib import Path
 
+from rljax.engine import Plugin
 from rljax.engine.rank import from_environment
 from rljax.engines.fake.collective import Alone, Collective
 from rljax.engines.fake.learner import FakeLearner
@@ -46,13 +47,10 @@ class TroubledPlugin(FakePlugin):
 PLUGIN = TroubledPlugin()
 
 
-class LonelyPlugin:
+class LonelyPlugin(Plugin):
     """Knows nothing of ranks."""
 
-    dims, samples, learns, transports = "d", True, True, ("memory", "directory")
-
-    def check(self, config, allocation):
-        pass
+    samples, learns, transports = True, True, ("memory", "directory")
 
     def make_sampler(self, config, pool, model_dir):
         return PLUGIN.make_sampler(config, pool, model_dir)

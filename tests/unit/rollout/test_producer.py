@@ -10,7 +10,7 @@ from rljax.errors import RequestLost, RewardError, SamplerError, TooManyFailures
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Limits
 from rljax.rollout.journal import GroupLog
-from rljax.rollout.producer import LONGEST_PAUSE, PatientSampler, Producer, Rollouts, pause_before
+from rljax.rollout.producer import LONGEST_PAUSE, PatientGenerator, Producer, Rollouts, pause_before
 from rljax.rollout.tracker import PromptTracker
 from rljax.testing.harness import Numbers, Repeat, make_run
 from rljax.types import Request, SamplingParams
@@ -47,7 +47,7 @@ class Flaky:
 def test_a_lost_request_is_sent_again_as_often_as_allowed(failures, retries):
     lost = []
     sampler = Flaky(failures)
-    patient = PatientSampler(sampler, timeout=5, retries=retries, lost=lost.append)
+    patient = PatientGenerator(sampler, timeout=5, retries=retries, lost=lost.append)
     assert asyncio.run(patient.generate(_request())) == "done"
     assert sampler.calls == failures + 1 and len(lost) == failures
 
@@ -55,14 +55,14 @@ def test_a_lost_request_is_sent_again_as_often_as_allowed(failures, retries):
 def test_after_that_it_fails():
     sampler, lost = Flaky(9), []
     with pytest.raises(SamplerError, match="gone"):
-        asyncio.run(PatientSampler(sampler, timeout=5, retries=2, lost=lost.append).generate(_request()))
+        asyncio.run(PatientGenerator(sampler, timeout=5, retries=2, lost=lost.append).generate(_request()))
     assert sampler.calls == 3 == len(lost)
 
 
 def test_a_request_that_is_never_answered_is_lost_too():
     sampler, lost = Flaky(0, hang=True), []
     with pytest.raises(SamplerError, match=r"no answer in 0\.02 s \(rollout\.request_timeout\)"):
-        asyncio.run(PatientSampler(sampler, timeout=0.02, retries=1, lost=lost.append).generate(_request()))
+        asyncio.run(PatientGenerator(sampler, timeout=0.02, retries=1, lost=lost.append).generate(_request()))
     assert sampler.calls == 1 == len(lost)  # the time is that of all attempts
 
 
@@ -74,7 +74,7 @@ def test_a_sampler_that_retried_by_itself_is_not_asked_again():
 
     sampler, lost = GivesUp(0), []
     with pytest.raises(RequestLost):
-        asyncio.run(PatientSampler(sampler, timeout=5, retries=3, lost=lost.append).generate(_request()))
+        asyncio.run(PatientGenerator(sampler, timeout=5, retries=3, lost=lost.append).generate(_request()))
     assert sampler.calls == 1 == len(lost)
 
 

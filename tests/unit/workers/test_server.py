@@ -18,7 +18,7 @@ from rljax.messaging import framing, handshake
 from rljax.messaging.framing import UNPROVED, Message
 from rljax.messaging.handshake import HandshakeError, Refused, connect_async
 from rljax.rollout.buffer import ticket_from_json
-from rljax.rollout.producer import PatientSampler
+from rljax.rollout.producer import PatientGenerator
 from rljax.rollout.result import Result
 from rljax.testing.harness import TOKEN, MemorySink, Repeat, make_run, worker
 from rljax.types import Finish, Trajectory
@@ -403,7 +403,9 @@ def test_nested_retries_are_not_multiplied_by_a_worker(tmp_path):
 
     class Patient(Repeat):
         async def episode(self, sampler, prompt, params, seed):
-            return await super().episode(PatientSampler(sampler, timeout=30, retries=3, lost=lost.append), prompt, params, seed)
+            return await super().episode(
+                PatientGenerator(sampler, timeout=30, retries=3, lost=lost.append), prompt, params, seed
+            )
 
     lost = []
 

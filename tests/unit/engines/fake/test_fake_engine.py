@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rljax.batching import packing
-from rljax.engine import WeightSource
+from rljax.engine import WeightsInMemory
 from rljax.engines.fake import model
 from rljax.engines.fake.learner import FakeLearner
 from rljax.engines.fake.sampler import FakeSampler, Trouble
@@ -120,7 +120,7 @@ def test_weights_swapped_under_a_completion_show_in_its_versions(model_dir):
         await sampler.pause()
         await settle()
         assert not task.done()
-        await sampler.load_weights(WeightSource(params=certain), 1)
+        await sampler.load_weights(WeightsInMemory(certain), 1)
         await sampler.resume()
         return await task
 

@@ -131,7 +131,7 @@ def test_a_server_killed_mid_run_costs_no_trajectory_and_never_serves_old_weight
         tmp_path,
         overrides,
         n_prompts=PROMPTS,
-        transport="directory",
+        in_memory=False,
         sink=lambda step: sinks.append(MemorySink(step)) or sinks[-1],
     )
     servers = Servers(tmp_path / "model", count)
@@ -139,7 +139,7 @@ def test_a_server_killed_mid_run_costs_no_trajectory_and_never_serves_old_weight
         workflow = Killing(servers, restarted_by)
         sampler = sampler_of(run.config, servers, ours=restarted_by == "the run")
         learner = run.engine.learner
-        run = dataclasses.replace(run, engine=Engine(sampler, learner, "directory", tmp_path / "publish"), workflow=workflow)
+        run = dataclasses.replace(run, engine=Engine(sampler, learner, None, tmp_path / "publish"), workflow=workflow)
         outcome = loop.train(run)
         if restarted_by == "somebody else":  # the run's own have ended with it
             assert servers.version(0) == outcome.version

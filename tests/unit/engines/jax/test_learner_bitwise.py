@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from rljax.config.allocation import Allocation, Pool
+from rljax.engine import ExportToSampler
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.plugin import PLUGIN
 from rljax.engines.jax.scoring import ROWS_PER_SHARD, bitwise_scorer, scorer_of
@@ -42,7 +43,7 @@ def test_the_sampler_gets_the_program_of_the_learner_and_its_weights(learner):
     spec, mesh = learner._policy.spec, learner._mesh
     assert scorer_of(config, spec, mesh) is scorer_of(config, spec, mesh)
     assert scorer_of(config, spec, mesh) is bitwise_scorer(spec, mesh, "float32", 1.0, config.actor.logprob_chunk, 64, False)
-    published = learner.export(None).params
+    published = learner.export(ExportToSampler("memory", Pool("jax"))).params
     jax.tree.map(np.testing.assert_array_equal, published, learner._policy.trained)
     items = episodes(6)
     rows = first_fit(items, 64)

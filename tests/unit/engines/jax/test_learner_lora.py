@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rljax.config.allocation import Pool
+from rljax.engine import ExportToDirectory, ExportToSampler
 from rljax.engines.jax.learner import JaxLearner
 from rljax.errors import UserError
 from rljax.testing import models
@@ -49,10 +50,10 @@ def test_adapters_learn_and_the_base_stays_and_is_the_reference(batch, trained):
 
 def test_what_is_published_and_exported_has_the_adapters_folded_in(batch, trained, tmp_path):
     learner, _, _ = trained
-    learner.export(tmp_path / "export")
+    learner.export(ExportToDirectory(tmp_path / "export"))
     merged = JaxLearner(config_of(), Pool("jax"), tmp_path / "export")
     np.testing.assert_allclose(merged.score(batch), learner.score(batch), atol=3e-5)
-    published = learner.export(None).params
+    published = learner.export(ExportToSampler("memory", Pool("jax"))).params
     jax.tree.map(np.testing.assert_array_equal, published, merged._policy.trained)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "export").num_parameters() == sum(
         a.size for a in jax.tree.leaves(published)

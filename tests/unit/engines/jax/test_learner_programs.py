@@ -15,6 +15,7 @@ from rljax.backends.jax.mesh import pool_mesh
 from rljax.backends.jax.parameters import parameters
 from rljax.backends.jax.portable import from_hf, to_hf
 from rljax.config.allocation import Pool
+from rljax.engine import ExportToDirectory, ExportToSampler
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.rows import padded_length
 from rljax.errors import UserError
@@ -108,17 +109,17 @@ def test_an_update_reads_the_device_once(learner, batch, monkeypatch):
 
 
 def test_published_weights_outlive_the_updates_that_donate_the_learners(learner, batch):
-    published = learner.export(None).params
+    published = learner.export(ExportToSampler("memory", Pool("jax"))).params
     held = jax.tree.map(np.array, published)
     learner.update(batch)
     jax.tree.map(np.testing.assert_array_equal, published, held)
-    after = learner.export(None).params
+    after = learner.export(ExportToSampler("memory", Pool("jax"))).params
     assert any((np.asarray(a) != b).any() for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(held), strict=True))
 
 
 def test_published_matrices_are_in_the_samplers_dtype_and_norms_in_float32(model_dir):
     learner = JaxLearner(config_of(**{"jax.sampler_dtype": "bfloat16"}), Pool("jax"), model_dir)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(learner.export(None).params):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(learner.export(ExportToSampler("memory", Pool("jax"))).params):
         assert leaf.dtype == (jnp.float32 if path[-1].key == "scale" else jnp.bfloat16)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(learner._policy.trained))
 
@@ -133,7 +134,7 @@ def test_bfloat16_compute_keeps_float32_weights_and_is_near_float32(learner, mod
 
 
 def test_log_probs_and_the_export_are_those_of_transformers(learner, batch, tmp_path):
-    source = learner.export(tmp_path / "export")
+    source = learner.export(ExportToDirectory(tmp_path / "export"))
     model = AutoModelForCausalLM.from_pretrained(source.directory, dtype=torch.float32)
     scored = learner.score(batch)
     for row in range(batch.shape[0]):
