@@ -170,7 +170,7 @@ class ParitySuite(LogprobSuite):
                 assert self.numpy(metrics[f"{PREFIX}/clip_ratio"].sum) == 0
                 assert self.numpy(metrics[f"{PREFIX}/approx_kl"].sum) == 0
 
-    def test_metrics_are_unweighted_moments_of_the_trainedtokens_of(self) -> None:
+    def test_metrics_are_unweighted_moments_of_the_trained_tokens(self) -> None:
         with self.precision("float64"):
             ours, exact = self._rounded(inputs("stale", 7), "float64")
             _, metrics = type(self).policy_objective(ours["logp"], ours["entropy"], tokens_of(ours), BY_TOKEN)
