@@ -59,7 +59,7 @@ def replay() -> None:
     # Batches
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.hf import prepare as model_directory
-    from rljax.hf import tokenizer
+    from rljax.hf import teacher, tokenizer
     from rljax.metrics.accumulator import PhaseTimer
     from rljax.rollout import dump
     from rljax.sinks import State, Status
@@ -80,6 +80,7 @@ def replay() -> None:
             raise UserError(f"--workdir: {run.path} holds a run; a replay starts in a directory of its own")
         run.begin(config)
         model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
+        teacher.check(config.actor, model_dir)
         words = tokenizer.load(model_dir)
         learner = leader.make_learner(config, pools.learner, model_dir)
         sinks = build_sinks(config, run, words, first_step=0)

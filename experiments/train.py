@@ -77,9 +77,10 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.hf import prepare as model_directory
-    from rljax.hf import tokenizer
+    from rljax.hf import teacher, tokenizer
 
     model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
+    teacher.check(config.actor, model_dir)
     words = tokenizer.load(model_dir)
 
     # --------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
     groups --> advantages --> minibatches of whole trajectories --> weights --> rows --> update, one optimizer step each
                    ^                                                   |
-       values, reference, proximal                         the global normalizer of the minibatch
+   values, reference, teacher, proximal                    the global normalizer of the minibatch
 
 Advantages are computed over whole groups before anything is split, and weights over a whole minibatch before it is packed, so
 neither packing nor the learner's micro-batches and ranks change the gradient. Everything is kept a trajectory at a time,
@@ -25,9 +25,10 @@ from rljax.metrics.accumulator import PhaseTimer
 from rljax.metrics.mean import Mean, merge
 from rljax.objective.advantages import advantages_of
 from rljax.objective.aggregation import loss_weights
+from rljax.objective.explained_variance import explained_variance
 from rljax.objective.proximal import interpolation
 from rljax.objective.reward_shaping import without_truncated
-from rljax.objective.spec import Objective, explained_variance
+from rljax.objective.spec import Objective
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
 from rljax.types import PROMPT_VERSION, Group, Trajectory
 
@@ -42,6 +43,7 @@ class Scored:
     advantage: Arrays
     proximal: Arrays | None
     reference: Arrays | None
+    teacher: Arrays | None
     values: Arrays | None
     returns: Arrays | None
 
@@ -73,7 +75,7 @@ def _score(
     """Everything that the weights of before the update say about the batch."""
     actor = config.actor
     trajectories = [t for group in groups for t in group.trajectories]
-    values = reference = proximal = None
+    values = reference = teacher = proximal = None
     with timer.phase("pack"):
         layout = _layout(trajectories, config)
         rows = packing.batch_of(trajectories, layout)
@@ -83,13 +85,16 @@ def _score(
     if actor.kl_ctl:
         with timer.phase("reference"):
             reference = layout.gather(learner.score_reference(rows))
+    if objective.distill_coef:
+        with timer.phase("teacher"):
+            teacher = layout.gather(learner.score_teacher(rows))
     if objective.needs_score(actor.ppo_n_minibatches) or actor.prox_logp_error:
         with timer.phase("score"):
             proximal = layout.gather(learner.score(rows))
     with timer.phase("advantages"):
         advantages = advantages_of(groups, config, values=values, reference_logp=reference)
     in_loss = reference if actor.kl_placement == "loss" else None
-    scored = Scored(trajectories, advantages.advantage, proximal, in_loss, values, advantages.returns)
+    scored = Scored(trajectories, advantages.advantage, proximal, in_loss, teacher, values, advantages.returns)
     return scored, advantages.metrics
 
 
@@ -117,7 +122,7 @@ def _train_critic(learner: Learner, config: Config, scored: Scored, timer: Phase
         with timer.phase("update_critic"):
             parts.append(learner.update_critic(batch))
     metrics = merge(parts)
-    return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)} if parts else {}
+    return metrics | {"critic/explained_variance": explained_variance(metrics)} if parts else {}
 
 
 def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arrays | None) -> Batch:
@@ -135,6 +140,7 @@ def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arra
         advantage=pick(scored.advantage),
         proximal_logp=pick(scored.proximal),
         reference_logp=pick(scored.reference),
+        teacher_logp=pick(scored.teacher),
         interpolation=blend,
         values=pick(scored.values),
         returns=pick(scored.returns),

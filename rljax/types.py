@@ -136,12 +136,6 @@ class Trajectory:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    @property
-    def oldest_version(self) -> int | None:
-        """Version of the oldest token that is trained on; None if there is none."""
-        trained = self.versions[self.loss_mask]
-        return int(trained.min()) if trained.size else None
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Group:
@@ -149,8 +143,3 @@ class Group:
 
     uid: str  # of the prompt
     trajectories: tuple[Trajectory, ...]
-
-    @property
-    def oldest_version(self) -> int | None:
-        versions = [v for t in self.trajectories if (v := t.oldest_version) is not None]
-        return min(versions, default=None)

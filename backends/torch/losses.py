@@ -308,7 +308,8 @@ def distillation(
     .. math:: KL(\pi_\theta, \pi_{teacher}) = E_{\pi_\theta}[\log \pi_\theta - \log \pi_{teacher}],\quad
               \nabla = E[\rho\, (\log \pi_\theta - \log \pi_{teacher})\, \nabla \log \pi_\theta]
 
-    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with k1.
+    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with k1: the policy gradient of
+    the advantage log pi_teacher - log pi_theta, taken anew at each update.
 
     Args:
       logp, teacher_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -320,31 +321,6 @@ def distillation(
       Weighted sum over trained tokens, and their number.
     """
     return kl_loss(logp, teacher_logp, importance, mask, weight, estimator="k1")
-
-
-def full_distillation(
-    logits: Float[Tensor, "R m V"],
-    teacher_logits: Float[Tensor, "R m V"],
-    mask: Bool[Tensor, "R m"],
-    weight: Float[Tensor, "R m"],
-) -> Term:
-    r"""Reverse KL to a teacher over the whole vocabulary, exact at every token.
-
-    .. math:: L = \sum_j p_j (\log p_j - \log q_j),\quad \partial L / \partial z_j = p_j (\log p_j - \log q_j - L)
-
-    GKD, arXiv:2306.13649, with its beta at 1.
-
-    Args:
-      logits, teacher_logits: [R, m, V], already divided by the temperature; gradient flows through logits alone.
-      mask: [R, m], tokens that are trained on.
-      weight: [R, m], of each token's loss.
-
-    Returns:
-      Weighted sum over trained tokens, and their number.
-    """
-    log_p = torch.log_softmax(torch.where(mask[..., None], wide(logits), 0.0), dim=-1)
-    log_q = torch.log_softmax(torch.where(mask[..., None], wide(teacher_logits), 0.0), dim=-1)
-    return _total(torch.sum(torch.exp(log_p) * (log_p - log_q), dim=-1), mask, weight)
 
 
 def negative_log_likelihood(logp: Float[Tensor, "R m"], mask: Bool[Tensor, "R m"], weight: Float[Tensor, "R m"]) -> Term:

@@ -60,6 +60,10 @@ class Policy:
         """The shards of what is trained: the storage itself."""
         return [local(parameter) for parameter in self.trained.values()]
 
+    def named(self, weights: Weights) -> dict[str, Tensor]:
+        """Weights by the names of their parameters."""
+        return dict(zip(self.trained, weights, strict=True))
+
     def copied(self, dtype: torch.dtype) -> Weights:
         """A copy of them."""
         return [shard.to(dtype, copy=True) for shard in self.weights()]

@@ -19,7 +19,7 @@ from rljax.engines.fake.collective import Alone, Collective
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean, merge
 from rljax.objective import oracle
-from rljax.objective.spec import PREFIX, Objective, TokenArrays, explained_variance
+from rljax.objective.spec import PREFIX, Objective, TokenArrays
 
 CHECKPOINT = "learner.safetensors"
 
@@ -60,6 +60,7 @@ class FakeLearner:
         self._table = model.read(model_dir)
         self._shape = json.loads((model_dir / "config.json").read_text())  # a checkpoint of another model is refused
         self._reference = self._table.copy()
+        self._teacher = _teacher_of(config, len(self._table))
         self._values = np.zeros((len(self._table), 1))
         self._adam = {
             "policy": Adam(config.actor.optimizer, self._table.shape),
@@ -75,6 +76,11 @@ class FakeLearner:
         if not self._config.actor.kl_ctl:
             raise UserError("actor.kl_ctl: 0 has no reference policy to score with")
         return self._score(self._reference, batch)
+
+    def score_teacher(self, batch: Batch) -> np.ndarray:
+        if self._teacher is None:
+            raise UserError("actor.distill.teacher: empty, so there is no teacher to score with")
+        return self._score(self._teacher, batch)
 
     def _score(self, table: np.ndarray, batch: Batch) -> np.ndarray:
         logp = model.log_probs(table, self._temperature)[_last(batch), batch.token_ids]
@@ -167,8 +173,7 @@ class FakeLearner:
         self._values = self._values + self._adam["critic"].step(self._peers.sum(gradient))
         error = (target - value) ** 2
         moments = {"value": value, "return": target, "squared_error": error, "squared_return": target**2, "loss": error / 2}
-        metrics = self._merged({f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()})
-        return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)}
+        return self._merged({f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()})
 
     def export(self, target: ExportTarget) -> WeightSource:
         if not isinstance(target, ExportToDirectory):
@@ -205,6 +210,16 @@ class FakeLearner:
         self._peers.close()
 
 
+def _teacher_of(config: Config, vocabulary: int) -> np.ndarray | None:
+    """The teacher's table [V, V], which no checkpoint holds: its directory does."""
+    if not config.actor.distill.teacher:
+        return None
+    table = model.read(Path(config.actor.distill.teacher))
+    if len(table) != vocabulary:
+        raise UserError(f"actor.distill.teacher: a vocabulary of {len(table)} tokens, and the policy's is {vocabulary}")
+    return table
+
+
 def _last(batch: Batch) -> np.ndarray:
     """The token before each, [R, T]; whatever stands there for the first of a segment, which is never trained on."""
     return np.roll(batch.token_ids, 1, axis=1)
@@ -226,6 +241,7 @@ def _tokens(batch: Batch) -> TokenArrays:
         segment_ids=batch.segment_ids,
         proximal_logp=wide(batch.proximal_logp),
         reference_logp=wide(batch.reference_logp),
+        teacher_logp=wide(batch.teacher_logp),
         interpolation=wide(batch.interpolation),
         versions=batch.versions,
     )
@@ -250,7 +266,13 @@ def _ratios(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> dict
             "clip_ratio": _mean(clipped, mask),
         }
         | _reference_kl(logp, tokens)
+        | _teacher_kl(logp, tokens)
     )
+
+
+def _teacher_kl(logp: np.ndarray, tokens: TokenArrays) -> dict[str, Mean]:
+    """k1 of the sampled tokens, where the batch has a teacher."""
+    return {} if tokens.teacher_logp is None else {"teacher_kl": _mean(logp - tokens.teacher_logp, tokens.mask)}
 
 
 def _reference_kl(logp: np.ndarray, tokens: TokenArrays) -> dict[str, Mean]:

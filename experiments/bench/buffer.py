@@ -84,7 +84,7 @@ class Ready(Rollouts):
 
 
 @contextlib.asynccontextmanager
-async def _parts(config: Config, words: Path, model: Path | None, remote: Generator) -> AsyncIterator[Parts]:
+async def _parts(config: Config, tokenizer_dir: Path, model: Path | None, remote: Generator) -> AsyncIterator[Parts]:
     class Nothing:
         async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> None:
             return None
@@ -96,13 +96,15 @@ def _worker(address: str) -> None:
     asyncio.run(work(lambda: (address, "token"), _parts))
 
 
-async def _fed(workers: int, directory: Path) -> tuple[float, float]:
+async def _by_workers(workers: int, directory: Path) -> tuple[float, float]:
     """Seconds, and seconds of this process's CPU, to lease, receive and take every item, with workers that need no time."""
     limits = Limits(10**9, BATCH, 8 * BATCH, None, ITEMS)
     buffer, journals, accumulator = Buffer(Endless(), limits), GroupLog(directory), Accumulator()
     config = config_io.resolve(config_io.from_dict(base.get_config()))
     tracker = PromptTracker(config, buffer=buffer, journals=journals, known={}, accumulator=accumulator, beat=lambda what: None)
-    server = WorkerServer(config, directory, token="token", scratch=directory / "scratch", address_file=directory / "door")
+    server = WorkerServer(
+        config, directory, token="token", scratch=directory / "scratch", address_file=directory / "workers.json"
+    )
     address = await server.open()
 
     async def export(directory: Path) -> int:
@@ -147,7 +149,7 @@ def bench() -> None:
     print(f"the same, every group journaled to {tempfile.gettempdir()}: {ITEMS / took:,.0f} a second")
     for workers in (1, 2):
         with tempfile.TemporaryDirectory() as directory:
-            took, computing = asyncio.run(_fed(workers, Path(directory)))
+            took, computing = asyncio.run(_by_workers(workers, Path(directory)))
         name = f"{workers} other process{'es' if workers > 1 else ''}"
         print(f"leased to, and put by, {name}: {ITEMS / took:,.0f} a second, {computing / ITEMS * 1e6:.0f} us of CPU here each")
 

@@ -28,6 +28,7 @@ class Batch:
     advantage: np.ndarray  # [R, T] float32
     proximal_logp: np.ndarray | None = None  # [R, T] float32, nats; None: the learner takes logp itself (ratio 1)
     reference_logp: np.ndarray | None = None  # [R, T] float32, nats; only with a KL term in the loss
+    teacher_logp: np.ndarray | None = None  # [R, T] float32, nats; only with distillation
     interpolation: np.ndarray | None = (
         None  # [R, T] float32 in [0, 1], rljax/objective/proximal.py; only with prox_logp_method "loglinear"
     )

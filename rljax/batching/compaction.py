@@ -96,6 +96,7 @@ def compact(batch: Batch, keep: np.ndarray, width: int | None = None) -> Compact
         reference_logp=gather(batch.reference_logp),
         interpolation=gather(batch.interpolation),
         versions=gather(batch.versions),
+        teacher_logp=gather(batch.teacher_logp),
     )
     source = np.where(mask, order - 1, 0).astype(np.int32)
     return Compacted(source, np.where(mask, np.take_along_axis(batch.token_ids, order, axis=1), 0), tokens, length)

@@ -265,6 +265,7 @@ def batch_of(
     advantage: Sequence[np.ndarray] | None = None,
     proximal_logp: Sequence[np.ndarray] | None = None,
     reference_logp: Sequence[np.ndarray] | None = None,
+    teacher_logp: Sequence[np.ndarray] | None = None,
     interpolation: Sequence[np.ndarray] | None = None,
     values: Sequence[np.ndarray] | None = None,
     returns: Sequence[np.ndarray] | None = None,
@@ -275,7 +276,8 @@ def batch_of(
       trajectories: N of them, in the order of the layout.
       loss_mask: N arrays [T] bool; None: the trajectories' own. Weights outside it are dropped.
       loss_weight, advantage: N arrays [T] float32; None: zeros (a batch that is only scored).
-      proximal_logp, reference_logp, interpolation, values, returns: N arrays [T] float32, or None where the batch has none.
+      proximal_logp, reference_logp, teacher_logp, interpolation, values, returns: N arrays [T] float32, or None where the
+        batch has none.
     """
     masks = list(loss_mask) if loss_mask is not None else [t.loss_mask for t in trajectories]
 
@@ -296,6 +298,7 @@ def batch_of(
         advantage=zeros if adv is None else adv,
         proximal_logp=floats(proximal_logp),
         reference_logp=floats(reference_logp),
+        teacher_logp=floats(teacher_logp),
         interpolation=floats(interpolation),
         values=floats(values),
         returns=floats(returns),

@@ -1,4 +1,4 @@
-"""The disk under a checkpoint: room for it, what a write that failed says, and what is really written."""
+"""The disk under a checkpoint: free space, errors of a failed write, syncing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DISK_ERRORS = (  # the system's own words, which come out of a library's long me
 
 
 def check_room(directory: Path, needed: int) -> None:
-    """Raises OSError where fewer than `needed` bytes are free; to be called before anything is written."""
+    """Raises OSError where fewer than `needed` bytes are free; to be called before a write."""
     if needed > shutil.disk_usage(directory).free:
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for {needed / 1e6:.0f} MB")
 
@@ -38,7 +38,10 @@ def reason(error: Exception) -> str:
 
 
 def os_error_behind(error: BaseException | None) -> OSError | None:
-    """Finds the operating system's error behind an exception: frameworks wrap it. None where there is none."""
+    """Finds the operating system's error behind an exception: frameworks wrap it.
+
+    None where there is none.
+    """
     while error is not None:
         if isinstance(error, OSError):
             return error

@@ -1,4 +1,5 @@
-"""Tells a whole checkpoint from a broken one: size and CRC-32 of every file, each recorded once and checked once before use.
+"""Tells a whole checkpoint from a broken one: size and CRC-32 of every file, each recorded once
+and checked once before use.
 
 CHECKPOINT/manifest.json        of every file that no directory below records itself, `meta.json` among them
           /learner/meta.json    what a learner's directory holds (the learner's words), and the files under tree
@@ -74,7 +75,10 @@ def write_meta(directory: Path, meta: Mapping[str, Any]) -> None:
 
 
 def read_meta(directory: Path) -> dict[str, Any]:
-    """Reads meta.json of a learner's directory. Raises UserError when there is none, or it can't be read."""
+    """Reads meta.json of a learner's directory.
+
+    Raises UserError when there is none, or it can't be read.
+    """
     path = directory / META
     try:
         meta = json.loads(path.read_text())
@@ -90,7 +94,10 @@ def read_meta(directory: Path) -> dict[str, Any]:
 
 
 def verify(directory: Path) -> None:
-    """Checks the arrays of a learner's directory. Raises UserError where a file is missing or isn't what was written."""
+    """Checks the arrays of a learner's directory.
+
+    Raises UserError where a file is missing or isn't what was written.
+    """
     try:
         check(directory / TREE, read_meta(directory)["files"])
     except Corrupt as error:

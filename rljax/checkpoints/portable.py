@@ -34,22 +34,22 @@ VALUE_HEAD = "value_head"
 
 
 class LazyState(Mapping[str, Mapping[str, np.ndarray]]):
-    """A `State` that is read a part at a time, when it is asked for. The last one asked for is held.
+    """A `State` whose parts are read one by one, when they are asked for. Keeps the last one in memory.
 
     Example: LazyState(["params", "counts"], lambda part: read(part))["params"]["model.norm.weight"]
     """
 
     def __init__(self, names: Collection[str], read: Callable[[str], Mapping[str, np.ndarray]]) -> None:
         self._names, self._read = list(names), read
-        self._held: tuple[str, Mapping[str, np.ndarray]] | None = None
+        self._kept: tuple[str, Mapping[str, np.ndarray]] | None = None
 
     def __getitem__(self, name: str) -> Mapping[str, np.ndarray]:
         if name not in self._names:
             raise KeyError(name)
-        if self._held is None or self._held[0] != name:
-            self._held = None  # two are never held at once
-            self._held = name, self._read(name)
-        return self._held[1]
+        if self._kept is None or self._kept[0] != name:
+            self._kept = None  # two are never in memory at once
+            self._kept = name, self._read(name)
+        return self._kept[1]
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

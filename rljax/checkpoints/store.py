@@ -1,4 +1,5 @@
-"""Checkpoints that are whole or not there: written aside, synced, renamed; checked before they are used; kept by policy.
+"""Checkpoints that are whole or not there: written aside, synced, renamed; checked before they are
+used; kept by policy.
 
 checkpoints/<step>/manifest.json    step, score, and what the files are (integrity.py)
                   /loop.json        where the run stands (rljax/loop.py)
@@ -46,12 +47,13 @@ class Checkpoints:
         self._keep_last = keep_last
 
     def save(self, step: int, write: Callable[[Path], None], *, score: float | None = None, failed: bool = False) -> None:
-        """Makes a checkpoint, then deletes those that need not be kept: all but the last few and the best.
+        """Makes a checkpoint, then deletes those that need not be kept: all but the last few and
+        the best.
 
         Args:
           write: fills a directory that exists and is empty.
-          failed: the run ends here by a fault; kept beside the others as <step>-failed, in place of an older such, and never
-            resumed from.
+          failed: the run ends here by a fault; kept beside the others as <step>-failed, in place
+            of an older such, and never resumed from.
 
         Raises:
           UserError: the disk is full or can't be written. The checkpoints there were are untouched.
@@ -87,9 +89,11 @@ class Checkpoints:
         return sorted(int(p.name) for p in self._directory.iterdir() if p.name.isdigit())
 
     def whole(self) -> Iterator[Checkpoint]:
-        """Yields checkpoints, newest first. One that is torn or corrupt is passed over with a warning.
+        """Yields checkpoints, newest first. One that is torn or corrupt is passed over with a
+        warning.
 
-        A learner verifies the arrays that its directory records itself, before it reads them (integrity.py).
+        A learner verifies the arrays that its directory records itself, before it reads them
+        (integrity.py).
         """
         for step in reversed(self.steps()):
             path = self._directory / str(step)

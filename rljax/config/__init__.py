@@ -4,6 +4,7 @@ schema.py           every key, once: type, default, range or choices, unit, desc
 keys.py             how a key is declared
 engine_sections.py  sections of installed engines, which declare them themselves
 defaults.py         every default as a ConfigDict, for config files
+files.py            the file that --config names
 io.py               config files, overrides and config.json, there and back
 checks.py           ranges, choices, and keys that contradict each other
 reference.py        docs/config.md, from the schema

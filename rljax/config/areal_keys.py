@@ -154,7 +154,7 @@ ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "actor.peft_type": (("lora",), "LoRA is what there is"),
     "actor.optimizer_dtype": (("float32", "fp32"), "master weights and moments are float32"),
     "dynamic_bs": ((False,), "an update has rollout.consumer_batch_size prompts"),
-    "teacher": ((None,), "distillation is not implemented"),
+    "teacher": ((None,), "set actor.distill.teacher to its directory, and actor.distill.coef"),
     "total_train_n_seqs": ((None,), "set total_train_steps"),
 }
 

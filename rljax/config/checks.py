@@ -40,6 +40,11 @@ RULES: tuple[Rule, ...] = (
         "actor.path: {c.actor.path!r} would be ignored by actor.init_from_scratch=True (drop one of them)",
     ),
     Rule(
+        lambda c: bool(c.actor.distill.teacher) and c.actor.loss == "sft",
+        "actor.distill.teacher: a teacher scores what the policy samples, and actor.loss=sft samples nothing "
+        "(ppo or cispo, or no teacher)",
+    ),
+    Rule(
         lambda c: c.actor.init.num_heads % c.actor.init.num_kv_heads != 0,
         "actor.init.num_kv_heads: {c.actor.init.num_kv_heads} does not divide actor.init.num_heads={c.actor.init.num_heads}",
     ),

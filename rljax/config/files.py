@@ -6,10 +6,9 @@ import difflib
 import re
 from pathlib import Path
 
-from rljax import configs
 from rljax.errors import UserError
 
-_FOLDER = Path(configs.__file__).parent
+_FOLDER = Path(__file__).parents[1] / "configs"  # found, not imported: config files build on this package
 
 
 def find(name: str) -> Path:

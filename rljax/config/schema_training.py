@@ -80,6 +80,14 @@ class NormConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DistillConfig:
+    """On-policy distillation: beside the reward, or with `actor.reward_scaling` 0 instead of it."""
+
+    teacher: str = key("", "A Hugging Face model directory with the policy's tokenizer. Empty: no distillation.")
+    coef: float = key(1.0, "Coefficient of the reverse KL to the teacher at each trained token.", POSITIVE)
+
+
+@dataclasses.dataclass(frozen=True)
 class ActorConfig:
     """The policy, its objective and its optimizer."""
 
@@ -134,6 +142,7 @@ class ActorConfig:
     kl_estimator: str = key("k3", "Estimator of that divergence.", choices=("k1", "k2", "k3"))
     kl_placement: str = key("loss", "Whether the divergence is part of the reward or of the loss.", choices=("reward", "loss"))
     entropy_coef: float = key(0.0, "Coefficient of the entropy bonus.", unit="nats")
+    distill: DistillConfig = section(DistillConfig)
     ppo_n_minibatches: int = key(1, "Optimizer steps per batch.", POSITIVE)
     # Advantages
     adv_estimator: str = key(

@@ -133,6 +133,10 @@ class Learner(Protocol):
         """The same under the frozen reference policy. Only with kl_ctl > 0."""
         ...
 
+    def score_teacher(self, batch: Batch) -> np.ndarray:
+        """The same under the teacher of actor.distill.teacher. Only with one."""
+        ...
+
     def values(self, batch: Batch) -> np.ndarray:
         """Critic's value at each token. [R, T] float32, reward units. Only with adv_estimator "gae"."""
         ...

@@ -74,6 +74,10 @@ class HFTokenizer:
         self.pad_token_id: int = self.eos_token_id if inner.pad_token_id is None else int(inner.pad_token_id)
         self.vocab_size: int = 1 + max(inner.get_vocab().values())
 
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token, added ones too."""
+        return dict(self._inner.get_vocab())
+
     def encode(self, text: str) -> list[int]:
         return list(self._inner.encode(text, add_special_tokens=False, verbose=False))
 
@@ -147,43 +151,6 @@ class HFTokenizer:
             return None
         special = {i for i, token in self._inner.added_tokens_decoder.items() if token.special}
         return ids[0] if ids and ids[0] in special else None
-
-
-class IncrementalDecoder:
-    """Text of a completion that grows by a few tokens at a time, without decoding all of it each time.
-
-    A token may end in the middle of a character, and some decoders drop a leading space, so a short tail of ids is
-    decoded again with each push, and text is held back until its characters are whole.
-
-    Example: "".join(decoder.push(i) for i in ids) + decoder.flush() == tokenizer.decode(ids)
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._ids: list[int] = []  # the tail: [: _told] has been given out as text, and gives context to the rest
-        self._told = 0
-
-    def push(self, *token_ids: int) -> str:
-        """The text that these ids complete; empty while a character is not whole."""
-        self._ids.extend(token_ids)
-        before, now = self._texts()
-        if len(now) <= len(before) or now.endswith("�"):
-            return ""
-        self._ids, self._told = self._ids[self._told :], len(self._ids) - self._told
-        return now[len(before) :]
-
-    def flush(self) -> str:
-        """What was held back: at the end of a completion a broken character stays one."""
-        before, now = self._texts()
-        self._ids, self._told = [], 0
-        return now[len(before) :]
-
-    def _texts(self) -> tuple[str, str]:
-        decode = self._tokenizer.decode
-        return decode(self._ids[: self._told], skip_special_tokens=self._skip), decode(
-            self._ids, skip_special_tokens=self._skip
-        )
 
 
 def load(directory: str | Path) -> HFTokenizer:

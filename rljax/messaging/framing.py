@@ -2,8 +2,9 @@
 
     "RLJX" | version u8 | header bytes u32 | body bytes u64 | CRC-32 u32 | header | body
 
-Numbers are little-endian. The header is {"kind": ..., "fields": {...}, "arrays": [[name, dtype, shape], ...]}; the body holds
-those arrays one after the other. The CRC-32 is of every other byte. What a version changes stands behind the first 21 bytes.
+Numbers are little-endian. The header is {"kind": ..., "fields": {...}, "arrays": [[name, dtype,
+shape], ...]}; the body holds those arrays one after the other. The CRC-32 is of every other byte.
+What a version changes stands behind the first 21 bytes.
 """
 
 from __future__ import annotations
@@ -119,7 +120,10 @@ def _checked(prefix: _Prefix, header: Buffer, body: Buffer) -> Message:
 
 
 def _decode(header: Buffer, body: Buffer) -> Message:
-    """The inverse of `encode`, behind the prefix; arrays are views of the body. Raises FramingError."""
+    """The inverse of `encode`, behind the prefix; arrays are views of the body.
+
+    Raises FramingError.
+    """
     try:
         tree = json.loads(bytes(header))
         kind, fields, described = tree["kind"], tree["fields"], tree["arrays"]
@@ -162,7 +166,8 @@ def receive(connection: socket.socket, limits: Limits = PROVED, *, deadline: flo
     """Receives the next message; blocks.
 
     Args:
-      deadline: on time.monotonic()'s clock, for the whole message: a byte now and then doesn't put it off.
+      deadline: on time.monotonic()'s clock, for the whole message: a byte now and then doesn't put
+        it off.
 
     Raises:
       ConnectionClosed: the other side closed the connection.
@@ -206,9 +211,11 @@ async def read(reader: asyncio.StreamReader, limits: Limits = PROVED) -> Message
 
 
 def scan(data: Buffer) -> Iterator[tuple[Message, int]]:
-    """Yields the whole messages at the beginning of a file's bytes, each with the position behind it.
+    """Yields the whole messages at the beginning of a file's bytes, each with the position behind
+    it.
 
-    Ends at the first that is torn or changed. Raises FramingError at one that is whole and of another version.
+    Ends at the first that is torn or changed. Raises FramingError at one that is whole and of
+    another version.
     """
     view, start = memoryview(data), 0
     while len(view) - start >= PREFIX.size:

@@ -1,4 +1,5 @@
-"""Both sides of a new connection prove that they know a token, without sending it. Each proof is of this connection alone.
+"""Both sides of a new connection prove that they know a token, without sending it. Each proof is
+of this connection alone.
 
     listener                                              connector
     challenge {nonce}                           ------>
@@ -7,8 +8,9 @@
  or refused {reason, proof}                     ------>                                     a reason that can be believed
  or denied  {}                                  ------>                                     its token is another
 
-A proof is HMAC-SHA256 under the token over who proves, both nonces and what is claimed. `ListenerHandshake` and
-`ConnectorHandshake` map messages received to messages to send; `connect` and `connect_async` do that over a connection.
+A proof is HMAC-SHA256 under the token over who proves, both nonces and what is claimed.
+`ListenerHandshake` and `ConnectorHandshake` map messages received to messages to send; `connect`
+and `connect_async` do that over a connection.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ class ListenerHandshake:
         return Message("challenge", {"nonce": self._nonce})
 
     def verify(self, message: Message) -> dict[str, Any]:
-        """Returns what the connector says of itself. Raises HandshakeError where it doesn't know the token."""
+        """Returns what the connector says of itself.
+
+        Raises HandshakeError where it doesn't know the token.
+        """
         nonce, hello = message.fields.get("nonce"), message.fields.get("hello")
         if message.kind != "hello" or not _is_nonce(nonce) or not isinstance(hello, dict):
             raise HandshakeError("no hello")
@@ -73,7 +78,10 @@ class ListenerHandshake:
         return Message("refused", {"reason": reason, "proof": _proof(self._token, "refused", [*self._transcript, reason])})
 
     def denied(self) -> Message:
-        """Tells a connector whose token is another so. It proves nothing, and tells nothing that could be used."""
+        """Tells a connector whose token is another so.
+
+        It proves nothing, and tells nothing that could be used.
+        """
         return Message("denied")
 
 
@@ -146,7 +154,10 @@ def connect(connection: socket.socket, token: str, hello: Mapping[str, Any]) -> 
 async def connect_async(
     read: Callable[[], Awaitable[Message]], write: Callable[[Message], object], token: str, hello: Mapping[str, Any]
 ) -> None:
-    """The connector's handshake in asyncio. `read` returns messages within `UNPROVED`. Raises as `connect`."""
+    """The connector's handshake in asyncio.
+
+    `read` returns messages within `UNPROVED`. Raises as `connect`.
+    """
     handshake = ConnectorHandshake(token, hello)
     try:
         async with asyncio.timeout(TIME_LIMIT):

@@ -1,8 +1,9 @@
 """Listens for connections and hands over those that passed the handshake, in threads of its own.
 
-A stranger costs one open file and one thread for TIME_LIMIT at most, and there are never more than MAX_UNPROVED: who comes then
-waits in the system's queue until one of them is through, or has had MIN_TIME and is put out for the newcomer. Running out of
-files ends nothing: the oldest stranger goes, and listening goes on.
+A connection that has not proved itself costs one open file and one thread for TIME_LIMIT at most, and
+there are never more than MAX_UNPROVED of them: the next one is let in when one of them is through, or
+when the oldest has had MIN_TIME, which is then closed. The rest waits in the system's queue. Running
+out of files ends nothing: the oldest is closed, and listening goes on.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Admit = Callable[[socket.socket, Mapping[str, Any]], None]
 
 
 class Listener:
-    """A listening socket behind which only those are met who know the token.
+    """A listening socket that hands over only connections whose other side knows the token.
 
     Example:
 
@@ -49,7 +50,8 @@ class Listener:
         Args:
           address: host and port; port 0 for a free one.
           what: who is expected, for the log.
-          objection, admit: called in a thread of the listener, never two at once: what `admit` took the next `objection` sees.
+          objection, admit: called in a thread of the listener, never two at once: what `admit`
+            took the next `objection` sees.
 
         Raises:
           OSError: the address can't be listened on.
@@ -63,7 +65,7 @@ class Listener:
         threading.Thread(target=self._run, daemon=True, name=f"listener of {what}").start()
 
     def close(self) -> None:
-        """Stops listening, and puts out who is still in the handshake. May be repeated."""
+        """Stops listening, and closes connections that are still in the handshake. May be repeated."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
@@ -89,7 +91,7 @@ class Listener:
                 self._turn_away(connection, error)
 
     def _make_room(self) -> None:
-        """Blocks while too many are in their handshake; puts out the oldest for the one that came."""
+        """Blocks while too many are in their handshake; closes the oldest for the one that came."""
         with self._lock:
             while len(self._unproved) >= MAX_UNPROVED and not self._closed:
                 oldest = next(iter(self._unproved))
@@ -99,7 +101,7 @@ class Listener:
                 self._lock.wait(left if left > 0 else MIN_TIME)
 
     def _survive(self, error: OSError) -> None:
-        """Goes on after an accept that failed: the connection was gone already, or this process is out of files."""
+        """Goes on after a failed accept: the connection was gone, or this process is out of files."""
         if self._closed or error.errno == errno.ECONNABORTED:
             return
         with self._lock:
@@ -132,7 +134,7 @@ class Listener:
         except HandshakeError:
             send(connection, side.denied())
             raise
-        self._forget(connection)  # no stranger any more: nobody puts it out
+        self._forget(connection)  # it has proved itself, and is not closed for others
         with self._admitting:
             if (reason := self._objection(hello)) is not None:
                 send(connection, side.refused(reason))
@@ -153,7 +155,10 @@ class Listener:
 
 
 def connected(address: tuple[str, int], token: str, hello: Mapping[str, Any]) -> socket.socket:
-    """Connects to a listener, and returns the connection after the handshake. Blocks. Raises as `handshake.connect`."""
+    """Connects to a listener, and returns the connection after the handshake.
+
+    Blocks. Raises as `handshake.connect`.
+    """
     connection = socket.create_connection(address, timeout=handshake.TIME_LIMIT)
     try:
         handshake.connect(connection, token, hello)
@@ -177,7 +182,7 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Has a host that is gone without a word noticed within half a minute, and small messages sent at once."""
+    """Has a vanished host noticed within half a minute, and small messages sent at once."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000)):
         if hasattr(socket, name):  # not on every system

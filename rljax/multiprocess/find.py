@@ -1,4 +1,4 @@
-"""Which of a learner's processes this one is: the engine says it, a launcher's environment does, or it is alone."""
+"""Finds this process's rank in a learner: the engine says it, a launcher's environment, or it is alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from rljax.errors import UserError
 
 
 def find_rank(config: Config, pool: Pool | None) -> tuple[ProcessRank, int]:
-    """Where this process stands among those of a pool's learner, and how many the learner takes.
+    """Returns this process's rank among those of a pool's learner, and how many processes the
+    learner takes.
 
-    A rank of size 1 beside a larger number: no launcher started the others, so the leader does (`Leader`).
+    When the rank's size is 1 and the learner takes more, no launcher started the others: `Leader`
+    does.
 
     Raises:
       UserError: a launcher started another number of processes than the pool takes.

@@ -1,4 +1,5 @@
-"""How followers find their leader: a file in the run directory, which every process sees, with address and token.
+"""How followers find their leader: a file in the run directory, which every process sees, with
+address and token.
 
 WORKDIR/ranks/leader.json    host, port, token, launch, size, hang_timeout, coordinator; readable by its owner alone
 WORKDIR/ranks/rank1.log      what a follower that the leader started prints
@@ -37,7 +38,10 @@ class Joined(NamedTuple):
 
 
 def join(process: ProcessRank, workdir: Path, timeout: float = START_TIMEOUT) -> Joined:
-    """Finds the leader of this launch and connects; blocks. Raises UserError when there is none in time."""
+    """Finds the leader of this launch and connects; blocks.
+
+    Raises UserError when there is none in time.
+    """
     until, reason = time.monotonic() + timeout, "it is not there"
     path = workdir / FOLDER / FILE
     while time.monotonic() < until:
@@ -72,7 +76,8 @@ class Rendezvous:
     def __init__(
         self, process: ProcessRank, workdir: Path, hang_timeout: float, admit: Callable[[socket.socket, int, str], None]
     ) -> None:
-        """admit: called with connection, rank and name ("host pid"), in a thread of the listener, once per rank.
+        """admit: called with connection, rank and name ("host pid"), in a thread of the listener,
+        once per rank.
 
         Raises:
           UserError: the file for the followers can't be written.
@@ -95,7 +100,7 @@ class Rendezvous:
         )
 
     def _listen(self, host: str, token: str) -> Listener:
-        """Listens on that address; on all of this host where it is a name or address of another kind (a container's, say)."""
+        """Listens on that address, or on all of this host where it is not one of its own (a container's)."""
         try:
             return Listener((host, 0), token, what="ranks", objection=self._objection, admit=self._admitted)
         except OSError:

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rljax.objective.logprobs import log_softmax
-
 # A log-ratio beyond this counts as this and has no gradient: e^20 is a fault, not an estimate, and its square still fits
 # a float32, so that one broken token cannot turn a global gradient norm into inf.
 LOG_RATIO_LIMIT = 20.0
@@ -313,7 +311,8 @@ def distillation(logp: Array, teacher_logp: Array, importance: Array, mask: Arra
     .. math:: KL(\pi_\theta, \pi_{teacher}) = E_{\pi_\theta}[\log \pi_\theta - \log \pi_{teacher}],\quad
               \nabla = E[\rho\, (\log \pi_\theta - \log \pi_{teacher})\, \nabla \log \pi_\theta]
 
-    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with k1.
+    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with k1: the policy gradient of
+    the advantage log pi_teacher - log pi_theta, taken anew at each update.
 
     Args:
       logp, teacher_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -325,27 +324,6 @@ def distillation(logp: Array, teacher_logp: Array, importance: Array, mask: Arra
       Weighted sum over trained tokens, and their number.
     """
     return kl_loss(logp, teacher_logp, importance, mask, weight, estimator="k1")
-
-
-def full_distillation(logits: Array, teacher_logits: Array, mask: Array, weight: Array) -> Term:
-    r"""Reverse KL to a teacher over the whole vocabulary, exact at every token.
-
-    .. math:: L = \sum_j p_j (\log p_j - \log q_j),\quad \partial L / \partial z_j = p_j (\log p_j - \log q_j - L)
-
-    GKD, arXiv:2306.13649, with its beta at 1.
-
-    Args:
-      logits, teacher_logits: [R, m, V], already divided by the temperature; gradient flows through logits alone.
-      mask: [R, m], tokens that are trained on.
-      weight: [R, m], of each token's loss.
-
-    Returns:
-      Weighted sum over trained tokens, and their number.
-    """
-    log_p, log_q = (log_softmax(np.where(mask[..., None], wide(z), 0.0)) for z in (logits, teacher_logits))
-    p, difference, weight = np.exp(log_p), log_p - log_q, select(weight, mask)
-    loss = np.sum(p * difference, axis=-1)
-    return _term(loss, mask, weight, logits=weight[..., None] * p * (difference - loss[..., None]))
 
 
 def negative_log_likelihood(logp: Array, mask: Array, weight: Array) -> Term:

@@ -1,6 +1,7 @@
 """What a policy update minimizes, as one hashable value, and the arrays it is computed from. No framework.
 
-    loss = sum over tokens of loss_weight * (w * surrogate(r, A) + kl_ctl * KL - entropy_coef * H)
+    loss = sum over tokens of
+        loss_weight * (w * surrogate(r, A) + kl_ctl * KL(reference) + distill.coef * KL(teacher) - entropy_coef * H)
 
     r = pi_theta / pi_proximal            the ratio that is clipped
     w = pi_proximal / pi_behave           the decoupled weight, no gradient, capped
@@ -11,12 +12,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rljax.config.schema import ActorConfig, Config
-from rljax.metrics.mean import Mean
 
 PREFIX = "ppo_actor/update"  # of the metrics' names
 
@@ -36,6 +34,7 @@ class TokenArrays(NamedTuple):
     reference_logp: Any = None  # [R, m] float, nats; only with a KL term in the loss
     interpolation: Any = None  # [R, m] float in [0, 1], rljax/objective/proximal.py; only with prox_logp_method "loglinear"
     versions: Any = None  # [R, m] int
+    teacher_logp: Any = None  # [R, m] float, nats; only with distillation
 
 
 class MeanArrays(NamedTuple):
@@ -67,6 +66,7 @@ class Objective:
     kl_coef: float = 0.0  # of the KL to the reference inside the loss
     kl_estimator: str = "k3"  # "k1", "k2", "k3": of its value; the gradient is that of reverse KL for all three
     entropy_coef: float = 0.0
+    distill_coef: float = 0.0  # of the reverse KL to the teacher
 
     @classmethod
     def from_config(cls, config: Config) -> Objective:
@@ -86,6 +86,7 @@ class Objective:
             kl_coef=actor.kl_ctl if actor.kl_placement == "loss" else 0.0,
             kl_estimator=actor.kl_estimator,
             entropy_coef=actor.entropy_coef,
+            distill_coef=actor.distill.coef if actor.distill.teacher else 0.0,
         )
 
     @property
@@ -96,23 +97,12 @@ class Objective:
     @property
     def trains_zero_advantage(self) -> bool:
         """Whether a token of advantage 0 still has a gradient, so that it must not be compacted away."""
-        return self.kl_coef != 0 or self.entropy_coef != 0 or self.loss == "sft"
+        return self.kl_coef != 0 or self.distill_coef != 0 or self.entropy_coef != 0 or self.loss == "sft"
 
     def needs_score(self, n_minibatches: int) -> bool:
         """Whether a forward pass must supply proximal log-probs: not when the first minibatch is the only one, for then
         the proximal policy is the current one, nor when it is the behavior policy or interpolated."""
         return self.proximal == "recomputed" and n_minibatches > 1 and self.loss != "sft"
-
-
-def explained_variance(metrics: Mapping[str, Mean]) -> float:
-    """1 - Var[return - value] / Var[return], from the merged metrics of `value_objective`; NaN where returns do not vary.
-
-    Its names: critic/value, critic/return, critic/squared_error, critic/squared_return.
-    """
-    value, target = metrics["critic/value"].value, metrics["critic/return"].value
-    variance = metrics["critic/squared_return"].value - target**2
-    error = metrics["critic/squared_error"].value - (target - value) ** 2
-    return 1 - error / variance if variance > 0 else math.nan
 
 
 def _proximal(actor: ActorConfig) -> str:

@@ -1,18 +1,20 @@
-"""The journal: finished groups on disk the moment they are finished, so that kill -9 loses none that can still be used.
+"""The journal: finished groups on disk the moment they are finished, so that kill -9 loses none
+that can still be used.
 
-A file is a sequence of messages (rljax/messaging/framing.py), one per record. A record whose bytes are not all there, or
-don't match their checksum, ends the file: it is the one that was being written when the process died. A file in another
-version of the format is refused.
+A file is a sequence of messages (rljax/messaging/framing.py), one per record. A record whose bytes
+are not all there, or don't match their checksum, ends the file: it is the one that was being
+written when the process died. A file in another version of the format is refused.
 
-What is recoverable, and why that is everything. A checkpoint at version v holds the book (buffer.py): data position, prompts
-in flight, groups ready. Prompts admitted later are drawn from the source again, in the same order, with the same seeds.
-What they gave is looked up in the journal first, and used if every token of it was sampled by versions up to v: those
-weights belong to the run that goes on. Groups sampled by later versions come from weights that died with the process; they
-are generated again. So the journal only ever takes groups of versions up to v, at most what admission lets in at v, and its
-size is bounded however rarely checkpoints are made.
+What is recoverable, and why that is everything. A checkpoint at version v holds the book
+(buffer.py): data position, prompts in flight, groups ready. Prompts admitted later are drawn from
+the source again, in the same order, with the same seeds. What they gave is looked up in the
+journal first, and used if every token of it was sampled by versions up to v: those weights belong
+to the run that goes on. Groups sampled by later versions come from weights that died with the
+process; they are generated again. So the journal only ever takes groups of versions up to v, at
+most what admission lets in at v, and its size is bounded however rarely checkpoints are made.
 
-One file belongs to one checkpoint, `<directory>/<step>.journal`, and is deleted with it. The same format holds the finished
-groups inside a checkpoint.
+One file belongs to one checkpoint, `<directory>/<step>.journal`, and is deleted with it. The same
+format holds the finished groups inside a checkpoint.
 """
 
 from __future__ import annotations
@@ -79,7 +81,10 @@ def pack(trajectories: Sequence[Trajectory]) -> tuple[list[dict[str, Any]], dict
 
 
 def unpack(entries: Sequence[Mapping[str, Any]], arrays: Mapping[str, np.ndarray]) -> tuple[Trajectory, ...]:
-    """Unpacks what `pack` packed, into views of the arrays. Raises ValueError, KeyError, TypeError where the two don't fit."""
+    """Unpacks what `pack` packed, into views of the arrays.
+
+    Raises ValueError, KeyError, TypeError where the two don't fit.
+    """
     lengths = [entry["length"] for entry in entries]
     if not all(type(length) is int and length >= 0 for length in lengths):
         raise ValueError(f"trajectories of {lengths} tokens")
@@ -147,7 +152,10 @@ class Journal:
 
 
 def read(path: Path) -> list[Record]:
-    """Reads the records of a file, in order; none if there is no file. Raises UserError at another version's."""
+    """Reads the records of a file, in order; none if there is no file.
+
+    Raises UserError at another version's.
+    """
     return [decode(message) for message, _ in _whole_messages(path)]
 
 
@@ -159,7 +167,10 @@ def write_entries(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def read_entries(path: Path, count: int) -> list[Entry]:
-    """Reads what `write_entries` wrote. Raises ValueError when the file does not hold `count` groups."""
+    """Reads what `write_entries` wrote.
+
+    Raises ValueError when the file does not hold `count` groups.
+    """
     records = read(path)
     if len(records) != count:
         raise ValueError(f"{path.name} holds {len(records)} groups, not {count}")
@@ -188,10 +199,12 @@ class GroupLog:
         self._version = 0
 
     def begin(self, step: int, version: int, *, fresh: bool = False) -> dict[tuple[str, int], Record]:
-        """Records from here on belong to the checkpoint of this step. Returns those it has, by uid and attempt.
+        """Records from here on belong to the checkpoint of this step. Returns those it has, by uid
+        and attempt.
 
         Args:
-          fresh: the checkpoint is being made now: a file of its name is of a run that took another course.
+          fresh: the checkpoint is being made now: a file of its name is of a run that took another
+            course.
         """
         self.close()
         path = self._directory / f"{step}.journal"

@@ -196,13 +196,13 @@ def make_run(
     accept: Callable[[Group], bool] = lambda group: True,
     sink: Callable[[int], MemorySink] = MemorySink,
     in_memory: bool = True,
-    fed: bool = False,
+    by_workers: bool = False,
 ) -> Run:
     """A run of the task over n_prompts an epoch. The same workdir again resumes.
 
     Args:
       in_memory: weights are published as arrays; else through a directory.
-      fed: other processes generate: whoever attaches to what WORKDIR/workers.json names, as `worker` does.
+      by_workers: other processes generate: those that attach to the address in WORKDIR/workers.json, as `worker` does.
     """
     config = make_config(overrides)
     model_dir = workdir / "model"
@@ -224,12 +224,20 @@ def make_run(
         accept=accept,
         labeled=Labeled(Numbers(n_prompts), example),
         evaluation=Evaluation([next(validation) for _ in range(n_prompts)], Repeat(), params, 1),
-        worker_server=WorkerServer(config, model_dir, token=TOKEN, scratch=scratch, address_file=address_file) if fed else None,
+        worker_server=WorkerServer(config, model_dir, token=TOKEN, scratch=scratch, address_file=address_file)
+        if by_workers
+        else None,
     )
 
 
 async def worker(
-    workdir: Path, *, address: str = "", own: bool = False, workflow: Any = None, trouble: Trouble | None = None, **options: Any
+    workdir: Path,
+    *,
+    address: str = "",
+    own_sampler: bool = False,
+    workflow: Any = None,
+    trouble: Trouble | None = None,
+    **options: Any,
 ) -> None:
     """A worker for the run in workdir, as soon as that listens, until it ends. `options` are `work`'s.
 
@@ -243,13 +251,13 @@ async def worker(
         await asyncio.sleep(0.01)
 
     @contextlib.asynccontextmanager
-    async def build(config: Config, words: Path, model_dir: Path | None, remote: Generator) -> AsyncIterator[Parts]:
+    async def build(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Generator) -> AsyncIterator[Parts]:
         params = SamplingParams(config.gconfig.max_new_tokens, temperature=config.gconfig.temperature, stop_token_ids=(STOP,))
         mine = FakeSampler(config, model_dir, trouble) if model_dir else None
         makes = workflow or Repeat(trouble)
         yield Parts(Rollouts(makes, mine or remote, params, config.gconfig.n_samples, config.seed, lambda group: True), mine)
 
-    await work(lambda: (address, TOKEN), build, own_sampler=own, **options)
+    await work(lambda: (address, TOKEN), build, own_sampler=own_sampler, **options)
 
 
 async def settle() -> None:

@@ -25,6 +25,8 @@ OBJECTIVES = [
     Objective(ratio_level="sequence", clip_low=0.05, clip_high=0.05, kl_coef=0.1, kl_estimator="k1"),
     Objective(loss="cispo", clip_low=1.0, clip_high=0.3, entropy_coef=0.1, weight_cap=5.0),
     Objective(proximal="interpolated", weight_cap=5.0),
+    Objective(distill_coef=0.7, weight_cap=2.0),
+    Objective(ratio_level="sequence", clip_low=0.05, clip_high=0.05, kl_coef=0.1, distill_coef=0.3),
     Objective(loss="sft"),
 ]
 
@@ -93,6 +95,7 @@ def tokens_of(arrays: dict[str, Any]) -> TokenArrays:
                 "segment_ids",
                 "proximal_logp",
                 "reference_logp",
+                "teacher_logp",
                 "interpolation",
             )
         },

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from rljax.metrics.mean import Mean, merge
 from rljax.objective import losses as oracle
 from rljax.objective import oracle as objective_oracle
-from rljax.objective.spec import PREFIX, Objective, TokenArrays, explained_variance
+from rljax.objective.explained_variance import explained_variance
+from rljax.objective.spec import PREFIX, Objective, TokenArrays
 from rljax.testing.parity_backend import BY_TOKEN, DTYPES, GRADIENT, OBJECTIVES, VALUE, assert_close, tokens_of
 from rljax.testing.parity_cases import ARRAYS, KINDS, TERMS, M, R, inputs
 from rljax.testing.parity_logprobs import LogprobSuite
@@ -170,7 +171,7 @@ class ParitySuite(LogprobSuite):
                 assert self.numpy(metrics[f"{PREFIX}/clip_ratio"].sum) == 0
                 assert self.numpy(metrics[f"{PREFIX}/approx_kl"].sum) == 0
 
-    def test_metrics_are_unweighted_moments_of_the_trainedtokens_of(self) -> None:
+    def test_metrics_are_unweighted_moments_of_the_trained_tokens(self) -> None:
         with self.precision("float64"):
             ours, exact = self._rounded(inputs("stale", 7), "float64")
             _, metrics = type(self).policy_objective(ours["logp"], ours["entropy"], tokens_of(ours), BY_TOKEN)
@@ -219,9 +220,8 @@ class ParitySuite(LogprobSuite):
         with self.precision("float32"):
             case = _masked(inputs("ordinary", 9), np.arange(R * M).reshape(R, M) % 2 == 0)
             case["logp"] = np.where(case["mask"], case["logp"], 89.0)
-            case |= {
-                name: np.where(case["mask"], case[name], 0.0) for name in ("proximal_logp", "behavior_logp", "reference_logp")
-            }
+            others = ("proximal_logp", "behavior_logp", "reference_logp", "teacher_logp")
+            case |= {name: np.where(case["mask"], case[name], 0.0) for name in others}
             for objective in OBJECTIVES:
                 loss, grads = self._objective(self._rounded(case, "float32")[0], objective)
                 assert np.isfinite(loss) and np.isfinite(grads[0]).all()
@@ -253,7 +253,7 @@ class ParitySuite(LogprobSuite):
                 errors.append(exact["returns"][exact["mask"]] - exact["values"][exact["mask"]])
                 targets.append(exact["returns"][exact["mask"]])
             expected = 1 - np.var(np.concatenate(errors)) / np.var(np.concatenate(targets))
-            assert abs(explained_variance(merge(parts)) - expected) < 1e-10
+            assert abs(explained_variance(merge(parts)).value - expected) < 1e-10
 
     # Helpers
 

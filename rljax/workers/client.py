@@ -1,7 +1,8 @@
-"""A rollout worker: leases prompts from a trainer (server.py), runs workflow and rewards here, returns finished groups.
+"""A rollout worker: leases prompts from a trainer (server.py), runs workflow and rewards here,
+returns finished groups.
 
-It samples with the trainer's sampler, over the connection; or with its own, to which the trainer sends weights after each
-publish.
+It samples with the trainer's sampler, over the connection; or with its own, to which the trainer
+sends weights after each publish.
 """
 
 from __future__ import annotations
@@ -52,8 +53,11 @@ class Parts:
 
 
 Build = Callable[[Config, Path, Path | None, Generator], AbstractAsyncContextManager[Parts]]
-"""Makes the parts from the trainer's config, a directory with its tokenizer, one with the model for a sampler of the worker's
-own (else None), and the trainer's sampler as a generator."""
+"""Makes a worker's parts.
+
+Its arguments are the trainer's config, a directory with the run's tokenizer, one with its model where the
+worker samples by itself (else None), and the trainer's sampler as a generator.
+"""
 
 
 class NoTrainer(Exception):
@@ -72,11 +76,12 @@ async def work(
     """Works for a trainer until its run ends.
 
     Args:
-      find_trainer: returns (HOST:PORT, token); called again when the trainer is gone, for it may come back elsewhere.
-        Raises NoTrainer.
+      find_trainer: returns (HOST:PORT, token); called again when the trainer is gone, for it may
+        come back elsewhere. Raises NoTrainer.
       own_sampler: the worker brings a sampler.
       capacity: prompts at once; None for as many as the trainer gives.
-      patience: seconds to look for a trainer that isn't there, or not any more: it may have been killed and come back.
+      patience: seconds to look for a trainer that isn't there, or not any more: it may have been
+        killed and come back.
 
     Raises:
       UserError: no trainer, or one that refuses.
@@ -242,7 +247,7 @@ class Session:
             await self._connection.drain()
 
     def _take_measurements(self) -> tuple[dict[str, Mean], dict[str, int]]:
-        """Returns means, which merge as distributions, and counts, which add up, since the last call."""
+        """Returns means (they merge as distributions) and counts (they add up) since the last call."""
         means, counts = {}, Counter[str](self._parts.lost)
         for name, mean in self._parts.take_metrics().items():
             if mean.min <= mean.max:

@@ -1,6 +1,8 @@
-"""One end of a connection between the trainer and a worker, in asyncio: messages in order, and signs of life.
+"""One end of a connection between the trainer and a worker, in asyncio: messages in order, and
+signs of life.
 
-Both sides send a heartbeat every few seconds, so that one that is gone without a word is noticed (`SILENCE`).
+Both sides send a heartbeat every few seconds, so that one that is gone without a word is noticed
+(`SILENCE`).
 """
 
 from __future__ import annotations

@@ -38,7 +38,10 @@ SAMPLER_ERRORS: dict[str, type[Exception]] = {
 
 
 def encode_group(ticket: Ticket, result: Result, means: Mapping[str, Mean], counts: Mapping[str, int]) -> Message:
-    """Encodes what became of a prompt. `means`, `counts`: what the worker measured and counted since its last group."""
+    """Encodes what became of a prompt.
+
+    `means`, `counts`: what the worker measured and counted since its last group.
+    """
     entries, arrays = pack(result.trajectories)
     fields = {
         "index": ticket.index,
@@ -61,7 +64,10 @@ def _encode_failure(failure: Failure) -> dict[str, str]:
 
 
 def decode_group(message: Message) -> Result:
-    """Decodes what became of a prompt. Raises ValueError, KeyError, TypeError for what a learner could not be given."""
+    """Decodes what became of a prompt.
+
+    Raises ValueError, KeyError, TypeError for what a learner could not be given.
+    """
     trajectories = unpack(message.fields["trajectories"], message.arrays)
     failures = tuple(_decode_failure(entry) for entry in message.fields["failures"])
     wanted = message.fields["wanted"] is True
@@ -85,7 +91,10 @@ def _decode_failure(entry: Mapping[str, str]) -> Failure:
 
 
 def decode_measurements(message: Message) -> tuple[dict[str, Mean], dict[str, float]]:
-    """Decodes the means and counts in a `group`. Raises ValueError, KeyError, TypeError, AttributeError."""
+    """Decodes the means and counts in a `group`.
+
+    Raises ValueError, KeyError, TypeError, AttributeError.
+    """
     means = {name: Mean(*map(float, mean)) for name, mean in message.fields["means"].items()}
     return means, {name: float(count) for name, count in message.fields["counts"].items()}
 
@@ -100,7 +109,10 @@ def encode_request(number: int, request: Request) -> Message:
 
 
 def decode_request(message: Message) -> tuple[int, Request]:
-    """Decodes a request and its number; the inverse of `encode_request`. Raises ValueError, KeyError, TypeError."""
+    """Decodes a request and its number; the inverse of `encode_request`.
+
+    Raises ValueError, KeyError, TypeError.
+    """
     fields = message.fields
     params = fields["params"]
     listed = {name: tuple(params[name]) for name in ("stop", "stop_token_ids")}
@@ -125,7 +137,10 @@ def encode_sampler_error(number: int, error: Exception) -> Message:
 
 
 def decode_completion(message: Message) -> Completion | Exception:
-    """Decodes the answer to a request: the completion, or the sampler's error. Raises ValueError, KeyError, TypeError."""
+    """Decodes the answer to a request: the completion, or the sampler's error.
+
+    Raises ValueError, KeyError, TypeError.
+    """
     if "error" in message.fields:
         return SAMPLER_ERRORS[message.fields["kind"]](message.fields["error"])
     ids, logp, versions = (_vector(message, *array) for array in (("token_ids", "<i4"), ("logp", "<f4"), ("versions", "<i4")))

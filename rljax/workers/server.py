@@ -12,10 +12,12 @@ a lease             its group                                       the worker; 
 own weights         the learner to be between two steps             the loop (its lock), and the worker that takes them
 a worker            a lease, a completion                           this side; or its end, or a minute of its silence
 
-Whoever dies loses nothing: what was leased to a worker is generated again with other seeds, and since it is no longer leased,
-the same group that arrives late is not taken: prompts are consumed exactly once, and failures are counted. Each token brings
-the version that made it, so the lag bound holds as it does in one process. A prompt is leased to one worker, which has
-`capacity` of them at most, and waits with the next until this side has read the group: that is the back-pressure.
+Whoever dies loses nothing: what was leased to a worker is generated again with other seeds, and
+since it is no longer leased, the same group that arrives late is not taken: prompts are consumed
+exactly once, and failures are counted. Each token brings the version that made it, so the lag
+bound holds as it does in one process. A prompt is leased to one worker, which has `capacity` of
+them at most, and waits with the next until this side has read the group: that is the
+back-pressure.
 """
 
 from __future__ import annotations
@@ -141,7 +143,8 @@ class WorkerServer:
     # The loop's side
 
     async def open(self) -> str:
-        """Listens at `rollout.listen`, or at a free port of this machine alone; starts the children.
+        """Listens at `rollout.listen`, or at a free port of this machine alone; starts the
+        children.
 
         Returns HOST:PORT. Raises UserError.
         """
@@ -186,7 +189,7 @@ class WorkerServer:
             self._job = None
 
     def weights_changed(self) -> None:
-        """Has the new weights sent to workers that sample by themselves; to be called after each publish."""
+        """Has new weights sent to workers that sample by themselves; to be called after each publish."""
         self._stale_weights.set()
         self._wake()
 
@@ -308,7 +311,10 @@ class WorkerServer:
             raise PeerError(f"a message that makes no sense: {type(error).__name__}: {error}") from None
 
     def _settle(self, job: Job, worker: AttachedWorker, message: Message) -> None:
-        """Takes a finished group, if it is still leased to this worker. Raises as `decode_group`."""
+        """Takes a finished group, if it is still leased to this worker.
+
+        Raises as `decode_group`.
+        """
         key = (message.fields["index"], message.fields["attempt"])
         result = decode_group(message)
         if newest_version(result.trajectories) > job.buffer.version + 1:  # one more: a publish may be half done
@@ -338,7 +344,7 @@ class WorkerServer:
             worker.requests.pop(number, None)
 
     async def _send_tokenizer(self, worker: AttachedWorker) -> None:
-        """Sends what a tokenizer needs of the model directory; a worker that samples by itself then gets the weights."""
+        """Sends the tokenizer's files; a worker that samples by itself then gets the weights."""
         paths = (p for p in sorted(self._model_dir.iterdir()) if p.is_file() and p.suffix not in WEIGHTS)
         small = [p for p in paths if p.stat().st_size <= LARGEST_TOKENIZER_FILE]
         await send_files(worker.connection, small, version=None)
@@ -350,7 +356,7 @@ class WorkerServer:
             self._wake()
 
     async def _send_new_weights(self) -> None:
-        """Sends weights to workers that sample by themselves whenever theirs are old, until it is cancelled."""
+        """Sends weights, until it is cancelled, to workers that sample by themselves and have old ones."""
         while True:
             await self._stale_weights.wait()
             self._stale_weights.clear()

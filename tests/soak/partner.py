@@ -29,7 +29,7 @@ async def serve(workdir: Path, port: int, trouble: Trouble) -> None:
 async def work(workdir: Path, port: int, seed: int, trouble: Trouble) -> None:
     while True:  # a run that ends is followed by the next
         try:
-            await worker(workdir, address=f"127.0.0.1:{port}", own=seed % 2 == 1, trouble=trouble, patience=600.0)
+            await worker(workdir, address=f"127.0.0.1:{port}", own_sampler=seed % 2 == 1, trouble=trouble, patience=600.0)
         except UserError as error:
             print(error, file=sys.stderr)
         await asyncio.sleep(0.1)

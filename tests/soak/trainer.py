@@ -66,7 +66,7 @@ def main() -> None:
         return sinks[-1]
 
     files = _open_files()
-    run = make_run(workdir, overrides, n_prompts=how["prompts"], trouble=trouble, sink=sink, fed=bool(how["listen"]))
+    run = make_run(workdir, overrides, n_prompts=how["prompts"], trouble=trouble, sink=sink, by_workers=bool(how["listen"]))
     run.engine.learner = learner = Unsteady(run.config, workdir / "model")
     if how["addr"]:
         run.engine.sampler, run.engine.in_memory = attach(run.config), None

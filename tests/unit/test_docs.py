@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import rljax
+from tests.import_rule import BARE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
 INVARIANTS = REPOSITORY / "docs" / "invariants.md"
 FOLDERS = ("backends", "bazel", "configs", "docs", "engines", "experiments", "rljax", "tests")
-LINKED = ("backends", "configs", "engines")  # folders that are packages below rljax/
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 TEST = re.compile(r"`([\w/.]+\.py)::((?:\w+::)?test_\w+)`")
@@ -27,7 +27,7 @@ BRITISH = re.compile(
 
 def sources() -> Iterator[Path]:
     """Every file of Python in the tree but this one, each once: not through the links inside rljax/."""
-    links = {REPOSITORY / "rljax" / name for name in LINKED}
+    links = {REPOSITORY / "rljax" / name for name in BARE}
     for folder in FOLDERS:
         for file in (REPOSITORY / folder).rglob("*.py"):
             if not links & set(file.parents) and file != Path(__file__).resolve():
@@ -51,17 +51,14 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def sections(page: Path) -> dict[str, str]:
-    """Text below each heading of the third level, by the heading."""
-    parts = re.split(r"^#{2,3} (.*)$", page.read_text(), flags=re.MULTILINE)
-    entries = dict(zip(parts[1::2], parts[2::2], strict=True))
-    return {heading: text for heading, text in entries.items() if TEST.search(text) or "*Why:*" in text}
+def entries() -> dict[str, str]:
+    """What the page of invariants says under each name: a heading of the third level."""
+    parts = re.split(r"^(#{2,3}) (.*)$", INVARIANTS.read_text(), flags=re.MULTILINE)[1:]
+    return {heading: text for level, heading, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True) if level == "###"}
 
 
 def test_every_invariant_has_tests_that_exist():
-    entries = sections(INVARIANTS)
-    assert len(entries) == 30
-    for heading, text in entries.items():
+    for heading, text in entries().items():
         named = TEST.findall(text)
         assert named, f"{heading}: no test holds it"
         missing = [f"{file}::{name}" for file, name in named if name not in named_tests(REPOSITORY / file)]
@@ -69,7 +66,7 @@ def test_every_invariant_has_tests_that_exist():
 
 
 def test_every_test_that_begins_with_an_invariants_name_is_on_the_page():
-    prefixes = tuple("test_" + re.sub(r"[^a-z0-9]+", "_", heading.lower()) + "_" for heading in sections(INVARIANTS))
+    prefixes = tuple("test_" + re.sub(r"[^a-z0-9]+", "_", heading.lower()) + "_" for heading in entries())
     on_the_page = {name for _, name in TEST.findall(INVARIANTS.read_text())}
     for folder in ("tests", "rljax/testing"):
         for file in (REPOSITORY / folder).rglob("*.py"):
@@ -102,7 +99,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_exist(page):
     names = re.findall(rf"(?<![\w/.$-])(?:{'|'.join(FOLDERS)})/[\w/.-]*\w\.(?:py|md|png|json|yaml)\b", page.read_text())
-    missing = [name for name in names if not (REPOSITORY / ("rljax" if name.startswith(LINKED) else "") / name).exists()]
+    missing = [name for name in names if not (REPOSITORY / ("rljax" if name.startswith(BARE) else "") / name).exists()]
     assert missing == []
 
 

@@ -30,6 +30,10 @@ class Recording(FakeLearner):
         self.calls.append(("score", batch))
         return super().score(batch)
 
+    def score_teacher(self, batch):
+        self.calls.append(("score_teacher", batch))
+        return super().score_teacher(batch)
+
     def named(self, name):
         return [batch for call, batch in self.calls if call == name]
 
@@ -140,6 +144,19 @@ def test_several_minibatches_share_one_score_pass_of_the_weights_before_them(tmp
         np.testing.assert_array_equal(batch.proximal_logp, fresh.score(batch))
     spread = metrics["ppo_actor/update/importance_weight"]
     assert spread.min < 1 < spread.max  # the later minibatches see weights that moved
+
+
+def test_the_teacher_scores_the_batch_once_and_every_minibatch_has_its_log_probs(tmp_path):
+    table = np.random.default_rng(6).normal(size=(VOCAB, VOCAB)).astype(np.float32)
+    model.write(tmp_path / "teacher", table)
+    overrides = {"actor.ppo_n_minibatches": 2, "actor.distill.teacher": str(tmp_path / "teacher")}
+    learner, _ = _learn(tmp_path, overrides)
+    assert [call for call, _ in learner.calls] == ["score_teacher", "score", "update", "update"]
+    teacher = FakeLearner(make_config({}), tmp_path / "teacher")
+    for batch in learner.named("update"):
+        np.testing.assert_array_equal(batch.teacher_logp, teacher.score(batch))
+    learner, _ = _learn(tmp_path, {"actor.ppo_n_minibatches": 2})
+    assert all(batch.teacher_logp is None for batch in learner.named("update"))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 14, 99])

@@ -52,6 +52,7 @@ BROKEN = [
     (["gconfig.stop=('a','')"], "gconfig.stop: has an empty string"),
     (["actor.path="], "actor.path: empty"),
     (["actor.init_from_scratch=true"], "actor.path: 'model' would be ignored"),
+    (["actor.distill.teacher=models/teacher", "actor.loss=sft"], "actor.distill.teacher: a teacher scores what"),
     (["actor.init.num_heads=4", "actor.init.num_kv_heads=3"], "actor.init.num_kv_heads: 3 does not divide"),
     (["actor.init.head_dim=33"], "actor.init.head_dim: 33 is odd"),
     (["gconfig.top_p=0.8"], "gconfig.top_p: training needs top_p=1, not 0.8"),

@@ -16,7 +16,7 @@ FILES = [
     for file in sorted((REPOSITORY / "configs").rglob("*.py"))
     if file.name not in ("__init__.py", "base.py") and file.parent.name != "bench"
 ]
-ALGORITHMS = {"ppo", "grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo", "cispo", "sft"}
+ALGORITHMS = {"ppo", "grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo", "cispo", "distill", "sft"}
 
 
 def load(name: str) -> Config:

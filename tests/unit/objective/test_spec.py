@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from rljax.config.schema import ActorConfig, Config
+from rljax.config.schema_training import DistillConfig
 from rljax.objective.spec import Objective
 
 
@@ -20,6 +21,13 @@ def test_it_is_a_static_argument():
 def test_the_upper_clip_defaults_to_the_lower():
     assert Objective.from_config(config_of(eps_clip=0.15)).clip_high == 0.15
     assert Objective.from_config(config_of(eps_clip_higher=0.28)).clip_high == 0.28
+
+
+def test_distillation_is_on_where_there_is_a_teacher():
+    assert Objective.from_config(config_of(distill=DistillConfig(coef=0.5))).distill_coef == 0
+    objective = Objective.from_config(config_of(kl_ctl=0.0, distill=DistillConfig("models/teacher", 0.5)))
+    assert objective.distill_coef == 0.5
+    assert objective.by_token and objective.trains_zero_advantage  # a token without a reward still has something to learn
 
 
 def test_a_kl_in_the_reward_is_not_in_the_loss():

@@ -1,4 +1,4 @@
-"""Whatever a worker says, the trainer goes on: it is taken, ignored, or the worker is dropped."""
+"""Whatever a worker sends, the trainer goes on: it is taken, ignored, or the worker is dropped."""
 
 import asyncio
 import json
@@ -76,7 +76,7 @@ class _Told:
 
 
 def _take(path, message_of):
-    """What becomes of a message from a worker that holds one lease: (server, buffer, accumulator, whether it was dropped)."""
+    """What becomes of a message from a worker with one lease: (server, buffer, accumulator, whether it was dropped)."""
 
     async def scenario():
         buffer, accumulator = Buffer(Numbers(4), Limits(2, 2, 4, 4, None)), Accumulator()

@@ -53,13 +53,13 @@ class Lines:
         }
 
 
-def _run(workdir, overrides, *partners, n_prompts=12, **options):
-    """Trains with partners (coroutine functions of the workdir) beside; returns the run and its lines."""
+def _run(workdir, overrides, *workers, n_prompts=12, **options):
+    """Trains with workers (coroutine functions of the workdir) beside it; returns the run and its lines."""
     lines = Lines()
-    run = make_run(workdir, overrides, n_prompts=n_prompts, sink=lines, fed=bool(partners), **options)
+    run = make_run(workdir, overrides, n_prompts=n_prompts, sink=lines, by_workers=bool(workers), **options)
 
     async def scenario():
-        beside = [asyncio.create_task(partner(workdir)) for partner in partners]
+        beside = [asyncio.create_task(attached(workdir)) for attached in workers]
         try:
             return await asyncio.wait_for(Loop(run).run(), 60)
         finally:
@@ -121,17 +121,17 @@ def test_resume_equivalence_with_workers_and_without(tmp_path, own):
     """Synchronous: which process ran an episode decides nothing, to the bit; own weights are those of the step."""
     overrides = {"total_train_epochs": 2, "actor.recompute_logprob": False, "actor.use_decoupled_loss": False}
     _, alone, expected = _run(tmp_path / "alone", overrides)
-    two = [lambda workdir: worker(workdir, own=own)] * 2
-    _, outcome, lines = _run(tmp_path / "fed", overrides, *two)
+    two = [lambda workdir: worker(workdir, own_sampler=own)] * 2
+    _, outcome, lines = _run(tmp_path / "workers", overrides, *two)
     assert outcome == alone and outcome.step == 6
     assert lines.compared() == expected.compared()
     assert {line["rollout/workers"] for line in lines.sink.steps.values()} == {2.0}
-    assert not (tmp_path / "fed" / "server").exists() and not (tmp_path / "fed" / "workers.json").exists()
+    assert not (tmp_path / "workers" / "server").exists() and not (tmp_path / "workers" / "workers.json").exists()
 
 
 def test_exactly_once_within_the_lag_bound_with_workers_of_both_kinds(tmp_path):
-    partners = [lambda workdir, own=own: worker(workdir, own=own, trouble=_trouble(own)) for own in (False, True, True)]
-    run, outcome, _ = _run(tmp_path, ASYNC, *partners, n_prompts=40, trouble=_trouble(9))
+    workers = [lambda workdir, own=own: worker(workdir, own_sampler=own, trouble=_trouble(own)) for own in (False, True, True)]
+    run, outcome, _ = _run(tmp_path, ASYNC, *workers, n_prompts=40, trouble=_trouble(9))
     assert outcome.step == 20 and _once(run, 40, 2)
     assert 0 < run.engine.learner.most_lag <= 2
 
@@ -142,10 +142,10 @@ def _trouble(seed):
 
 def test_exactly_once_though_workers_die_with_leases(tmp_path):
     async def mortal(workdir):
-        """Killed and replaced, again and again: what it holds is gone with it. The last one lives."""
+        """Killed and replaced, again and again: its leases are gone with it. The last one lives."""
         dice = random.Random(3)
         for _ in range(25):
-            task = asyncio.create_task(worker(workdir, own=dice.random() < 0.5, trouble=_trouble(1)))
+            task = asyncio.create_task(worker(workdir, own_sampler=dice.random() < 0.5, trouble=_trouble(1)))
             _, running = await asyncio.wait([task], timeout=dice.uniform(0.02, 0.15))
             if not running:
                 return
@@ -329,13 +329,13 @@ def test_a_fault_of_ours_ends_the_run_and_hangs_nobody(tmp_path, monkeypatch):
     def settle(self, job, worker, message):
         raise RuntimeError("a fault")
 
-    async def partner(workdir):
+    async def attached(workdir):
         with pytest.raises(UserError, match="the connection ended"):
             await worker(workdir)
 
     monkeypatch.setattr("rljax.workers.server.WorkerServer._settle", settle)
     with pytest.raises(RuntimeError, match="a fault"):
-        _run(tmp_path, {}, partner)
+        _run(tmp_path, {}, attached)
 
 
 class Impatient(Repeat):
@@ -356,10 +356,10 @@ class Impatient(Repeat):
 
 def test_requests_that_nobody_waits_for_any_more_are_taken_back(tmp_path):
     started, cancelled = [], []
-    run = make_run(tmp_path, {}, fed=True)
+    run = make_run(tmp_path, {}, by_workers=True)
     generate = run.engine.sampler.generate
 
-    async def held(request):
+    async def never_answers(request):
         if len(started) >= 16:
             return await generate(request)
         started.append(request.id)
@@ -369,7 +369,7 @@ def test_requests_that_nobody_waits_for_any_more_are_taken_back(tmp_path):
             cancelled.append(request.id)
             raise
 
-    run.engine.sampler.generate = held
+    run.engine.sampler.generate = never_answers
     taken_back = []  # how many when the first step was done: the worker is still there
 
     class Sink(MemorySink):
@@ -390,7 +390,7 @@ def test_requests_that_nobody_waits_for_any_more_are_taken_back(tmp_path):
 
 def test_nested_retries_are_not_multiplied_by_a_worker(tmp_path):
     """The trainer's sampler retries by itself; the worker doesn't multiply its attempts."""
-    run, asked = make_run(tmp_path, {}, fed=True), Counter()
+    run, asked = make_run(tmp_path, {}, by_workers=True), Counter()
     generate = run.engine.sampler.generate
 
     async def gives_up_once(request):
@@ -441,7 +441,7 @@ def test_false_listener_learns_no_secret_and_commands_no_worker(tmp_path):
         while len(received) < 2:
             await asyncio.sleep(0.01)
         server.close()
-        run = make_run(tmp_path, {"rollout.listen": f"127.0.0.1:{port}"}, fed=True)
+        run = make_run(tmp_path, {"rollout.listen": f"127.0.0.1:{port}"}, by_workers=True)
         outcome = await asyncio.wait_for(Loop(run).run(), 60)
         await asyncio.wait_for(working, 10)
         return outcome

@@ -67,7 +67,7 @@ def test_a_checkpoint_holds_the_adapters_alone(model_dir, batch, trained, tmp_pa
     resumed.restore(tmp_path / "lora")
     np.testing.assert_array_equal(resumed.score(batch), learner.score(batch))
     adapters = sum(a.nbytes for a in jax.tree.leaves(learner._policy.trained))
-    held = sum(a.nbytes for a in jax.tree.leaves(learner._saved(None, learner._rl)))
+    held = sum(a.nbytes for a in jax.tree.leaves(learner._tree(learner._phases)))
     assert held == pytest.approx(3 * adapters, rel=1e-3)  # parameters and two moments
     full = JaxLearner(config_of(), Pool("jax"), model_dir)
     with pytest.raises(UserError, match="lora"):
@@ -80,7 +80,7 @@ def test_a_critic_beside_adapters_shares_their_base(model_dir, batch):
     for _ in range(10):
         last = learner.update_critic(batch.replace(values=learner.values(batch)))
     assert last["critic/loss"].value < first["critic/loss"].value
-    assert set(learner._rl.critic.trained["model"]) == {"layers"}
+    assert set(learner._phases.rl.critic.trained["model"]) == {"layers"}
 
 
 def test_a_module_that_does_not_exist_is_refused(model_dir):

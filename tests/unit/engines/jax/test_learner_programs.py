@@ -83,7 +83,7 @@ def test_the_fused_head_gives_the_step_of_log_probs_and_objective_apart(name, ro
     def step():
         learner = JaxLearner(config, Pool("jax"), model_dir)
         full = batch.replace(proximal_logp=learner.score(batch), reference_logp=batch.behavior_logp, interpolation=blend)
-        return learner.update(full), jax.tree.map(np.array, learner._rl.actor.saved()["mu"])
+        return learner.update(full), jax.tree.map(np.array, learner._phases.rl.actor.saved()["mu"])
 
     means, gradient = step()
     assert calls
@@ -129,7 +129,7 @@ def test_bfloat16_compute_keeps_float32_weights_and_is_near_float32(learner, mod
     whole = JaxLearner(config_of(), Pool("jax"), model_dir)
     np.testing.assert_allclose(half.score(batch), whole.score(batch), atol=0.05)
     half.update(batch)
-    state = half._rl.actor.saved()
+    state = half._phases.rl.actor.saved()
     assert {a.dtype for a in jax.tree.leaves((half._policy.trained, state["mu"], state["nu"]))} == {np.dtype("float32")}
 
 
@@ -166,7 +166,7 @@ def test_the_gradient_norm_is_that_of_the_whole_minibatch(model_dir, batch):
     config = config_of(**{"actor.optimizer.gradient_clipping": 0.05})
     learner = JaxLearner(config, Pool("jax"), model_dir)
     norm = learner.update(batch)[f"{UPDATE}/grad_norm"].value
-    mu = learner._rl.actor.saved()["mu"]
+    mu = learner._phases.rl.actor.saved()["mu"]
     clipped = math.sqrt(sum(float((np.asarray(a, np.float64) ** 2).sum()) for a in jax.tree.leaves(mu)))
     assert norm > 0.05
     assert clipped / (1 - config.actor.optimizer.beta1) == pytest.approx(0.05, rel=1e-4)
@@ -175,7 +175,7 @@ def test_the_gradient_norm_is_that_of_the_whole_minibatch(model_dir, batch):
 def test_parameters_and_moments_go_to_hf_names_and_back(learner, batch):
     learner.update(batch)
     table, trained = parameters(learner._policy.spec), learner._policy.trained
-    saved = learner._rl.actor.saved()
+    saved = learner._phases.rl.actor.saved()
     for tree in (trained, saved["mu"], saved["nu"]):
         named = to_hf(tree, table)
         jax.tree.map(np.testing.assert_array_equal, from_hf(named, table, tree), tree)
