@@ -35,7 +35,12 @@ State = Mapping[str, Mapping[str, np.ndarray]]
 class Generator(abc.ABC):
     """Generates completions: all that workflows, evaluation, producers and workers know of a sampler.
 
-    What a workflow does with it:
+    The loop it serves, in outline (rljax/rollout/producer.py), with any number of episodes at once:
+
+        for prompt in prompts:
+            trajectory = await workflow.episode(generator, prompt, params, seed)
+
+    and what an episode does with it:
 
         completion = await generator.generate(Request("0/17#3", prompt_ids, params, seed))
         reward = judge(completion.token_ids)
@@ -59,7 +64,7 @@ class Generator(abc.ABC):
 
         Raises:
           UserError: a request that can't be done, whoever is asked.
-          SamplerError: the request is lost, and may be sent again.
+          SamplerError: the request is lost, and may be sent again; RequestLost where that was tried already.
         """
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
@@ -72,11 +77,13 @@ class Generator(abc.ABC):
 
 
 class Sampler(Generator):
-    """A generator with weights of its own. The publisher replaces them:
+    """A generator with weights of its own, which the publisher replaces.
 
-    await sampler.pause()                                  # between two decode steps
-    await sampler.load_weights(learner.export(target), version + 1)
-    await sampler.resume()                                 # requests in flight go on, under the new weights
+    Example:
+
+        await sampler.pause()                                  # between two decode steps
+        await sampler.load_weights(learner.export(target), version + 1)
+        await sampler.resume()                                 # requests in flight go on, under the new weights
     """
 
     @abc.abstractmethod
