@@ -295,7 +295,7 @@ def told(entries: list[dict]) -> list[dict]:
 
 def test_resume_equivalence_with_workers_though_one_is_killed(uninterrupted, tmp_path):
     """Two worker processes with the run's sampler; the first is killed with leases in its hands and started again."""
-    workdir = tmp_path / "fed"
+    workdir = tmp_path / "workers"
     process = start(workdir, SYNCHRONOUS, "--config.rollout.workers=2")
     while not (workdir / "metrics.jsonl").exists() or len(lines(workdir / "metrics.jsonl")) < 8:
         assert process.poll() is None, process.stderr.read()
@@ -306,11 +306,11 @@ def test_resume_equivalence_with_workers_though_one_is_killed(uninterrupted, tmp
     code, _, err = finish(process)
     assert code == 0, err
     assert not psutil.pid_exists(children[1].pid)
-    fed, alone = told(lines(workdir / "metrics.jsonl")), told(lines(uninterrupted / "metrics.jsonl"))
-    assert [e["step"] for e in fed] == [e["step"] for e in alone] == list(range(1, 35))
+    attached, alone = told(lines(workdir / "metrics.jsonl")), told(lines(uninterrupted / "metrics.jsonl"))
+    assert [e["step"] for e in attached] == [e["step"] for e in alone] == list(range(1, 35))
     # A lease that died is generated again with other seeds: from there on the runs differ. Until then they are the same.
-    same = next((i for i, e in enumerate(fed) if e.get("rollout/again")), len(fed))
-    assert same >= 8 and fed[:same] == alone[:same]
+    same = next((i for i, e in enumerate(attached) if e.get("rollout/again")), len(attached))
+    assert same >= 8 and attached[:same] == alone[:same]
 
 
 def test_a_worker_from_elsewhere_with_a_sampler_of_its_own_waits_for_a_run_that_was_killed(tmp_path):

@@ -76,6 +76,16 @@ def test_a_proof_is_of_its_connection_its_side_and_its_hello_alone():
         listener.verify(dataclasses.replace(answer, fields=answer.fields | {"hello": HELLO | {"rank": 2}}))
 
 
+@pytest.mark.parametrize("depth", [1, 500, 900, 960, 980, 990])
+def test_a_hello_that_nests_is_none_however_deep(depth):
+    deep = []
+    for _ in range(depth):
+        deep = [deep]
+    for hello in ({"name": deep}, deep, "name", None):
+        with pytest.raises(HandshakeError, match="no hello"):
+            ListenerHandshake(TOKEN).verify(Message("hello", {"nonce": "0" * 32, "proof": "", "hello": hello}))
+
+
 VALUES = (
     st.none() | st.integers() | st.text(max_size=40) | st.lists(st.integers(), max_size=2) | st.just("0" * 32) | st.just(HELLO)
 )
