@@ -69,7 +69,10 @@ def files_below(root: Path) -> set[Path]:
 
 
 def write_meta(directory: Path, meta: Mapping[str, Any]) -> None:
-    """Writes meta.json over the files that are under `tree` now."""
+    """Writes meta.json over the files that are under `tree` now.
+
+    A checkpoint's manifest leaves those out: whoever reads them calls `verify` first.
+    """
     files = record(directory / TREE, files_below(directory / TREE))
     (directory / META).write_text(json.dumps({**meta, "files": files}, indent=1, sort_keys=True))
 

@@ -63,7 +63,7 @@ class ListenerHandshake:
         Raises HandshakeError where it doesn't know the token.
         """
         nonce, hello = message.fields.get("nonce"), message.fields.get("hello")
-        if message.kind != "hello" or not _is_nonce(nonce) or not isinstance(hello, dict):
+        if message.kind != "hello" or not _is_nonce(nonce) or not isinstance(hello, dict) or not _is_flat(hello):
             raise HandshakeError("no hello")
         transcript = [self._nonce, nonce, hello]
         if not _same(message.fields.get("proof"), _proof(self._token, "hello", transcript)):
@@ -96,7 +96,7 @@ class ConnectorHandshake:
     """
 
     def __init__(self, token: str, hello: Mapping[str, Any]) -> None:
-        """hello: JSON values that say who connects; of 3 KB at most."""
+        """hello: says who connects, by text, numbers, booleans and None; of 3 KB at most."""
         self._token, self._hello, self._transcript = token, dict(hello), list[Any]()
 
     def answer(self, challenge: Message) -> Message:
@@ -132,6 +132,11 @@ def _proof(token: str, kind: str, transcript: list[Any]) -> str:
 
 def _same(given: object, expected: str) -> bool:
     return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), expected.encode())
+
+
+def _is_flat(hello: dict[str, Any]) -> bool:
+    """Whether a hello nests nothing: a stranger's depth is not ours to follow."""
+    return all(isinstance(value, str | int | float | None) for value in hello.values())
 
 
 def _is_nonce(nonce: object) -> bool:

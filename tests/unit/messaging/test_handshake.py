@@ -1,4 +1,6 @@
-"""Nobody is greeted without the token, which never travels; and nobody is followed who doesn't know it either."""
+"""Nobody is greeted without the token, which never travels; and nobody is followed who doesn't
+know it either.
+"""
 
 import asyncio
 import dataclasses
@@ -74,6 +76,16 @@ def test_a_proof_is_of_its_connection_its_side_and_its_hello_alone():
     answer = other.answer(listener.challenge())
     with pytest.raises(HandshakeError):
         listener.verify(dataclasses.replace(answer, fields=answer.fields | {"hello": HELLO | {"rank": 2}}))
+
+
+@pytest.mark.parametrize("depth", [1, 500, 900, 960, 980, 990])
+def test_a_hello_that_nests_is_none_however_deep(depth):
+    deep = []
+    for _ in range(depth):
+        deep = [deep]
+    for hello in ({"name": deep}, deep, "name", None):
+        with pytest.raises(HandshakeError, match="no hello"):
+            ListenerHandshake(TOKEN).verify(Message("hello", {"nonce": "0" * 32, "proof": "", "hello": hello}))
 
 
 VALUES = (
