@@ -45,8 +45,8 @@ class Generator(abc.ABC):
 
         completion = await generator.generate(Request("0/17#3", prompt_ids, params, seed))
         reward = judge(completion.token_ids)
-        ...                                                # several turns are several requests
-        async for piece in generator.stream(request):      # or as they come, to act on a completion while it grows
+        ...                                                # several turns: several requests
+        async for piece in generator.stream(request):      # or as they come, to act on them early
             text += decode(piece.token_ids)
 
     Loading weights, pausing and closing belong to the publisher, who holds a `Sampler`.
@@ -70,7 +70,8 @@ class Generator(abc.ABC):
 
         Raises:
           UserError: a request that can't be done, whoever is asked.
-          SamplerError: the request is lost, and may be sent again; RequestLost where that was tried already.
+          SamplerError: the request is lost, and may be sent again.
+          RequestLost: a SamplerError where that was tried already.
         """
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
