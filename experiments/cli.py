@@ -4,8 +4,8 @@
     rljax train --config=quickstart --workdir=runs/quickstart     # as python -m experiments.train in a checkout
     rljax bench packing                                           # as python -m experiments.bench.packing
 
-A command is a module that runs as a program, or a folder of them, and the first line of its docstring says what it does.
-Only the one that is asked for is imported.
+A command is a module that runs as a program, or a folder of them, and the first line of its
+docstring says what it does. Only the one that is asked for is imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ HELP = ("--help", "-help", "-h", "-?", "help")
 
 
 def main() -> None:
-    """Runs the command that sys.argv names. Exits with status 1 and one line where there is none of that name."""
+    """Runs the command that sys.argv names.
+
+    Exits with status 1 and one line where there is none of that name.
+    """
     command, arguments = "rljax", sys.argv[1:]
     while command in MENUS:
         if not arguments or arguments[0] in HELP:
@@ -47,7 +50,9 @@ def main() -> None:
 
 
 def run(module: str, arguments: list[str]) -> None:
-    """Runs a module as `python -m` does: as the main module, with the working directory on the import path."""
+    """Runs a module as `python -m` does: as the main module, with the working directory on the
+    import path.
+    """
     sys.argv[1:] = arguments
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where a config's own rewards and workflows are

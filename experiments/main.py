@@ -72,7 +72,8 @@ def overrides_from_flags() -> tuple[tuple[str, str], ...]:
 
 
 def workdir_from_flags(what: str = "a directory for the run") -> Path:
-    """--workdir; without it, the directory that a YAML file of AReaL's names by fileroot, experiment_name and trial_name.
+    """--workdir; without it, the directory that a YAML file of AReaL's names by fileroot,
+    experiment_name and trial_name.
 
     what: it is, for who has left it out.
     """
@@ -92,13 +93,16 @@ def arguments_from_flags() -> tuple[str, ...]:
 
 
 def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoReturn:
-    """Parses the flags, calls `run` and exits: 0, or 1 with one line on stderr for what a user can put right.
+    """Parses the flags, calls `run` and exits: 0, or 1 with one line on stderr for what a user can
+    put right.
 
-    A workflow or reward that always fails shows the traceback of its first failure before that line, and a rank that is lost
-    the last that it said. Anything else is a fault of ours and keeps its traceback.
+    A workflow or reward that always fails shows the traceback of its first failure before that
+    line, and a rank that is lost the last that it said. Anything else is a fault of ours and keeps
+    its traceback.
 
     Args:
-      takes_arguments: arguments that are no flags are the binary's (`arguments_from_flags`), and no mistake.
+      takes_arguments: arguments that are no flags are the binary's (`arguments_from_flags`), and
+        no mistake.
     """
     logging.get_absl_handler().setFormatter(_Plain())
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
@@ -139,7 +143,9 @@ class _Plain(standard_logging.Formatter):
 
 
 def _is_no_space(error: Exception) -> bool:
-    """Writers in C++ and Rust (safetensors, tensorstore) have exceptions of their own for it, and its words in their text."""
+    """Writers in C++ and Rust (safetensors, tensorstore) have exceptions of their own for it, and
+    its words in their text.
+    """
     return _FULL in str(error) or (isinstance(error, OSError) and error.errno in _NO_SPACE)
 
 
@@ -149,7 +155,10 @@ def _fail(message: str, status: int = 1) -> NoReturn:
 
 
 def _parse_flags(argv: Sequence[str], *, takes_arguments: bool = False) -> list[str]:
-    """absl's flags after the overrides are taken out. Raises UserError for what it doesn't know."""
+    """absl's flags after the overrides are taken out.
+
+    Raises UserError for what it doesn't know.
+    """
     if _HELP & set(argv[1:]):
         with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
             print(_help(), flush=True)
@@ -169,7 +178,9 @@ def _parse_flags(argv: Sequence[str], *, takes_arguments: bool = False) -> list[
 
 
 def _help() -> str:
-    """The binary's docstring and its flags; commands in them are like the one that it was started by."""
+    """The binary's docstring and its flags; commands in them are like the one that it was started
+    by.
+    """
     command = _command()
     parts = [f"usage: {command} [flags]", (sys.modules["__main__"].__doc__ or "").strip()]
     if flags_help := FLAGS.main_module_help().strip().removeprefix(f"{sys.argv[0]}:"):
@@ -179,7 +190,9 @@ def _help() -> str:
 
 
 def _command() -> str:
-    """What starts this binary again: `python -m experiments.bench.packing` in a checkout, else `rljax bench packing`."""
+    """What starts this binary again: `python -m experiments.bench.packing` in a checkout, else
+    `rljax bench packing`.
+    """
     spec = sys.modules["__main__"].__spec__
     if spec is None:  # a file, and no module
         return sys.argv[0]
@@ -192,7 +205,9 @@ def _short(module: str) -> str:
 
 
 def _installed(text: str) -> str:
-    """A text with the commands and configs of a checkout named as they are where rljax is installed."""
+    """A text with the commands and configs of a checkout named as they are where rljax is
+    installed.
+    """
 
     def installed(match: re.Match[str]) -> str:
         return f"-m rljax.{match[2]}" if match[1] == "-m " else _short(match[2])  # -m by itself: under torchrun

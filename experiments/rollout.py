@@ -3,15 +3,17 @@
 python -m experiments.rollout --config=configs/quickstart.py --out=runs/batch
 python -m experiments.rollout --attach=runs/quickstart
 
-OUT/batch.safetensors holds token ids, masks, log-probs and versions, OUT/batch.json text, rewards and components: for a look,
-or for experiments.replay, which trains on them. The prompts are the first rollout.consumer_batch_size that training would
-take, and the completions those that it would sample with the same seed and weights. Several processes, on several hosts say,
-share these prompts by --shard=0/4, --shard=1/4, ..., each with an OUT of its own; replay takes their dumps as one batch.
+OUT/batch.safetensors holds token ids, masks, log-probs and versions, OUT/batch.json text, rewards
+and components: for a look, or for experiments.replay, which trains on them. The prompts are the
+first rollout.consumer_batch_size that training would take, and the completions those that it would
+sample with the same seed and weights. Several processes, on several hosts say, share these prompts
+by --shard=0/4, --shard=1/4, ..., each with an OUT of its own; replay takes their dumps as one
+batch.
 
-With --attach it is a worker of a run that has rollout.workers or rollout.listen (docs/runtime.md): --attach=HOST:PORT with
-the run's token in RLJAX_TOKEN, or --attach=WORKDIR where that can be read. The run's config holds, less what
---config.KEY=VALUE sets; the run's sampler is asked, unless allocation_mode or rollout.addr is set, which then say what
-samples here.
+With --attach it is a worker of a run that has rollout.workers or rollout.listen (docs/runtime.md):
+--attach=HOST:PORT with the run's token in RLJAX_TOKEN, or --attach=WORKDIR where that can be read.
+The run's config holds, less what --config.KEY=VALUE sets; the run's sampler is asked, unless
+allocation_mode or rollout.addr is set, which then say what samples here.
 """
 
 from __future__ import annotations

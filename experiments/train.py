@@ -2,8 +2,9 @@
 
 python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
 
---config.KEY=VALUE sets a key of the config, as in --config.actor.optimizer.lr=1e-5; docs/config.md says what each means.
-The run directory then holds config.json, metrics.jsonl, samples.jsonl, status.json, checkpoints/ and export/.
+--config.KEY=VALUE sets a key of the config, as in --config.actor.optimizer.lr=1e-5; docs/config.md
+says what each means. The run directory then holds config.json, metrics.jsonl, samples.jsonl,
+status.json, checkpoints/ and export/.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`experiments.rollout --attach`: from the config of a run to the parts of its worker (rljax/workers/client.py)."""
+"""`experiments.rollout --attach`: from the config of a run to the parts of its worker
+(rljax/workers/client.py).
+"""
 
 from __future__ import annotations
 

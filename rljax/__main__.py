@@ -1,4 +1,6 @@
-"""`python -m rljax COMMAND ...`: the command `rljax`, for an interpreter whose scripts are not on PATH."""
+"""`python -m rljax COMMAND ...`: the command `rljax`, for an interpreter whose scripts are not on
+PATH.
+"""
 
 from rljax.experiments.cli import main
 

@@ -3,7 +3,8 @@
     names()         # ["fake", "fsdp", "http", "jax", "sglang"]: nothing is imported
     load("jax")     # the engine's plugin
 
-A third party adds one to its package; its name is the engine's in `allocation_mode` and of its section in the config.
+A third party adds one to its package; its name is the engine's in `allocation_mode` and of its
+section in the config.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ GROUP = "rljax.engines"
 
 @functools.cache
 def installed() -> tuple[metadata.EntryPoint, ...]:
-    """Entry points of installed packages; a checkout that runs without an install brings its own from pyproject.toml."""
+    """Entry points of installed packages; a checkout that runs without an install brings its own
+    from pyproject.toml.
+    """
     found = list(metadata.entry_points(group=GROUP))
     pyproject = Path(__file__).resolve().parents[1] / "pyproject.toml"
     if pyproject.is_file():

@@ -1,4 +1,5 @@
-"""One loop for synchronous, asynchronous and supervised training. This is the system; the rest is its parts.
+"""One loop for synchronous, asynchronous and supervised training. This is the system; the rest is
+its parts.
 
                +------------------- the prompt again: failed, or too old ---------------------+
                v                                                                              |
@@ -20,18 +21,22 @@
     save             the disk; generating goes on                       the disk
     everyone         nothing for more than recover.hang_timeout         the watchdog ends the run
 
-The producer (rollout/producer.py) is a task of the event loop that keeps prompts in flight, or it leases them to other
-processes (workers/); what becomes of each, rollout/tracker.py says. The learner (train_step.py) works in a thread, so that
-sampling goes on during an update. Between them stands the buffer (rollout/buffer.py), which decides what may be generated and
-what may be trained on: at `max_head_offpolicyness=0` it admits nothing while an update runs, and that is synchronous RL.
-Evaluation is the workflow with no learner (rollout/evaluation.py); supervised warm-up and SFT are the learner with no sampler.
+The producer (rollout/producer.py) is a task of the event loop that keeps prompts in flight, or it
+leases them to other processes (workers/); what becomes of each, rollout/tracker.py says. The
+learner (train_step.py) works in a thread, so that sampling goes on during an update. Between them
+stands the buffer (rollout/buffer.py), which decides what may be generated and what may be trained
+on: at `max_head_offpolicyness=0` it admits nothing while an update runs, and that is synchronous
+RL. Evaluation is the workflow with no learner (rollout/evaluation.py); supervised warm-up and SFT
+are the learner with no sampler.
 
-Order of a step, which is a contract: take at version v -> update (every token is at most max_head_offpolicyness versions
-older than v) -> publish, version v + 1 -> room for the next prompts -> metrics -> guardrails -> evaluate -> save.
-A checkpoint therefore holds a learner of v + 1 steps, a book at version v + 1, and no half of anything; what was in flight is
-generated again (checkpoints/recovery.py, checkpoints/store.py, rollout/journal.py).
+Order of a step, which is a contract: take at version v -> update (every token is at most
+max_head_offpolicyness versions older than v) -> publish, version v + 1 -> room for the next
+prompts -> metrics -> guardrails -> evaluate -> save. A checkpoint therefore holds a learner of v +
+1 steps, a book at version v + 1, and no half of anything; what was in flight is generated again
+(checkpoints/recovery.py, checkpoints/store.py, rollout/journal.py).
 
-A step counts from the start of the run, supervised ones included; a version counts those of RL alone.
+A step counts from the start of the run, supervised ones included; a version counts those of RL
+alone.
 """
 
 from __future__ import annotations
@@ -75,7 +80,9 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Labeled:
-    """Labeled examples, for a supervised warm-up or SFT: a stream of its own, and what makes a prompt an example."""
+    """Labeled examples, for a supervised warm-up or SFT: a stream of its own, and what makes a
+    prompt an example.
+    """
 
     prompts: PromptSource
     encode: Callable[[Prompt], Trajectory]
@@ -101,7 +108,9 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `finished` is False when a signal asked it to stop; it was saved then and goes on when run again."""
+    """How a run ended: `finished` is False when a signal asked it to stop; it was saved then and
+    goes on when run again.
+    """
 
     step: int
     version: int
@@ -248,8 +257,9 @@ class Loop:
             self.accumulator.count("rollout/wait/learner", time.perf_counter() - start)
 
     async def _first_of(self, *awaited: asyncio.Future[Any]) -> None:
-        """Until one of them is done. Meanwhile the learner is idle, and a server that comes back without weights is given those
-        of the present version: what is awaited may itself wait for that server.
+        """Until one of them is done. Meanwhile the learner is idle, and a server that comes back
+        without weights is given those of the present version: what is awaited may itself wait for
+        that server.
         """
         engine = self.parts.engine
         lacking = asyncio.create_task(engine.lacks_weights(), name="lacking weights")
@@ -264,7 +274,10 @@ class Loop:
             lacking.cancel()
 
     async def _step(self, entries: Sequence[Entry]) -> None:
-        """One batch: update, publish, metrics, evaluate, save. Sampling goes on all the while, as far as the lag allows."""
+        """One batch: update, publish, metrics, evaluate, save.
+
+        Sampling goes on all the while, as far as the lag allows.
+        """
         engine, version, groups = self.parts.engine, self.buffer.version, [entry.group for entry in entries]
         async with self.learning:
             with self.timer.phase("step"):
@@ -302,7 +315,9 @@ class Loop:
             self.guardrails.at_the_end()
 
     def _suspect(self) -> bool:
-        """Whether the state is not worth a checkpoint to go on from: a guardrail has begun to count."""
+        """Whether the state is not worth a checkpoint to go on from: a guardrail has begun to
+        count.
+        """
         if line := self.guardrails.suspect:
             log.warning("step %d is not saved, for %s (guard)", self.step, line)
         return bool(line)
@@ -353,7 +368,9 @@ class Loop:
         )
 
     async def _evaluate(self) -> None:
-        """At this step, if the run has evaluations and it was not done; given up when the run is asked to stop."""
+        """At this step, if the run has evaluations and it was not done; given up when the run is
+        asked to stop.
+        """
         run, evaluator = self.parts, self.config.evaluator
         never = run.evaluation is None or (evaluator.freq_steps is None and evaluator.freq_epochs is None)
         if never or self.stop.is_set() or (self.evaluated is not None and self.evaluated[0] == self.step):
@@ -415,7 +432,9 @@ class Loop:
         self._tell(State.RUNNING)
 
     def _wall(self) -> dict[str, Mean]:
-        """Seconds since the last step was written: sampling, waits, evaluations and saves included."""
+        """Seconds since the last step was written: sampling, waits, evaluations and saves
+        included.
+        """
         before, self.wrote = self.wrote, time.perf_counter()
         return {"timeperf/wall": Mean(self.wrote - before, 1)}
 
@@ -428,7 +447,9 @@ class Loop:
         return {name: Mean(float(value), 1) for name, value in (since | now).items()}
 
     def _due(self, frequency: FrequencyConfig, epochs: int) -> bool:
-        """Whether it is time for what is done every so many steps or epochs, the step just finished being the newest."""
+        """Whether it is time for what is done every so many steps or epochs, the step just
+        finished being the newest.
+        """
         by_steps = frequency.freq_steps is not None and self.step % frequency.freq_steps == 0
         every = frequency.freq_epochs
         return by_steps or (every is not None and epochs // every > self.epochs // every)

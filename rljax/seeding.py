@@ -1,4 +1,6 @@
-"""Seeds that follow from names, so that a run can stop anywhere and draw the same numbers when it goes on."""
+"""Seeds that follow from names, so that a run can stop anywhere and draw the same numbers when it
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import hashlib
 
 
 def seed_for(run_seed: int, uid: str, sample: int, attempt: int = 0) -> int:
-    """The seed of one request, in [0, 2**31): a hash of its name, so it depends on neither slot, order nor process.
+    """The seed of one request, in [0, 2**31): a hash of its name, so it depends on neither slot,
+    order nor process.
 
     Args:
       run_seed: `config.seed`.

@@ -1,12 +1,14 @@
-"""One training step on a batch of groups: advantages, packing, scoring, minibatches, updates. Blocks; runs in a thread.
+"""One training step on a batch of groups: advantages, packing, scoring, minibatches, updates.
+Blocks; runs in a thread.
 
     groups --> advantages --> minibatches of whole trajectories --> weights --> rows --> update, one optimizer step each
                    ^                                                   |
    values, reference, teacher, proximal                    the global normalizer of the minibatch
 
-Advantages are computed over whole groups before anything is split, and weights over a whole minibatch before it is packed, so
-neither packing nor the learner's micro-batches and ranks change the gradient. Everything is kept a trajectory at a time,
-in the order of the groups; rows exist only between `batch_of` and the learner.
+Advantages are computed over whole groups before anything is split, and weights over a whole
+minibatch before it is packed, so neither packing nor the learner's micro-batches and ranks change
+the gradient. Everything is kept a trajectory at a time, in the order of the groups; rows exist
+only between `batch_of` and the learner.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ Arrays = list[np.ndarray]  # one [T] a trajectory
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A batch of trajectories and what was computed about each token before the first update. None: not needed."""
+    """A batch of trajectories and what was computed about each token before the first update.
+
+    None: not needed.
+    """
 
     trajectories: Sequence[Trajectory]
     advantage: Arrays
@@ -148,7 +153,8 @@ def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arra
 
 
 def split(trajectories: Sequence[Trajectory], n: int) -> list[list[int]]:
-    """At most n minibatches of whole trajectories with about the same number of tokens each, in the order of the batch.
+    """At most n minibatches of whole trajectories with about the same number of tokens each, in
+    the order of the batch.
 
     Only trajectories that have a token to train on; every minibatch has one at least.
     """

@@ -1,9 +1,10 @@
-"""The import rule: experiments -> testing -> engines -> backends -> rljax, rooms of rljax as `ROOMS` says, and what is optional
-is imported when it is used.
+"""The import rule: experiments -> testing -> engines -> backends -> rljax, rooms of rljax as
+`ROOMS` says, and what is optional is imported when it is used.
 
 python tests/import_rule.py --library=//LABEL --deps=//LABEL,... FILE...
 
-prints a line for each violation, and for each import of a library that is not among the dependencies; exit status 1 if any.
+prints a line for each violation, and for each import of a library that is not among the
+dependencies; exit status 1 if any.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ class Import(NamedTuple):
 
 
 def imports_of(source: str, package: str) -> Iterator[Import]:
-    """Every import of a module of the package, `from a import b` as a and as a.b (either may be a module)."""
+    """Every import of a module of the package, `from a import b` as a and as a.b (either may be a
+    module).
+    """
 
     def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
         if isinstance(node, ast.Import):
@@ -117,7 +120,9 @@ def layer_of(module: str) -> str | None:
 
 
 def room_of(module: str) -> str | None:
-    """The room of rljax that a dotted module belongs to; None for other layers and for rljax itself."""
+    """The room of rljax that a dotted module belongs to; None for other layers and for rljax
+    itself.
+    """
     head, _, rest = module.partition(".")
     return rest.partition(".")[0] if rest and layer_of(module) == "rljax" == head else None
 
@@ -163,7 +168,9 @@ def undeclared(path: str, source: str, libraries: set[str]) -> list[str]:
 
 
 def _library_of(module: str) -> str:
-    """rljax.backends.jax.model -> //rljax/backends/jax; a library has all that is below it and is no other's."""
+    """rljax.backends.jax.model -> //rljax/backends/jax; a library has all that is below it and is
+    no other's.
+    """
     head, *rest = module.split(".")
     depth = 0 if not rest else 1 if rest[0] in WHOLE else 2 if rest[0] in BARE else 0
     return "//" + "/".join([head, *rest[:depth]])

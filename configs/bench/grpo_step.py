@@ -1,4 +1,5 @@
-"""One synchronous GRPO step as `experiments/bench/grpo_step.py` times it: 8 prompts, 8 samples each, 32 new tokens, float32.
+"""One synchronous GRPO step as `experiments/bench/grpo_step.py` times it: 8 prompts, 8 samples
+each, 32 new tokens, float32.
 
 python -m experiments.bench.grpo_step
 """

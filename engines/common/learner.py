@@ -1,4 +1,6 @@
-"""A learner but for its arithmetic: which phase it is in, what it writes, and how it goes on from what another wrote."""
+"""A learner but for its arithmetic: which phase it is in, what it writes, and how it goes on from
+what another wrote.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,20 @@ Scorer = Callable[[Batch], np.ndarray]  # as `Learner.score`
 
 
 class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
-    """Implements those parts of `rljax.engine.Learner` in which no array is touched; a framework's learner adds the others.
+    """Implements those parts of `rljax.engine.Learner` in which no array is touched; a framework's
+    learner adds the others.
 
-    The reference policy and the critic are taken from the policy as it is when RL begins: at once, or after the supervised
-    warm-up. The teacher is there from the start and in no checkpoint, for its directory has it. A subclass calls `_start`
-    when it can make them.
+    The reference policy and the critic are taken from the policy as it is when RL begins: at once,
+    or after the supervised warm-up. The teacher is there from the start and in no checkpoint, for
+    its directory has it. A subclass calls `_start` when it can make them.
     """
 
     format: ClassVar[str]  # of its checkpoints, in their meta.json
 
     def __init__(self, config: Config, model_dir: Path) -> None:
-        """config.total_train_steps, where it is set, is what schedules run over; without it only a constant rate will do."""
+        """config.total_train_steps, where it is set, is what schedules run over; without it only a
+        constant rate will do.
+        """
         self._config = config
         self._model_dir = Path(model_dir)
         self._spec = ModelSpec.from_directory(model_dir)
@@ -70,7 +75,10 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
 
     @abc.abstractmethod
     def _load_teacher(self, directory: Path) -> Scorer:
-        """A frozen model that scores what the policy sampled. Raises UserError where it can't be loaded."""
+        """A frozen model that scores what the policy sampled.
+
+        Raises UserError where it can't be loaded.
+        """
 
     @abc.abstractmethod
     def _policy_step(self, phase: PhaseT, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
@@ -93,11 +101,17 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
 
     @abc.abstractmethod
     def _write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> None:
-        """Writes a checkpoint under a directory that need not exist. Raises UserError, in every process or in none."""
+        """Writes a checkpoint under a directory that need not exist.
+
+        Raises UserError, in every process or in none.
+        """
 
     @abc.abstractmethod
     def _read(self, directory: Path, like: Tree) -> Tree:
-        """The tree of a checkpoint of this framework, in the layout of `like`. Raises UserError, as `_write` does."""
+        """The tree of a checkpoint of this framework, in the layout of `like`.
+
+        Raises UserError, as `_write` does.
+        """
 
     @abc.abstractmethod
     def _to_named(self, tree: Tree) -> dict[str, dict[str, np.ndarray]]:
@@ -105,11 +119,16 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
 
     @abc.abstractmethod
     def _from_named(self, state: State, tree: Tree, updates: int) -> Tree:
-        """The tree with what a state has of it, and its own elsewhere. Raises UserError where something doesn't fit."""
+        """The tree with what a state has of it, and its own elsewhere.
+
+        Raises UserError where something doesn't fit.
+        """
 
     @abc.abstractmethod
     def _together(self, what: str, action: Callable[[], Result]) -> Result:
-        """Runs an action in every process; where it raises UserError in one, it does in all. what: went wrong then."""
+        """Runs an action in every process; where it raises UserError in one, it does in all. what:
+        went wrong then.
+        """
 
     def _read_meta(self, directory: Path) -> dict[str, Any]:
         return read_meta(directory)
@@ -117,7 +136,10 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
     # Scoring and learning
 
     def score_reference(self, batch: Batch) -> np.ndarray:
-        """The log-probs of `score` under the frozen reference policy: as it was when RL began. Only with kl_ctl > 0."""
+        """The log-probs of `score` under the frozen reference policy: as it was when RL began.
+
+        Only with kl_ctl > 0.
+        """
         reference = self._reinforcement().reference
         if reference is None:
             raise UserError("actor.kl_ctl: there is no reference policy at 0")
@@ -132,15 +154,16 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
     def update(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the policy on all rows of the batch (and nothing of the critic).
 
-        Metrics are under `ppo_actor/update/`, unweighted over the tokens trained on. A gradient that isn't finite is skipped
-        and counted in `ppo_actor/update/skipped`.
+        Metrics are under `ppo_actor/update/`, unweighted over the tokens trained on. A gradient
+        that isn't finite is skipped and counted in `ppo_actor/update/skipped`.
         """
         means = self._policy_step(self._reinforcement().actor, batch, kept(batch, self._objective))
         self._updates += 1
         return means
 
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
-        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer, at temperature 1.
+        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer,
+        at temperature 1.
 
         With actor.loss "sft" there is no warm-up: it is a step of the policy's own optimizer.
         """
@@ -199,10 +222,11 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         self._write(Path(directory), self._tree(self._phases), meta)
 
     def restore(self, directory: Path) -> None:
-        """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was.
+        """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it
+        was.
 
-        Neither the layout that wrote it matters nor the engine (rljax/checkpoints/portable.py). Old and new state are both held
-        until all of the new one has been read.
+        Neither the layout that wrote it matters nor the engine (rljax/checkpoints/portable.py).
+        Old and new state are both held until all of the new one has been read.
         """
         self._enter()
         directory = Path(directory)
@@ -216,14 +240,15 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         self._load(phases, self._read(directory, self._tree(phases)), meta["updates"])
 
     def named_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Everything that is trained, in no framework's terms, on the host of every process: the parts of
-        rljax/checkpoints/portable.py.
+        """Everything that is trained, in no framework's terms, on the host of every process: the
+        parts of rljax/checkpoints/portable.py.
         """
         self._enter()
         return self._to_named(self._tree(self._phases))
 
     def load_named_state(self, named: State, updates: int) -> None:
-        """The inverse, after `updates` optimizer steps. Raises UserError, changing nothing, where they don't fit.
+        """The inverse, after `updates` optimizer steps. Raises UserError, changing nothing, where
+        they don't fit.
 
         A critic or reference that is missing stays as it is when RL begins.
         """
@@ -257,7 +282,10 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         return phases.saved(self._weights(), with_reference=self._config.warmup.steps > 0)
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be this run's, but for the format. JSON values."""
+        """What must be the same for a checkpoint to be this run's, but for the format.
+
+        JSON values.
+        """
         lora = self._config.actor.lora
         adapters = {"rank": lora.rank, "target_modules": list(lora.target_modules)} if lora.rank else None
         return {"format": self.format, "model": json.loads(json.dumps(self._spec.to_config())), "lora": adapters}

@@ -1,4 +1,6 @@
-"""Where a learner's checkpoint has the parts of `rljax.checkpoints.portable`, and which of them it can't do without."""
+"""Where a learner's checkpoint has the parts of `rljax.checkpoints.portable`, and which of them it
+can't do without.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ NEEDED = ("params", "mu", "nu", "supervised/mu", "supervised/nu")  # a critic or
 
 
 def parts_of(state: State, own: Collection[str]) -> list[str]:
-    """Those of a learner's own parts that a state replaces. Raises UserError where one that is needed is missing."""
+    """Those of a learner's own parts that a state replaces.
+
+    Raises UserError where one that is needed is missing.
+    """
     for part in own:
         if part in NEEDED and part not in state:
             raise UserError(f"checkpoint: nothing of {part} in the state of another engine (is it of this config?)")
@@ -35,7 +40,9 @@ def parts_of(state: State, own: Collection[str]) -> list[str]:
 
 
 def counts_of(state: State, updates: int) -> dict[str, int]:
-    """Optimizer steps by name, as in `COUNTED`; the policy's are `updates` where the state has no counts."""
+    """Optimizer steps by name, as in `COUNTED`; the policy's are `updates` where the state has no
+    counts.
+    """
     counts = state.get(COUNTS, {})
     return {"actor": updates} | {name: int(counts[name]) for name in COUNTED if name in counts}
 

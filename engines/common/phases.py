@@ -1,4 +1,5 @@
-"""The phases of a learner: nothing yet, supervised, reinforcement; and what each brings into being.
+"""The phases of a learner: nothing yet, supervised, reinforcement; and what each brings into
+being.
 
     nothing yet --update_supervised--> supervised --update, score_reference, values--> reinforcement
 
@@ -63,7 +64,8 @@ class Phases(Generic[PhaseT, CriticT]):
         return [field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None]
 
     def saved(self, policy: Tree, *, with_reference: bool) -> dict[str, Tree]:
-        """The tree of a checkpoint: {"policy", "supervised": phase, "rl": {"actor": phase, "critic", "reference"}}.
+        """The tree of a checkpoint: {"policy", "supervised": phase, "rl": {"actor": phase,
+        "critic", "reference"}}.
 
         The storage itself, not a copy.
         """

@@ -1,4 +1,7 @@
-"""The section `fsdp` of the config. That of `sglang` is beside its servers, in rljax/engines/http/config.py."""
+"""The section `fsdp` of the config.
+
+That of `sglang` is beside its servers, in rljax/engines/http/config.py.
+"""
 
 from __future__ import annotations
 

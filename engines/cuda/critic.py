@@ -1,4 +1,6 @@
-"""The critic: weights of its own that start as the policy's, and a scalar head that starts at zero."""
+"""The critic: weights of its own that start as the policy's, and a scalar head that starts at
+zero.
+"""
 
 from __future__ import annotations
 

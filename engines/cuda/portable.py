@@ -14,7 +14,10 @@ from rljax.engines.common.parts import stored_state
 
 
 def read(directory: Path) -> State:
-    """The parts of `rljax.checkpoints.portable` that a checkpoint has. Raises UserError where a file is missing or changed."""
+    """The parts of `rljax.checkpoints.portable` that a checkpoint has.
+
+    Raises UserError where a file is missing or changed.
+    """
     verify(directory)
     stored = checkpoint.stored_names(directory)
 

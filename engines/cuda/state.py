@@ -1,7 +1,8 @@
-"""What a learner keeps over time, as a tree of this rank's shards: for checkpoints, and by HF names to move between engines.
+"""What a learner keeps over time, as a tree of this rank's shards: for checkpoints, and by HF
+names to move between engines.
 
-{"policy": {name: shard}, "supervised": phase, "rl": {"actor": phase, "critic": {"params", *phase}, "reference"}}
-phase = {"mu", "nu": {name: shard}, "count"}
+{"policy": {name: shard}, "supervised": phase, "rl": {"actor": phase, "critic": {"params", *phase},
+"reference"}} phase = {"mu", "nu": {name: shard}, "count"}
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ Tree = dict[str, Any]
 
 
 def placed(tree: Tree, policy: Policy) -> dict[str, Tensor]:
-    """A tree's tensors by their paths; shards of parameters as DTensors, the rest as it is (the same on every rank)."""
+    """A tree's tensors by their paths; shards of parameters as DTensors, the rest as it is (the
+    same on every rank).
+    """
     found: dict[str, Tensor] = {}
     for path, tensor in _flat(tree).items():
         parameter = policy.trained.get(path.rsplit("/", 1)[-1])
@@ -57,7 +60,8 @@ def _whole(name: str, tensor: Tensor, policy: Policy) -> np.ndarray:
 
 
 def from_named(named: Mapping[str, Mapping[str, np.ndarray]], tree: Tree, policy: Policy, updates: int) -> Tree:
-    """Shards in the parts of `tree`, whose own stay where `named` has none. Raises UserError where one doesn't fit.
+    """Shards in the parts of `tree`, whose own stay where `named` has none. Raises UserError where
+    one doesn't fit.
 
     updates: the policy's optimizer steps where there are no counts.
     """

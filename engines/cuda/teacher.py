@@ -1,4 +1,6 @@
-"""The teacher of on-policy distillation: a frozen model of another directory that scores what the policy sampled."""
+"""The teacher of on-policy distillation: a frozen model of another directory that scores what the
+policy sampled.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from rljax.hf.spec import ModelSpec
 
 
 class Teacher:
-    """A sharded module of its own in `actor.dtype`, with no master weights and no moments. Its shape may be any."""
+    """A sharded module of its own in `actor.dtype`, with no master weights and no moments.
+
+    Its shape may be any.
+    """
 
     def __init__(self, config: Config, directory: Path, layout: Layout) -> None:
         """Raises UserError where the directory's model can't be loaded, or not in this layout."""
@@ -32,7 +37,9 @@ class Teacher:
 
     @torch.no_grad()
     def score(self, parts: Iterable[Rows]) -> list[Tensor]:
-        """[r, m] float32, nats, of every micro-batch: log-probs of the named tokens at the sampling temperature."""
+        """[r, m] float32, nats, of every micro-batch: log-probs of the named tokens at the
+        sampling temperature.
+        """
         try:
             return [named_logprobs(self._network, rows, temperature=self._temperature, chunk=self._chunk)[0] for rows in parts]
         finally:

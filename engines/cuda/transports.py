@@ -1,4 +1,6 @@
-"""How weights get from a learner to the servers of a pool: which ways there are, and the source for the one that was chosen."""
+"""How weights get from a learner to the servers of a pool: which ways there are, and the source
+for the one that was chosen.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ KEY = "sglang.transport"
 
 
 def routes(config: Config, allocation: Allocation) -> tuple[str, ...]:
-    """Ways to SGLang servers that the run starts, best first: the one that `sglang.transport` names, or all possible ones.
+    """Ways to SGLang servers that the run starts, best first: the one that `sglang.transport`
+    names, or all possible ones.
 
     Raises UserError for one that is not possible there.
     """
@@ -53,7 +56,8 @@ def _possible(config: Config, allocation: Allocation) -> tuple[str, ...]:
 
 @dataclasses.dataclass
 class Route:
-    """The way to a sampler's servers by one transport, kept by a torch learner: a broadcast's group outlives publishes.
+    """The way to a sampler's servers by one transport, kept by a torch learner: a broadcast's
+    group outlives publishes.
 
     Example:
         route = Route(ExportToSampler("nccl", Pool("sglang", data=2)))
@@ -67,7 +71,10 @@ class Route:
     _group: BroadcastGroup | None = None
 
     def source(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightSource:
-        """Of whole tensors under HF names, taken from the iterable as they are sent. Raises UserError for "directory"."""
+        """Of whole tensors under HF names, taken from the iterable as they are sent.
+
+        Raises UserError for "directory".
+        """
         return WeightsBroadcast(self._sender(tensors))
 
     def _sender(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Sender:
@@ -87,7 +94,9 @@ class Route:
         return TorchIpc(tensors, self.target.pool.tensor, self.gather or alone, self.bucket_bytes)
 
     def follow(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """What ranks 1 and following of a learner do while rank 0's source is sent: they gather with it. Blocks."""
+        """What ranks 1 and following of a learner do while rank 0's source is sent: they gather
+        with it. Blocks.
+        """
         if self.target.transport == "ipc":
             self._ipc(tensors).follow()
         else:

@@ -1,4 +1,5 @@
-"""A collective between processes in a few lines: everything goes to rank 0 and comes back from it, in the order of ranks.
+"""A collective between processes in a few lines: everything goes to rank 0 and comes back from it,
+in the order of ranks.
 
 It blocks as NCCL and gloo do: for ever while a peer is silent, with an error when a peer is gone.
 """

@@ -1,4 +1,6 @@
-"""Learns the bigram table by the exact gradient of the oracle's objective, with Adam; in several processes too."""
+"""Learns the bigram table by the exact gradient of the oracle's objective, with Adam; in several
+processes too.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,9 @@ class Adam:
 class FakeLearner:
     """A policy table, its reference, and a critic that knows only the last token.
 
-    In several processes each has all of it, takes its own rows of a batch, and adds up scores, gradients and metrics with the
-    others: as a data-parallel learner does, so that split invariance over ranks is tested on it.
+    In several processes each has all of it, takes its own rows of a batch, and adds up scores,
+    gradients and metrics with the others: as a data-parallel learner does, so that split
+    invariance over ranks is tested on it.
     """
 
     def __init__(self, config: Config, model_dir: Path, peers: Collective | Alone | None = None) -> None:
@@ -72,7 +75,9 @@ class FakeLearner:
         return self._score(self._table, batch)
 
     def score_reference(self, batch: Batch) -> np.ndarray:
-        """Under the policy that reinforcement began with: the model directory's, or what the warm-up left."""
+        """Under the policy that reinforcement began with: the model directory's, or what the
+        warm-up left.
+        """
         if not self._config.actor.kl_ctl:
             raise UserError("actor.kl_ctl: 0 has no reference policy to score with")
         return self._score(self._reference, batch)
@@ -140,7 +145,9 @@ class FakeLearner:
         return merge({name: Mean(*row) for name, row in zip(means, part.tolist(), strict=True)} for part in parts)
 
     def _logp_and_entropy(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """[R, T] float64, nats; log-probs rounded as the sampler reports them, so that a ratio of 1 is 1 to the bit."""
+        """[R, T] float64, nats; log-probs rounded as the sampler reports them, so that a ratio of
+        1 is 1 to the bit.
+        """
         table = model.log_probs(self._table, self._temperature)
         entropy = -(np.exp(table) * table).sum(1)
         last = _last(batch)
@@ -149,7 +156,8 @@ class FakeLearner:
     def loss_and_gradient(self, batch: Batch, objective: Objective) -> tuple[float, np.ndarray]:
         """The oracle's loss, and its gradient with respect to the table [V, V].
 
-        With z the logits / temperature of a row: d logp / dz = onehot - p and dH / dz = -p (log p + H).
+        With z the logits / temperature of a row: d logp / dz = onehot - p and dH / dz = -p (log p
+        + H).
         """
         logp, entropy = self._logp_and_entropy(batch)
         result = oracle.policy_objective(logp, entropy, _tokens(batch), objective)
@@ -221,7 +229,9 @@ def _teacher_of(config: Config, vocabulary: int) -> np.ndarray | None:
 
 
 def _last(batch: Batch) -> np.ndarray:
-    """The token before each, [R, T]; whatever stands there for the first of a segment, which is never trained on."""
+    """The token before each, [R, T]; whatever stands there for the first of a segment, which is
+    never trained on.
+    """
     return np.roll(batch.token_ids, 1, axis=1)
 
 

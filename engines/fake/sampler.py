@@ -1,4 +1,6 @@
-"""Samples from the bigram table, token by token between turns of the event loop, with faults and delays on request."""
+"""Samples from the bigram table, token by token between turns of the event loop, with faults and
+delays on request.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from rljax.types import Completion, Finish, Request
 
 @dataclasses.dataclass
 class Trouble:
-    """What goes wrong, drawn apart from the samples, so that a completion stays a function of its request.
+    """What goes wrong, drawn apart from the samples, so that a completion stays a function of its
+    request.
 
     Example: Trouble(np.random.default_rng(0), delay=0.002, failure_rate=0.05)
     """
@@ -71,7 +74,10 @@ class FakeSampler(CooperativeSampler):
         return Completion(np.array(tokens, np.int32), np.array(logps, np.float32), np.array(versions, np.int32), finish)
 
     def _row(self, last: int, request: Request, length: int) -> np.ndarray:
-        """Log-probs of the next token under the distribution that is sampled. [V] float64, nats."""
+        """Log-probs of the next token under the distribution that is sampled.
+
+        [V] float64, nats.
+        """
         params = request.params
         temperature = 1.0 if params.greedy else params.temperature
         if temperature not in self._by_temperature:

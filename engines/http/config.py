@@ -10,7 +10,9 @@ from rljax.config.schema import EngineConfig
 
 @dataclasses.dataclass(frozen=True)
 class SglangConfig(EngineConfig):
-    """The SGLang servers that a run starts, one per data-parallel replica; what is empty or None SGLang decides."""
+    """The SGLang servers that a run starts, one per data-parallel replica; what is empty or None
+    SGLang decides.
+    """
 
     python: str = key("", "Interpreter of the environment that SGLang is installed in. Empty: the run's own.")
     device: str = key("", '"cuda" or "cpu". Empty: SGLang\'s choice.')

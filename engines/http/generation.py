@@ -13,7 +13,10 @@ from rljax.types import Finish, Piece
 
 
 class Call:
-    """A completion under way. Its sampling is a task of its own, which an abort or a client that leaves cancels."""
+    """A completion under way.
+
+    Its sampling is a task of its own, which an abort or a client that leaves cancels.
+    """
 
     def __init__(self, call: GenerateCall, generator: Generator) -> None:
         self.call = call

@@ -43,7 +43,9 @@ class Watched(Protocol):
         ...
 
     def present_weights(self) -> str | None:
-        """A directory with the present weights, for a server that was started again; None when there is none."""
+        """A directory with the present weights, for a server that was started again; None when
+        there is none.
+        """
         ...
 
     def lack_weights(self) -> None:
@@ -63,7 +65,10 @@ class Replicas(Protocol):
         ...
 
     def restart(self, index: int) -> Remote:
-        """Starts it again, with the weights it had at first. Blocks. Raises UserError when it can't, or may not."""
+        """Starts it again, with the weights it had at first.
+
+        Blocks. Raises UserError when it can't, or may not.
+        """
         ...
 
     def close(self) -> None: ...

@@ -24,7 +24,8 @@ TRANSPORTS = ("ipc", "nccl", "gloo", "directory")  # of servers that speak SGLan
 def attach(config: Config) -> HttpSampler:
     """A sampler of the servers at `rollout.addr`, one or several with commas between. Blocks.
 
-    Its version is the newest that a server has; servers with older weights wait for the next publish.
+    Its version is the newest that a server has; servers with older weights wait for the next
+    publish.
 
     Raises UserError when an address doesn't answer as a server does.
     """
@@ -81,7 +82,9 @@ class HttpPlugin(Plugin):
     transports = TRANSPORTS
 
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
-        """What a server that runs already can do, and on which devices, only its user knows: a directory always works."""
+        """What a server that runs already can do, and on which devices, only its user knows: a
+        directory always works.
+        """
         return (SglangConfig.of(config).transport or "directory",)
 
     def check(self, config: Config, allocation: Allocation) -> None:

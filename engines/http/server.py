@@ -5,7 +5,8 @@
     POST /pause_generation, /continue_generation, /abort_request, /flush_cache, /update_weights_from_disk
     POST /release_memory_occupation, /resume_memory_occupation
 
-Bodies and replies are SGLang's (rljax/engines/http/protocol.py). What carries pickles, or needs torch, is refused by name.
+Bodies and replies are SGLang's (rljax/engines/http/protocol.py). What carries pickles, or needs
+torch, is refused by name.
 """
 
 from __future__ import annotations
@@ -193,8 +194,10 @@ class SamplerServer:
         return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def load_weights(self, request: web.Request) -> web.Response:
-        """Without a weight_version, the version goes up by one. What is in flight goes on; flush_cache changes nothing: no
-        cache of older weights serves later requests either way, and requests in flight are the sampler's own choice."""
+        """Without a weight_version, the version goes up by one. What is in flight goes on;
+        flush_cache changes nothing: no cache of older weights serves later requests either way,
+        and requests in flight are the sampler's own choice.
+        """
         body = await json_body(request)
         directory = await asyncio.to_thread(weight_directory, body.get("model_path"), self._options.weight_roots)
         async with self._control:
@@ -204,7 +207,10 @@ class SamplerServer:
         return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
 
     async def release(self, request: web.Request) -> web.Response:
-        """All of it, whatever the tags; nothing, with a sampler that can't. As with SGLang, only while nothing is running."""
+        """All of it, whatever the tags; nothing, with a sampler that can't.
+
+        As with SGLang, only while nothing is running.
+        """
         _check_tags(await json_body(request))
         if self._calls:
             raise BadRequest(f"release_memory_occupation: {len(self._calls)} requests are under way (abort them first)")

@@ -97,7 +97,9 @@ def _worker(address: str) -> None:
 
 
 async def _by_workers(workers: int, directory: Path) -> tuple[float, float]:
-    """Seconds, and seconds of this process's CPU, to lease, receive and take every item, with workers that need no time."""
+    """Seconds, and seconds of this process's CPU, to lease, receive and take every item, with
+    workers that need no time.
+    """
     limits = Limits(10**9, BATCH, 8 * BATCH, None, ITEMS)
     buffer, journals, accumulator = Buffer(Endless(), limits), GroupLog(directory), Accumulator()
     config = config_io.resolve(config_io.from_dict(base.get_config()))

@@ -3,8 +3,8 @@
 python -m experiments.bench.gpu_run --out=OUT --model=DIR --sglang_python=PYTHON
 python -m experiments.bench.gpu_run --out=OUT --gguf=part0,part1 --sglang_site=DIR     # offline: pieces, an unpacked bundle
 
-Each run is 60 asynchronous steps. What it does, one after the other, and says so; a step that fails is printed with the end
-of its log, and the next one is taken:
+Each run is 60 asynchronous steps. What it does, one after the other, and says so; a step that
+fails is printed with the end of its log, and the next one is taken:
 
     check     interpreters, packages that are missing, the card, versions
     model     --model, or --gguf (its pieces are put together and converted), or a small one from scratch that learns sums
@@ -13,7 +13,8 @@ of its log, and the next one is taken:
     curves    OUT/curves.png, where matplotlib is installed
     publish   experiments.bench.publish, with --publish
 
-OUT holds NAME.metrics.jsonl and NAME.log of each run, table.txt, curves.png, publish.json. The run directories go to --scratch.
+OUT holds NAME.metrics.jsonl and NAME.log of each run, table.txt, curves.png, publish.json. The run
+directories go to --scratch.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ def attempt(what: str, act: Callable[..., Any], *args: Any) -> Any:
 
 
 def sglang_python(scratch: Path) -> str:
-    """An interpreter that finds SGLang: the one given, or one that looks into --sglang_site and nowhere else besides."""
+    """An interpreter that finds SGLang: the one given, or one that looks into --sglang_site and
+    nowhere else besides.
+    """
     if not SITE.value:
         return PYTHON.value or sys.executable
     interpreter = shutil.which(SITE_PYTHON.value) or SITE_PYTHON.value
@@ -184,7 +187,10 @@ def train(mode: str, workdir: Path, python: str, model: Mapping[str, Any], log: 
 
 
 def _logged(command: Sequence[str], log: Path, seconds: float, env: Mapping[str, str]) -> None:
-    """Runs it with its output in a log. Out of time it is told to stop, and a run then saves. Raises when it fails."""
+    """Runs it with its output in a log.
+
+    Out of time it is told to stop, and a run then saves. Raises when it fails.
+    """
     with log.open("w") as to:
         process = subprocess.Popen([*map(str, command)], env=os.environ | env, stdout=to, stderr=subprocess.STDOUT)
         try:
@@ -209,7 +215,10 @@ def keep(workdir: Path, target: Path) -> None:
 
 
 def table(runs: Mapping[str, Path], target: Path) -> None:
-    """A line a run: what it reached, and what it cost. Seconds are medians, the first fifth of the steps left out."""
+    """A line a run: what it reached, and what it cost.
+
+    Seconds are medians, the first fifth of the steps left out.
+    """
     lines = [
         f"{'run':22s} {'steps':>5s} {'reward: first':>13s} {'last':>6s} {'lag':>4s} {'lost':>5s} {'stale':>5s} "
         f"{'weight':>6s} {'min':>5s} {'max':>5s} {'step s':>7s} {'update':>7s} {'publish':>8s}"

@@ -4,9 +4,10 @@ python -m experiments.bench.grpo_step                        # TRL must be impor
 python -m experiments.bench.grpo_step --peer_python=PYTHON   # TRL in another environment
 python -m experiments.bench.grpo_step --peer=none
 
-Prints seconds, and the ratio. 4-layer Llama, hidden 256, vocabulary 1000; 8 prompts times 8 samples, up to 32 new tokens;
-float32, the same weights, prompts, batch and threads. Each runs in a process of its own, one after the other, several times
-in turn; the figure is the median over steps, the first ones (compilation, caches) left out.
+Prints seconds, and the ratio. 4-layer Llama, hidden 256, vocabulary 1000; 8 prompts times 8
+samples, up to 32 new tokens; float32, the same weights, prompts, batch and threads. Each runs in a
+process of its own, one after the other, several times in turn; the figure is the median over
+steps, the first ones (compilation, caches) left out.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 python -m experiments.bench.logprobs                              # M 8192, H 4096, V 151936, bfloat16; on a GPU
 python -m experiments.bench.logprobs --rows=64 --hidden=32 --vocabulary=512 --chunk=16 --repeats=2     # anywhere
 
-Times are medians over repeats: of CUDA events in torch, of the wall timer around a finished call in JAX. Memory is the
-peak over what inputs and gradients take (torch), or the compiled program's temporaries (JAX). Errors are against float64
-numpy on the first rows (--check_rows), cut into as many chunks as the whole: log-prob max abs, gradients relative norm.
+Times are medians over repeats: of CUDA events in torch, of the wall timer around a finished call
+in JAX. Memory is the peak over what inputs and gradients take (torch), or the compiled program's
+temporaries (JAX). Errors are against float64 numpy on the first rows (--check_rows), cut into as
+many chunks as the whole: log-prob max abs, gradients relative norm.
 """
 
 from __future__ import annotations

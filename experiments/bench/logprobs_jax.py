@@ -78,7 +78,9 @@ def _recomputed(hidden: Array, unembedding: Array, labels: Array, tokens: TokenA
 
 
 def _plain(hidden: Array, unembedding: Array, labels: Array, tokens: TokenArrays, case: Case, chunk: int | None) -> Any:
-    """What one writes without the op: logits, log-softmax, gather; in chunks that are computed again in the backward."""
+    """What one writes without the op: logits, log-softmax, gather; in chunks that are computed
+    again in the backward.
+    """
 
     def scores(rows: tuple[Array, Array]) -> tuple[Array, Array]:
         logits = lax.dot_general(rows[0], unembedding, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

@@ -4,10 +4,11 @@ python -m experiments.bench.publish --sglang_python=PYTHON                      
 python -m experiments.bench.publish --sglang_python=PYTHON --learner_device=1       # two: directory, nccl
 python -m experiments.bench.publish --sglang_python=PYTHON --device=cpu --sizes=tiny
 
-Pause and resume are included. Models have random weights, in bfloat16. Each transport publishes --repeats times after one
-that is not counted (it makes the group, and fills caches); the figure is the median. "export" is the learner's part before
-the server pauses: all of the way into memory-backed storage for a directory, nothing for the others. After the last, the
-server's version and log-probs are looked at: they must be those of the weights that were sent.
+Pause and resume are included. Models have random weights, in bfloat16. Each transport publishes
+--repeats times after one that is not counted (it makes the group, and fills caches); the figure is
+the median. "export" is the learner's part before the server pauses: all of the way into
+memory-backed storage for a directory, nothing for the others. After the last, the server's version
+and log-probs are looked at: they must be those of the weights that were sent.
 """
 
 from __future__ import annotations
@@ -146,7 +147,10 @@ async def _of_transport(transport: str, size: str, model_dir: Path, sampler: Sam
 
 
 async def _published(learner: Timed, transport: str, sampler: Sampler, version: int) -> tuple[list[float], list[float], float]:
-    """Seconds of each publish and of its export, and the error at the end. Raises RuntimeError where it took another way."""
+    """Seconds of each publish and of its export, and the error at the end.
+
+    Raises RuntimeError where it took another way.
+    """
     from rljax.engine import Engine, ExportToSampler
 
     pool = _pools().sampler

@@ -10,11 +10,13 @@
                                                                                   (without one the model directory has it)
     counts                         optimizer steps: actor, critic, supervised     of what there is
 
-A part holds numpy arrays on the host, named and shaped as in a HF file; an adapter's factors are lora_A.weight [rank, inputs]
-and lora_B.weight [outputs, rank] after the projection's name, and the critic's head is `value_head` [hidden].
+A part holds numpy arrays on the host, named and shaped as in a HF file; an adapter's factors are
+lora_A.weight [rank, inputs] and lora_B.weight [outputs, rank] after the projection's name, and the
+critic's head is `value_head` [hidden].
 
-meta.json of a learner's checkpoint says its format, model, adapters, phases and updates. A learner that meets the format of
-another engine has that engine's plugin read it into parts (`Plugin.read_checkpoint`), and loads those.
+meta.json of a learner's checkpoint says its format, model, adapters, phases and updates. A learner
+that meets the format of another engine has that engine's plugin read it into parts
+(`Plugin.read_checkpoint`), and loads those.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ VALUE_HEAD = "value_head"
 
 
 class LazyState(Mapping[str, Mapping[str, np.ndarray]]):
-    """A `State` whose parts are read one by one, when they are asked for. Keeps the last one in memory.
+    """A `State` whose parts are read one by one, when they are asked for. Keeps the last one in
+    memory.
 
-    Example: LazyState(["params", "counts"], lambda part: read(part))["params"]["model.norm.weight"]
+    Example: LazyState(["params", "counts"], lambda part:
+    read(part))["params"]["model.norm.weight"]
     """
 
     def __init__(self, names: Collection[str], read: Callable[[str], Mapping[str, np.ndarray]]) -> None:
@@ -62,11 +66,12 @@ class LazyState(Mapping[str, Mapping[str, np.ndarray]]):
 
 
 def check_origin(directory: Path, meta: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Raises UserError where no installed engine reads a checkpoint, or it is of another model or of other adapters.
+    """Raises UserError where no installed engine reads a checkpoint, or it is of another model or
+    of other adapters.
 
     Args:
-      identity: what the learner writes in its own meta.json: its format, which another engine's checkpoint may differ in, and
-        what must be the same.
+      identity: what the learner writes in its own meta.json: its format, which another engine's
+        checkpoint may differ in, and what must be the same.
     """
     if meta.get("format") != identity["format"]:
         _reader(directory, meta)
@@ -88,7 +93,8 @@ def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> St
     """What a learner of another engine saved under directory.
 
     Raises:
-      UserError: no installed engine reads its format; it is corrupt; or it holds other things than a learner of the config.
+      UserError: no installed engine reads its format; it is corrupt; or it holds other things than
+        a learner of the config.
     """
     state = _reader(directory, meta).read_checkpoint(directory)
     there, wanted = set(state) - {COUNTS}, _wanted(config, meta["phases"])
@@ -99,7 +105,9 @@ def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> St
 
 
 def phases_of(state: State) -> tuple[bool, bool]:
-    """Whether a state is of a warm-up, and whether RL has begun in it: neither where nothing has been counted yet."""
+    """Whether a state is of a warm-up, and whether RL has begun in it: neither where nothing has
+    been counted yet.
+    """
     supervised = "supervised/mu" in state
     new = COUNTS in state and not state[COUNTS]
     return supervised, "mu" in state or not (supervised or new)

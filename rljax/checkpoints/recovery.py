@@ -93,7 +93,8 @@ class Recovery:
         return state, known
 
     def _load(self) -> tuple[Checkpoint, dict[str, Any], list[Entry]] | None:
-        """Restores the learner from the newest checkpoint that loads, and returns it with the rest.
+        """Restores the learner from the newest checkpoint that loads, and returns it with the
+        rest.
 
         None if there is none.
         """

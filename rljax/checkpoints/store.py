@@ -56,7 +56,8 @@ class Checkpoints:
             of an older such, and never resumed from.
 
         Raises:
-          UserError: the disk is full or can't be written. The checkpoints there were are untouched.
+          UserError: the disk is full or can't be written. The checkpoints there were are
+            untouched.
         """
         name = f"{step}-failed" if failed else str(step)
         aside = self._directory / f".{name}.tmp"

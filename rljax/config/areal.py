@@ -3,7 +3,8 @@
     tree = load("gsm8k_grpo.yaml")      # nested, as configs/base.py's; one warning names the keys that are of no use here
     workdir("gsm8k_grpo.yaml")          # cluster.fileroot/experiment_name/trial_name
 
-`areal_keys.py` has the table of keys; docs/areal.md says what each becomes. An unknown key is refused with the nearest name.
+`areal_keys.py` has the table of keys; docs/areal.md says what each becomes. An unknown key is
+refused with the nearest name.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def load(location: str) -> dict[str, Any]:
     """The file's keys in a tree of ours, over the defaults of configs/base.py.
 
     Raises:
-      UserError: not YAML, a reference to nothing, a key that does not exist, a value that means what is not here.
+      UserError: not YAML, a reference to nothing, a key that does not exist, a value that means
+        what is not here.
     """
     theirs = _named(_flat(_read(location)))
     unused = _checked(theirs, location)
@@ -91,7 +93,9 @@ def _read(location: str) -> dict[str, Any]:
 
 
 def _resolved(value: Any, tree: dict[str, Any], location: str, path: tuple[str, ...]) -> Any:
-    """`value` with each ${a.b} replaced by what stands there, and ${oc.env:NAME,default} by the environment's."""
+    """`value` with each ${a.b} replaced by what stands there, and ${oc.env:NAME,default} by the
+    environment's.
+    """
     if isinstance(value, dict):
         return {str(key): _resolved(item, tree, location, path) for key, item in value.items()}
     if isinstance(value, list):
@@ -151,7 +155,9 @@ def _set(tree: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _checked(theirs: Flat, location: str) -> list[str]:
-    """Keys of no use here, the branches of UNUSED as one; after every key is known and every value that must be one is it."""
+    """Keys of no use here, the branches of UNUSED as one; after every key is known and every value
+    that must be one is it.
+    """
     known = {*SAME, *READ, *ONLY, *REPEATED, *_FLAGS}
     unused: dict[str, None] = {}
     for key, value in theirs.items():
@@ -193,7 +199,10 @@ def _nearest(key: str) -> str:
 
 
 def _placed(theirs: Flat) -> Flat:
-    """Who runs where: one `allocation_mode`, or a backend of each side or of one. A learner without a name is FSDP's."""
+    """Who runs where: one `allocation_mode`, or a backend of each side or of one.
+
+    A learner without a name is FSDP's.
+    """
     mode = theirs.get("allocation_mode")
     backends = [theirs.get(f"{part}.backend") for part in ("rollout", "actor")]
     if not mode:
@@ -232,7 +241,10 @@ def _top_k(value: Any) -> Any:
 
 
 def _evaluated(theirs: Flat) -> Flat:
-    """As in training, unless `eval_gconfig` says otherwise. Greedy completions are all the same: one is enough."""
+    """As in training, unless `eval_gconfig` says otherwise.
+
+    Greedy completions are all the same: one is enough.
+    """
     defaults = {"n_samples": 1, "temperature": 1.0, "greedy": False, "top_p": 1.0, "top_k": 0}
     held = {key: theirs.get(f"eval_gconfig.{key}", theirs.get(f"gconfig.{key}", value)) for key, value in defaults.items()}
     held["top_k"] = _top_k(int(held["top_k"] or 0))

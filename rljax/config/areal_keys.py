@@ -1,6 +1,8 @@
-"""The keys of AReaL's configs, and what becomes of each: the table that `rljax/config/areal.py` reads.
+"""The keys of AReaL's configs, and what becomes of each: the table that `rljax/config/areal.py`
+reads.
 
-Its schema is `areal/api/cli_args.py` in that repository, from v0.3 (August 2025) to v1 (2026); older spellings are here too.
+Its schema is `areal/api/cli_args.py` in that repository, from v0.3 (August 2025) to v1 (2026);
+older spellings are here too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Every default as an ml_collections ConfigDict, made from the schema: what `configs/base.py` gives to config files."""
+"""Every default as an ml_collections ConfigDict, made from the schema: what `configs/base.py`
+gives to config files.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from rljax.config.schema import Config
 
 
 class _Defaults(ConfigDict):
-    """A ConfigDict in which the section of an installed engine appears when it is first named, as in `config.jax.slots = 8`.
+    """A ConfigDict in which the section of an installed engine appears when it is first named, as
+    in `config.jax.slots = 8`.
 
     Making them all at once would import every installed engine's plugin.
     """
@@ -35,7 +38,9 @@ class _Defaults(ConfigDict):
 
 
 def get_config() -> ConfigDict:
-    """Every key of the schema with its default; placeholders where that is None, so that values keep their types."""
+    """Every key of the schema with its default; placeholders where that is None, so that values
+    keep their types.
+    """
     config = _Defaults()
     for name, value in _as_config_dict(Config()).items(preserve_field_references=True):
         config[name] = value

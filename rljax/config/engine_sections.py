@@ -1,4 +1,5 @@
-"""Sections of installed engines, by name. A plugin is imported when its section is first used, and not before.
+"""Sections of installed engines, by name. A plugin is imported when its section is first used, and
+not before.
 
 find("jax")      # JaxConfig: what the plugin names as `config_class`
 find("vllm")     # UserError, with the installed engines, where no package brings such an engine
@@ -31,7 +32,10 @@ def find(name: str) -> type[EngineConfig] | None:
 
 
 def _section(name: str, schema: object) -> type[EngineConfig]:
-    """The plugin's `config_class`. Raises UserError for what its author has forgotten, before a user's key is read by it."""
+    """The plugin's `config_class`.
+
+    Raises UserError for what its author has forgotten, before a user's key is read by it.
+    """
     if not (isinstance(schema, type) and issubclass(schema, EngineConfig) and "__dataclass_fields__" in vars(schema)):
         raise UserError(
             f"{name}: config_class of its plugin is {schema!r}, not a dataclass over rljax.config.schema.EngineConfig"

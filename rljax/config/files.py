@@ -1,4 +1,6 @@
-"""The file that --config names: one of the user's own by its path, one that comes with rljax by its name."""
+"""The file that --config names: one of the user's own by its path, one that comes with rljax by
+its name.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ _FOLDER = Path(__file__).parents[1] / "configs"  # found, not imported: config f
 
 
 def find(name: str) -> Path:
-    """A path to a file as it is; `quickstart`, `algorithms/grpo` or `algorithms.grpo` where no such file exists.
+    """A path to a file as it is; `quickstart`, `algorithms/grpo` or `algorithms.grpo` where no
+    such file exists.
 
     Raises:
       UserError: neither; names the nearest that come with rljax.

@@ -4,10 +4,11 @@
     config = from_dict(base.get_config())                                         # what a test does
     config == from_json(to_json(config))
 
-The dataclasses of `rljax/config/schema.py` and those of the engines are the schema: a key they don't have, a key that is
-missing and a value of another type are each refused with one line. An engine's section may be left out, or have some keys only.
-Overrides are read by that schema and not by `config_flags`, which takes a field's type from its current value: it can't set an
-optional key back to None, and answers a wrong key with a traceback.
+The dataclasses of `rljax/config/schema.py` and those of the engines are the schema: a key they
+don't have, a key that is missing and a value of another type are each refused with one line. An
+engine's section may be left out, or have some keys only. Overrides are read by that schema and not
+by `config_flags`, which takes a field's type from its current value: it can't set an optional key
+back to None, and answers a wrong key with a traceback.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ _JSON_SCALARS = (bool, int, float, str, type(None))
 
 
 def load(location: str, overrides: Sequence[tuple[str, str]] = ()) -> Config:
-    """Runs a config file's `get_config()` (or reads a YAML file), applies overrides in order and converts.
+    """Runs a config file's `get_config()` (or reads a YAML file), applies overrides in order and
+    converts.
 
     Args:
-      location: a Python file or the name of one that comes with rljax, or "FILE:ARGUMENT" for a get_config that takes one
-        string; or a YAML file of AReaL's.
+      location: a Python file or the name of one that comes with rljax, or "FILE:ARGUMENT" for a
+        get_config that takes one string; or a YAML file of AReaL's.
       overrides: (dotted key, text) pairs, as in `--config.actor.eps_clip=0.3`.
 
     Raises:
@@ -59,7 +61,10 @@ def load(location: str, overrides: Sequence[tuple[str, str]] = ()) -> Config:
 
 
 def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
-    """A nested mapping or ConfigDict as a Config. Raises UserError on an unknown or missing key or a wrong type."""
+    """A nested mapping or ConfigDict as a Config.
+
+    Raises UserError on an unknown or missing key or a wrong type.
+    """
     plain = _plain(tree)
     names = [name for name in plain if name not in types_of(Config)]
     engines = {name: _engine_section(name, plain.pop(name)) for name in names}
@@ -100,8 +105,10 @@ def to_json(config: Config) -> str:
 
 
 def resolve(config: Config) -> Config:
-    """Fills in each None that stands for a value of another key, and the sections of the engines that `allocation_mode` names
-    with their defaults, so that config.json says what the run does. Raises UserError for a mode that can't be read."""
+    """Fills in each None that stands for a value of another key, and the sections of the engines
+    that `allocation_mode` names with their defaults, so that config.json says what the run does.
+    Raises UserError for a mode that can't be read.
+    """
     engines = dict(config.engines)
     for name in engines_of(config.allocation_mode):
         if name not in engines and name in entry_points.names() and (schema := engine_sections.find(name)):
@@ -332,7 +339,10 @@ def _engine_leaves(name: str) -> list[Leaf]:
 
 
 def _schema_of(schema: type, path: str, name: str) -> Any:
-    """The type of a key, or the dataclass of a section. Raises UserError for a name that isn't there."""
+    """The type of a key, or the dataclass of a section.
+
+    Raises UserError for a name that isn't there.
+    """
     if name in types_of(schema):
         return types_of(schema)[name]
     if schema is not Config or name not in entry_points.names():

@@ -5,8 +5,8 @@
         workers: int = key(2, "Processes that score.", POSITIVE)
         timeout: float = key(15.0, "Limit of one call; then its process is killed.", POSITIVE, unit="seconds")
 
-The field's annotation is its type: int, float, str, bool, one of these or None, a tuple of one of these, dict[str, object], or
-another such dataclass (made by `section`).
+The field's annotation is its type: int, float, str, bool, one of these or None, a tuple of one of
+these, dict[str, object], or another such dataclass (made by `section`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class Key:
     unit: str
 
     def check(self, path: str, value: Any) -> None:
-        """Raises UserError for a value that is no choice or out of range. None, where the type allows it, always passes."""
+        """Raises UserError for a value that is no choice or out of range.
+
+        None, where the type allows it, always passes.
+        """
         if value is None:
             return
         if self.choices and value not in self.choices:

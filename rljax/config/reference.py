@@ -1,4 +1,5 @@
-"""docs/config.md from the schema: every key with its type, default, range or choices, unit and description.
+"""docs/config.md from the schema: every key with its type, default, range or choices, unit and
+description.
 
 python -m rljax.config.reference > docs/config.md
 """

@@ -1,4 +1,6 @@
-"""The sections of what is trained: the model, its objective, its optimizer, the critic and the warm-up."""
+"""The sections of what is trained: the model, its objective, its optimizer, the critic and the
+warm-up.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +168,9 @@ class ActorConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig:
-    """The critic of adv_estimator=gae, which starts from the actor's weights with a value head of zeros."""
+    """The critic of adv_estimator=gae, which starts from the actor's weights with a value head of
+    zeros.
+    """
 
     optimizer: OptimizerConfig = section(OptimizerConfig, lr=5e-6)
     eps_clip_value: float | None = key(None, "Largest change of a value per batch. None: no clip.", POSITIVE)

@@ -1,4 +1,5 @@
-"""Prompts for training and evaluation: files and tasks, formats, shuffling, sharding, exact resumption.
+"""Prompts for training and evaluation: files and tasks, formats, shuffling, sharding, exact
+resumption.
 
 prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer)
 prompt = next(prompts)                  # endless over epochs

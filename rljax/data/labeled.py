@@ -1,4 +1,6 @@
-"""Labeled examples for supervised training: the prompt's chat template, then the answer and the EOS that ends a turn."""
+"""Labeled examples for supervised training: the prompt's chat template, then the answer and the
+EOS that ends a turn.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from rljax.types import Prompt, Trajectory
 
 
 def labeled_trajectory(prompt: Prompt, tokenizer: Tokenizer, field: str = "answer") -> Trajectory:
-    """A prompt and the text of one of its fields; the text and the EOS after it are trained on, the prompt is not."""
+    """A prompt and the text of one of its fields; the text and the EOS after it are trained on,
+    the prompt is not.
+    """
     if field not in prompt.fields:
         raise UserError(
             f"warmup.field: prompt {prompt.uid} has no field {field!r} to train on (its fields: {', '.join(prompt.fields)})"

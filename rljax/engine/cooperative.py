@@ -10,7 +10,8 @@ from rljax.types import Request
 
 
 class CooperativeSampler(Sampler):
-    """A sampler whose requests take turns in the event loop; pauses, resumes and the end are done here.
+    """A sampler whose requests take turns in the event loop; pauses, resumes and the end are done
+    here.
 
     A subclass writes `generate` and `load_weights`:
 
@@ -37,7 +38,8 @@ class CooperativeSampler(Sampler):
             raise UserError(f"request {request.id}: the prompt is empty; a sampler needs at least one token")
 
     async def turn(self) -> bool:
-        """Waits until the request may draw its next token: after the others had a turn, and in no pause.
+        """Waits until the request may draw its next token: after the others had a turn, and in no
+        pause.
 
         Until the caller waits for something again, weights and version stay as they are.
 

@@ -1,4 +1,6 @@
-"""A sampler, a learner, and the way weights get from one to the other: publishing, and memory that is lent for an update."""
+"""A sampler, a learner, and the way weights get from one to the other: publishing, and memory that
+is lent for an update.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ log = logging.getLogger(__name__)
 class Engine:
     """A sampler, a learner, and the way weights get from one to the other.
 
-    Example: Engine(sampler, learner, ExportToSampler("memory", Pool("jax")), Path("/dev/shm/rljax-5c2e"))
+    Example: Engine(sampler, learner, ExportToSampler("memory", Pool("jax")),
+    Path("/dev/shm/rljax-5c2e"))
     """
 
     sampler: Sampler
@@ -30,10 +33,12 @@ class Engine:
     publish_dir: Path  # for weights on their way; in memory-backed storage where there is some
 
     async def publish(self, version: int) -> None:
-        """Learner weights become the sampler's. Requests in flight pause between two decode steps, then go on.
+        """Learner weights become the sampler's. Requests in flight pause between two decode steps,
+        then go on.
 
-        Where a part of the sampler dies of it, or while it takes weights from memory, they are published through a directory,
-        which those that come back can read later. In between it stays paused, and where that fails too it does so for good.
+        Where a part of the sampler dies of it, or while it takes weights from memory, they are
+        published through a directory, which those that come back can read later. In between it
+        stays paused, and where that fails too it does so for good.
         """
         target = self.in_memory or self._directory_of(version)
         source = await asyncio.to_thread(self.learner.export, target)
@@ -62,7 +67,9 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def learning(self) -> AsyncIterator[None]:
-        """Around an update: a sampler on the same devices lends its memory, where the config wants it. A publish comes next."""
+        """Around an update: a sampler on the same devices lends its memory, where the config wants
+        it. A publish comes next.
+        """
         if not self.sampler.lends:
             yield
             return

@@ -9,8 +9,8 @@ The loop they serve, in outline (`rljax/loop.py` is the real one):
     metrics = engine.learner.update(batch)                    # one optimizer step
     await engine.publish(version + 1)                         # in-flight requests go on under the new weights
 
-`Generator` and `Sampler` are base classes: subclass them, and what is optional has a default. `Learner` is a protocol, for
-proxies stand in for learners (rljax/multiprocess/leader.py).
+`Generator` and `Sampler` are base classes: subclass them, and what is optional has a default.
+`Learner` is a protocol, for proxies stand in for learners (rljax/multiprocess/leader.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ State = Mapping[str, Mapping[str, np.ndarray]]
 
 
 class Generator(abc.ABC):
-    """Generates completions: all that workflows, evaluation, producers and workers know of a sampler.
+    """Generates completions: all that workflows, evaluation, producers and workers know of a
+    sampler.
 
     What a workflow does with it:
 
@@ -49,13 +50,18 @@ class Generator(abc.ABC):
     @property
     @abc.abstractmethod
     def version(self) -> int:
-        """Version of the weights that it generates from now. A subclass may have a plain attribute: `version = 0`."""
+        """Version of the weights that it generates from now.
+
+        A subclass may have a plain attribute: `version = 0`.
+        """
 
     @abc.abstractmethod
     async def generate(self, request: Request) -> Completion:
-        """Samples one completion: token ids in; token ids, log-probs and versions out, one per token.
+        """Samples one completion: token ids in; token ids, log-probs and versions out, one per
+        token.
 
-        May be called any number of times at once, from the event loop. Cancelling the call aborts the request.
+        May be called any number of times at once, from the event loop. Cancelling the call aborts
+        the request.
 
         Raises:
           UserError: a request that can't be done, whoever is asked.
@@ -63,7 +69,8 @@ class Generator(abc.ABC):
         """
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
-        """Yields the completion of `generate` in pieces: by default in one, when all of it is there.
+        """Yields the completion of `generate` in pieces: by default in one, when all of it is
+        there.
 
         Closing the generator of pieces before the last (`aclose`) aborts the request.
         """
@@ -89,19 +96,26 @@ class Sampler(Generator):
 
     @abc.abstractmethod
     async def load_weights(self, source: WeightSource, version: int) -> None:
-        """Swaps weights in place. No cache computed with older weights serves a request that starts later.
+        """Swaps weights in place. No cache computed with older weights serves a request that
+        starts later.
 
-        Raises UserError for a source that it does not take or can't read; then the old weights stay.
+        Raises UserError for a source that it does not take or can't read; then the old weights
+        stay.
         """
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Ends all requests in flight with finish `abort` and frees what the sampler has. May be repeated."""
+        """Ends all requests in flight with finish `abort` and frees what the sampler has.
+
+        May be repeated.
+        """
 
     # A sampler whose parts die and come back
 
     async def lacks_weights(self) -> None:
-        """Returns when a part is back that waits for weights which only a publish can bring; by default never."""
+        """Returns when a part is back that waits for weights which only a publish can bring; by
+        default never.
+        """
         await asyncio.Event().wait()
 
     # A sampler that shares devices with the learner
@@ -110,23 +124,32 @@ class Sampler(Generator):
     """Whether it gives its memory to the learner during updates, as the config may ask."""
 
     async def release(self) -> None:
-        """Lets go of weights and caches until `reclaim`. What is in flight ends with finish `abort`, or waits.
+        """Lets go of weights and caches until `reclaim`. What is in flight ends with finish
+        `abort`, or waits.
 
         By default nothing happens: there is nothing that it could let go of.
         """
 
     async def reclaim(self) -> None:
-        """Takes its memory again. Nothing is generated before `load_weights` has filled it, and `resume`."""
+        """Takes its memory again.
+
+        Nothing is generated before `load_weights` has filled it, and `resume`.
+        """
 
 
 class Learner(Protocol):
-    """Trains one policy (and a critic where the algorithm has one). Methods block; the loop calls them from a thread.
+    """Trains one policy (and a critic where the algorithm has one). Methods block; the loop calls
+    them from a thread.
 
-    Where it lives in several processes (`Plugin.processes`) all of them make the same calls in the same order.
+    Where it lives in several processes (`Plugin.processes`) all of them make the same calls in the
+    same order.
     """
 
     def score(self, batch: Batch) -> np.ndarray:
-        """Log-probs of the tokens under the current policy. [R, T] float32, nats; 0 where loss_mask is False."""
+        """Log-probs of the tokens under the current policy.
+
+        [R, T] float32, nats; 0 where loss_mask is False.
+        """
         ...
 
     def score_reference(self, batch: Batch) -> np.ndarray:
@@ -138,7 +161,10 @@ class Learner(Protocol):
         ...
 
     def values(self, batch: Batch) -> np.ndarray:
-        """Critic's value at each token. [R, T] float32, reward units. Only with adv_estimator "gae"."""
+        """Critic's value at each token.
+
+        [R, T] float32, reward units. Only with adv_estimator "gae".
+        """
         ...
 
     def update(self, batch: Batch) -> dict[str, Mean]:
@@ -150,14 +176,17 @@ class Learner(Protocol):
         ...
 
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
-        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer (the policy's for "sft")."""
+        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer
+        (the policy's for "sft").
+        """
         ...
 
     def export(self, target: ExportTarget) -> WeightSource:
-        """Makes the weights ready for whoever the target names: files in a directory, or memory by the chosen transport.
+        """Makes the weights ready for whoever the target names: files in a directory, or memory by
+        the chosen transport.
 
-        In several processes, rank 0's source is the one that counts. Where its tensors are gathered as they are sent, the
-        other ranks take part before they return.
+        In several processes, rank 0's source is the one that counts. Where its tensors are
+        gathered as they are sent, the other ranks take part before they return.
         """
         ...
 
@@ -166,7 +195,9 @@ class Learner(Protocol):
         ...
 
     def restore(self, directory: Path) -> None:
-        """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was."""
+        """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it
+        was.
+        """
         ...
 
     def close(self) -> None: ...

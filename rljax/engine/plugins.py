@@ -1,6 +1,8 @@
-"""Engines by name: finding them, asking each whether it can do what a config wants, and making the pair.
+"""Engines by name: finding them, asking each whether it can do what a config wants, and making the
+pair.
 
-A third party plugs in by an entry point of the group `rljax.engines`, whose name is the engine's word in `allocation_mode`.
+A third party plugs in by an entry point of the group `rljax.engines`, whose name is the engine's
+word in `allocation_mode`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ log = logging.getLogger(__name__)
 
 
 def allocate(config: Config) -> Allocation:
-    """The pools of `allocation_mode`; with `rollout.addr` the sampler is the servers there, whatever the mode says.
+    """The pools of `allocation_mode`; with `rollout.addr` the sampler is the servers there,
+    whatever the mode says.
 
     A learner behind a sampler that takes no devices of this machine has them from the first.
 
@@ -42,7 +45,9 @@ def allocate(config: Config) -> Allocation:
 
 
 def _attached_engine(sampler: Pool | None) -> str:
-    """The engine whose sampler is servers that run already: the mode's own if it can be, else the one that is installed."""
+    """The engine whose sampler is servers that run already: the mode's own if it can be, else the
+    one that is installed.
+    """
     if sampler is not None and find_plugin(sampler.engine).attaches:
         return sampler.engine
     able = [name for name, plugin in _loaded_plugins() if plugin.attaches]
@@ -53,7 +58,10 @@ def _attached_engine(sampler: Pool | None) -> str:
 
 
 def check(config: Config, allocation: Allocation) -> None:
-    """Asks each engine of the allocation whether it can do what the config wants. Raises UserError; starts nothing."""
+    """Asks each engine of the allocation whether it can do what the config wants.
+
+    Raises UserError; starts nothing.
+    """
     # In one order, so that the same config has the same message; a sampler may have to ask another interpreter.
     for name in dict.fromkeys(pool.engine for pool in (allocation.learner, allocation.sampler) if pool):
         find_plugin(name).check(config, allocation)
@@ -86,11 +94,14 @@ def build(
     """Makes a sampler and a learner from the same model directory. Blocks; both may compile.
 
     Args:
-      workdir: of the run, which this process has for itself; weights are published through a directory named after it.
-      make_learner: that of a `Leader`, where the learner may live in several processes (rljax/multiprocess).
+      workdir: of the run, which this process has for itself; weights are published through a
+        directory named after it.
+      make_learner: that of a `Leader`, where the learner may live in several processes
+        (rljax/multiprocess).
 
     Raises:
-      UserError: when the allocation lacks one of them, or no transport leads from one to the other.
+      UserError: when the allocation lacks one of them, or no transport leads from one to the
+        other.
     """
     samples, learns = require_both(allocation)
     transport = transport_of(config, allocation)
@@ -101,7 +112,8 @@ def build(
 
 
 def transport_of(config: Config, allocation: Allocation) -> str:
-    """The sampler's best way that the learner has too; arrays in memory are of one engine's own layout.
+    """The sampler's best way that the learner has too; arrays in memory are of one engine's own
+    layout.
 
     Raises UserError where there is none, or only half an engine.
     """
@@ -118,7 +130,10 @@ def transport_of(config: Config, allocation: Allocation) -> str:
 
 
 def room_for_prompt(config: Config, allocation: Allocation) -> tuple[int, str]:
-    """(tokens that a prompt may have, what allows no more). A sampler ends a completion where its context is full."""
+    """(tokens that a prompt may have, what allows no more).
+
+    A sampler ends a completion where its context is full.
+    """
     engine = allocation.sampler.engine if allocation.sampler else ""
     context = find_plugin(engine).context_length(config) if engine else None
     row, new = config.actor.mb_spec.max_tokens_per_row, config.gconfig.max_new_tokens
@@ -130,7 +145,8 @@ def room_for_prompt(config: Config, allocation: Allocation) -> tuple[int, str]:
 def find_plugin(name: str) -> Plugin:
     """The engine registered under a name.
 
-    Raises UserError for an unknown name, one registered twice, or an entry point that can't be loaded or is no `Plugin`.
+    Raises UserError for an unknown name, one registered twice, or an entry point that can't be
+    loaded or is no `Plugin`.
     """
     try:
         plugin = entry_points.load(name)
@@ -147,7 +163,10 @@ def portable_plugin(form: str) -> Plugin | None:
 
 
 def _loaded_plugins() -> Iterator[tuple[str, Plugin]]:
-    """Every installed engine by name, in order. One that can't be loaded is passed over: its trouble is its own."""
+    """Every installed engine by name, in order.
+
+    One that can't be loaded is passed over: its trouble is its own.
+    """
     for name in entry_points.names():
         try:
             yield name, find_plugin(name)

@@ -1,4 +1,6 @@
-"""Where weights that are published through files lie on their way: in memory, where the system has a directory there."""
+"""Where weights that are published through files lie on their way: in memory, where the system has
+a directory there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from pathlib import Path
 
 
 def publish_directory(workdir: Path, suffix: str = "") -> Path:
-    """Directory for the weights of one run, the same in all of its processes. Returns the path; does not create it.
+    """Directory for the weights of one run, the same in all of its processes. Returns the path;
+    does not create it.
 
     What a killed process of the run left there is deleted.
 
@@ -25,5 +28,7 @@ def publish_directory(workdir: Path, suffix: str = "") -> Path:
 
 
 def memory_backed() -> Path:
-    """A directory whose files are in memory, where Linux has one; else the one for temporary files."""
+    """A directory whose files are in memory, where Linux has one; else the one for temporary
+    files.
+    """
     return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())

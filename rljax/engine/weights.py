@@ -1,4 +1,5 @@
-"""Weights on their way from a learner to a sampler: what a learner is asked to export, and what it gives.
+"""Weights on their way from a learner to a sampler: what a learner is asked to export, and what it
+gives.
 
     what is asked          what comes                                            who takes it
     ExportToDirectory      WeightsInDirectory: HF safetensors                    any sampler
@@ -21,18 +22,24 @@ from rljax.config.allocation import Pool
 
 @dataclasses.dataclass(frozen=True)
 class ExportToDirectory:
-    """Asks for HF safetensors, config and tokenizer under a directory, which is made if it is not there."""
+    """Asks for HF safetensors, config and tokenizer under a directory, which is made if it is not
+    there.
+    """
 
     directory: Path
 
     def to_json(self) -> dict[str, Any]:
-        """The inverse of `target_from_json`. The path is absolute, for other processes may work elsewhere."""
+        """The inverse of `target_from_json`.
+
+        The path is absolute, for other processes may work elsewhere.
+        """
         return {"directory": str(self.directory.absolute())}
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportToSampler:
-    """Asks for weights in memory, by the transport that `rljax.engine.transport_of` chose for the run.
+    """Asks for weights in memory, by the transport that `rljax.engine.transport_of` chose for the
+    run.
 
     Example: ExportToSampler("nccl", Pool("sglang", data=2, tensor=2))
     """
@@ -66,13 +73,18 @@ class WeightsInDirectory:
 
 @dataclasses.dataclass(frozen=True)
 class WeightsInMemory:
-    """Arrays of this process, in the layout of the engine that both sides belong to; later updates leave them alone."""
+    """Arrays of this process, in the layout of the engine that both sides belong to; later updates
+    leave them alone.
+    """
 
     params: Any  # a pytree of the engine's framework; the sampler reshards it
 
 
 class Post(Protocol):
-    """POST to one server of a sampler: (path, body) -> answer. Raises UserError where it refuses, and when it is lost."""
+    """POST to one server of a sampler: (path, body) -> answer.
+
+    Raises UserError where it refuses, and when it is lost.
+    """
 
     @property
     def member(self) -> object:
@@ -83,10 +95,13 @@ class Post(Protocol):
 
 
 class Sender(Protocol):
-    """Sends a learner's weights to servers by a way of its own: a collective, or handles of shared memory."""
+    """Sends a learner's weights to servers by a way of its own: a collective, or handles of shared
+    memory.
+    """
 
     async def send(self, posts: Sequence[Post], version: int, *, flush: bool) -> None:
-        """Sends all weights to all servers, which are paused. Raises SamplerError when one did not take them.
+        """Sends all weights to all servers, which are paused. Raises SamplerError when one did not
+        take them.
 
         Args:
           version: number that the servers report from now on.
@@ -97,14 +112,19 @@ class Sender(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class WeightsBroadcast:
-    """Weights that the learner sends to the sampler's servers itself. Only while they are sent are they gathered."""
+    """Weights that the learner sends to the sampler's servers itself.
+
+    Only while they are sent are they gathered.
+    """
 
     sender: Sender
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightsAtLeader:
-    """What ranks 1 and up of a learner return where rank 0 alone hands weights over; their part in it is done by then."""
+    """What ranks 1 and up of a learner return where rank 0 alone hands weights over; their part in
+    it is done by then.
+    """
 
 
 WeightSource = WeightsInDirectory | WeightsInMemory | WeightsBroadcast | WeightsAtLeader

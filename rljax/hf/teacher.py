@@ -1,4 +1,6 @@
-"""What can teach by on-policy distillation: a model that gives the policy's own tokens a probability."""
+"""What can teach by on-policy distillation: a model that gives the policy's own tokens a
+probability.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ KEY = "actor.distill.teacher"
 
 
 def check(actor: ActorConfig, model_dir: Path) -> None:
-    """Before anything is loaded: the teacher is a whole model, and each id is the same token to it as to the policy.
+    """Before anything is loaded: the teacher is a whole model, and each id is the same token to it
+    as to the policy.
 
     Args:
       model_dir: of the policy.

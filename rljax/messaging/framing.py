@@ -135,7 +135,10 @@ def _decode(header: Buffer, body: Buffer) -> Message:
 
 
 def _arrays(described: list[tuple[str, str, list[int]]], body: Buffer) -> dict[str, np.ndarray]:
-    """Cuts the body into arrays. Raises ValueError, KeyError, TypeError where the two don't fit."""
+    """Cuts the body into arrays.
+
+    Raises ValueError, KeyError, TypeError where the two don't fit.
+    """
     arrays: dict[str, np.ndarray] = {}
     start = 0
     for name, code, shape in described:

@@ -1,9 +1,9 @@
 """Listens for connections and hands over those that passed the handshake, in threads of its own.
 
-A connection that has not proved itself costs one open file and one thread for TIME_LIMIT at most, and
-there are never more than MAX_UNPROVED of them: the next one is let in when one of them is through, or
-when the oldest has had MIN_TIME, which is then closed. The rest waits in the system's queue. Running
-out of files ends nothing: the oldest is closed, and listening goes on.
+A connection that has not proved itself costs one open file and one thread for TIME_LIMIT at most,
+and there are never more than MAX_UNPROVED of them: the next one is let in when one of them is
+through, or when the oldest has had MIN_TIME, which is then closed. The rest waits in the system's
+queue. Running out of files ends nothing: the oldest is closed, and listening goes on.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ class Listener:
         threading.Thread(target=self._run, daemon=True, name=f"listener of {what}").start()
 
     def close(self) -> None:
-        """Stops listening, and closes connections that are still in the handshake. May be repeated."""
+        """Stops listening, and closes connections that are still in the handshake.
+
+        May be repeated.
+        """
         with self._lock:
             self._closed = True
             self._lock.notify_all()

@@ -1,5 +1,5 @@
-"""A follower on the leader's own host: `python -m rljax.multiprocess WORKDIR`, with its rank in the
-environment.
+"""A follower on the leader's own host: `python -m rljax.multiprocess WORKDIR`, with its rank in
+the environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Finds this process's rank in a learner: the engine says it, a launcher's environment, or it is alone."""
+"""Finds this process's rank in a learner: the engine says it, a launcher's environment, or it is
+alone.
+"""
 
 from __future__ import annotations
 

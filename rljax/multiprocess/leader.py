@@ -68,7 +68,9 @@ class DistributedLearner:
         return self._on_batch("update_supervised", batch)
 
     def export(self, target: ExportTarget) -> WeightSource:
-        """In memory, what comes may be gathered while it is read: then the followers are done when the reader is."""
+        """In memory, what comes may be gathered while it is read: then the followers are done when
+        the reader is.
+        """
         own, later = self._learner.export, isinstance(target, ExportToSampler)
         return self._followers.together("export", own=lambda: own(target), later=later, target=target.to_json())
 

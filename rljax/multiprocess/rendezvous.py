@@ -71,7 +71,9 @@ def _connect(process: ProcessRank, told: Mapping[str, Any]) -> Joined:
 
 
 class Rendezvous:
-    """The leader's side: takes one follower per rank, of this launch, and tells the others why not."""
+    """The leader's side: takes one follower per rank, of this launch, and tells the others why
+    not.
+    """
 
     def __init__(
         self, process: ProcessRank, workdir: Path, hang_timeout: float, admit: Callable[[socket.socket, int, str], None]
@@ -100,7 +102,9 @@ class Rendezvous:
         )
 
     def _listen(self, host: str, token: str) -> Listener:
-        """Listens on that address, or on all of this host where it is not one of its own (a container's)."""
+        """Listens on that address, or on all of this host where it is not one of its own (a
+        container's).
+        """
         try:
             return Listener((host, 0), token, what="ranks", objection=self._objection, admit=self._admitted)
         except OSError:

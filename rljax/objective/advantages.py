@@ -1,7 +1,9 @@
-"""Advantages, in float64 numpy, of whole groups and before anything is split: a token's advantage never depends on rows.
+"""Advantages, in float64 numpy, of whole groups and before anything is split: a token's advantage
+never depends on rows.
 
-Critic-free estimators turn each trajectory's reward into a score relative to its group (or the batch) and hand it to every
-trained token; GAE uses a critic's values. Both go through one recursion over the trained tokens.
+Critic-free estimators turn each trajectory's reward into a score relative to its group (or the
+batch) and hand it to every trained token; GAE uses a critic's values. Both go through one
+recursion over the trained tokens.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ def advantages_of(
 ) -> Advantages:
     """Advantages of every trained token of a batch.
 
-    - grpo: the reward normalized as `actor.reward_norm` says (GRPO, arXiv:2402.03300; with std_level "none", Dr. GRPO,
+    - grpo: the reward normalized as `actor.reward_norm` says (GRPO, arXiv:2402.03300; with
+    std_level "none", Dr. GRPO,
       arXiv:2503.20783)
     - rloo: minus the mean of the others in the group (arXiv:2402.14740)
-    - reinforce_pp: minus and over the batch's mean and std, taken over tokens (REINFORCE++, arXiv:2501.03262)
+    - reinforce_pp: minus and over the batch's mean and std, taken over tokens (REINFORCE++,
+    arXiv:2501.03262)
     - gae: arXiv:1506.02438, with a critic's values
 
-    then `actor.adv_norm` over the trained tokens. With kl_placement "reward", each trained token's reward is lowered by
-    kl_ctl times the KL estimate there.
+    then `actor.adv_norm` over the trained tokens. With kl_placement "reward", each trained token's
+    reward is lowered by kl_ctl times the KL estimate there.
 
     Args:
       values: [T] each, of the context before token t, reward units; for "gae".
@@ -85,11 +89,13 @@ def advantages_of(
 
 
 def normalized(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig) -> np.ndarray:
-    """(x - mean) / (max(std, std_floor) + eps), mean and population std each over the batch, over x's own group, or left out.
+    """(x - mean) / (max(std, std_floor) + eps), mean and population std each over the batch, over
+    x's own group, or left out.
 
-    Leave-one-out takes them over the others. Where the others do not vary, as for the one winner of a group, their std would
-    blow the winner up without bound: there it is the whole set's, the winner included. Members of a set that are all equal
-    get exactly 0 where the mean is taken over that set, whatever the std.
+    Leave-one-out takes them over the others. Where the others do not vary, as for the one winner
+    of a group, their std would blow the winner up without bound: there it is the whole set's, the
+    winner included. Members of a set that are all equal get exactly 0 where the mean is taken over
+    that set, whatever the std.
 
     Args:
       x: [N] float64.
@@ -109,13 +115,15 @@ def gae(
     discount: float,
     gae_lambda: float,
 ) -> np.ndarray:
-    r"""Generalized advantage estimation over the trained tokens alone, as if the others were not there.
+    r"""Generalized advantage estimation over the trained tokens alone, as if the others were not
+    there.
 
     .. math:: A_t = \delta_t + \gamma \lambda A_{t'},\quad \delta_t = r_t + \gamma V_{t'} - V_t
 
-    t' is the next trained token, in a later turn if need be; V and A are 0 after the last. A reward that falls on a token
-    that is not trained belongs to the last trained one before it. arXiv:1506.02438, eq. 16. With values 0 and lambda 1 this
-    is the discounted sum of the rewards that follow.
+    t' is the next trained token, in a later turn if need be; V and A are 0 after the last. A
+    reward that falls on a token that is not trained belongs to the last trained one before it.
+    arXiv:1506.02438, eq. 16. With values 0 and lambda 1 this is the discounted sum of the rewards
+    that follow.
 
     Args:
       rewards, values: [N, T]; values of untrained tokens are not read.

@@ -1,7 +1,9 @@
-"""How token losses add up to the loss of a minibatch: a weight a token, with the global normalizer in it.
+"""How token losses add up to the loss of a minibatch: a weight a token, with the global normalizer
+in it.
 
-It is computed once over all trajectories of a minibatch (one optimizer step), before they are cut into rows,
-micro-batches or ranks; after that a loss is a plain sum, and cutting it changes nothing.
+It is computed once over all trajectories of a minibatch (one optimizer step), before they are cut
+into rows, micro-batches or ranks; after that a loss is a plain sum, and cutting it changes
+nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ def loss_weights(masks: Sequence[np.ndarray], aggregation: str, constant: int | 
     - seq-mean-token-sum: 1 / (S constant) (Dr. GRPO, arXiv:2503.20783: no bias to length)
 
     Args:
-      masks: [T_i] bool, the trained tokens of every trajectory of the minibatch, all ranks together.
+      masks: [T_i] bool, the trained tokens of every trajectory of the minibatch, all ranks
+        together.
       constant: tokens; only for seq-mean-token-sum (usually max_new_tokens).
 
     Returns:
-      [T_i] float32, 0 where a mask is False; all zeros when nothing is trained, never a division by 0.
+      [T_i] float32, 0 where a mask is False; all zeros when nothing is trained, never a division
+      by 0.
     """
     counts = [int(np.count_nonzero(mask)) for mask in masks]
     sequences = max(sum(count > 0 for count in counts), 1)

@@ -1,4 +1,6 @@
-"""The policy objective in float64 numpy: the terms of rljax/objective/losses.py put together, with the gradient by hand."""
+"""The policy objective in float64 numpy: the terms of rljax/objective/losses.py put together, with
+the gradient by hand.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ class LossAndGradient(NamedTuple):
 
 
 def policy_objective(logp: np.ndarray, entropy: np.ndarray, tokens: TokenArrays, objective: Objective) -> LossAndGradient:
-    """What `policy_objective` of every backend computes, less the metrics. Arguments as there, numpy arrays."""
+    """What `policy_objective` of every backend computes, less the metrics.
+
+    Arguments as there, numpy arrays.
+    """
     mask, zeros = tokens.mask, np.zeros(logp.shape)
     weight = losses.select(tokens.loss_weight, mask)
     if objective.loss == "sft":
@@ -60,7 +65,9 @@ def _kl_terms(
 
 
 def proximal_of(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> np.ndarray:
-    """Log-probs of the proximal policy: given, the behavior policy's, interpolated, or the current one's. [R, m], nats."""
+    """Log-probs of the proximal policy: given, the behavior policy's, interpolated, or the current
+    one's. [R, m], nats.
+    """
     if objective.proximal == "behavior":
         return tokens.behavior_logp
     if objective.proximal == "interpolated" and tokens.interpolation is not None:

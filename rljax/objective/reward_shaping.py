@@ -1,6 +1,8 @@
-"""What is done to a reward before advantages see it: bias, scale, clip, and a penalty on overlong completions.
+"""What is done to a reward before advantages see it: bias, scale, clip, and a penalty on overlong
+completions.
 
-The unshaped reward stays on the trajectory and is logged as it was; each change is logged under a name of its own.
+The unshaped reward stays on the trajectory and is logged as it was; each change is logged under a
+name of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from rljax.types import PROMPT_VERSION, Finish, Group, Trajectory
 def shaped_rewards(
     trajectories: Sequence[Trajectory], actor: ActorConfig, max_new_tokens: int
 ) -> tuple[np.ndarray, dict[str, Mean]]:
-    """Shaped rewards [N] float64: clip((reward + bias) * scaling, +-clip) - overlong penalty; and their metrics."""
+    """Shaped rewards [N] float64: clip((reward + bias) * scaling, +-clip) - overlong penalty; and
+    their metrics.
+    """
     task = np.array([t.reward for t in trajectories], dtype=np.float64)
     shaped = (task + actor.reward_bias) * actor.reward_scaling
     if actor.reward_clip is not None:
@@ -44,8 +48,10 @@ def overlong_penalty(lengths: np.ndarray, max_new_tokens: int, overlong_tokens: 
 
 
 def without_truncated(groups: Sequence[Group]) -> list[Group]:
-    """For `actor.mask_no_eos`: trajectories cut at a length limit are not trained on, and still count for their group's mean.
-    By the finish reason, never by a token: the padding id may be the EOS id."""
+    """For `actor.mask_no_eos`: trajectories cut at a length limit are not trained on, and still
+    count for their group's mean. By the finish reason, never by a token: the padding id may be the
+    EOS id.
+    """
 
     def masked(trajectory: Trajectory) -> Trajectory:
         if trajectory.finish != Finish.LENGTH:

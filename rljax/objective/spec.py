@@ -1,4 +1,5 @@
-"""What a policy update minimizes, as one hashable value, and the arrays it is computed from. No framework.
+"""What a policy update minimizes, as one hashable value, and the arrays it is computed from. No
+framework.
 
     loss = sum over tokens of
         loss_weight * (w * surrogate(r, A) + kl_ctl * KL(reference) + distill.coef * KL(teacher) - entropy_coef * H)
@@ -6,7 +7,8 @@
     r = pi_theta / pi_proximal            the ratio that is clipped
     w = pi_proximal / pi_behave           the decoupled weight, no gradient, capped
 
-`backends/<framework>/objective.py` computes it; `rljax/losses` is the float64 definition of every term.
+`backends/<framework>/objective.py` computes it; `rljax/losses` is the float64 definition of every
+term.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ PREFIX = "ppo_actor/update"  # of the metrics' names
 
 
 class TokenArrays(NamedTuple):
-    """The trained tokens of R rows, m a row, as arrays of any framework. Index t speaks of token t itself.
+    """The trained tokens of R rows, m a row, as arrays of any framework. Index t speaks of token t
+    itself.
 
     Where `mask` is False every other array may hold anything, NaN included.
     """
@@ -38,7 +41,9 @@ class TokenArrays(NamedTuple):
 
 
 class MeanArrays(NamedTuple):
-    """A `Mean` (rljax/metrics/mean.py) on the device: scalars of any framework. min is inf and max -inf when not kept."""
+    """A `Mean` (rljax/metrics/mean.py) on the device: scalars of any framework. min is inf and max
+    -inf when not kept.
+    """
 
     sum: Any
     count: Any
@@ -91,17 +96,23 @@ class Objective:
 
     @property
     def by_token(self) -> bool:
-        """Whether a token's loss depends on that token alone, so that the fused log-prob op may cut rows anywhere."""
+        """Whether a token's loss depends on that token alone, so that the fused log-prob op may
+        cut rows anywhere.
+        """
         return self.ratio_level == "token" and not (self.decoupled and self.cap_level == "sequence")
 
     @property
     def trains_zero_advantage(self) -> bool:
-        """Whether a token of advantage 0 still has a gradient, so that it must not be compacted away."""
+        """Whether a token of advantage 0 still has a gradient, so that it must not be compacted
+        away.
+        """
         return self.kl_coef != 0 or self.distill_coef != 0 or self.entropy_coef != 0 or self.loss == "sft"
 
     def needs_score(self, n_minibatches: int) -> bool:
-        """Whether a forward pass must supply proximal log-probs: not when the first minibatch is the only one, for then
-        the proximal policy is the current one, nor when it is the behavior policy or interpolated."""
+        """Whether a forward pass must supply proximal log-probs: not when the first minibatch is
+        the only one, for then the proximal policy is the current one, nor when it is the behavior
+        policy or interpolated.
+        """
         return self.proximal == "recomputed" and n_minibatches > 1 and self.loss != "sft"
 
 

@@ -1,4 +1,7 @@
-"""Evaluation: the same workflow with no learner, on other prompts. A failed episode is counted, never a zero reward."""
+"""Evaluation: the same workflow with no learner, on other prompts.
+
+A failed episode is counted, never a zero reward.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,8 @@ async def evaluate(
 ) -> dict[str, Mean]:
     """Metrics of n_samples episodes a prompt, `valid_dataset.batch_size` prompts at once.
 
-    Samples are those of the run's seed and the prompt alone, so evaluations of a run are about the same draws.
+    Samples are those of the run's seed and the prompt alone, so evaluations of a run are about the
+    same draws.
     """
     lost: Counter[str] = Counter()
     patient = PatientGenerator(

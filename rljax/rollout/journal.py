@@ -132,7 +132,10 @@ def _is_unversioned(data: bytes) -> bool:
 
 
 class Journal:
-    """An append-only file of records. `append` hands the record to the kernel before it returns."""
+    """An append-only file of records.
+
+    `append` hands the record to the kernel before it returns.
+    """
 
     def __init__(self, path: Path) -> None:
         """Opens the file, cutting off a torn record that a kill left at its end."""

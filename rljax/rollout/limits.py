@@ -9,7 +9,10 @@ from rljax.rollout.buffer import Limits
 
 
 def limits_of(config: Config, prompts_per_epoch: int) -> Limits:
-    """The buffer's limits. Epochs and steps both bound a run; it ends with whichever comes first."""
+    """The buffer's limits.
+
+    Epochs and steps both bound a run; it ends with whichever comes first.
+    """
     steps = config.total_train_steps
     return Limits(
         max_lag=config.rollout.max_head_offpolicyness,

@@ -1,10 +1,12 @@
-"""The producer: prompts become groups, all at once, and whatever users' code does is a value with a kind.
+"""The producer: prompts become groups, all at once, and whatever users' code does is a value with
+a kind.
 
 a request    ends within rollout.request_timeout; a lost one is sent again rollout.request_retries times   (PatientGenerator)
 an episode   gives a trajectory, or None (rejected), or fails; a failed one is left out of its group       (run_episode)
 a group      is made of the episodes that worked                                                           (Rollouts)
 
-What becomes of a prompt then, tracker.py says. Groups are made in this process (Producer), or in others (rljax/workers).
+What becomes of a prompt then, tracker.py says. Groups are made in this process (Producer), or in
+others (rljax/workers).
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ def pause_before(attempt: int) -> float:
 class PatientGenerator(Generator):
     """A generator whose every request ends in time: with a completion, or with SamplerError.
 
-    It owns the time limit of a request, whatever samples. It owns the retries too, but for samplers that retry by themselves
-    (a client of servers sends the rest to another, behind the tokens that came): those raise RequestLost.
+    It owns the time limit of a request, whatever samples. It owns the retries too, but for
+    samplers that retry by themselves (a client of servers sends the rest to another, behind the
+    tokens that came): those raise RequestLost.
     """
 
     def __init__(self, generator: Generator, *, timeout: float, retries: int, lost: Callable[[SamplerError], None]) -> None:
@@ -93,7 +96,10 @@ class Rollouts:
     told: bool = False  # of a first failed episode; the others are counted
 
     async def group(self, ticket: Ticket) -> Result:
-        """All samples of one prompt, after a pause where it failed before. Never raises what users' code raises."""
+        """All samples of one prompt, after a pause where it failed before.
+
+        Never raises what users' code raises.
+        """
         await asyncio.sleep(pause_before(ticket.failures))
         results = await asyncio.gather(*(self._episode(ticket, sample) for sample in range(self.n_samples)))
         trajectories = tuple(r for r in results if isinstance(r, Trajectory))

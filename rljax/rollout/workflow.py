@@ -9,7 +9,8 @@ from rljax.types import Prompt, SamplingParams, Trajectory
 
 
 class Workflow(Protocol):
-    """Turns one prompt into one trajectory. The loop calls it `gconfig.n_samples` times a prompt, all at once.
+    """Turns one prompt into one trajectory. The loop calls it `gconfig.n_samples` times a prompt,
+    all at once.
 
     Example:
 
@@ -22,5 +23,8 @@ class Workflow(Protocol):
     """
 
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
-        """None rejects the sample. Raises EpisodeError when it failed; any other exception counts as `workflow_error`."""
+        """None rejects the sample.
+
+        Raises EpisodeError when it failed; any other exception counts as `workflow_error`.
+        """
         ...

@@ -16,7 +16,10 @@ from rljax.types import Trajectory
 
 
 class WandbSink:
-    """Scalars under the names of metrics.jsonl. WORKDIR/wandb_id keeps the run's id, for a resumed run to go on in it."""
+    """Scalars under the names of metrics.jsonl.
+
+    WORKDIR/wandb_id keeps the run's id, for a resumed run to go on in it.
+    """
 
     def __init__(self, run: RunDirectory, config: Config) -> None:
         try:

@@ -1,4 +1,5 @@
-"""Test suites for engines and backends, of this project and of others: subclass one and say how yours is made.
+"""Test suites for engines and backends, of this project and of others: subclass one and say how
+yours is made.
 
     sampler_contract.py   what every sampler must do
     learner_contract.py   what every learner must do
@@ -15,9 +16,10 @@ Put the subclass into a test file of your package, called `Test...`, and run pyt
         def make(self, model): ...
         def source(self, model): ...
 
-The suites bring their own fixtures and need no conftest. What an engine leaves out is skipped, with the reason. Few cases,
-that take long, have the marker `slow`: register it among the `markers` of your pytest settings. docs/engines.md has a package
-with such a file. They need pytest and hypothesis: the extra [test] has them, and the rest of what rljax's own tests need.
+The suites bring their own fixtures and need no conftest. What an engine leaves out is skipped,
+with the reason. Few cases, that take long, have the marker `slow`: register it among the `markers`
+of your pytest settings. docs/engines.md has a package with such a file. They need pytest and
+hypothesis: the extra [test] has them, and the rest of what rljax's own tests need.
 """
 
 import importlib.util

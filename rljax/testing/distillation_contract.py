@@ -1,6 +1,8 @@
-"""What every learner must do with a teacher (`actor.distill`): subclass `DistillationContract` and say how a learner is made.
+"""What every learner must do with a teacher (`actor.distill`): subclass `DistillationContract` and
+say how a learner is made.
 
-Expectations are derived: the teacher's own log-probs, the whole vocabulary in place of samples, a save in between.
+Expectations are derived: the teacher's own log-probs, the whole vocabulary in place of samples, a
+save in between.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class DistillationContract:
     def test_distillation_lowers_the_reverse_kl_to_the_teacher(
         self, model_dir: Path, tmp_path: Path, settings: dict[str, Any], share: float
     ) -> None:
-        """Every token of the vocabulary once, weighted by the student's probability of it, is the expectation over samples."""
+        """Every token of the vocabulary once, weighted by the student's probability of it, is the
+        expectation over samples.
+        """
         directory = self.make_teacher(tmp_path / "teacher")
         config = config_of(**{KEY: str(directory), "actor.optimizer.weight_decay": 0.0} | settings)
         learner = self.make(config, model_dir)

@@ -1,4 +1,5 @@
-"""A whole run on the fake engine in milliseconds: a task, a workflow, a learner that remembers what it was trained on.
+"""A whole run on the fake engine in milliseconds: a task, a workflow, a learner that remembers
+what it was trained on.
 
     run = make_run(workdir, {"rollout.max_head_offpolicyness": 2}, n_prompts=12)
     outcome = loop.train(run)
@@ -85,7 +86,9 @@ def example(prompt: Prompt) -> Trajectory:
 
 
 class Repeat:
-    """Half a point for the right first token, half for stopping after it, and a tenth for odd tokens: never all equal."""
+    """Half a point for the right first token, half for stopping after it, and a tenth for odd
+    tokens: never all equal.
+    """
 
     def __init__(self, trouble: Trouble | None = None) -> None:
         self._trouble = trouble
@@ -202,7 +205,8 @@ def make_run(
 
     Args:
       in_memory: weights are published as arrays; else through a directory.
-      by_workers: other processes generate: those that attach to the address in WORKDIR/workers.json, as `worker` does.
+      by_workers: other processes generate: those that attach to the address in
+        WORKDIR/workers.json, as `worker` does.
     """
     config = make_config(overrides)
     model_dir = workdir / "model"
@@ -239,7 +243,8 @@ async def worker(
     trouble: Trouble | None = None,
     **options: Any,
 ) -> None:
-    """A worker for the run in workdir, as soon as that listens, until it ends. `options` are `work`'s.
+    """A worker for the run in workdir, as soon as that listens, until it ends. `options` are
+    `work`'s.
 
     Args:
       address: where it listens, if that is known.

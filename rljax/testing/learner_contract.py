@@ -1,11 +1,13 @@
-"""What every learner must do, whatever its framework: subclass `LearnerContract` and say how one is made.
+"""What every learner must do, whatever its framework: subclass `LearnerContract` and say how one
+is made.
 
     class TestMyLearner(LearnerContract):
         def make(self, config, model_dir):            # as Plugin.make_learner, of a pool of one device
             return MyLearner(config, Pool("mine"), model_dir)
 
-The models are tiny Hugging Face directories (models.py), the configs the defaults in float32 with what a test changes.
-Expectations are derived: a learning rate of 0, another packing of the same trajectories, a permutation, a save in between.
+The models are tiny Hugging Face directories (models.py), the configs the defaults in float32 with
+what a test changes. Expectations are derived: a learning rate of 0, another packing of the same
+trajectories, a permutation, a save in between.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Episode:
 
 
 def episodes(count: int, *, seed: int = 0, longest: int = 30, lag: float = 0.3) -> list[Episode]:
-    """Random trajectories of 2 tokens and more, with a prompt, a turn in the middle that isn't trained on, and advantages.
+    """Random trajectories of 2 tokens and more, with a prompt, a turn in the middle that isn't
+    trained on, and advantages.
 
     loss_weight is that of a token mean over all of them.
     """
@@ -143,14 +146,21 @@ def assert_means_close(got: dict[str, Mean], want: dict[str, Mean], tolerance: f
 
 
 class LearnerContract(abc.ABC):
-    """The tests. Subclasses say how a learner is made, and set `tolerance` to what float32 gives on their device."""
+    """The tests.
+
+    Subclasses say how a learner is made, and set `tolerance` to what float32 gives on their
+    device.
+    """
 
     tolerance = 2e-5  # relative and absolute, float32 log-probs and metrics
     restores_bitwise = True  # a restored learner gives the same bits on this device
 
     @abc.abstractmethod
     def make(self, config: Config, model_dir: Path) -> Learner:
-        """Returns a new learner of the model in a directory. Several may live at once; each test closes its own."""
+        """Returns a new learner of the model in a directory.
+
+        Several may live at once; each test closes its own.
+        """
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -184,7 +194,9 @@ class LearnerContract(abc.ABC):
         learner.close()
 
     def test_log_probs_are_those_of_a_distribution(self, model_dir: Path) -> None:
-        """The probabilities of all tokens after one prefix add up to 1, and the temperature flattens them."""
+        """The probabilities of all tokens after one prefix add up to 1, and the temperature
+        flattens them.
+        """
         prefix = [5, 17, 40]
         items = [
             Episode(

@@ -1,4 +1,6 @@
-"""A backend's arithmetic as the parity suite sees it: how arrays go in and out, and how a function is differentiated."""
+"""A backend's arithmetic as the parity suite sees it: how arrays go in and out, and how a function
+is differentiated.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """The backend's array of dtype "float64", "float32" or "bfloat16"; bool and int arrays keep their kind."""
+        """The backend's array of dtype "float64", "float32" or "bfloat16"; bool and int arrays
+        keep their kind.
+        """
 
     @abc.abstractmethod
     def numpy(self, x: Any) -> np.ndarray:
@@ -60,8 +64,10 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def gradient(self, function: Callable[..., Any], arrays: Sequence[Any], *rest: Any) -> tuple[Any, Sequence[Any]]:
-        """Value of the scalar function(*arrays, *rest), and its gradient in each of arrays. The same function object comes
-        again with other arrays, so that a compiled form of it may be kept."""
+        """Value of the scalar function(*arrays, *rest), and its gradient in each of arrays. The
+        same function object comes again with other arrays, so that a compiled form of it may be
+        kept.
+        """
 
     def precision(self, dtype: str) -> contextlib.AbstractContextManager[Any]:
         """Entered around everything of one dtype, for backends that must be told about float64."""

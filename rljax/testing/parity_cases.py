@@ -1,4 +1,7 @@
-"""Inputs of the parity suite: what every term is tried on. Where nothing is trained the arrays hold NaN, inf and 89."""
+"""Inputs of the parity suite: what every term is tried on.
+
+Where nothing is trained the arrays hold NaN, inf and 89.
+"""
 
 import numpy as np
 

@@ -1,4 +1,6 @@
-"""The half of the parity suite that is about log-probs from hidden states, by themselves and fused with the objective."""
+"""The half of the parity suite that is about log-probs from hidden states, by themselves and fused
+with the objective.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from rljax.testing.parity_cases import M, R, inputs
 
 
 class LogprobSuite(Backend):
-    """Log-probs, entropy and their gradients against the oracle; the fused objective against the one in two steps."""
+    """Log-probs, entropy and their gradients against the oracle; the fused objective against the
+    one in two steps.
+    """
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("rows, chunk, softcap", [(13, 4, None), (13, 4, 4.0), (1, 4, None), (0, 4, None), (8, 100, None)])

@@ -1,7 +1,8 @@
 """The parity suite: what a backend's arithmetic must equal, and the invariants it must keep.
 
-A backend subclasses `ParitySuite` and fills in what `Backend` leaves open; docs/parity.md shows one. Expectations come from
-the float64 oracle, from identities, or from invariants. It needs hypothesis beside pytest.
+A backend subclasses `ParitySuite` and fills in what `Backend` leaves open; docs/parity.md shows
+one. Expectations come from the float64 oracle, from identities, or from invariants. It needs
+hypothesis beside pytest.
 """
 
 from __future__ import annotations
@@ -145,7 +146,9 @@ class ParitySuite(LogprobSuite):
             assert_close(wide[0], np.pad(grads[0], [(0, 0), (0, columns)]), 1e-13)
 
     def test_ratio_one_gives_the_reinforce_gradient(self) -> None:
-        """At pi_theta = pi_prox = pi_behave the surrogate's gradient is -weight * A, whatever the clips."""
+        """At pi_theta = pi_prox = pi_behave the surrogate's gradient is -weight * A, whatever the
+        clips.
+        """
         with self.precision("float64"):
             case = inputs("ordinary", 5)
             case |= {"proximal_logp": case["logp"], "behavior_logp": case["logp"]}
@@ -229,7 +232,9 @@ class ParitySuite(LogprobSuite):
 
     @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
     def test_reverse_kl_gradient_of_kl_in_the_loss(self, estimator: str) -> None:
-        """In expectation over samples: every token of the vocabulary once, weighted by its probability."""
+        """In expectation over samples: every token of the vocabulary once, weighted by its
+        probability.
+        """
         logits, reference = np.array([0.3, -0.2, 0.5]), np.array([0.0, 0.1, -0.1])
         log_p, log_q = (z - np.log(np.exp(z).sum()) for z in (logits, reference))
         p = np.exp(log_p)
@@ -258,7 +263,9 @@ class ParitySuite(LogprobSuite):
     # Helpers
 
     def _term_of(self, name: str, static: tuple[Any, ...], arguments: tuple[str, ...], wrt: tuple[str, ...]) -> Any:
-        """A function of the differentiable arguments, then the others; one object for each combination, for jit's sake."""
+        """A function of the differentiable arguments, then the others; one object for each
+        combination, for jit's sake.
+        """
         key = (type(self), name, static, wrt)
         if key not in _FUNCTIONS:
             kernel = getattr(self.losses, name)

@@ -1,4 +1,5 @@
-"""What every sampler must do, whatever its engine: subclass `SamplerContract` and say how one is made.
+"""What every sampler must do, whatever its engine: subclass `SamplerContract` and say how one is
+made.
 
     class TestMySampler(SamplerContract):
         without = frozenset({"stop strings"})         # what yours can't do is skipped
@@ -9,11 +10,13 @@
         def source(self, model):                      # the same weights, to be loaded
             return WeightsInDirectory(DIRECTORIES[model])
 
-Everything goes through the interface of `rljax.engine.Sampler`. Expectations are derived: from another run of the same
-request, from a sampler that started with the weights that another was given, from what the request asked for.
+Everything goes through the interface of `rljax.engine.Sampler`. Expectations are derived: from
+another run of the same request, from a sampler that started with the weights that another was
+given, from what the request asked for.
 
-Models are kept for a whole class, and so are the samplers `sampler` and `second`, of model 0 and 1; a test that ends its
-sampler takes `own`. All of a class run in one event loop, in a thread of its own (`loop`).
+Models are kept for a whole class, and so are the samplers `sampler` and `second`, of model 0 and
+1; a test that ends its sampler takes `own`. All of a class run in one event loop, in a thread of
+its own (`loop`).
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ WAIT = 60.0  # seconds after which something hangs
 
 
 class Loop:
-    """An event loop in a thread: one for all tests of a class, for a client's connections belong to one loop."""
+    """An event loop in a thread: one for all tests of a class, for a client's connections belong
+    to one loop.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -58,7 +63,10 @@ class Loop:
 
 
 class SamplerContract(abc.ABC):
-    """The tests. Subclasses say how a sampler is made, and set the figures of their model where they differ."""
+    """The tests.
+
+    Subclasses say how a sampler is made, and set the figures of their model where they differ.
+    """
 
     vocabulary = 100  # token ids of the models
     context = 64  # tokens of prompt and completion
@@ -70,14 +78,20 @@ class SamplerContract(abc.ABC):
 
     @abc.abstractmethod
     def make(self, model: int) -> Sampler:
-        """Returns a new sampler with the weights of model 0 or 1, at version 0. Called outside of `loop`."""
+        """Returns a new sampler with the weights of model 0 or 1, at version 0.
+
+        Called outside of `loop`.
+        """
 
     @abc.abstractmethod
     def source(self, model: int) -> WeightSource:
         """Returns the weights of model 0 or 1, as a learner would publish them."""
 
     def text(self, token_ids: np.ndarray) -> str:
-        """The text of a completion, special tokens included. Not needed `without` "stop strings"."""
+        """The text of a completion, special tokens included.
+
+        Not needed `without` "stop strings".
+        """
         raise NotImplementedError("a sampler that knows stop strings says how its tokens are decoded")
 
     # Helpers
@@ -227,7 +241,9 @@ class SamplerContract(abc.ABC):
             np.testing.assert_allclose(completion.logp, 0.0, atol=self.tolerance)
 
     def test_sampling_temperature_is_that_of_the_log_probs(self, sampler: Sampler, loop: Loop) -> None:
-        """Of one step: greedy reports temperature 1; at a temperature near 0 the same token has probability 1."""
+        """Of one step: greedy reports temperature 1; at a temperature near 0 the same token has
+        probability 1.
+        """
         warm = loop.run(sampler.generate(self.request("warm", greedy=True, max_new_tokens=1)))
         cold = loop.run(sampler.generate(self.request("cold", temperature=1e-4, max_new_tokens=1, seed=9)))
         hot = [loop.run(sampler.generate(self.request(f"h{i}", temperature=1e4, max_new_tokens=1, seed=i))) for i in range(4)]
@@ -333,7 +349,9 @@ class SamplerContract(abc.ABC):
         assert len(loop.run(sampler.generate(self.request("after", max_new_tokens=4))).token_ids) == 4
 
     def test_no_stale_cache_after_a_publish(self, sampler: Sampler, second: Sampler, loop: Loop) -> None:
-        """The prompts' keys and values were cached under the old weights, and the completions' too."""
+        """The prompts' keys and values were cached under the old weights, and the completions'
+        too.
+        """
         prompts = [self.prompt(20, seed=i) for i in range(3)]
         requests = [self.request(f"p{i}", prompt, greedy=True) for i, prompt in enumerate(prompts)]
 
@@ -405,7 +423,9 @@ class SamplerContract(abc.ABC):
         assert sampler.version == version
 
     def test_memory_that_was_lent_comes_back_with_the_next_publish(self, sampler: Sampler, second: Sampler, loop: Loop) -> None:
-        """What waited meanwhile has lost its keys and values too: it goes on as a request of the new weights alone would."""
+        """What waited meanwhile has lost its keys and values too: it goes on as a request of the
+        new weights alone would.
+        """
         if not sampler.lends:
             pytest.skip("this sampler lends no memory")
         prompt, length = self.prompt(4), self.context - 4

@@ -167,7 +167,10 @@ async def _load(sampler: Sampler, directory: Path, version: int) -> None:
 
 
 class TrainerGenerator(Generator):
-    """The trainer's sampler, over the connection. Only the trainer pauses it and publishes to it."""
+    """The trainer's sampler, over the connection.
+
+    Only the trainer pauses it and publishes to it.
+    """
 
     version = 0  # each token brings its own; only the trainer publishes
 
@@ -247,7 +250,9 @@ class Session:
             await self._connection.drain()
 
     def _take_measurements(self) -> tuple[dict[str, Mean], dict[str, int]]:
-        """Returns means (they merge as distributions) and counts (they add up) since the last call."""
+        """Returns means (they merge as distributions) and counts (they add up) since the last
+        call.
+        """
         means, counts = {}, Counter[str](self._parts.lost)
         for name, mean in self._parts.take_metrics().items():
             if mean.min <= mean.max:

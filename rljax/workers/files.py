@@ -1,4 +1,6 @@
-"""Model directories on their way to a worker: files in pieces, then a message that they are complete."""
+"""Model directories on their way to a worker: files in pieces, then a message that they are
+complete.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 class ReceivedFiles:
-    """Model directories as they arrive in a scratch directory; `directory` is the newest complete one."""
+    """Model directories as they arrive in a scratch directory; `directory` is the newest complete
+    one.
+    """
 
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._count = scratch, 0

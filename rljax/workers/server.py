@@ -122,7 +122,8 @@ class WorkerServer:
         """
         Args:
           token: what a worker must prove to know.
-          scratch: directory for weights on their way, in memory-backed storage where there is some.
+          scratch: directory for weights on their way, in memory-backed storage where there is
+            some.
           address_file: file with address and token, which only this user can read.
           children: workers that are started here; others may attach beside them.
         """
@@ -189,7 +190,9 @@ class WorkerServer:
             self._job = None
 
     def weights_changed(self) -> None:
-        """Has new weights sent to workers that sample by themselves; to be called after each publish."""
+        """Has new weights sent to workers that sample by themselves; to be called after each
+        publish.
+        """
         self._stale_weights.set()
         self._wake()
 
@@ -356,7 +359,9 @@ class WorkerServer:
             self._wake()
 
     async def _send_new_weights(self) -> None:
-        """Sends weights, until it is cancelled, to workers that sample by themselves and have old ones."""
+        """Sends weights, until it is cancelled, to workers that sample by themselves and have old
+        ones.
+        """
         while True:
             await self._stale_weights.wait()
             self._stale_weights.clear()

@@ -39,7 +39,10 @@ def build_workflow(name: str, *, tokenizer: Tokenizer, rewards: Rewards, argumen
 
 
 def sampling_params(config: GenerationConfig, tokenizer: Tokenizer) -> SamplingParams:
-    """`gconfig` with the tokenizer's EOS ids among the stop ids. Raises UserError for a stop id that is no token."""
+    """`gconfig` with the tokenizer's EOS ids among the stop ids.
+
+    Raises UserError for a stop id that is no token.
+    """
     for token in config.stop_token_ids:
         if not 0 <= token < tokenizer.vocab_size:
             raise UserError(

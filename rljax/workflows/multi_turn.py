@@ -3,7 +3,8 @@
     prompt --> completion --> reward --> feedback --> completion --> ...
     given      sampled                   given        sampled
 
-The ids of all that was sampled stand in the next request's prompt as they were sampled, not as their text would encode.
+The ids of all that was sampled stand in the next request's prompt as they were sampled, not as
+their text would encode.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ FEEDBACK = "Your answer is not right. Read the question again, find the mistake,
 
 
 class MultiTurn:
-    """Ends with the first answer whose reward is `success`, after `max_turns`, or when a completion is cut short.
+    """Ends with the first answer whose reward is `success`, after `max_turns`, or when a
+    completion is cut short.
 
-    The reward is that of the last turn, times turn_discount for each turn before it; component "turns" counts them.
+    The reward is that of the last turn, times turn_discount for each turn before it; component
+    "turns" counts them.
 
     Args:
       feedback: the user's words after a wrong answer.
@@ -78,5 +81,7 @@ class MultiTurn:
 
 
 def _turn_seed(seed: int, turn: int) -> int:
-    """Turn 0 has the episode's own seed; later ones are spread over [0, 2**31) by a multiplicative hash."""
+    """Turn 0 has the episode's own seed; later ones are spread over [0, 2**31) by a multiplicative
+    hash.
+    """
     return (seed + turn * 0x9E3779B1) % 2**31

@@ -15,7 +15,10 @@ from rljax.types import Completion, Finish, Prompt, Request, SamplingParams, Tra
 
 
 class RLVR:
-    """Reinforcement learning from a verifiable reward. The reward sees the completion's text without special tokens."""
+    """Reinforcement learning from a verifiable reward.
+
+    The reward sees the completion's text without special tokens.
+    """
 
     def __init__(self, tokenizer: Tokenizer, rewards: Rewards) -> None:
         self._tokenizer = tokenizer
@@ -31,7 +34,10 @@ class RLVR:
 async def generate(
     generator: Generator, request_id: str, prompt_ids: Sequence[int] | np.ndarray, params: SamplingParams, seed: int
 ) -> Completion:
-    """A completion that may be scored. Raises SamplerError when it was aborted: what came so far says nothing."""
+    """A completion that may be scored.
+
+    Raises SamplerError when it was aborted: what came so far says nothing.
+    """
     completion = await generator.generate(Request(request_id, np.asarray(prompt_ids, np.int32), params, seed))
     if completion.finish is Finish.ABORT:
         raise SamplerError(f"request {request_id} was aborted after {len(completion.token_ids)} tokens")

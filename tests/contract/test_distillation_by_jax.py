@@ -1,4 +1,6 @@
-"""configs/algorithms/distill.py made small, on the JAX path: a teacher is trained, exported, and taught from."""
+"""configs/algorithms/distill.py made small, on the JAX path: a teacher is trained, exported, and
+taught from.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Our server and its client under the contract of all samplers: what a sampler must do, it does behind HTTP."""
+"""Our server and its client under the contract of all samplers: what a sampler must do, it does
+behind HTTP.
+"""
 
 from __future__ import annotations
 

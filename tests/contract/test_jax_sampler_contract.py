@@ -1,4 +1,6 @@
-"""The JAX sampler under the contract of all samplers, its weights published through memory and through a directory."""
+"""The JAX sampler under the contract of all samplers, its weights published through memory and
+through a directory.
+"""
 
 import functools
 from pathlib import Path
@@ -35,7 +37,9 @@ class TestJaxSampler(SamplerContract):
 
 
 class TestJaxSamplerFromDirectories(TestJaxSampler):
-    """Results read one dispatch later, as on a device; keys and values recomputed; weights from files; memory is lent."""
+    """Results read one dispatch later, as on a device; keys and values recomputed; weights from
+    files; memory is lent.
+    """
 
     settings: ClassVar[dict[str, object]] = {"rollout.recompute_kv_on_publish": True, "jax.release_memory": True}
 

@@ -33,7 +33,9 @@ CONTEXT = 512
 
 
 class Servers:
-    """Two real servers for all tests of this module, of model 0 and of model 1; and the models, in transformers."""
+    """Two real servers for all tests of this module, of model 0 and of model 1; and the models, in
+    transformers.
+    """
 
     def __init__(self) -> None:
         self.root = TemporaryDirectory()
@@ -158,7 +160,9 @@ def expected(oracle, completion: Completion, temperature: float, *, recompute: b
 
 
 async def swapped_under(sampler: HttpSampler, servers: Servers) -> Completion:
-    """A long completion of model 0 with a publish of model 1 in its middle, however fast this machine is now."""
+    """A long completion of model 0 with a publish of model 1 in its middle, however fast this
+    machine is now.
+    """
     request = Request("swap", PROMPT, SamplingParams(400, temperature=0.7), seed=1)
     delay = 0.2
     for _ in range(40):
@@ -259,7 +263,10 @@ def test_an_id_outside_the_vocabulary_is_refused_before_it_kills_the_server(serv
 
 
 def test_a_killed_server_is_started_again_with_the_present_weights_and_loses_nothing(servers, oracle, tmp_path):
-    """Last: it ends the second server. Requests wait for the only server there is, and go on behind the tokens they have."""
+    """Last: it ends the second server.
+
+    Requests wait for the only server there is, and go on behind the tokens they have.
+    """
     started = servers.started[1]
     remote = started.remotes[0]
 

@@ -1,4 +1,5 @@
-"""The PyTorch learner on a CUDA device: FlashAttention in bfloat16, memory, and a publish that holds one tensor at a time.
+"""The PyTorch learner on a CUDA device: FlashAttention in bfloat16, memory, and a publish that
+holds one tensor at a time.
 
 pytest -m gpu tests/gpu
 """

@@ -1,4 +1,6 @@
-"""Engine portability: what one engine's learner saved, the other's goes on from: to the bit, and then to float32 rounding."""
+"""Engine portability: what one engine's learner saved, the other's goes on from: to the bit, and
+then to float32 rounding.
+"""
 
 import json
 import math

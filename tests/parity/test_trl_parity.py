@@ -1,6 +1,8 @@
-"""Our losses against TRL's own GRPOTrainer on the same logits: equal wherever the definitions are (docs/losses.md).
+"""Our losses against TRL's own GRPOTrainer on the same logits: equal wherever the definitions are
+(docs/losses.md).
 
-A real trainer is made around a tiny model and its loss function is called with the log-probs it would have been given.
+A real trainer is made around a tiny model and its loss function is called with the log-probs it
+would have been given.
 """
 
 import numpy as np
@@ -67,7 +69,9 @@ def make_trainer(tmp_path_factory):
 
 
 def case(trainer):
-    """Inputs as GRPOTrainer passes them from generation to loss, and the log-probs of the model as it is."""
+    """Inputs as GRPOTrainer passes them from generation to loss, and the log-probs of the model as
+    it is.
+    """
     random = np.random.default_rng(0)
     lengths = [8, 5, 1, 7]
     completion_mask = torch.tensor(np.arange(COMPLETION)[None] < np.array(lengths)[:, None]).long()
@@ -164,7 +168,9 @@ def test_cispo_with_its_lower_bound_off_and_their_upper_bound_counted_from_zero(
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("mode", ["clamp", "mask"])
 def test_the_decoupled_weight_is_their_correction_for_the_sampler(make_trainer, mode, level):
-    """Their ratio is made at generation, by the trainer's own lines for it: exp(old - sampling), truncated or masked."""
+    """Their ratio is made at generation, by the trainer's own lines for it: exp(old - sampling),
+    truncated or masked.
+    """
     cap = 1.3
     trainer = make_trainer(loss_type="dapo", epsilon=0.2)
     inputs, behavior = case(trainer)
@@ -178,7 +184,9 @@ def test_the_decoupled_weight_is_their_correction_for_the_sampler(make_trainer, 
 
 
 def test_kl_in_the_loss_is_theirs_with_their_bias_correction(make_trainer):
-    """Their correction differentiates r k3, whose slope in logp is r times the log-ratio: what ours puts there outright."""
+    """Their correction differentiates r k3, whose slope in logp is r times the log-ratio: what
+    ours puts there outright.
+    """
     trainer = make_trainer(loss_type="dapo", use_bias_correction_kl=True)
     trainer.beta = 0.5
     inputs, _ = case(trainer)
@@ -187,7 +195,9 @@ def test_kl_in_the_loss_is_theirs_with_their_bias_correction(make_trainer):
 
 
 def test_kl_in_the_loss_without_it_has_the_value_and_another_gradient(make_trainer):
-    """On policy, where r is 1, k3 itself has the same value; its slope in expectation is that of forward KL."""
+    """On policy, where r is 1, k3 itself has the same value; its slope in expectation is that of
+    forward KL.
+    """
     trainer = make_trainer(loss_type="dapo", use_bias_correction_kl=False)
     trainer.beta = 0.5
     inputs, _ = case(trainer)

@@ -1,4 +1,5 @@
-"""What stands beside the trainer in the soak: a sampling server, or a rollout worker. It runs until it is killed.
+"""What stands beside the trainer in the soak: a sampling server, or a rollout worker. It runs
+until it is killed.
 
 python -m tests.soak.partner server WORKDIR PORT SEED
 python -m tests.soak.partner worker WORKDIR PORT SEED        (with a sampler of its own where SEED is odd)

@@ -1,6 +1,8 @@
-"""A soak: delays, lost requests, failed rewards, publishes when they come; kill -9 of trainer, servers and workers at random.
+"""A soak: delays, lost requests, failed rewards, publishes when they come; kill -9 of trainer,
+servers and workers at random.
 
-At the end every prompt was trained on exactly once, no token was older than the bound, and nothing was left open or grew.
+At the end every prompt was trained on exactly once, no token was older than the bound, and nothing
+was left open or grew.
 
 pytest tests/soak            a minute or two
 pytest tests/soak -m slow -s    ten minutes
@@ -95,7 +97,9 @@ class Partners:
 
 
 def _soak(workdir, *, epochs, prompts, kills, seed, lag=2, servers=0, workers=0):
-    """Runs the trainer, killing it `kills` times, and a partner in between; returns its report and how many kills hit what."""
+    """Runs the trainer, killing it `kills` times, and a partner in between; returns its report and
+    how many kills hit what.
+    """
     dice = random.Random(seed)
     workdir.mkdir(exist_ok=True)
     partners = Partners(workdir, dice, servers, workers)
@@ -164,7 +168,9 @@ def test_exactly_once_through_kills_of_workers(tmp_path):
 
 
 def _lines(path):
-    """The last line of each step, as a file that is cut at each resumption would hold; less what the machine's time is in."""
+    """The last line of each step, as a file that is cut at each resumption would hold; less what
+    the machine's time is in.
+    """
     lines = {}
     for text in path.read_text().splitlines():
         line = json.loads(text)

@@ -1,8 +1,11 @@
-"""One process of the soak: trains on the fake engine with delays and faults until it is done, or killed.
+"""One process of the soak: trains on the fake engine with delays and faults until it is done, or
+killed.
 
-python -m tests.soak.trainer WORKDIR '{"epochs": 2, "prompts": 90, "seed": 1, "lag": 2, "addr": "", "listen": ""}'
+python -m tests.soak.trainer WORKDIR '{"epochs": 2, "prompts": 90, "seed": 1, "lag": 2, "addr": "",
+"listen": ""}'
 
-lag 0: delays, and no faults. addr: sampling servers to attach to. listen: where workers do the generating.
+lag 0: delays, and no faults. addr: sampling servers to attach to. listen: where workers do the
+generating.
 """
 
 import json

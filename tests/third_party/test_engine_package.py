@@ -1,4 +1,6 @@
-"""The engine of docs/engines.md: installed outside the tree, under the samplers' contract, in a run with its own setting."""
+"""The engine of docs/engines.md: installed outside the tree, under the samplers' contract, in a
+run with its own setting.
+"""
 
 import json
 import os
@@ -37,7 +39,9 @@ def get_config():
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """A folder into which pip has installed a copy of the package, with no index and nothing of the tree in it."""
+    """A folder into which pip has installed a copy of the package, with no index and nothing of
+    the tree in it.
+    """
     source, target = tmp_path_factory.mktemp("source") / "package", tmp_path_factory.mktemp("target")
     shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("BUILD", "__pycache__"))
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
@@ -77,7 +81,9 @@ def test_the_installed_engine_keeps_the_contract_of_samplers(installed, tmp_path
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5])
 def test_a_run_samples_with_it_as_its_setting_says(installed, tmp_path, uniform):
-    """With a share u of the uniform distribution, p / ((1 - u) p + u / V) is 1 at u = 0, and at most 1 / (1 - u)."""
+    """With a share u of the uniform distribution, p / ((1 - u) p + u / V) is 1 at u = 0, and at
+    most 1 / (1 - u).
+    """
     done = train(installed, tmp_path / "run", f"bigram.uniform={uniform}")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "config.json").read_text())["bigram"] == {"uniform": uniform}

@@ -1,4 +1,6 @@
-"""The Bazel workspace forgets no file; where Bazel is installed it builds, and an import that points up does not."""
+"""The Bazel workspace forgets no file; where Bazel is installed it builds, and an import that
+points up does not.
+"""
 
 import ast
 import os
@@ -74,7 +76,9 @@ PLANTED = {  # file -> a line at its end, and why it does not build
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bazel") is None, reason="left out: Bazel is not installed (docs/bazel.md)")
 def test_what_is_planted_does_not_build(tmp_path):
-    """An upward import, and one of a library that is no dependency; the libraries alone, before anything is run."""
+    """An upward import, and one of a library that is no dependency; the libraries alone, before
+    anything is run.
+    """
     tree, cache = tmp_path / "tree", tmp_path / "cache"
     shutil.copytree(REPOSITORY, tree, symlinks=True, ignore=_not_of_the_tree)
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}

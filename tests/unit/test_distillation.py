@@ -1,4 +1,6 @@
-"""On-policy distillation on the fake engine: a student that samples becomes its teacher, with a reward or without one."""
+"""On-policy distillation on the fake engine: a student that samples becomes its teacher, with a
+reward or without one.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ REWARD = "rollout/reward/avg"
 
 @pytest.fixture
 def teacher(tmp_path):
-    """Says the last token again or stops, as likely as each other: some way from the uniform student."""
+    """Says the last token again or stops, as likely as each other: some way from the uniform
+    student.
+    """
     table = np.zeros((VOCAB, VOCAB), np.float32)
     np.fill_diagonal(table, 7.0)
     table[:, STOP] = 7.0
@@ -74,7 +78,9 @@ def test_a_teacher_that_is_the_student_teaches_nothing(tmp_path):
 
 
 def test_a_reward_is_added_to_the_teacher(tmp_path, teacher):
-    """With both, the student ends above its teacher in reward: the teacher stops too soon half the time."""
+    """With both, the student ends above its teacher in reward: the teacher stops too soon half the
+    time.
+    """
     both = run(tmp_path / "both", teacher, **{"actor.reward_scaling": 1.0, "actor.distill.coef": 0.03})
     alone = run(tmp_path / "alone", teacher)
     assert late(both, REWARD) > late(alone, REWARD) + 0.1

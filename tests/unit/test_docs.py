@@ -26,7 +26,9 @@ BRITISH = re.compile(
 
 
 def sources() -> Iterator[Path]:
-    """Every file of Python in the tree but this one, each once: not through the links inside rljax/."""
+    """Every file of Python in the tree but this one, each once: not through the links inside
+    rljax/.
+    """
     links = {REPOSITORY / "rljax" / name for name in BARE}
     for folder in FOLDERS:
         for file in (REPOSITORY / folder).rglob("*.py"):

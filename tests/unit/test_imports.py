@@ -1,5 +1,5 @@
-"""Imports point one way: experiments -> testing -> engines -> backends -> rljax, from room to room of rljax as the rule's table
-says, and what is optional is imported when it is used.
+"""Imports point one way: experiments -> testing -> engines -> backends -> rljax, from room to room
+of rljax as the rule's table says, and what is optional is imported when it is used.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def _package(file: Path) -> str:
 
 
 def _known(module: str, modules: dict[str, Path]) -> str | None:
-    """The module that an import reads: `from a.b import c` is of a.b.c where that is a module, else of a.b."""
+    """The module that an import reads: `from a.b import c` is of a.b.c where that is a module,
+    else of a.b.
+    """
     while module and module not in modules:
         module = module.rpartition(".")[0]
     return module or None

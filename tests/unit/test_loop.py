@@ -51,7 +51,9 @@ class Sinks:
         return self.opened[-1]
 
     def lines(self):
-        """What metrics.jsonl would hold: later runs cut what earlier ones wrote past their first step."""
+        """What metrics.jsonl would hold: later runs cut what earlier ones wrote past their first
+        step.
+        """
         lines = {}
         for sink in self.opened:
             lines = {step: line for step, line in lines.items() if step <= sink.first_step}
@@ -194,7 +196,9 @@ def test_resume_position_of_an_asynchronous_run_loses_and_doubles_nothing(tmp_pa
 
 @pytest.mark.parametrize("policy", ["mask", "drop"])
 def test_a_sampler_that_does_not_take_what_is_published_ends_the_run(tmp_path, policy):
-    """Its groups are stale however often they are generated again: without an end of its own that would go on for ever."""
+    """Its groups are stale however often they are generated again: without an end of its own that
+    would go on for ever.
+    """
     overrides = ASYNC | {"rollout.stale_policy": policy, "recover.max_consecutive_failures": 5}
     run = make_run(tmp_path, overrides, n_prompts=40)
 
@@ -207,7 +211,9 @@ def test_a_sampler_that_does_not_take_what_is_published_ends_the_run(tmp_path, p
 
 
 class Straggles(Repeat):
-    """Prompt 0/1 takes three publishes: each of its completions has two tokens of version 0, and two of version 3."""
+    """Prompt 0/1 takes three publishes: each of its completions has two tokens of version 0, and
+    two of version 3.
+    """
 
     def __init__(self):
         super().__init__()
@@ -537,7 +543,9 @@ def test_prompts_spell_their_uid():
 
 
 class Forgetful(FakeSampler):
-    """Once, when it has version 2, it comes back without weights, as a server that died and was started again."""
+    """Once, when it has version 2, it comes back without weights, as a server that died and was
+    started again.
+    """
 
     def __init__(self, *args):
         super().__init__(*args)

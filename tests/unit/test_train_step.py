@@ -1,4 +1,6 @@
-"""What one step hands to the learner: groups whole, weights global, passes only where they are needed."""
+"""What one step hands to the learner: groups whole, weights global, passes only where they are
+needed.
+"""
 
 import dataclasses
 

@@ -1,8 +1,10 @@
-"""The wheel holds one package, with real files where the tree has links, and the sdist gives the same wheel. Where it is
-installed, with no checkout near, the command trains with all the processes of a run, and lists and explains the commands.
+"""The wheel holds one package, with real files where the tree has links, and the sdist gives the
+same wheel. Where it is installed, with no checkout near, the command trains with all the processes
+of a run, and lists and explains the commands.
 
-Dependencies are those of the environment that runs the tests: the environment of the wheel finds them behind its own packages,
-and nothing that is installed there as editable. That every import is declared is a test of its own.
+Dependencies are those of the environment that runs the tests: the environment of the wheel finds
+them behind its own packages, and nothing that is installed there as editable. That every import is
+declared is a test of its own.
 """
 
 import importlib.metadata
@@ -87,8 +89,9 @@ def wheel(source, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory) -> Path:
-    """The bin folder of an environment with the wheel. A .pth adds packages behind it, and theirs are not looked at: that is
-    how editable installs work."""
+    """The bin folder of an environment with the wheel. A .pth adds packages behind it, and theirs
+    are not looked at: that is how editable installs work.
+    """
     root = tmp_path_factory.mktemp("environment")
     venv.create(root, with_pip=False, symlinks=True)
     python = root / "bin" / "python"
@@ -166,7 +169,9 @@ def test_the_quickstart_trains_by_name(installed, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_of_ones_own_with_all_its_processes(installed, tmp_path):
-    """A worker, a learner in two processes and a reward process, which find the reward in the directory that all start in."""
+    """A worker, a learner in two processes and a reward process, which find the reward in the
+    directory that all start in.
+    """
     (tmp_path / "my_config.py").write_text(OWN_CONFIG)
     (tmp_path / "my_reward.py").write_text(OWN_REWARD)
     output(installed / "rljax", "train", "--config=my_config.py", "--workdir=run", cwd=tmp_path)

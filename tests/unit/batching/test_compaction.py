@@ -59,7 +59,9 @@ OBJECTIVES = [
 @settings(deadline=None, derandomize=True, max_examples=30)
 @given(st.integers(0, 1000), st.sampled_from(OBJECTIVES))
 def test_the_objective_of_the_kept_tokens_is_that_of_the_batch(seed, objective):
-    """Loss and gradient of the compacted batch, put back where they came from, are those of the whole."""
+    """Loss and gradient of the compacted batch, put back where they came from, are those of the
+    whole.
+    """
     batch = batch_of(seed)
     random = np.random.default_rng(seed + 1)
     logp, entropy = random.normal(-1, 0.3, (2, *batch.shape))

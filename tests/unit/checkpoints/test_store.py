@@ -172,7 +172,9 @@ def test_a_fault_that_is_not_the_disks_is_raised_as_it_is_and_leaves_nothing(tmp
 
 
 def test_a_full_disk_is_one_line_and_the_last_good_one_loads(tmp_path):
-    """The kernel refuses to write: a limit on the size of a file stands for a full disk, which root can't make here."""
+    """The kernel refuses to write: a limit on the size of a file stands for a full disk, which
+    root can't make here.
+    """
     code = textwrap.dedent("""
         import resource, sys
         from pathlib import Path

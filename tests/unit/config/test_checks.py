@@ -1,4 +1,6 @@
-"""Cross-checks: every rule refuses what breaks it, in one line that names a key, and lets a sound config through."""
+"""Cross-checks: every rule refuses what breaks it, in one line that names a key, and lets a sound
+config through.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""An engine that somebody else's package brings has a section of its own, by its entry point alone."""
+"""An engine that somebody else's package brings has a section of its own, by its entry point
+alone.
+"""
 
 import dataclasses
 import json
@@ -205,7 +207,9 @@ def test_sections_can_not_be_changed():
 
 
 def test_only_a_section_that_is_used_imports_its_engine_and_never_a_framework():
-    """In a process of its own: which modules are there after a config without engines, and after all sections."""
+    """In a process of its own: which modules are there after a config without engines, and after
+    all sections.
+    """
     script = """
 import sys
 from rljax.config import engine_sections, io

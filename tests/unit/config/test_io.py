@@ -1,4 +1,6 @@
-"""Config files, overrides and config.json: what is accepted means what it says, everything else is one clear line."""
+"""Config files, overrides and config.json: what is accepted means what it says, everything else is
+one clear line.
+"""
 
 import copy
 import dataclasses
@@ -228,7 +230,9 @@ def test_resolve_fills_what_other_keys_say_and_keeps_what_is_set():
 
 @pytest.mark.parametrize("value", [None, 3])
 def test_values_that_follow_others_are_the_same_before_and_after_they_are_written_down(value):
-    """Of a config that no binary has resolved, the loop's parts read what resolve would have written."""
+    """Of a config that no binary has resolved, the loop's parts read what resolve would have
+    written.
+    """
     config = changed(
         read("rollout.max_head_offpolicyness=1", "gconfig.max_new_tokens=9"),
         rollout={"consumer_batch_size": value, "max_concurrent_rollouts": value},

@@ -1,4 +1,6 @@
-"""The stream of prompts: each once an epoch, resumable anywhere, and one clear line for each kind of bad input."""
+"""The stream of prompts: each once an epoch, resumable anywhere, and one clear line for each kind
+of bad input.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,6 @@
-"""Plugins are found by name, asked before anything starts, and paired by a transport that both have."""
+"""Plugins are found by name, asked before anything starts, and paired by a transport that both
+have.
+"""
 
 import asyncio
 import dataclasses
@@ -209,7 +211,9 @@ class WithBreaking(ThirdParty):
 
 
 def test_a_publish_that_a_server_breaks_is_done_through_a_directory_with_nothing_sampled_in_between(register):
-    """Servers that got some of the weights would sample from a mixture, and call it the old version."""
+    """Servers that got some of the weights would sample from a mixture, and call it the old
+    version.
+    """
     register("one", WithBreaking(("nccl",)))
     built = build("one:d1")
     asyncio.run(built.publish(7))
@@ -358,7 +362,9 @@ def test_what_a_generator_must_write_is_missed_when_it_is_made():
     [(64, 128, 63, "one.context_length=64"), (200, 128, 96, "max_tokens_per_row=128"), (128, 128, 127, "one.context_length")],
 )
 def test_room_for_a_prompt_is_what_context_and_row_leave(register, context, row, most, culprit):
-    """A completion ends where the context does, so the longest trajectory is min(prompt + 32, context)."""
+    """A completion ends where the context does, so the longest trajectory is min(prompt + 32,
+    context).
+    """
     register("one", ThirdParty((), context=context))
     register("two", ThirdParty(()))
     config = config_io.changed(CONFIG, [("actor.mb_spec.max_tokens_per_row", str(row)), ("gconfig.max_new_tokens", "32")])

@@ -1,4 +1,6 @@
-"""Binaries: --help works, bad input is one clear line and exit status 1, and neither waits for jax."""
+"""Binaries: --help works, bad input is one clear line and exit status 1, and neither waits for
+jax.
+"""
 
 import errno
 import functools
@@ -23,7 +25,9 @@ HEAVY = ("jax", "torch", "transformers", "grain", "flax", "orbax")
 
 
 def train(*arguments: str) -> subprocess.CompletedProcess:
-    """Runs experiments.train from the repository's root; names the heavy modules that it imported on stdout's last line."""
+    """Runs experiments.train from the repository's root; names the heavy modules that it imported
+    on stdout's last line.
+    """
     script = (
         "import runpy, sys, atexit\n"
         f"atexit.register(lambda: print(*(m for m in {HEAVY} if m in sys.modules), sep=','))\n"

@@ -1,4 +1,6 @@
-"""The command rljax: every program by its name, the binary's own help and errors, and nothing imported that isn't asked for."""
+"""The command rljax: every program by its name, the binary's own help and errors, and nothing
+imported that isn't asked for.
+"""
 
 import ast
 import subprocess
@@ -15,7 +17,9 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def rljax(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m rljax`; names the modules that it imported, of those worth a second, on stdout's last line."""
+    """Runs `python -m rljax`; names the modules that it imported, of those worth a second, on
+    stdout's last line.
+    """
     script = (
         "import atexit, runpy, sys\n"
         f"sys.path[:] = [{str(REPOSITORY)!r}, *filter(None, sys.path)]  # the command adds the working directory\n"

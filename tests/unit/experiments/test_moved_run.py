@@ -1,5 +1,6 @@
-"""Engine portability by the command line: the same --workdir with another allocation_mode goes on, and its metrics
-are those of a run that stayed. The JAX sampler samples in all of them."""
+"""Engine portability by the command line: the same --workdir with another allocation_mode goes on,
+and its metrics are those of a run that stayed. The JAX sampler samples in all of them.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""The certificate of the quickstart's model and objective, and that it is not given to a wrong gradient or optimizer."""
+"""The certificate of the quickstart's model and objective, and that it is not given to a wrong
+gradient or optimizer.
+"""
 
 import dataclasses
 import json

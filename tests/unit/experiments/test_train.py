@@ -1,4 +1,6 @@
-"""experiments.train on the fake engine: a run directory that is whole, a kill that costs nothing, a lock that holds."""
+"""experiments.train on the fake engine: a run directory that is whole, a kill that costs nothing,
+a lock that holds.
+"""
 
 import json
 import os
@@ -156,7 +158,9 @@ def test_resume_equivalence_on_the_jax_path_to_the_bit(tmp_path):
 
 @pytest.mark.slow
 def test_quickstart_over_eight_forced_devices(tmp_path, monkeypatch):
-    """Sampler and learner on pools of their own: the first supervised steps agree with one device's to float32 rounding."""
+    """Sampler and learner on pools of their own: the first supervised steps agree with one
+    device's to float32 rounding.
+    """
     code, _, err = train(tmp_path / "one", SYNCHRONOUS, *JAX)
     assert code == 0, err
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -206,7 +210,9 @@ def test_failing_workflow_ends_the_run_with_its_traceback(tmp_path):
 
 @pytest.mark.slow
 def test_unit_ratio_of_a_jax_workers_samples(tmp_path):
-    """Its own JAX sampler, in another process, with weights sent over: synchronous steps are on policy."""
+    """Its own JAX sampler, in another process, with weights sent over: synchronous steps are on
+    policy.
+    """
     workdir = tmp_path / "jax"
     process = start(
         workdir,
@@ -242,7 +248,9 @@ def test_a_guardrail_ends_the_run_in_one_line_and_the_failed_state_is_kept(tmp_p
 
 
 def test_rollout_and_replay_are_the_first_step_of_train(tmp_path):
-    """The same prompts, samples, advantages and update, apart and together: their metrics agree to the bit."""
+    """The same prompts, samples, advantages and update, apart and together: their metrics agree to
+    the bit.
+    """
     (tmp_path / "some_reward.py").write_text("def reward(prompt, completion):\n    return len(completion) % 3\n")
     (tmp_path / "config.py").write_text(CONFIG)
     common = [
@@ -294,7 +302,9 @@ def told(entries: list[dict]) -> list[dict]:
 
 
 def test_resume_equivalence_with_workers_though_one_is_killed(uninterrupted, tmp_path):
-    """Two worker processes with the run's sampler; the first is killed with leases in its hands and started again."""
+    """Two worker processes with the run's sampler; the first is killed with leases in its hands
+    and started again.
+    """
     workdir = tmp_path / "workers"
     process = start(workdir, SYNCHRONOUS, "--config.rollout.workers=2")
     while not (workdir / "metrics.jsonl").exists() or len(lines(workdir / "metrics.jsonl")) < 8:
@@ -314,7 +324,9 @@ def test_resume_equivalence_with_workers_though_one_is_killed(uninterrupted, tmp
 
 
 def test_a_worker_from_elsewhere_with_a_sampler_of_its_own_waits_for_a_run_that_was_killed(tmp_path):
-    """It attaches by address and token, outlives the trainer, and goes on with the next one, at the same address."""
+    """It attaches by address and token, outlives the trainer, and goes on with the next one, at
+    the same address.
+    """
     (port,) = (s.getsockname()[1] for s in [socket.create_server(("127.0.0.1", 0))])
     workdir, listen = tmp_path / "listening", f"--config.rollout.listen=127.0.0.1:{port}"
     environment = os.environ | {"RLJAX_TOKEN": "a secret"}

@@ -1,4 +1,6 @@
-"""Messages arrive as they were sent or not at all, whatever comes: over sockets, over asyncio streams and from files."""
+"""Messages arrive as they were sent or not at all, whatever comes: over sockets, over asyncio
+streams and from files.
+"""
 
 import asyncio
 import json

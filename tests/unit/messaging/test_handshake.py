@@ -1,4 +1,6 @@
-"""Nobody is greeted without the token, which never travels; and nobody is followed who doesn't know it either."""
+"""Nobody is greeted without the token, which never travels; and nobody is followed who doesn't
+know it either.
+"""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,6 @@
-"""Only who passed the handshake is handed over; strangers are few and short-lived, and end nothing."""
+"""Only who passed the handshake is handed over; strangers are few and short-lived, and end
+nothing.
+"""
 
 import contextlib
 import queue
@@ -144,7 +146,9 @@ def test_many_who_know_the_token_all_get_in_at_once(opened):
 
 
 def test_silent_strangers_end_nothing_where_files_run_out(tmp_path):
-    """In a process of its own, which may open 120 files: 300 strangers come, and then someone who knows the token."""
+    """In a process of its own, which may open 120 files: 300 strangers come, and then someone who
+    knows the token.
+    """
     code = textwrap.dedent("""
         import resource, sys, threading, time
         resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))

@@ -1,6 +1,8 @@
-"""A third party's engine, `troubled`: the fake one, of which one process does something wrong in its third update.
+"""A third party's engine, `troubled`: the fake one, of which one process does something wrong in
+its third update.
 
-TROUBLE says what: raise, hang, refuse (as a user's mistake), start (it never comes up), die. Nothing when it is not set.
+TROUBLE says what: raise, hang, refuse (as a user's mistake), start (it never comes up), die.
+Nothing when it is not set.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def test_nothing_to_train_is_not_divided_by(aggregation):
 
 
 def test_mean_of_means_is_another_loss():
-    """12 rows of 3 to 900 tokens: weights of the whole batch add up to its loss; those of its parts, averaged, do not."""
+    """12 rows of 3 to 900 tokens: weights of the whole batch add up to its loss; those of its
+    parts, averaged, do not.
+    """
     counts = [3, 900, 17, 250, 4, 610, 88, 5, 333, 29, 741, 12]
     losses = [np.random.default_rng(i).normal(1, 1, count + 3) for i, count in enumerate(counts)]
     masks = masks_of(counts)

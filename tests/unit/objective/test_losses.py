@@ -1,4 +1,6 @@
-"""The oracle's hand-derived gradients against complex steps: exact to rounding, unlike finite differences."""
+"""The oracle's hand-derived gradients against complex steps: exact to rounding, unlike finite
+differences.
+"""
 
 import inspect
 
@@ -56,7 +58,9 @@ def test_cispo_is_the_derivative_of_the_log_likelihood_with_its_weight_held():
 
 @pytest.mark.parametrize("name", ["kl_loss", "distillation"])
 def test_kl_has_the_gradient_of_reverse_kl_in_expectation(name):
-    """Enumerate the vocabulary with its probabilities, against reverse KL over it and its derivative by the logits."""
+    """Enumerate the vocabulary with its probabilities, against reverse KL over it and its
+    derivative by the logits.
+    """
     random = np.random.default_rng(3)
     logits, other = random.normal(size=(2, 7))
     log_p, log_q = logprobs.log_softmax(logits), logprobs.log_softmax(other)
@@ -130,7 +134,9 @@ def test_the_log_prob_ops_gradient_is_the_derivative(softcap):
 
 @pytest.mark.parametrize("objective", [Objective(ratio_level="sequence"), Objective(entropy_coef=0.3, weight_cap=2.0)])
 def test_the_objectives_gradient_is_the_derivative(objective):
-    """With the proximal policy given, the surrogate and the entropy bonus are plain functions of logp and entropy."""
+    """With the proximal policy given, the surrogate and the entropy bonus are plain functions of
+    logp and entropy.
+    """
     case = inputs("stale", seed=23)
     names = ("mask", "advantage", "behavior_logp", "segment_ids", "proximal_logp")
     tokens = TokenArrays(loss_weight=case["weight"], **{name: case[name] for name in names})
@@ -145,7 +151,9 @@ def test_the_objectives_gradient_is_the_derivative(objective):
 
 
 def test_distillation_is_the_policy_gradient_of_what_the_teacher_thinks_better():
-    """At the sampling policy, with coefficient c, it is the surrogate of the advantage c (log pi_teacher - log pi_theta)."""
+    """At the sampling policy, with coefficient c, it is the surrogate of the advantage c (log
+    pi_teacher - log pi_theta).
+    """
     case = inputs("ordinary", seed=24)
     names = ("mask", "segment_ids", "teacher_logp")
     tokens = TokenArrays(

@@ -1,4 +1,6 @@
-"""A reward that never returns, in a run: sampling and training go on beside it, and it is a failure with a kind."""
+"""A reward that never returns, in a run: sampling and training go on beside it, and it is a
+failure with a kind.
+"""
 
 import asyncio
 from pathlib import Path

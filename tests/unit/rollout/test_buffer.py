@@ -164,7 +164,9 @@ def test_a_group_with_nothing_to_train_on_is_refused():
 
 
 def test_resume_position_keeps_the_capacity():
-    """Five steps at lag 2, then a copy made from what was saved: the same room, the same prompts first in flight."""
+    """Five steps at lag 2, then a copy made from what was saved: the same room, the same prompts
+    first in flight.
+    """
     buffer = Buffer(Numbers(100), _limits(max_lag=2, batch_size=2, max_concurrent=20))
     flight = []
     for version in range(5):

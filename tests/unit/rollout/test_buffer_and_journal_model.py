@@ -1,7 +1,9 @@
-"""Buffer and journal against a plain model, with a kill between any two operations: exactly once and the lag bound.
+"""Buffer and journal against a plain model, with a kill between any two operations: exactly once
+and the lag bound.
 
-The model is sets of prompt indices and a copy of them at each checkpoint. It knows nothing of heaps and files; it says what
-must be true: where every prompt is, what may be admitted, what comes next, what a killed process leaves behind.
+The model is sets of prompt indices and a copy of them at each checkpoint. It knows nothing of
+heaps and files; it says what must be true: where every prompt is, what may be admitted, what comes
+next, what a killed process leaves behind.
 """
 
 import copy
@@ -35,7 +37,10 @@ def group_of(ticket, versions):
 
 
 class Model:
-    """What a run has done so far. Everything here is undone by a kill, back to the last checkpoint."""
+    """What a run has done so far.
+
+    Everything here is undone by a kill, back to the last checkpoint.
+    """
 
     def __init__(self):
         self.version = 0
@@ -141,7 +146,9 @@ class BufferAndJournal(RuleBasedStateMachine):
     @precondition(lambda self: self.model.running)
     @rule(rounds=st.integers(1, 4))
     def everyone_but_a_straggler(self, rounds):
-        """The oldest prompt in flight stays there while others are admitted, finished and trained on: so it grows stale."""
+        """The oldest prompt in flight stays there while others are admitted, finished and trained
+        on: so it grows stale.
+        """
         straggler = min(self.model.running)
         for _ in range(rounds):
             self._admit()
@@ -233,7 +240,9 @@ class BufferAndJournal(RuleBasedStateMachine):
                 assert at - min(versions) <= self.limits.max_lag, "stale"
 
     def _to_the_end(self):
-        """Whatever happened, the run can be brought to its end, and then every prompt was dealt with once."""
+        """Whatever happened, the run can be brought to its end, and then every prompt was dealt
+        with once.
+        """
         for _ in range(40 * EPOCH * EPOCHS):
             self._admit()
             for ticket in list(self.model.running.values()):

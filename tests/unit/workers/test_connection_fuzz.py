@@ -76,7 +76,9 @@ class _Told:
 
 
 def _take(path, message_of):
-    """What becomes of a message from a worker with one lease: (server, buffer, accumulator, whether it was dropped)."""
+    """What becomes of a message from a worker with one lease: (server, buffer, accumulator,
+    whether it was dropped).
+    """
 
     async def scenario():
         buffer, accumulator = Buffer(Numbers(4), Limits(2, 2, 4, 4, None)), Accumulator()

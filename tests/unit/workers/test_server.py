@@ -1,4 +1,6 @@
-"""Workers in other processes (here: tasks with sockets between them) keep the invariants that one process keeps."""
+"""Workers in other processes (here: tasks with sockets between them) keep the invariants that one
+process keeps.
+"""
 
 import asyncio
 import contextlib
@@ -54,7 +56,9 @@ class Lines:
 
 
 def _run(workdir, overrides, *workers, n_prompts=12, **options):
-    """Trains with workers (coroutine functions of the workdir) beside it; returns the run and its lines."""
+    """Trains with workers (coroutine functions of the workdir) beside it; returns the run and its
+    lines.
+    """
     lines = Lines()
     run = make_run(workdir, overrides, n_prompts=n_prompts, sink=lines, by_workers=bool(workers), **options)
 
@@ -118,7 +122,9 @@ async def _leases(connection):
 
 @pytest.mark.parametrize("own", [False, True], ids=["the trainer's sampler", "samplers of their own"])
 def test_resume_equivalence_with_workers_and_without(tmp_path, own):
-    """Synchronous: which process ran an episode decides nothing, to the bit; own weights are those of the step."""
+    """Synchronous: which process ran an episode decides nothing, to the bit; own weights are those
+    of the step.
+    """
     overrides = {"total_train_epochs": 2, "actor.recompute_logprob": False, "actor.use_decoupled_loss": False}
     _, alone, expected = _run(tmp_path / "alone", overrides)
     two = [lambda workdir: worker(workdir, own_sampler=own)] * 2
@@ -142,7 +148,10 @@ def _trouble(seed):
 
 def test_exactly_once_though_workers_die_with_leases(tmp_path):
     async def mortal(workdir):
-        """Killed and replaced, again and again: its leases are gone with it. The last one lives."""
+        """Killed and replaced, again and again: its leases are gone with it.
+
+        The last one lives.
+        """
         dice = random.Random(3)
         for _ in range(25):
             task = asyncio.create_task(worker(workdir, own_sampler=dice.random() < 0.5, trouble=_trouble(1)))
@@ -420,7 +429,9 @@ def test_nested_retries_are_not_multiplied_by_a_worker(tmp_path):
 
 
 def test_false_listener_learns_no_secret_and_commands_no_worker(tmp_path):
-    """Somebody listens at the trainer's address while it is away; the worker waits for the one that knows the token."""
+    """Somebody listens at the trainer's address while it is away; the worker waits for the one
+    that knows the token.
+    """
     received = []
 
     async def false_trainer(reader, writer):

@@ -1,4 +1,6 @@
-"""Episodes against a scripted sampler: which tokens are trained on, and what the next request holds."""
+"""Episodes against a scripted sampler: which tokens are trained on, and what the next request
+holds.
+"""
 
 import asyncio
 import dataclasses
@@ -25,7 +27,9 @@ def tokenizer(tmp_path_factory):
 
 
 class ScriptedSampler:
-    """Gives out completions in turn; its log-probs and versions say which token of which completion it was."""
+    """Gives out completions in turn; its log-probs and versions say which token of which
+    completion it was.
+    """
 
     def __init__(self, *script):
         self.script = list(script)  # (token ids, finish)

@@ -1,4 +1,6 @@
-"""Checkpoints of trees: what is read is what was written, and what is broken is refused in one line."""
+"""Checkpoints of trees: what is read is what was written, and what is broken is refused in one
+line.
+"""
 
 import json
 import shutil
@@ -104,7 +106,9 @@ def test_a_checkpoint_of_another_tree_is_refused_by_the_array(saved, change):
 
 
 def test_a_full_disk_in_the_middle_of_a_save_is_one_line_and_the_last_checkpoint_still_loads(tmp_path):
-    """The disk is full for real: the kernel refuses bytes beyond RLIMIT_FSIZE, in a process of its own."""
+    """The disk is full for real: the kernel refuses bytes beyond RLIMIT_FSIZE, in a process of its
+    own.
+    """
     code = """
         import resource, signal, sys
         from pathlib import Path

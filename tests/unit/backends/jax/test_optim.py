@@ -1,4 +1,6 @@
-"""AdamW against its equations in float64 numpy; schedules at the steps where their value follows from the definition."""
+"""AdamW against its equations in float64 numpy; schedules at the steps where their value follows
+from the definition.
+"""
 
 import dataclasses
 import math
@@ -34,7 +36,9 @@ def params_and_grads(steps):
 
 
 def adamw(config, params, grads, lrs):
-    """Algorithm 2 of arXiv:1711.05101 after clipping by the global norm, on flat float64 dictionaries."""
+    """Algorithm 2 of arXiv:1711.05101 after clipping by the global norm, on flat float64
+    dictionaries.
+    """
     mu = {k: 0.0 * p for k, p in params.items()}
     nu = {k: 0.0 * p for k, p in params.items()}
     for step, (grad, lr) in enumerate(zip(grads, lrs, strict=True), 1):

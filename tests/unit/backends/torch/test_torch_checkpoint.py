@@ -1,4 +1,6 @@
-"""Checkpoints of named tensors: what is read is what was written, and what is broken is refused in one line."""
+"""Checkpoints of named tensors: what is read is what was written, and what is broken is refused in
+one line.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,6 @@
-"""The sharded network is transformers' model of the same directory, of which every segment of a row sees itself alone."""
+"""The sharded network is transformers' model of the same directory, of which every segment of a
+row sees itself alone.
+"""
 
 import json
 
@@ -85,7 +87,9 @@ def test_packed_rows_have_the_hidden_states_of_each_segment_alone(variant, layou
 
 
 def reference_varlen(query, key, value, starts, key_starts, *_, scale, window_size, enable_gqa=False):
-    """What torch.nn.attention.varlen says of itself: run by run, the last query beside the last key."""
+    """What torch.nn.attention.varlen says of itself: run by run, the last query beside the last
+    key.
+    """
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     out = torch.empty_like(query)
@@ -208,7 +212,9 @@ def test_bfloat16_is_computed_with_and_float32_is_kept(layout, tmp_path):
 
 
 def test_rows_are_dealt_by_what_they_cost_and_every_rank_has_as_many_micro_batches(layout, tmp_path):
-    """Over any number of parts each row is somewhere, once; attention makes one long segment dearer than two short ones."""
+    """Over any number of parts each row is somewhere, once; attention makes one long segment
+    dearer than two short ones.
+    """
     spec = ModelSpec.from_directory(models.make_model(tmp_path))
     items = episodes(16, longest=40)
     rows = [[i] for i in range(16)]

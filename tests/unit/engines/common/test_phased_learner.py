@@ -1,4 +1,6 @@
-"""What learners share, on a framework of numpy arrays: phases, checkpoints, and states that come from elsewhere."""
+"""What learners share, on a framework of numpy arrays: phases, checkpoints, and states that come
+from elsewhere.
+"""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,5 @@
-"""Run in N processes (RANK, WORLD_SIZE, ... in the environment): one step of the learner on each layout of N ranks.
+"""Run in N processes (RANK, WORLD_SIZE, ... in the environment): one step of the learner on each
+layout of N ranks.
 
 python -m tests.unit.engines.cuda.sharded_torch_learner MODEL OUT d2 f2 t2 ...     rank 0 writes OUT.npz
 """

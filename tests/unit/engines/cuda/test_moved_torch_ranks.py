@@ -1,4 +1,6 @@
-"""Each rank of a PyTorch learner takes its shards from a checkpoint of the JAX learner; what one refuses, all refuse."""
+"""Each rank of a PyTorch learner takes its shards from a checkpoint of the JAX learner; what one
+refuses, all refuse.
+"""
 
 import json
 import os

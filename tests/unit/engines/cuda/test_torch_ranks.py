@@ -1,4 +1,6 @@
-"""The learner in several processes gives the numbers it gives in one, however rows and parameters are split."""
+"""The learner in several processes gives the numbers it gives in one, however rows and parameters
+are split.
+"""
 
 import os
 import socket

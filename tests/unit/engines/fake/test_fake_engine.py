@@ -1,4 +1,6 @@
-"""The fake engine's arithmetic is the oracle's, its gradient is the slope, its samples are of the distribution it reports."""
+"""The fake engine's arithmetic is the oracle's, its gradient is the slope, its samples are of the
+distribution it reports.
+"""
 
 import asyncio
 import dataclasses

@@ -96,7 +96,9 @@ async def test_cumulative_and_incremental_streams_give_one_completion(server, in
 
 
 def test_no_request_goes_out_on_a_connection_that_the_server_is_about_to_close(monkeypatch):
-    """The end of an idle connection and a request on it pass each other: the client sees a server that died."""
+    """The end of an idle connection and a request on it pass each other: the client sees a server
+    that died.
+    """
     monkeypatch.setattr(remote_module, "SERVERS_KEEP", 0.4)
     connections = []
 
@@ -160,7 +162,9 @@ async def test_attempts_without_a_token_are_counted_and_then_the_request_is_lost
 @pytest.mark.parametrize("harm", ["abort", "break"])
 @with_servers(1)
 async def test_nested_retries_are_not_multiplied_at_a_server(server, harm):
-    """A server that aborts each attempt, or breaks it off, gets 1 + request_retries requests, whoever else retries."""
+    """A server that aborts each attempt, or breaks it off, gets 1 + request_retries requests,
+    whoever else retries.
+    """
     server.script = lambda _, at: harm
     lost = []
     sampler = client_of(server, request_retries=3)
@@ -240,7 +244,9 @@ async def test_a_group_overflows_when_its_server_is_far_busier(one, two):
 
 @with_servers(1)
 async def test_a_prompt_is_checked_against_vocabulary_and_context_before_it_is_sent(server):
-    """SGLang on the CPU dies of an id outside the vocabulary, and refuses what the context has no room for."""
+    """SGLang on the CPU dies of an id outside the vocabulary, and refuses what the context has no
+    room for.
+    """
     sampler = client_of(server)
     for prompt in ([3, 1000], [-1], [], [1] * CONTEXT):
         with pytest.raises(UserError):
@@ -289,7 +295,9 @@ async def test_a_swap_under_a_request_is_seen_at_its_token(server, tmp_path, fac
 
 @with_servers(1)
 async def test_a_label_read_after_the_reply_never_makes_a_token_younger(server, tmp_path):
-    """The front end of an old server knows of new weights before the tokens of the old ones have passed it."""
+    """The front end of an old server knows of new weights before the tokens of the old ones have
+    passed it.
+    """
     early = [False]
     server.relabel = lambda version: 1 if early[0] else version
     sampler = client_of(server)
@@ -338,7 +346,9 @@ async def test_recomputing_retracts_or_aborts_and_submits_again(server, tmp_path
 
 @with_servers(1)
 async def test_memory_is_released_with_nothing_running_and_back_before_weights_come(server, tmp_path):
-    """A request in flight is aborted first, for SGLang dies of it, and goes on behind its tokens under the next weights."""
+    """A request in flight is aborted first, for SGLang dies of it, and goes on behind its tokens
+    under the next weights.
+    """
     sampler = client_of(server, lends=True)
     reached = asyncio.Event()
     server.script = lambda _, token: reached.set() if token == 6 else None

@@ -1,7 +1,9 @@
-"""Whole training runs whose servers are killed in the middle: nothing lost, nothing twice, no token of the wrong weights.
+"""Whole training runs whose servers are killed in the middle: nothing lost, nothing twice, no
+token of the wrong weights.
 
-The servers are ours, processes of their own. At a lag of 0 the behavior policy is the proximal one, so the weight between
-them is 1 unless a token was made by other weights than its version says: a restarted server has those of the beginning.
+The servers are ours, processes of their own. At a lag of 0 the behavior policy is the proximal
+one, so the weight between them is 1 unless a token was made by other weights than its version
+says: a restarted server has those of the beginning.
 """
 
 from __future__ import annotations
@@ -82,8 +84,9 @@ def answers(port: int) -> Remote:
 
 
 class Killing(Repeat):
-    """Kills server 0 while an episode is being generated. It is brought back by somebody else, by the run, or not at all; if it
-    is, the run doesn't end before the server has taken part again."""
+    """Kills server 0 while an episode is being generated. It is brought back by somebody else, by
+    the run, or not at all; if it is, the run doesn't end before the server has taken part again.
+    """
 
     def __init__(self, servers: Servers, restarted_by: str) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""Starting, watching and stopping servers. A small process stands in for SGLang, which tests/contract starts for real."""
+"""Starting, watching and stopping servers.
+
+A small process stands in for SGLang, which tests/contract starts for real.
+"""
 
 from __future__ import annotations
 

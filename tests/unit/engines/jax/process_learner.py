@@ -1,6 +1,8 @@
-"""One of the processes of a learner: as sharded_learner, then a checkpoint and both kinds of export by all processes together.
+"""One of the processes of a learner: as sharded_learner, then a checkpoint and both kinds of
+export by all processes together.
 
-python -m tests.unit.engines.jax.process_learner VOCABULARY DIRECTORY MESH, its place in the environment
+python -m tests.unit.engines.jax.process_learner VOCABULARY DIRECTORY MESH, its place in the
+environment
 """
 
 import sys

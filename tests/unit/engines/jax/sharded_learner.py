@@ -1,4 +1,5 @@
-"""Run in a process of its own with 8 forced host devices: one step of the learner on each mesh, and results in an .npz file.
+"""Run in a process of its own with 8 forced host devices: one step of the learner on each mesh,
+and results in an .npz file.
 
 python -m tests.unit.engines.jax.sharded_learner VOCABULARY OUT.npz d1 f2t2 ...
 """
@@ -59,7 +60,9 @@ def step(mesh: str, directory: Path, vocabulary: int) -> dict[str, np.ndarray]:
 
 
 def moved(source: str, target: str, directory: Path, vocabulary: int) -> None:
-    """A checkpoint of one mesh on another and back: not a bit changes, and the target goes on from it."""
+    """A checkpoint of one mesh on another and back: not a bit changes, and the target goes on from
+    it.
+    """
     config = config_of(**SETTINGS)
     there = JaxLearner(config, pool(target), directory)
     there.restore(directory / f"checkpoint {source}")

@@ -1,4 +1,6 @@
-"""The bitwise mode: one program scores for sampler and learner, and what else a call holds changes no bit."""
+"""The bitwise mode: one program scores for sampler and learner, and what else a call holds changes
+no bit.
+"""
 
 import jax
 import numpy as np
@@ -38,7 +40,9 @@ def test_a_sequences_bits_do_not_depend_on_its_company(learner):
 
 
 def test_the_sampler_gets_the_program_of_the_learner_and_its_weights(learner):
-    """What is published is the master's bits, and the scorer is one object, so one compiled program, for both."""
+    """What is published is the master's bits, and the scorer is one object, so one compiled
+    program, for both.
+    """
     config = config_of(**BITWISE)
     spec, mesh = learner._policy.spec, learner._mesh
     assert scorer_of(config, spec, mesh) is scorer_of(config, spec, mesh)

@@ -1,4 +1,6 @@
-"""LoRA: the base is the reference, adapters alone are trained and saved, and what is published has them folded in."""
+"""LoRA: the base is the reference, adapters alone are trained and saved, and what is published has
+them folded in.
+"""
 
 import jax
 import numpy as np

@@ -1,4 +1,6 @@
-"""How the learner runs: few programs, one transfer, buffers that outlive a donation, numbers under HF names."""
+"""How the learner runs: few programs, one transfer, buffers that outlive a donation, numbers under
+HF names.
+"""
 
 import dataclasses
 import math

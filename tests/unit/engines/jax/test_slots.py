@@ -1,4 +1,7 @@
-"""The slot table: what is shared, what is prefilled, what a weight swap undoes. Followed by replaying what it orders."""
+"""The slot table: what is shared, what is prefilled, what a weight swap undoes.
+
+Followed by replaying what it orders.
+"""
 
 import numpy as np
 import pytest
