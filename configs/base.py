@@ -191,6 +191,8 @@ def get_config() -> ConfigDict:
             decode_steps=4,
             cache_dtype="bfloat16",
             sampler_dtype="bfloat16",
+            attention="auto",
+            unroll=False,
             precise=False,
             bitwise=False,
             release_memory=False,

@@ -34,7 +34,7 @@ from rljax.engines.jax import FORMAT, state
 from rljax.engines.jax.critic import Critic
 from rljax.engines.jax.phase import Phase
 from rljax.engines.jax.policy import Policy
-from rljax.engines.jax.rows import Rows, micro_batches, one_a_row
+from rljax.engines.jax.rows import MicroBatches, Rows, micro_batches, one_a_row
 from rljax.engines.jax.scoring import scorer_of
 from rljax.engines.jax.state import Reinforcement
 from rljax.errors import UserError
@@ -95,10 +95,14 @@ class JaxLearner:
 
     def _forward(self, batch: Batch, program: Callable[..., jax.Array], trained: Tree) -> np.ndarray:
         """Runs the micro-batches one after the other and reads them all at once."""
-        cut = micro_batches(batch, batch.loss_mask, self._mesh, self._config.actor.mb_spec.rows_per_mb)
+        cut = self._cut(batch, batch.loss_mask)
         with jax.set_mesh(self._mesh):
             outputs = [self._dispatched(program, trained, part) for part in cut.parts]
         return cut.scatter(jax.device_get(outputs))
+
+    def _cut(self, batch: Batch, keep: np.ndarray, anchor: np.ndarray | None = None) -> MicroBatches:
+        rows = self._config.actor.mb_spec.rows_per_mb
+        return micro_batches(batch, keep, self._mesh, rows, self._policy.attention, anchor=anchor)
 
     def _dispatched(self, program: Callable[..., jax.Array], trained: Tree, part: Rows) -> jax.Array:
         with dispatching(self._mesh):
@@ -135,7 +139,7 @@ class JaxLearner:
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the critic, on every token of loss_mask."""
         critic = self._critic()
-        cut = micro_batches(batch, batch.loss_mask, self._mesh, self._config.actor.mb_spec.rows_per_mb)
+        cut = self._cut(batch, batch.loss_mask)
         with jax.set_mesh(self._mesh):
             return critic.update(cut.parts)
 
@@ -151,7 +155,7 @@ class JaxLearner:
         return self._step(self._supervised, batch, batch.loss_mask & (batch.loss_weight != 0), None)
 
     def _step(self, phase: Phase, batch: Batch, keep: np.ndarray, anchor: np.ndarray | None) -> dict[str, Mean]:
-        cut = micro_batches(batch, keep, self._mesh, self._config.actor.mb_spec.rows_per_mb, anchor=anchor)
+        cut = self._cut(batch, keep, anchor)
         with jax.set_mesh(self._mesh):
             self._policy.trained, means = phase.step(self._policy.trained, self._policy.frozen, cut.parts)
         return means

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rljax.backends.jax import hf, lora
+from rljax.backends.jax.attention.choice import choose, problem_of
 from rljax.backends.jax.mesh import dispatching
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.multihost import fetch
@@ -35,8 +36,16 @@ class Policy:
         self.dtype = jnp.dtype(actor.dtype)
         self.spec = ModelSpec.from_directory(model_dir)
         base_dtype = MASTER if actor.lora.rank == 0 or config.jax.bitwise else self.dtype  # a frozen base needs no master copy
+        self.attention = choose(config.jax.attention, problem_of(self.spec, actor.dtype, mesh.devices.flat[0]))
         self.graphdef, params = hf.load(
-            model_dir, mesh, actor.dtype, base_dtype, remat=actor.gradient_checkpointing, precise=config.jax.precise
+            model_dir,
+            mesh,
+            actor.dtype,
+            base_dtype,
+            remat=actor.gradient_checkpointing,
+            precise=config.jax.precise,
+            attention=self.attention,
+            unroll=config.jax.unroll,
         )
         self.trained, self.frozen = params, {}
         self._adapted = actor.lora.rank > 0

@@ -45,10 +45,12 @@ SEGMENTS = flags.DEFINE_integer(
 )
 DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "actor.dtype")
 REMAT = flags.DEFINE_enum("gradient_checkpointing", "full", ["none", "full", "dots"], "actor.gradient_checkpointing")
+ATTENTION = flags.DEFINE_string("attention", "auto", "jax.attention")
+UNROLL = flags.DEFINE_bool("unroll", False, "jax.unroll")
 COMPILE = flags.DEFINE_bool("compile", True, "fsdp.compile")
 SCORE = flags.DEFINE_bool("score", False, "Time the log-probs of the rows, not a step.")
 REPEATS = flags.DEFINE_integer("repeats", 10, "Timed steps.")
-PROFILE = flags.DEFINE_string("profile", "", "Also write torch's table of two more steps there: what the GPU and the host did.")
+PROFILE = flags.DEFINE_string("profile", "", "Also write a table of two more steps there: kernels by time.")
 
 PEAK = 989e12  # bfloat16 FLOP/s of an H100 SXM as advertised, which MFU is taken of
 SHAPES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -93,6 +95,8 @@ def make_config() -> Config:
     config.actor.mb_spec.rows_per_mb = ROWS_PER_MB.value
     config.actor.logprob_chunk = CHUNK.value
     config.fsdp.compile = COMPILE.value
+    config.jax.attention = ATTENTION.value
+    config.jax.unroll = UNROLL.value
     return from_dict(config)
 
 
@@ -137,7 +141,7 @@ def main(argv: list[str]) -> None:
             work(batch)  # what it returns is on the host
             seconds.append(time.perf_counter() - start)
         if PROFILE.value:
-            profile(lambda: work(batch), Path(PROFILE.value))
+            profile(pool.engine, lambda: work(batch), Path(PROFILE.value))
         learner.close()
     median = statistics.median(seconds[2:])
     rate = flops(spec, batch) / (3 if SCORE.value else 1) / median / pool.size
@@ -157,8 +161,23 @@ def main(argv: list[str]) -> None:
     print(json.dumps(found | memory(pool.engine)))
 
 
-def profile(work: Callable[[], object], target: Path) -> None:
-    """Two tables of two calls: kernels by time on the GPU, operations by time on the host."""
+def profile(engine: str, work: Callable[[], object], target: Path) -> None:
+    """What two calls do: kernels by time on the GPU, and for torch operations by time on the host too."""
+    target.write_text(_profile_jax(work) if engine == "jax" else _profile_torch(work))
+
+
+def _profile_jax(work: Callable[[], object]) -> str:
+    import jax
+
+    from rljax.backends.jax.profile import newest_trace, table
+
+    with tempfile.TemporaryDirectory() as traces:
+        with jax.profiler.trace(traces):
+            work(), work()
+        return table(newest_trace(Path(traces)))
+
+
+def _profile_torch(work: Callable[[], object]) -> str:
     import torch
 
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -166,8 +185,7 @@ def profile(work: Callable[[], object], target: Path) -> None:
         work(), work()
     averages = found.key_averages()
     by = ("self_cuda_time_total", "self_cpu_time_total") if torch.cuda.is_available() else ("self_cpu_time_total",)
-    tables = [averages.table(sort_by=key, row_limit=40, max_name_column_width=70) for key in by]
-    target.write_text("\n".join(tables))
+    return "\n".join(averages.table(sort_by=key, row_limit=40, max_name_column_width=70) for key in by)
 
 
 def memory(engine: str) -> dict[str, float]:

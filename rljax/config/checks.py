@@ -39,6 +39,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "warmup.optimizer.type": ("adamw",),
     "warmup.optimizer.lr_scheduler_type": ("constant", "linear", "cosine"),
     "recover.mode": ("auto", "fresh"),
+    "jax.attention": ("auto", "cudnn", "splash", "tokamax", "xla"),
     "jax.cache_dtype": ("float32", "bfloat16"),
     "jax.sampler_dtype": ("float32", "bfloat16"),
     "sglang.dtype": ("auto", "bfloat16", "float32", "float16"),

@@ -271,6 +271,8 @@ class JaxConfig:
     decode_steps: int  # decode steps a dispatch
     cache_dtype: str
     sampler_dtype: str
+    attention: str  # of the learner: "auto", "cudnn", "splash", "tokamax", "xla"; auto: the fastest that can do it
+    unroll: bool  # the learner's layers one after the other, not in a loop: faster steps, a compile time that grows with depth
     precise: bool  # float32 sums in blocks: logits within 1e-4 of transformers on the CPU (docs/parity.md); costs time
     bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
     release_memory: bool  # a sampler on the learner's devices lets go of weights and cache while it updates (synchronous runs)
