@@ -33,7 +33,7 @@ def load(
     *,
     remat: str = "none",
     precise: bool = False,
-    attention: Attention = XlaAttention(),  # noqa: B008 (frozen)
+    attention: Attention = XlaAttention(),
     unroll: bool = False,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Graph definition and parameters of a model directory, sharded over `mesh` as they are read.

@@ -237,7 +237,7 @@ class Transformer(nnx.Module):
         remat: str = "none",
         lora: Lora | None = None,
         precise: bool = False,
-        attention: Attention = XlaAttention(),  # noqa: B008 (frozen)
+        attention: Attention = XlaAttention(),
         unroll: bool = False,
     ) -> None:
         """dtype is computed in, param_dtype stored; remat says what the backward pass recomputes of a layer.
@@ -357,7 +357,7 @@ def abstract(
     remat: str = "none",
     lora: Lora | None = None,
     precise: bool = False,
-    attention: Attention = XlaAttention(),  # noqa: B008 (frozen)
+    attention: Attention = XlaAttention(),
     unroll: bool = False,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Graph definition and the shapes of the parameters (jax.ShapeDtypeStruct); nothing is allocated."""

@@ -11,6 +11,7 @@ are taken from the policy as it is when RL begins: at once, or after the supervi
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
 from rljax.engines.cuda.state import Reinforcement
 from rljax.engines.cuda.transports import Route
 from rljax.errors import UserError
+from rljax.hf.flops import update_flops
 from rljax.metrics.mean import Mean
+from rljax.metrics.throughput import throughput
 from rljax.objective.spec import PREFIX, Objective
 
 
@@ -108,10 +111,19 @@ class TorchLearner:
         and counted in `ppo_actor/update/skipped`.
         """
         actor = self._reinforcement().actor
-        cut = self._cut(batch, kept(batch, self._objective))
+        keep = kept(batch, self._objective)
+        began = time.perf_counter()
+        cut = self._cut(batch, keep)
         means = actor.step(self._policy_loss, cut)
+        means |= self._throughput(batch, keep, time.perf_counter() - began)
         self._updates += 1
         return means | ({RANK_SPREAD: Mean.of([cut.spread])} if self._layout.dealt[1] > 1 else {})
+
+    def _throughput(self, batch: Batch, keep: np.ndarray, seconds: float) -> dict[str, Mean]:
+        adapters, device = self._config.actor.lora.rank > 0, self._layout.device
+        flops = update_flops(self._policy.spec, batch.segment_ids, int(keep.sum()), adapters=adapters)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return throughput("update", np.count_nonzero(batch.segment_ids), flops, seconds, name, self._layout.pool.size)
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the critic, on every token of loss_mask."""

@@ -10,6 +10,7 @@ are taken from the policy as it is when RL begins: at once, or after the supervi
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rljax.backends.jax.forward import named_logprobs, named_objective
 from rljax.backends.jax.mesh import dispatching, pool_mesh
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective
+from rljax.backends.jax.profile import StepTrace
 from rljax.batching.batch import Batch
 from rljax.batching.compaction import kept
 from rljax.checkpoints import portable
@@ -38,7 +40,9 @@ from rljax.engines.jax.rows import MicroBatches, Rows, micro_batches, one_a_row
 from rljax.engines.jax.scoring import scorer_of
 from rljax.engines.jax.state import Reinforcement
 from rljax.errors import UserError
+from rljax.hf.flops import update_flops
 from rljax.metrics.mean import Mean
+from rljax.metrics.throughput import throughput
 from rljax.objective.spec import PREFIX, Objective
 
 Tree = Any  # a pytree of arrays
@@ -67,6 +71,7 @@ class JaxLearner:
         self._objective = Objective.from_config(config)
         self._sft = config.actor.loss == "sft"
         self._score = self._policy.program(self._logp_of)
+        self._trace = StepTrace(config.jax.profile)
         self._updates = 0  # optimizer steps of the policy, those of the warm-up not counted
         self._supervised: Phase | None = None  # the warm-up
         self._rl: Reinforcement | None = None
@@ -132,9 +137,19 @@ class JaxLearner:
         """
         actor = self._reinforcement().actor
         anchor = self._score_bitwise(batch) if self._config.jax.bitwise and not self._sft else None
-        means = self._step(actor, batch, kept(batch, self._objective), anchor)
+        keep = kept(batch, self._objective)
+        began = time.perf_counter()
+        with self._trace.step():
+            means = self._step(actor, batch, keep, anchor)
+        seconds = time.perf_counter() - began
         self._updates += 1
-        return means
+        return means | self._throughput(batch, keep, seconds)
+
+    def _throughput(self, batch: Batch, keep: np.ndarray, seconds: float) -> dict[str, Mean]:
+        adapters = self._config.actor.lora.rank > 0
+        flops = update_flops(self._policy.spec, batch.segment_ids, int(keep.sum()), adapters=adapters)
+        tokens, device = np.count_nonzero(batch.segment_ids), self._mesh.local_devices[0].device_kind
+        return throughput("update", tokens, flops, seconds, device, self._mesh.size)
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the critic, on every token of loss_mask."""

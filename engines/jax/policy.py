@@ -18,6 +18,8 @@ from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.multihost import fetch
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
+from rljax.engines.jax.rows import padded_length
+from rljax.engines.jax.tuning import remat_of, unrolled
 from rljax.hf.spec import ModelSpec
 
 Tree = Any  # a pytree of arrays
@@ -36,16 +38,19 @@ class Policy:
         self.dtype = jnp.dtype(actor.dtype)
         self.spec = ModelSpec.from_directory(model_dir)
         base_dtype = MASTER if actor.lora.rank == 0 or config.jax.bitwise else self.dtype  # a frozen base needs no master copy
-        self.attention = choose(config.jax.attention, problem_of(self.spec, actor.dtype, mesh.devices.flat[0]))
+        remat = remat_of(config, self.spec, mesh)
+        length = padded_length(actor.mb_spec.max_tokens_per_row)
+        problem = problem_of(self.spec, actor.dtype, mesh.local_devices[0], length)
+        self.attention = choose(config.jax.attention, problem)
         self.graphdef, params = hf.load(
             model_dir,
             mesh,
             actor.dtype,
             base_dtype,
-            remat=actor.gradient_checkpointing,
+            remat=remat,
             precise=config.jax.precise,
             attention=self.attention,
-            unroll=config.jax.unroll,
+            unroll=unrolled(config, remat, mesh),
         )
         self.trained, self.frozen = params, {}
         self._adapted = actor.lora.rank > 0

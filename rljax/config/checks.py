@@ -18,7 +18,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "rollout.stale_policy": ("drop", "mask"),
     "actor.init.architecture": ("llama", "qwen2", "qwen3", "gemma3"),
     "actor.dtype": ("float32", "bfloat16"),
-    "actor.gradient_checkpointing": ("none", "full", "dots"),
+    "actor.gradient_checkpointing": ("auto", "none", "full", "dots"),
     "actor.optimizer.type": ("adamw",),
     "actor.optimizer.lr_scheduler_type": ("constant", "linear", "cosine"),
     "actor.loss": ("ppo", "cispo", "sft"),

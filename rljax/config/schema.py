@@ -124,7 +124,8 @@ class ActorConfig:
     init_from_scratch: bool  # make the model in WORKDIR/init from `actor.init`, seeded by `seed`
     init: ModelConfig
     dtype: str  # compute: "float32", "bfloat16"; master weights and moments are float32
-    gradient_checkpointing: str  # "none", "full", "dots" (keep matmul outputs)
+    # "none", "full", "dots" (keep matmul outputs); "auto": none where JAX knows that a device's memory is enough, else full
+    gradient_checkpointing: str
     mb_spec: MicroBatchConfig
     lora: LoraConfig
     optimizer: OptimizerConfig
@@ -272,7 +273,10 @@ class JaxConfig:
     cache_dtype: str
     sampler_dtype: str
     attention: str  # of the learner: "auto", "cudnn", "splash", "tokamax", "xla"; auto: the fastest that can do it
-    unroll: bool  # the learner's layers one after the other, not in a loop: faster steps, a compile time that grows with depth
+    # The learner's layers one after the other, not in a loop: faster steps, a compile time that grows with depth. None: on a
+    # GPU where gradient_checkpointing is "none"
+    unroll: bool | None
+    profile: str  # a directory: a trace of the learner's third to fifth update goes there; empty: none
     precise: bool  # float32 sums in blocks: logits within 1e-4 of transformers on the CPU (docs/parity.md); costs time
     bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
     release_memory: bool  # a sampler on the learner's devices lets go of weights and cache while it updates (synchronous runs)

@@ -23,8 +23,8 @@ IMPLEMENTATIONS: dict[str, Attention] = {
 }
 
 
-def problem_of(spec: ModelSpec, dtype: str, device: jax.Device) -> Problem:
-    """The attention of a model on a device."""
+def problem_of(spec: ModelSpec, dtype: str, device: jax.Device, length: int) -> Problem:
+    """The attention of a model on a device, over rows of `length` tokens at most."""
     capability = getattr(device, "compute_capability", None)
     return Problem(
         platform=device.platform,
@@ -32,7 +32,7 @@ def problem_of(spec: ModelSpec, dtype: str, device: jax.Device) -> Problem:
         dtype=dtype,
         head_dim=spec.head_dim,
         softcap=spec.attention_softcap,
-        windows=tuple(dict.fromkeys(spec.windows)),
+        windows=tuple(dict.fromkeys(None if size is None or size >= length else size for size in spec.windows)),
     )
 
 
@@ -47,7 +47,9 @@ def choose(name: str, problem: Problem) -> Attention:
     able = [other for other, refusal in refusals.items() if refusal is None]
     if name != AUTO:
         if name not in able:
-            raise UserError(f"jax.attention: {name} can't be used here: {refusals[name]} (of the others, {', '.join(able)} can)")
+            raise UserError(
+                f"jax.attention: {name} can't be used here: {refusals[name]} (of the others, {', '.join(able)} can)"
+            )
         log.info("jax.attention: %s", name)
         return IMPLEMENTATIONS[name]
     chosen = able[0]

@@ -22,6 +22,9 @@ JAX_VERSIONS = ((0, 11), (0, 12))  # from, to before
 HOPPER = (9, 0)
 DTYPES = ("bfloat16", "float16")
 SHORTEST = 128  # tokens of `longest`: a tile of the kernel
+# Tokens of `longest` up to which key heads are repeated for their query heads. cuDNN's own sum of the gradients over a group
+# of query heads takes time by the segment, and with many short ones it is slower than XLA's.
+REPEATED = 256
 
 
 @jax.tree_util.register_dataclass
@@ -51,6 +54,8 @@ class CudnnAttention:
             return f"its heads are of a multiple of 8 dimensions up to 256, not {problem.head_dim}"
         if problem.softcap is not None:
             return "it has no soft-cap"
+        if len(problem.windows) > 1:
+            return "layers of different windows have not been run with it"
         if not JAX_VERSIONS[0] <= jax.__version_info__[:2] < JAX_VERSIONS[1]:
             return f"its packed rows were tried with jax {_dotted(JAX_VERSIONS[0])} only, and this is {jax.__version__}"
         return None
@@ -99,6 +104,8 @@ def _whole_rows(query: Array, key: Array, value: Array, segments: None, *, scale
 def _packed(query: Array, key: Array, value: Array, segments: Segments, *, scale: float, window: int | None) -> Array:
     from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
 
+    if segments.longest <= REPEATED:
+        key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
     blocks = (x.reshape(-1, segments.longest, *x.shape[2:]) for x in (query, key, value))
     out = dot_product_attention(
         *blocks,

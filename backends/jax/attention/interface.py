@@ -38,7 +38,7 @@ class Problem:
     dtype: str
     head_dim: int
     softcap: float | None
-    windows: tuple[int | None, ...]  # those that occur in the layers, each once
+    windows: tuple[int | None, ...]  # those that occur in the layers, each once; None where one hides nothing of a row
 
 
 @jax.tree_util.register_static
@@ -96,9 +96,7 @@ class Attention(Protocol):
         """
 
 
-def by_window(
-    attend: Callable[[int | None], Array], window: Window, windows: Sequence[int | None], longest: int
-) -> Array:
+def by_window(attend: Callable[[int | None], Array], window: Window, windows: Sequence[int | None], longest: int) -> Array:
     """Calls `attend` with a window that is static: the branch of those in the model that this layer's traced one names.
 
     A window no shorter than the longest segment hides nothing, so that branches are only for shorter ones.

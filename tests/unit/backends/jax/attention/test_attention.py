@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rljax.backends.jax.attention.choice import IMPLEMENTATIONS, problem_of
+from rljax.backends.jax.attention.choice import IMPLEMENTATIONS
+from rljax.backends.jax.attention.interface import Problem
 from rljax.backends.jax.attention.splash import SplashAttention
 from rljax.backends.jax.attention.xla import XlaAttention
 from rljax.backends.jax.model import NO_WINDOW
@@ -65,7 +66,8 @@ class TestXlaInBlocksOfQueries(JaxAttention):
 
 class TestSplash(JaxAttention):
     attention = SplashAttention(interpret=True)
-    head_dim = 32
+    length = 160  # no whole number of its tiles
+    head_dim = 8
     bound = 1e-5
 
 
@@ -89,11 +91,9 @@ class OnGpu(JaxAttention):
 
 
 def gpu_problem():
-    from rljax.config.schema import ModelConfig
-    from rljax.hf import spec_of
-
-    model = ModelConfig("qwen3", 1024, 3072, 28, 16, 8, 128, 4096, True, 0.02, "char")
-    return problem_of(spec_of(model, vocab_size=41), "bfloat16", jax.devices()[0])
+    device = jax.devices()[0]
+    capability = tuple(int(part) for part in device.compute_capability.split("."))
+    return Problem("gpu", capability, "bfloat16", head_dim=128, softcap=None, windows=(None,))
 
 
 @pytest.mark.gpu
