@@ -123,7 +123,7 @@ class TorchLearner:
         adapters, device = self._config.actor.lora.rank > 0, self._layout.device
         flops = update_flops(self._policy.spec, batch.segment_ids, int(keep.sum()), adapters=adapters)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return throughput("update", np.count_nonzero(batch.segment_ids), flops, seconds, name, self._layout.pool.size)
+        return throughput("update", int(np.count_nonzero(batch.segment_ids)), flops, seconds, name, self._layout.pool.size)
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the critic, on every token of loss_mask."""

@@ -148,7 +148,7 @@ class JaxLearner:
     def _throughput(self, batch: Batch, keep: np.ndarray, seconds: float) -> dict[str, Mean]:
         adapters = self._config.actor.lora.rank > 0
         flops = update_flops(self._policy.spec, batch.segment_ids, int(keep.sum()), adapters=adapters)
-        tokens, device = np.count_nonzero(batch.segment_ids), self._mesh.local_devices[0].device_kind
+        tokens, device = int(np.count_nonzero(batch.segment_ids)), self._mesh.local_devices[0].device_kind
         return throughput("update", tokens, flops, seconds, device, self._mesh.size)
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:

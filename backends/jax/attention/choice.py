@@ -26,9 +26,10 @@ IMPLEMENTATIONS: dict[str, Attention] = {
 def problem_of(spec: ModelSpec, dtype: str, device: jax.Device, length: int) -> Problem:
     """The attention of a model on a device, over rows of `length` tokens at most."""
     capability = getattr(device, "compute_capability", None)
+    major, _, minor = capability.partition(".") if isinstance(capability, str) else ("", "", "")
     return Problem(
         platform=device.platform,
-        capability=tuple(int(part) for part in capability.split(".")) if isinstance(capability, str) else None,
+        capability=(int(major), int(minor)) if major else None,
         dtype=dtype,
         head_dim=spec.head_dim,
         softcap=spec.attention_softcap,
