@@ -6,6 +6,8 @@ import jax
 from jax.sharding import Mesh
 
 from rljax.config.schema import Config
+from rljax.engines.jax.config import JaxConfig
+from rljax.engines.jax.rows import padded_length
 from rljax.hf.activations import checkpointing, training_bytes
 from rljax.hf.spec import ModelSpec
 
@@ -22,8 +24,13 @@ def remat_of(config: Config, spec: ModelSpec, mesh: Mesh) -> str:
 
 def unrolled(config: Config, remat: str, mesh: Mesh) -> bool:
     """`jax.unroll`; None: on a GPU that keeps all activations, for where they are computed again it gains nothing."""
-    chosen = config.jax.unroll
+    chosen = JaxConfig.of(config).unroll
     return remat == "none" and _device(mesh).platform in UNROLLED if chosen is None else chosen
+
+
+def longest_row(config: Config) -> int:
+    """Tokens of the longest row that a micro-batch can have, padding included."""
+    return padded_length(config.actor.mb_spec.max_tokens_per_row)
 
 
 def _device(mesh: Mesh) -> jax.Device:

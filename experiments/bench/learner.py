@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from rljax.batching.batch import Batch
 from rljax.config.allocation import parse
@@ -28,6 +28,7 @@ from rljax.config.io import from_dict
 from rljax.config.schema import Config, ModelConfig
 from rljax.configs import base
 from rljax.engine import find_plugin
+from rljax.experiments import main
 from rljax.hf import ModelSpec, init_directory
 from rljax.hf.flops import update_flops
 from rljax.metrics.throughput import peak_flops
@@ -117,7 +118,7 @@ def make_batch(vocabulary: int) -> Batch:
     )
 
 
-def main(argv: list[str]) -> None:
+def bench() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         spec = make_model(Path(DIRECTORY.value or temporary))
         config = make_config()
@@ -205,4 +206,4 @@ def memory(engine: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main.run_main(bench)

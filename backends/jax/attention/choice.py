@@ -37,6 +37,18 @@ def problem_of(spec: ModelSpec, dtype: str, device: jax.Device, length: int) -> 
     )
 
 
+def able_or_plain(attention: Attention, problem: Problem, model: str) -> Attention:
+    """The attention of another model's rows, which were cut for this one; the plain kind, and says so, where it can't.
+
+    model: config key of the other model.
+    """
+    refusal = attention.refusal(problem)
+    if refusal is None:
+        return attention
+    log.info("%s: %s attention, for %s can't: %s", model, XlaAttention().name, attention.name, refusal)
+    return XlaAttention()
+
+
 def choose(name: str, problem: Problem) -> Attention:
     """The implementation of that name, or for "auto" the first that can. Says once which it is, and why none before it.
 

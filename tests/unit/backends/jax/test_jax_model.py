@@ -66,7 +66,7 @@ def tokens(rows, length, seed=0):
     return np.random.default_rng(seed).integers(0, 41, (rows, length)).astype(np.int32)
 
 
-def test_trap_19_packed_rows_equal_each_alone(model):
+def test_packed_rows_equal_each_alone(model):
     _, graphdef, params = model
     token_ids = tokens(1, LENGTH)
     segments = np.repeat([1, 2, 3, 0], [7, 9, 1, 3])[None]
@@ -76,14 +76,14 @@ def test_trap_19_packed_rows_equal_each_alone(model):
         np.testing.assert_allclose(packed[:, start:stop], alone, atol=BOUND)
 
 
-def test_trap_19_left_padding_changes_nothing(model):
+def test_packed_rows_with_left_padding_change_nothing(model):
     _, graphdef, params = model
     token_ids = tokens(1, LENGTH)
     padded = hidden(graphdef, params, token_ids, np.repeat([0, 1], [6, LENGTH - 6])[None])
     np.testing.assert_allclose(padded[:, 6:], hidden(graphdef, params, token_ids[:, 6:]), atol=BOUND)
 
 
-def test_trap_19_no_token_sees_another_segment_or_the_future(model):
+def test_packed_rows_show_no_token_another_segment_or_the_future(model):
     _, graphdef, params = model
     segments = np.repeat([1, 2], [8, LENGTH - 8])[None]
     before = hidden(graphdef, params, tokens(1, LENGTH), segments)

@@ -1,4 +1,6 @@
-"""The fake engine's arithmetic is the oracle's, its gradient is the slope, its samples are of the distribution it reports."""
+"""The fake engine's arithmetic is the oracle's, its gradient is the slope, its samples are of the
+distribution it reports.
+"""
 
 import asyncio
 import dataclasses
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from rljax.batching import packing
-from rljax.engine import WeightSource
+from rljax.engine import WeightsInMemory
 from rljax.engines.fake import model
 from rljax.engines.fake.learner import FakeLearner
 from rljax.engines.fake.sampler import FakeSampler, Trouble
@@ -72,7 +74,7 @@ def test_the_gradient_is_the_slope_of_the_loss(model_dir, objective, temperature
     assert np.abs(gradient).max() > 1e-3
 
 
-def test_the_sampler_reports_the_log_probs_the_learner_scores_law_3(model_dir):
+def test_unit_ratio_of_the_samplers_log_probs_and_the_learners(model_dir):
     config = make_config({"gconfig.temperature": 0.7, "gconfig.max_new_tokens": 6})
     sampler, learner = FakeSampler(config, model_dir), FakeLearner(config, model_dir)
     params = SamplingParams(6, temperature=0.7, stop_token_ids=(0,))
@@ -120,7 +122,7 @@ def test_weights_swapped_under_a_completion_show_in_its_versions(model_dir):
         await sampler.pause()
         await settle()
         assert not task.done()
-        await sampler.load_weights(WeightSource(params=certain), 1)
+        await sampler.load_weights(WeightsInMemory(certain), 1)
         await sampler.resume()
         return await task
 

@@ -13,8 +13,9 @@ from rljax.backends.jax.attention import choice, cudnn
 from rljax.backends.jax.attention.choice import IMPLEMENTATIONS, choose, problem_of
 from rljax.backends.jax.attention.cudnn import CudnnAttention
 from rljax.backends.jax.attention.interface import Problem, by_window
-from rljax.config.checks import WORDS as CHOICES
+from rljax.config.keys import leaves_of
 from rljax.config.schema import ModelConfig
+from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 from rljax.hf import spec_of
 
@@ -70,7 +71,8 @@ def test_a_jax_that_was_not_tried_is_refused(monkeypatch):
 
 
 def test_the_config_knows_the_same_names():
-    assert set(CHOICES["jax.attention"]) == {choice.AUTO, *IMPLEMENTATIONS}
+    (attention,) = (leaf for leaf in leaves_of(JaxConfig(), "jax") if leaf.path == "jax.attention")
+    assert attention.key.choices == (choice.AUTO, *IMPLEMENTATIONS)
 
 
 def test_windows_that_hide_nothing_of_a_row_are_none():
