@@ -205,10 +205,11 @@ class Layers(nnx.Module):
         query, key = constrain(rotate(query, cos, sin), "heads"), constrain(rotate(key, cos, sin), "heads")
         value = constrain(value, "heads")
         window = inputs.window if spec.sliding else None
-        mask = dict(scale=spec.attention_scale, softcap=spec.attention_softcap, window=window)
+        scale, softcap = spec.attention_scale, spec.attention_softcap
         if write is None:
             windows = tuple(dict.fromkeys(spec.windows))
-            out, cache = self.attention(query, key, value, **mask, segments=segments, windows=windows), None
+            see = functools.partial(self.attention, scale=scale, softcap=softcap, segments=segments)
+            out, cache = see(query, key, value, window=window, windows=windows), None
         else:
             cache, slots, positions, keys = write
             at = (inputs.layer, jnp.arange(rows)[:, None], slots)
@@ -217,7 +218,8 @@ class Layers(nnx.Module):
                 cache.v.at[at].set(value.astype(cache.v.dtype), mode="drop"),
             )
             seen_k, seen_v = cache.k[inputs.layer, :, :keys], cache.v[inputs.layer, :, :keys]
-            out = attention(query, seen_k.astype(query.dtype), seen_v.astype(query.dtype), **mask, query_index=positions)
+            see = functools.partial(attention, scale=scale, softcap=softcap, window=window, query_index=positions)
+            out = see(query, seen_k.astype(query.dtype), seen_v.astype(query.dtype))
         return self.o_proj(out.reshape(rows, length, spec.num_heads * spec.head_dim)), cache
 
     def feed(self, x: Array) -> Array:
@@ -298,8 +300,9 @@ class Transformer(nnx.Module):
             kept = (positions >= 0) if segment_ids is None else (positions >= 0) & (segment_ids > 0)
             slots = jnp.where(kept, positions, size)  # a negative index would count from the end
             write = (slots, positions, size if cache_length is None else cache_length)
-        packed = cache is None and segment_ids is not None
-        segments = self.layers.attention.segments(segment_ids, bounds) if packed else None
+        segments = None
+        if cache is None and segment_ids is not None:
+            segments = self.layers.attention.segments(segment_ids, bounds)
         x, cache = self._scan(x, rotation_at(spec, positions), segments, cache, write)
         return self.norm(x), cache
 

@@ -168,8 +168,8 @@ class AttentionSuite:
 
     def test_what_lies_in_another_segment_or_in_padding_reaches_nothing(self) -> None:
         case = self.case(self.packed)
-        where = case.segment_ids == 1
-        assert where is not None
+        assert case.segment_ids is not None
+        where = np.asarray(case.segment_ids == 1)
         others = ~where[..., None, None]
         query, key, value = (np.where(others, self.rounded(-3 * x), x) for x in (case.query, case.key, case.value))
         before, after = self.run(case), self.run(case._replace(query=query, key=key, value=value))

@@ -106,9 +106,11 @@ def _packed(query: Array, key: Array, value: Array, segments: Segments, *, scale
 
     if segments.longest <= REPEATED:
         key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
-    blocks = (x.reshape(-1, segments.longest, *x.shape[2:]) for x in (query, key, value))
+    blocks = [x.reshape(-1, segments.longest, *x.shape[2:]) for x in (query, key, value)]
     out = dot_product_attention(
-        *blocks,
+        blocks[0],
+        blocks[1],
+        blocks[2],
         q_seqlen=segments.lengths,
         kv_seqlen=segments.lengths,
         q_offsets=segments.offsets,
