@@ -23,7 +23,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from rljax.backends.jax.attention import attention
+from rljax.backends.jax.attention.interface import Attention, Bounds
+from rljax.backends.jax.attention.xla import XlaAttention, attention
 from rljax.backends.jax.sharding import constrain
 from rljax.hf.rope import frequencies
 from rljax.hf.spec import ModelSpec
@@ -31,6 +32,7 @@ from rljax.hf.tensors import norms, projections
 
 REMAT = ("none", "full", "dots")
 NO_WINDOW = 2**30  # tokens; beyond any row
+KERNELS = ("dot_product_attention_fwd_wrapper", "pallas_call")  # primitives of attention that are one kernel
 BLOCK = 192  # terms that are summed one after the other where a model is `precise`; that of the BLAS under torch on x86
 
 
@@ -148,7 +150,13 @@ class Layers(nnx.Module):
     k_norm: Norm
 
     def __init__(
-        self, spec: ModelSpec, dtype: DTypeLike, param_dtype: DTypeLike, lora: Lora | None = None, precise: bool = False
+        self,
+        spec: ModelSpec,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
+        attention: Attention,
+        lora: Lora | None = None,
+        precise: bool = False,
     ) -> None:
         for name, (outputs, inputs, bias) in projections(spec).items():
             short = name.split(".")[-1]
@@ -159,18 +167,19 @@ class Layers(nnx.Module):
             shape = (spec.num_layers, size)
             setattr(self, name.split(".")[-1], Norm(shape, spec.rms_norm_eps, offset, param_dtype, precise))
         self.spec = spec
+        self.attention = attention
 
     def step(
         self,
         x: Array,
         inputs: LayerInputs,
         rotation: Rotation,
-        segment_ids: Array | None,
+        segments: Any,
         write: tuple[KVCache, Array, Array, int] | None,
     ) -> tuple[Array, KVCache | None]:
         """x [B, T, H] -> x after this layer, and the cache with this layer's keys and values written."""
         spec = self.spec
-        attended, cache = self.attend(self.input_layernorm(x), inputs, rotation, segment_ids, write)
+        attended, cache = self.attend(self.input_layernorm(x), inputs, rotation, segments, write)
         if spec.gemma_norms:
             x = constrain(x + self.post_attention_layernorm(attended), "hidden")
             return constrain(x + self.post_feedforward_layernorm(self.feed(self.pre_feedforward_layernorm(x))), "hidden"), cache
@@ -182,7 +191,7 @@ class Layers(nnx.Module):
         x: Array,
         inputs: LayerInputs,
         rotation: Rotation,
-        segment_ids: Array | None,
+        segments: Any,
         write: tuple[KVCache, Array, Array, int] | None,
     ) -> tuple[Array, KVCache | None]:
         spec = self.spec
@@ -196,9 +205,11 @@ class Layers(nnx.Module):
         query, key = constrain(rotate(query, cos, sin), "heads"), constrain(rotate(key, cos, sin), "heads")
         value = constrain(value, "heads")
         window = inputs.window if spec.sliding else None
-        see = functools.partial(attention, scale=spec.attention_scale, softcap=spec.attention_softcap, window=window)
+        scale, softcap = spec.attention_scale, spec.attention_softcap
         if write is None:
-            out, cache = see(query, key, value, segment_ids=segment_ids), None
+            windows = tuple(dict.fromkeys(spec.windows))
+            see = functools.partial(self.attention, scale=scale, softcap=softcap, segments=segments)
+            out, cache = see(query, key, value, window=window, windows=windows), None
         else:
             cache, slots, positions, keys = write
             at = (inputs.layer, jnp.arange(rows)[:, None], slots)
@@ -207,7 +218,8 @@ class Layers(nnx.Module):
                 cache.v.at[at].set(value.astype(cache.v.dtype), mode="drop"),
             )
             seen_k, seen_v = cache.k[inputs.layer, :, :keys], cache.v[inputs.layer, :, :keys]
-            out = see(query, seen_k.astype(query.dtype), seen_v.astype(query.dtype), query_index=positions)
+            see = functools.partial(attention, scale=scale, softcap=softcap, window=window, query_index=positions)
+            out = see(query, seen_k.astype(query.dtype), seen_v.astype(query.dtype))
         return self.o_proj(out.reshape(rows, length, spec.num_heads * spec.head_dim)), cache
 
     def feed(self, x: Array) -> Array:
@@ -227,8 +239,14 @@ class Transformer(nnx.Module):
         remat: str = "none",
         lora: Lora | None = None,
         precise: bool = False,
+        attention: Attention = XlaAttention(),
+        unroll: bool = False,
     ) -> None:
         """dtype is computed in, param_dtype stored; remat says what the backward pass recomputes of a layer.
+
+        attention: of rows without a cache.
+        unroll: layers one after the other instead of in a loop: what the backward pass needs is never copied into stacked
+          arrays, and compile time grows with depth.
 
         precise: sums in blocks and correctly rounded roots in the norms, for logits nearer to those of exact arithmetic (and
         of transformers) where a long sum is held in one float32: XLA on the CPU. Costs time.
@@ -239,8 +257,9 @@ class Transformer(nnx.Module):
         self.dtype = jnp.dtype(dtype)
         self.remat = remat
         self.precise = precise
+        self.unroll = unroll
         self.embed_tokens = Table(spec.vocab_size, spec.hidden_size, param_dtype)
-        self.layers = Layers(spec, dtype, param_dtype, lora, precise)
+        self.layers = Layers(spec, dtype, param_dtype, attention, lora, precise)
         offset = 1.0 if spec.gemma_norms else 0.0
         self.norm = Norm((spec.hidden_size,), spec.rms_norm_eps, offset, param_dtype, precise)
         self.lm_head = None if spec.tie_word_embeddings else Table(spec.vocab_size, spec.hidden_size, param_dtype)
@@ -253,6 +272,7 @@ class Transformer(nnx.Module):
         cache: KVCache | None = None,
         *,
         cache_length: int | None = None,
+        bounds: Bounds | None = None,
     ) -> tuple[Array, KVCache | None]:
         """Hidden states after the final norm; those at t predict token t + 1.
 
@@ -263,6 +283,7 @@ class Transformer(nnx.Module):
             With a cache: 0 marks padding, whose keys are not written.
           cache: keys and values of earlier tokens; this call writes at `positions` and sees everything at or before them.
             A position outside [0, S) is not written.
+          bounds: of the segments, as `attention.bounds` gives them; needed where it does and there is no cache.
           cache_length: static; look at the first so many keys only. Every position must be below it. None: S.
 
         Returns:
@@ -279,14 +300,17 @@ class Transformer(nnx.Module):
             kept = (positions >= 0) if segment_ids is None else (positions >= 0) & (segment_ids > 0)
             slots = jnp.where(kept, positions, size)  # a negative index would count from the end
             write = (slots, positions, size if cache_length is None else cache_length)
-        x, cache = self._scan(x, rotation_at(spec, positions), segment_ids, cache, write)
+        segments = None
+        if cache is None and segment_ids is not None:
+            segments = self.layers.attention.segments(segment_ids, bounds)
+        x, cache = self._scan(x, rotation_at(spec, positions), segments, cache, write)
         return self.norm(x), cache
 
     def _scan(
         self,
         x: Array,
         rotation: Rotation,
-        segment_ids: Array | None,
+        segments: Any,
         cache: KVCache | None,
         write: tuple[Array, Array, int] | None,
     ) -> tuple[Array, KVCache | None]:
@@ -299,10 +323,16 @@ class Transformer(nnx.Module):
             hidden, held = carry
             layer = nnx.merge(graphdef, scanned[0])
             target = None if write is None or held is None else (held, *write)
-            return layer.step(hidden, scanned[1], rotation, segment_ids, target), None
+            return layer.step(hidden, scanned[1], rotation, segments, target), None
 
-        (x, cache), _ = jax.lax.scan(rematerialized(body, self.remat), (x, cache), (params, inputs))
+        unroll = spec.num_layers if self.unroll else 1
+        layer_body = rematerialized(body, self.remat, unrolled=self.unroll)
+        (x, cache), _ = jax.lax.scan(layer_body, (x, cache), (self._computed_in(params), inputs), unroll=unroll)
         return x, cache
+
+    def _computed_in(self, params: Any) -> Any:
+        """The stacked matrices in `dtype`, rounded once: their gradients are stacked in it too. Norms keep their precision."""
+        return jax.tree.map(lambda a: a.astype(self.dtype) if a.ndim > 2 else a, params)
 
     def unembedding(self) -> Array:
         """[V, H] in `dtype`; the embedding itself where they are tied."""
@@ -330,9 +360,21 @@ def abstract(
     remat: str = "none",
     lora: Lora | None = None,
     precise: bool = False,
+    attention: Attention = XlaAttention(),
+    unroll: bool = False,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Graph definition and the shapes of the parameters (jax.ShapeDtypeStruct); nothing is allocated."""
-    make = functools.partial(Transformer, spec, dtype=dtype, param_dtype=param_dtype, remat=remat, lora=lora, precise=precise)
+    make = functools.partial(
+        Transformer,
+        spec,
+        dtype=dtype,
+        param_dtype=param_dtype,
+        remat=remat,
+        lora=lora,
+        precise=precise,
+        attention=attention,
+        unroll=unroll,
+    )
     model = nnx.eval_shape(make)
     graphdef, state = nnx.split(model)
     return graphdef, nnx.to_pure_dict(state)
@@ -352,15 +394,21 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def rematerialized(body: Callable[..., Any], choice: str) -> Callable[..., Any]:
+def rematerialized(body: Callable[..., Any], choice: str, *, unrolled: bool) -> Callable[..., Any]:
     """The scan body under a remat choice.
 
-    "none" keeps the output of every matmul, "dots" of those with weights (not the attention logits), "full" only what goes
-    from layer to layer. Elementwise work is always done again: on every device that is cheaper than storing it.
+    "none" keeps the output of every matmul and of an attention kernel, "dots" of matmuls with weights alone, "full" only what
+    goes from layer to layer. Elementwise work is always done again: on every device that is cheaper than storing it.
     """
-    policies = jax.checkpoint_policies
-    policy = {"none": policies.dots_saveable, "dots": policies.dots_with_no_batch_dims_saveable, "full": None}[choice]
-    return jax.checkpoint(body, prevent_cse=False, policy=policy)  # inside a scan nothing is merged across the boundary
+    dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    policy = {"none": _is_matmul, "dots": dots, "full": None}[choice]
+    merged = unrolled and choice != "none"  # in straight-line code XLA would find that it has the values already
+    return jax.checkpoint(body, prevent_cse=merged, policy=policy)
+
+
+def _is_matmul(primitive: Any, *_: Any, **params: Any) -> bool:
+    """A checkpoint policy: matrix products, and the kernels of `attention` with what their gradient needs."""
+    return primitive.name in KERNELS or bool(jax.checkpoint_policies.dots_saveable(primitive, *_, **params))
 
 
 def dot(x: Array, kernel: Array, block: int | None = None) -> Array:

@@ -20,6 +20,17 @@ class JaxConfig(EngineConfig):
     decode_steps: int = key(4, "Decode steps per dispatch.", POSITIVE)
     cache_dtype: str = key("bfloat16", "What the sampler's keys and values are kept in.", choices=_DTYPES)
     sampler_dtype: str = key("bfloat16", "What the sampler's weights are kept and computed in.", choices=_DTYPES)
+    attention: str = key(
+        "auto",
+        "Kernel of the learner's attention. auto: the first of these that can do it on the devices at hand.",
+        choices=("auto", "cudnn", "splash", "tokamax", "xla"),
+    )
+    unroll: bool | None = key(
+        None,
+        "The learner's layers one after the other, not in a loop: faster steps, and a compile time that grows with depth. "
+        "None: on a GPU where gradient_checkpointing is none.",
+    )
+    profile: str = key("", "Directory for a trace of the learner's third to fifth update. Empty: none.")
     precise: bool = key(
         False, "Sum float32 in blocks: logits within 1e-4 of transformers on the CPU (docs/parity.md); costs time."
     )

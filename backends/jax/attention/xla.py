@@ -1,16 +1,53 @@
-"""Causal attention over packed rows or over a key/value cache: one function, so that a faster kernel can take its place."""
+"""Attention in plain JAX, for any device, dtype and mask: the reference, and what the CPU uses.
+
+Also over a key/value cache, which the sampler and no other implementation needs.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+
+from rljax.backends.jax.attention.interface import Bounds, Problem, Window
 
 QUERY_BLOCK = 512  # queries whose logits are held at once, where a row is longer than twice that
 MASKED = -1e30  # finite: a query that sees nothing gets a uniform average, not NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class XlaAttention:
+    """Implements `Attention` by matrix products and a mask."""
+
+    name: str = "xla"
+
+    def refusal(self, problem: Problem) -> None:
+        return None
+
+    def bounds(self, segment_ids: np.ndarray) -> None:
+        return None
+
+    def segments(self, segment_ids: Array, bounds: Bounds | None) -> Array:
+        return segment_ids
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        segments: Array | None = None,
+        window: Window = None,
+        windows: tuple[int | None, ...] = (None,),
+    ) -> Array:
+        return attention(query, key, value, scale=scale, softcap=softcap, segment_ids=segments, window=window)
 
 
 def attention(
@@ -22,7 +59,7 @@ def attention(
     softcap: float | None = None,
     segment_ids: Array | None = None,
     query_index: Array | None = None,
-    window: Array | int | None = None,
+    window: Window = None,
 ) -> Array:
     r"""Softmax attention of grouped query heads; a query sees keys at or before its own index, and of its own segment.
 
@@ -69,7 +106,7 @@ def _block(
     *,
     scale: float,
     softcap: float | None,
-    window: Array | int | None,
+    window: Window,
 ) -> Array:
     """query [B, T, K, G, D], key and value [B, S, K, D], query_index [B or 1, T] -> [B, T, K, G, D]."""
     precision = jax.lax.Precision.HIGHEST if query.dtype == jnp.float32 else None
