@@ -1,4 +1,4 @@
-"""The section `sglang` of the config."""
+"""The config section `sglang`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rljax.config.schema import EngineConfig
 
 @dataclasses.dataclass(frozen=True)
 class SglangConfig(EngineConfig):
-    """The SGLang servers that a run starts, one per data-parallel replica; what is empty or None
-    SGLang decides.
+    """The SGLang servers that a run starts, one per data-parallel replica.
+
+    What is empty or None, SGLang decides.
     """
 
     python: str = key("", "Interpreter of the environment that SGLang is installed in. Empty: the run's own.")
