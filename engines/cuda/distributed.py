@@ -1,4 +1,4 @@
-"""The processes of a learner: torch.distributed as set up by torchrun, and the device of this rank."""
+"""The processes of a learner: torch.distributed as torchrun sets it up, and this rank's device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The PyTorch learner: a policy, perhaps a critic, under FSDP2 over data, fsdp, context and tensor.
+"""The PyTorch learner: a policy, perhaps a critic, under FSDP2 over the axes of a rank mesh.
 
     batch -> this rank's rows -> micro-batches -> gradients summed over both -> one optimizer step
           -> metrics, the same on every rank
@@ -73,7 +73,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         self._rank_mesh: RankMesh = distributed.join(pool)
         self._policy = Policy(config, self._rank_mesh, self._model_dir)
         self._publishing: Gathering | None = None
-        self._route: Route | None = None  # to the servers of the last publish from memory
+        self._route: Route | None = None  # transport of the last publish from memory
         self._start()
 
     # Scoring

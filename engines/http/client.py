@@ -254,9 +254,7 @@ class HttpSampler(Sampler):
         self._loads += 1
         try:
             self._usable()
-            remotes = [
-                remote for remote in self._remotes if remote.usable or remote.behind
-            ]  # in their order, which ipc relies on
+            remotes = [remote for remote in self._remotes if remote.usable or remote.behind]  # ipc relies on their order
             match source:
                 case WeightsInDirectory(directory):
                     current = await self._load_directory(directory, remotes, version)
@@ -365,7 +363,7 @@ class HttpSampler(Sampler):
         await self._post(remote, "/resume_memory_occupation", {"tags": list(MEMORY_TAGS)})
         remote.released = False
 
-    # Life
+    # Lifecycle
 
     def _enter(self) -> None:
         """Makes the sockets and tasks at the first call in an event loop, to which they belong."""

@@ -1,4 +1,4 @@
-"""One /generate request at our server: collects the sampler's pieces for a streamed or whole reply."""
+"""One /generate request at our server: collects the sampler's pieces for its reply."""
 
 from __future__ import annotations
 

@@ -106,9 +106,8 @@ class SglangServers:
         """Starts a server again, with the weights of the model directory. Blocks."""
         self._check_open(index)
         if self._restarts[index] >= self._settings.restarts:
-            raise UserError(
-                f"server {index} died {self._restarts[index] + 1} times, the limit of sglang.restarts ({self._processes[index].log})"
-            )
+            died, log = self._restarts[index] + 1, self._processes[index].log
+            raise UserError(f"server {index} died {died} times (sglang.restarts is the limit; see {log})")
         self._restarts[index] += 1
         self._processes[index].stop()
         with self._lock:  # else `close` may run between the check and the start

@@ -172,10 +172,10 @@ class SamplerServer:
     async def abort(self, request: web.Request) -> web.Response:
         """Aborts requests by exact id, not by prefix as SGLang does."""
         body = await json_body(request)
-        rid, every = body.get("rid"), body.get("abort_all", False)
-        if not isinstance(every, bool) or not (rid is None or isinstance(rid, str)):
+        rid, abort_all = body.get("rid"), body.get("abort_all", False)
+        if not isinstance(abort_all, bool) or not (rid is None or isinstance(rid, str)):
             raise BadRequest("abort_request: rid must be a string, abort_all true or false")
-        for generation in [generation for name, generation in self._generations.items() if every or name == rid]:
+        for generation in [generation for name, generation in self._generations.items() if abort_all or name == rid]:
             generation.abort()
         return web.json_response({})
 
@@ -237,7 +237,7 @@ class SamplerServer:
     async def unsupported(self, request: web.Request) -> web.Response:
         raise BadRequest(f"{request.path}: not supported by this server (use /update_weights_from_disk)")
 
-    # What it is
+    # Properties
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response()

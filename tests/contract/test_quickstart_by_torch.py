@@ -21,7 +21,7 @@ QUICKSTART = "--config=configs/quickstart.py"
 
 
 def test_two_ranks_and_a_server_learn_what_the_jax_path_learns(tmp_path):
-    """Under 0.4 of the held-out sums are right before, and over 0.9 after.
+    """The share of held-out sums that are right rises from under 0.4 to over 0.9.
 
     configs/quickstart.py promises the same of the JAX path.
     """

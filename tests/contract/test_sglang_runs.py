@@ -153,7 +153,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("mode", "transport", "lends"), WAYS)
 def test_servers_sample_from_the_very_weights_of_the_learner(tmp_path, tiny, mode, transport, lends):
-    """By every transport, and also with servers that release their memory during the update."""
+    """Holds for every transport, and for servers that release their memory during the update."""
     steps = 4
     flags = tiny | {
         "allocation_mode": mode,

@@ -129,7 +129,7 @@ def test_no_gradient_is_computed_where_none_is_wanted():
 
 
 def test_an_accumulator_of_float32_rounds_once():
-    """In bfloat16, with one row per chunk, a float32 sum over chunks is nearer the exact one."""
+    """A float32 sum over bfloat16 chunks of one row is nearer the exact one."""
     hidden, unembedding, labels, tokens = case(rows=16)
     half = hidden.bfloat16(), unembedding.bfloat16()
     exact = both(half[0].double(), half[1].double(), labels, tokens)[1][2]
