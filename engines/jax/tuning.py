@@ -1,4 +1,6 @@
-"""What a config leaves to the device: which activations are kept, and whether the layers are unrolled."""
+"""What a config leaves to the device: which activations are kept, and whether the layers are
+unrolled.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def remat_of(config: Config, spec: ModelSpec, mesh: Mesh) -> str:
 
 
 def unrolled(config: Config, remat: str, mesh: Mesh) -> bool:
-    """`jax.unroll`; None: on a GPU that keeps all activations, for where they are computed again it gains nothing."""
+    """`jax.unroll`; None: on a GPU that keeps all activations, for where they are computed again it
+    gains nothing.
+    """
     chosen = JaxConfig.of(config).unroll
     return remat == "none" and _device(mesh).platform in UNROLLED if chosen is None else chosen
 

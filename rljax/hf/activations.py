@@ -1,4 +1,6 @@
-"""How much memory training takes, and so whether the backward pass can keep what the forward pass computed."""
+"""How much memory training takes, and so whether the backward pass can keep what the forward pass
+computed.
+"""
 
 from __future__ import annotations
 

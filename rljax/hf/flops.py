@@ -1,4 +1,6 @@
-"""The floating-point operations of a model's training step, by the model alone: what MFU counts, on every path."""
+"""The floating-point operations of a model's training step, by the model alone: what MFU counts, on
+every path.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from rljax.hf.tensors import projections
 def update_flops(spec: ModelSpec, segment_ids: np.ndarray, trained: int, *, adapters: bool = False) -> float:
     """FLOPs of the forward and backward pass over packed rows.
 
-    2 per matrix parameter and token forward, 4 backward (2 with adapters, whose frozen matrices have no gradient), the
-    unembedding for trained tokens alone; attention over the keys that each token sees. Nothing for norms and softmax, for
-    the adapters themselves, or for what is computed again.
+    2 per matrix parameter and token forward, 4 backward (2 with adapters, whose frozen matrices
+    have no gradient), the unembedding for trained tokens alone; attention over the keys that each
+    token sees. Nothing for norms and softmax, for the adapters themselves, or for what is computed
+    again.
 
     Args:
       segment_ids: [R, T] int32, 1, 2, ... along a row and 0 on padding.

@@ -24,14 +24,18 @@ PEAKS = (
 
 
 def peak_flops(device: str) -> float | None:
-    """Peak bfloat16 FLOP/s of a device by name, as jax and torch spell it; None where it is not known."""
+    """Peak bfloat16 FLOP/s of a device by name, as jax and torch spell it; None where it is not
+    known.
+    """
     return next((peak for name, peak in PEAKS if name in device), None)
 
 
 def throughput(phase: str, tokens: int, flops: float, seconds: float, device: str, devices: int) -> dict[str, Mean]:
-    """`timeperf/<phase>_tokens_per_s`, and `timeperf/<phase>_mfu` of the devices' peak where it is known.
+    """`timeperf/<phase>_tokens_per_s`, and `timeperf/<phase>_mfu` of the devices' peak where it is
+    known.
 
-    Both are sums over seconds, so that several updates of a step merge into the rate over all of them.
+    Both are sums over seconds, so that several updates of a step merge into the rate over all of
+    them.
     """
     found = {f"timeperf/{phase}_tokens_per_s": Mean(tokens, seconds)}
     peak = peak_flops(device)

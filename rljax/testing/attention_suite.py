@@ -1,4 +1,5 @@
-"""What every implementation of attention over packed rows must compute, against float64 numpy, values and gradients.
+"""What every implementation of attention over packed rows must compute, against float64 numpy,
+values and gradients.
 
 A backend subclasses `AttentionSuite` and says how to run its implementation.
 """
@@ -40,7 +41,9 @@ class Results(NamedTuple):
 
 
 def oracle(case: Case) -> Results:
-    r"""Attention and its gradient as the formulas say: with p = softmax(z), dz = p (dp - \sum p dp)."""
+    r"""Attention and its gradient as the formulas say: with p = softmax(z), dz = p (dp - \sum p
+    dp).
+    """
     groups = case.query.shape[2] // case.key.shape[2]
     key, value = (np.repeat(x, groups, axis=2) for x in (case.key, case.value))
     raw = np.einsum("btnd,bsnd->bnts", case.query, key) * case.scale
@@ -76,11 +79,15 @@ class AttentionSuite:
     softcaps = True  # False: the implementation refuses them
 
     def run(self, case: Case) -> Results:
-        """Output and gradients; where `window` is set it may be given as a traced value too (`run_layers`)."""
+        """Output and gradients; where `window` is set it may be given as a traced value too
+        (`run_layers`).
+        """
         raise NotImplementedError
 
     def run_layers(self, case: Case, windows: Sequence[int | None]) -> list[Results]:
-        """The same inputs through one compiled layer body that is told its window as it runs, once per window."""
+        """The same inputs through one compiled layer body that is told its window as it runs, once
+        per window.
+        """
         raise NotImplementedError
 
     def rounded(self, array: np.ndarray) -> np.ndarray:
@@ -96,7 +103,9 @@ class AttentionSuite:
         softcap: float | None = None,
         window: int | None = None,
     ) -> Case:
-        """lengths: of the segments of each row, a negative one a stretch of padding; None: two rows of one segment."""
+        """lengths: of the segments of each row, a negative one a stretch of padding; None: two rows
+        of one segment.
+        """
         random = np.random.default_rng(0)
         rows = 2 if lengths is None else len(lengths)
         shapes = [(rows, self.length, n, self.head_dim) for n in (heads[0], heads[1], heads[1], heads[0])]
@@ -120,7 +129,9 @@ class AttentionSuite:
 
     @property
     def packed(self) -> list[list[int]]:
-        """Short, long and one-token segments; padding at the front, in between, at the end; a row that is padding alone."""
+        """Short, long and one-token segments; padding at the front, in between, at the end; a row
+        that is padding alone.
+        """
         n = self.length
         return [[n // 3, 1, n // 8, n // 4], [-(n // 8), n // 2, -3, 7], [-n], [n]]
 

@@ -1,4 +1,6 @@
-"""Which attention a run uses: the one that `jax.attention` names, or the first that can do it on these devices."""
+"""Which attention a run uses: the one that `jax.attention` names, or the first that can do it on
+these devices.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def problem_of(spec: ModelSpec, dtype: str, device: jax.Device, length: int) -> 
 
 
 def able_or_plain(attention: Attention, problem: Problem, model: str) -> Attention:
-    """The attention of another model's rows, which were cut for this one; the plain kind, and says so, where it can't.
+    """The attention of another model's rows, which were cut for this one; the plain kind, and says
+    so, where it can't.
 
     model: config key of the other model.
     """
@@ -50,7 +53,8 @@ def able_or_plain(attention: Attention, problem: Problem, model: str) -> Attenti
 
 
 def choose(name: str, problem: Problem) -> Attention:
-    """The implementation of that name, or for "auto" the first that can. Says once which it is, and why none before it.
+    """The implementation of that name, or for "auto" the first that can. Says once which it is, and
+    why none before it.
 
     Raises UserError where there is none of that name, or it can't.
     """

@@ -1,9 +1,10 @@
 """cuDNN's flash attention over packed rows, on NVIDIA GPUs from Hopper on.
 
-Its packed layout takes segments of any length by their offsets in memory, whatever rows they lie in. So rows [B, T] are
-shown to it as blocks [B T / longest, longest], with room for the segments that begin in each: what it launches and keeps
-grows with the longest segment, not with the row. jax has no public function for that layout: `_packed` alone uses a
-private one, and `JAX_VERSIONS` says where it was run.
+Its packed layout takes segments of any length by their offsets in memory, whatever rows they lie
+in. So rows [B, T] are shown to it as blocks [B T / longest, longest], with room for the segments
+that begin in each: what it launches and keeps grows with the longest segment, not with the row. jax
+has no public function for that layout: `_packed` alone uses a private one, and `JAX_VERSIONS` says
+where it was run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ REPEATED = 256
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """Where the segments lie that begin in each block of `longest` tokens, as cuDNN wants to know it."""
+    """Where the segments lie that begin in each block of `longest` tokens, as cuDNN wants to know
+    it.
+    """
 
     lengths: Array  # [blocks, starts] int32, tokens; -1: there is no such segment
     offsets: Array  # [blocks, starts + 1] int32, of the first token in the block; -1: there is no such segment
@@ -123,7 +126,9 @@ def _packed(query: Array, key: Array, value: Array, segments: Segments, *, scale
 
 
 def _layout(segment_ids: Array, bounds: Bounds) -> Segments:
-    """Padding is in segments of its own: cuDNN leaves what lies in none uninitialised, in the gradient too."""
+    """Padding is in segments of its own: cuDNN leaves what lies in none uninitialized, in the
+    gradient too.
+    """
     rows, length = segment_ids.shape
     blocks, starts = length // bounds.longest, bounds.starts
     begins = starts_of_segments(segment_ids, bounds.longest).reshape(rows, blocks, bounds.longest)

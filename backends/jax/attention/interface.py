@@ -1,14 +1,17 @@
-"""What an implementation of attention must be: a callable on packed rows that says beforehand what it can't do.
+"""What an implementation of attention must be: a callable on packed rows that says beforehand what
+it can't do.
 
     bounds(segment ids)           once per micro-batch, on the host: static in the compiled program
-    segments(segment ids, bounds) once per program, on the device: what every layer's kernel is told of them
+    segments(segment ids, bounds) once per program, on the device: what each kernel is told
     attention(q, k, v, segments)  in each layer
 
 All implementations compute what `xla` does (tests/unit/backends/jax/attention holds them to it):
 
-.. math:: \\mathrm{softmax}_s(c \\tanh(q_t \\cdot k_s\\,\\mathrm{scale} / c))\\, v_s,\\quad t - \\mathrm{window} < s \\le t
+.. math:: \\mathrm{softmax}_s(c \\tanh(q_t \\cdot k_s\\,\\mathrm{scale} / c))\\, v_s,
+    \\quad t - \\mathrm{window} < s \\le t
 
-with s in the segment of t. What they give where the segment id is 0, padding, is finite and otherwise undefined.
+with s in the segment of t. What they give where the segment id is 0, padding, is finite and
+otherwise undefined.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ Window = Array | int | None  # keys that a query sees, itself included; may be t
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What is fixed about the attention of a model on a device, for an implementation to say whether it can do it."""
+    """What is fixed about the attention of a model on a device, for an implementation to say
+    whether it can do it.
+    """
 
     platform: str  # "cpu", "gpu", "tpu"
     capability: tuple[int, int] | None  # of an NVIDIA GPU: (9, 0) is Hopper
@@ -44,7 +49,8 @@ class Problem:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """How long and how many the segments of a micro-batch are at most. A new value is a new compilation, so they are coarse.
+    """How long and how many the segments of a micro-batch are at most. A new value is a new
+    compilation, so they are coarse.
 
     Example: Bounds(longest=1024, starts=4) fits rows of 4096 tokens with segments of 300 and 1000.
     """
@@ -64,10 +70,12 @@ class Attention(Protocol):
         """Why it can't do it, in a few words; None where it can."""
 
     def bounds(self, segment_ids: np.ndarray) -> Bounds | None:
-        """What `segments` wants to know beforehand about rows [B, T]; None where it needs nothing."""
+        """What `segments` wants to know beforehand about rows [B, T]; None for nothing."""
 
     def segments(self, segment_ids: Array, bounds: Bounds | None) -> Any:
-        """Segment ids [B, T] as the kernel takes them: arrays whose first axis is split over devices as rows are."""
+        """Segment ids [B, T] as the kernel takes them: arrays whose first axis is split over
+        devices as rows are.
+        """
 
     def __call__(
         self,
@@ -97,9 +105,11 @@ class Attention(Protocol):
 
 
 def by_window(attend: Callable[[int | None], Array], window: Window, windows: Sequence[int | None], longest: int) -> Array:
-    """Calls `attend` with a window that is static: the branch of those in the model that this layer's traced one names.
+    """Calls `attend` with a window that is static: the branch of those in the model that this
+    layer's traced one names.
 
-    A window no shorter than the longest segment hides nothing, so that branches are only for shorter ones.
+    A window no shorter than the longest segment hides nothing, so that branches are only for
+    shorter ones.
     """
     if window is None or isinstance(window, int):
         return attend(None if window is None or window >= longest else window)
@@ -113,7 +123,8 @@ def by_window(attend: Callable[[int | None], Array], window: Window, windows: Se
 
 
 def per_device(attend: Callable[..., Array], query: Array, key: Array, value: Array, segments: Any) -> Array:
-    """Calls attend(query, key, value, segments) on each device's rows and heads: XLA can't partition a kernel.
+    """Calls attend(query, key, value, segments) on each device's rows and heads: XLA can't
+    partition a kernel.
 
     Keys and values are repeated for the query heads where the tensor axis divides those alone.
     """
@@ -130,7 +141,8 @@ def per_device(attend: Callable[..., Array], query: Array, key: Array, value: Ar
 
 
 def starts_of_segments(segment_ids: Any, longest: int, xp: Any = jnp) -> Any:
-    """Where a segment or a stretch of padding begins: [B, T] bool. Padding is cut into stretches of `longest` at most.
+    """Where a segment or a stretch of padding begins: [B, T] bool. Padding is cut into stretches of
+    `longest` at most.
 
     xp: numpy or jax.numpy, as segment_ids are.
     """

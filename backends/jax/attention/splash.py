@@ -1,6 +1,8 @@
-"""Splash attention, jax's Pallas kernel for TPU: blocks of the mask that hide everything are never computed.
+"""Splash attention, jax's Pallas kernel for TPU: blocks of the mask that hide everything are never
+computed.
 
-Segments are compared inside the kernel, so rows are padded to whole tiles with padding of segment 0.
+Segments are compared inside the kernel, so rows are padded to whole tiles with padding of segment
+0.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ BLOCKS = (512, 256, TILE)  # tokens of query and key blocks, the first that divi
 
 @dataclasses.dataclass(frozen=True)
 class SplashAttention:
-    """Implements `Attention` by the splash kernel. interpret: runs the kernel's program without a TPU, for tests."""
+    """Implements `Attention` by the splash kernel. interpret: runs the kernel's program without a
+    TPU, for tests.
+    """
 
     name: str = "splash"
     interpret: bool = False

@@ -1,7 +1,9 @@
-"""tokamax's flash attention, an optional extra: for soft-caps, and for GPUs that cuDNN's packed rows don't run on.
+"""tokamax's flash attention, an optional extra: for soft-caps, and for GPUs that cuDNN's packed
+rows don't run on.
 
-Its public function takes a mask of every query and key; the kernels take where each query's keys begin, which is what a
-packed row needs. That mask is private to it: `_attend` alone uses it, and `VERSIONS` says which releases were run.
+Its public function takes a mask of every query and key; the kernels take where each query's keys
+begin, which is what a packed row needs. That mask is private to it: `_attend` alone uses it, and
+`VERSIONS` says which releases were run.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ AMPERE = (8, 0)
 
 @dataclasses.dataclass(frozen=True)
 class TokamaxAttention:
-    """Implements `Attention` by tokamax: its Mosaic kernel on Hopper, its Triton kernel on other NVIDIA GPUs."""
+    """Implements `Attention` by tokamax: its Mosaic kernel on Hopper, its Triton kernel on other
+    NVIDIA GPUs.
+    """
 
     name: str = "tokamax"
     kernel: str = ""  # of tokamax; empty: that of the GPU

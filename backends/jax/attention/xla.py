@@ -61,15 +61,18 @@ def attention(
     query_index: Array | None = None,
     window: Window = None,
 ) -> Array:
-    r"""Softmax attention of grouped query heads; a query sees keys at or before its own index, and of its own segment.
+    r"""Softmax attention of grouped query heads; a query sees keys at or before its own index, and
+    of its own segment.
 
-    .. math:: \mathrm{softmax}_s(c \tanh(q_t \cdot k_s\,\mathrm{scale} / c))\, v_s,\quad t - \mathrm{window} < s \le t
+    .. math:: \mathrm{softmax}_s(c \tanh(q_t \cdot k_s\,\mathrm{scale} / c))\, v_s,
+        \quad t - \mathrm{window} < s \le t
 
     Args:
       query: [B, T, N, D], N a multiple of K.
       key, value: [B, S, K, D].
       softcap: c; None for no cap.
-      segment_ids: [B, T] int32, only where keys are the row's own (S == T): a token sees its own segment alone.
+      segment_ids: [B, T] int32, only where keys are the row's own (S == T): a token sees its own
+        segment alone.
       query_index: [B, T] int32, index of each query among the keys; None: the row's own, 0, 1, ...
       window: keys a query sees, itself included; None: all. May be traced.
 
@@ -108,7 +111,7 @@ def _block(
     softcap: float | None,
     window: Window,
 ) -> Array:
-    """query [B, T, K, G, D], key and value [B, S, K, D], query_index [B or 1, T] -> [B, T, K, G, D]."""
+    """query [B, T, K, G, D], key, value [B, S, K, D], query_index [B or 1, T] -> as query."""
     precision = jax.lax.Precision.HIGHEST if query.dtype == jnp.float32 else None
     wide = jnp.promote_types(query.dtype, jnp.float32)
     logits = jnp.einsum("btkgd,bskd->bkgts", query, key, precision=precision, preferred_element_type=wide) * scale

@@ -82,7 +82,7 @@ def test_windows_that_hide_nothing_of_a_row_are_none():
     assert problem_of(spec, "float32", jax.devices()[0], size).windows == (None,)
 
 
-@pytest.mark.parametrize("longest, called", [(4, {None}), (6, {None, 5}), (100, {None, 5, 11})])
+@pytest.mark.parametrize("longest, called", [(4, {None}), (5, {None}), (6, {None, 5}), (100, {None, 5, 11})])
 def test_only_windows_shorter_than_the_longest_segment_are_compiled(longest, called):
     compiled = set()
 
