@@ -121,9 +121,8 @@ class Optimizer:
         if 0 < self._config.gradient_clipping <= norm:
             torch._foreach_mul_([g for g in grads if g is not None], self._config.gradient_clipping / norm)
         for decayed in (True, False):
-            self._adamw(
-                [i for i, parameter in enumerate(self.parameters) if decays(parameter.name) == decayed], grads, lr, decayed
-            )
+            which = [i for i, parameter in enumerate(self.parameters) if decays(parameter.name) == decayed]
+            self._adamw(which, grads, lr, decayed)
         self.count += 1
         return StepStats(norm, lr, False)
 
@@ -156,9 +155,8 @@ class Optimizer:
 
     def _norm(self, grads: Sequence[Tensor | None]) -> float:
         """Returns the norm of the whole gradient; elements that several ranks have count once."""
-        present = [
-            (g, parameter.replicas) for g, parameter in zip(grads, self.parameters, strict=True) if g is not None and g.numel()
-        ]
+        pairs = zip(grads, self.parameters, strict=True)
+        present = [(g, parameter.replicas) for g, parameter in pairs if g is not None and g.numel()]
         device = self.parameters[0].value.device
         total = torch.zeros((), dtype=torch.float64, device=device)
         if present:

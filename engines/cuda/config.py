@@ -15,4 +15,6 @@ from rljax.config.schema import EngineConfig
 class FsdpConfig(EngineConfig):
     """Settings of the PyTorch learner."""
 
-    compile: bool = key(True, "Layers through torch.compile, on a GPU: a minute at the start, then fewer passes over memory.")
+    compile: bool = key(
+        True, "Compile layers with torch.compile on a GPU: a minute at the start, then fewer passes over memory."
+    )

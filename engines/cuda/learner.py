@@ -157,7 +157,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         return score
 
     def _copy_policy(self) -> Tree:
-        return self._policy.named(self._policy.copied(self._policy.dtype))
+        return self._policy.by_name(self._policy.copied(self._policy.dtype))
 
     # Weights and checkpoints
 
@@ -218,7 +218,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         return lora.merged(name, gather(name), gather, parameters, scale)
 
     def _weights(self) -> Tree:
-        return self._policy.named(self._policy.weights())
+        return self._policy.by_name(self._policy.weights())
 
     def _set_weights(self, weights: Tree) -> None:
         self._policy.fill([weights[name] for name in self._policy.trained])

@@ -31,8 +31,9 @@ Weights = list[Tensor]  # one shard per trained parameter, in order
 class Policy:
     """A network whose trained parameters (all, or the adapters) are float32 and can be exchanged.
 
-    Example: with policy.swapped_in(critic_weights): values = named_values(policy.network, head,
-    rows)
+    Example:
+        with policy.swapped_in(critic_weights):
+            values = named_values(policy.network, head, rows)
     """
 
     def __init__(self, config: Config, rank_mesh: RankMesh, model_dir: Path) -> None:
@@ -62,7 +63,7 @@ class Policy:
         """Returns this rank's shards of the trained parameters: the storage itself."""
         return [local(parameter) for parameter in self.trained.values()]
 
-    def named(self, weights: Weights) -> dict[str, Tensor]:
+    def by_name(self, weights: Weights) -> dict[str, Tensor]:
         """Maps the names of the trained parameters to these weights."""
         return dict(zip(self.trained, weights, strict=True))
 

@@ -62,7 +62,7 @@ class MicroBatches:
         own = context.slice(batch.shape[1])
         share = context.slice(self.size)
         scored = slice(part.start + share.start, part.start + share.stop)
-        named = self._named
+        at_targets = self._at_targets
         return Rows(
             self._to_device(batch.token_ids[part, own]).long(),
             self._to_device(batch.positions[part, own]).long(),
@@ -70,11 +70,11 @@ class MicroBatches:
             self._to_device(self.compacted.source[scored]).long(),
             self._to_device(self.compacted.labels[scored]).long(),
             TokenArrays(*(None if a is None else self._to_device(a[scored]) for a in self.compacted.tokens)),
-            named(batch.values, scored),
-            named(batch.returns, scored),
+            at_targets(batch.values, scored),
+            at_targets(batch.returns, scored),
         )
 
-    def _named(self, array: np.ndarray | None, rows: slice) -> Tensor | None:
+    def _at_targets(self, array: np.ndarray | None, rows: slice) -> Tensor | None:
         if array is None:
             return None
         return self._to_device(np.take_along_axis(array[rows], self.compacted.source[rows] + 1, axis=1))
@@ -93,9 +93,9 @@ class MicroBatches:
         if rank_mesh.is_primary:
             share = context.slice(self.size)
             mine = [
-                at
+                row
                 for start in range(0, len(self.row_index), self.size)
-                for at in range(start + share.start, start + share.stop)
+                for row in range(start + share.start, start + share.stop)
             ]
             scored = self._scattered(torch.cat(outputs).float().cpu().numpy(), np.array(mine))
             real = self.row_index[mine] >= 0

@@ -285,7 +285,7 @@ class HttpSampler(Sampler):
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, prepared, ignore_errors=True)
             raise
-        await asyncio.to_thread(self._published.hold, prepared, version)
+        await asyncio.to_thread(self._published.keep, prepared, version)
         return current
 
     async def _load_one(self, remote: Remote, directory: str, version: int) -> None:

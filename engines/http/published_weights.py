@@ -19,7 +19,7 @@ class PublishedWeights:
         self._count = 0  # distinguishes two publishes of one version
 
     def prepare(self, directory: Path, version: int) -> Path:
-        """Hard-links a directory; pass the result to `hold` or remove it. Raises OSError."""
+        """Hard-links a directory; pass the result to `keep` or remove it. Raises OSError."""
         self._count += 1
         new = directory.parent / f"held-{version}-{os.getpid()}-{self._count}"
         shutil.rmtree(new, ignore_errors=True)
@@ -30,7 +30,7 @@ class PublishedWeights:
             raise OSError(f"{directory}: {error}") from error
         return new
 
-    def hold(self, prepared: Path, version: int) -> None:
+    def keep(self, prepared: Path, version: int) -> None:
         """Keeps a prepared directory in place of the previous one."""
         self.drop()
         self._directory, self._version = prepared, version

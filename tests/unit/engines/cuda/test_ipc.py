@@ -214,7 +214,7 @@ def test_a_publish_that_fails_leaves_no_memory_behind(ranks, at, opens):
     before = shared_memory()
     for _ in range(2):
         servers = [Gone(at, opens), *(Server() for _ in range(ranks - 1))]
-        gather_of = gathers() if ranks > 1 else lambda rank: ipc.alone
+        gather_of = gathers() if ranks > 1 else lambda rank: ipc.gather_alone
         follower = threading.Thread(target=TorchIpc(iter(WEIGHTS), gather=gather_of(1), bucket_bytes=64).follow)
         if ranks > 1:
             follower.start()
