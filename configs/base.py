@@ -189,6 +189,7 @@ def get_config() -> ConfigDict:
             context_length=2048,
             prefill_chunk=256,
             decode_steps=4,
+            decode_attention="auto",
             cache_dtype="bfloat16",
             sampler_dtype="bfloat16",
             precise=False,

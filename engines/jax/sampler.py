@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer, load
 from rljax.types import Completion, Piece, Request
 
+log = logging.getLogger(__name__)
+
 
 class JaxSampler:
     """A `Sampler` on the devices of a pool. Its methods may be called from any event loop, any number at once.
@@ -40,8 +43,8 @@ class JaxSampler:
         """Loads the weights and compiles. `ahead` as in `Scheduler`; None: 1 where a device works beside the CPU.
 
         Raises:
-          UserError: slots that the pool's data dimension does not divide, a pool with more devices than there are, or a
-            model directory that can't be loaded. (A context longer than the model's is refused by the plugin's check.)
+          UserError: slots that the pool's data dimension does not divide, a pool with more devices than there are, a
+            `jax.decode_attention` that can't do this, or a model directory that can't be loaded. (A context longer than the model's is refused by the plugin's check.)
         """
         settings = config.jax
         mesh = pool_mesh(pool, sampling=True)
@@ -58,7 +61,9 @@ class JaxSampler:
             param_dtype="float32" if settings.bitwise else settings.sampler_dtype,
             cache_dtype=settings.cache_dtype,
             precise=settings.precise,
+            decode_attention=settings.decode_attention,
         )
+        log.info("decode attention: %s", self._programs.attention.name)
         self._programs.warm_up()
         self._model_dir = model_dir
         self.lends = config.jax.release_memory

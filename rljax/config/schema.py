@@ -269,6 +269,7 @@ class JaxConfig:
     context_length: int  # tokens of prompt and completion a slot holds
     prefill_chunk: int  # prompt tokens a dispatch
     decode_steps: int  # decode steps a dispatch
+    decode_attention: str  # "auto", or one of rljax/backends/jax/decode_attention: "pallas_gpu", "xla"
     cache_dtype: str
     sampler_dtype: str
     precise: bool  # float32 sums in blocks: logits within 1e-4 of transformers on the CPU (docs/parity.md); costs time

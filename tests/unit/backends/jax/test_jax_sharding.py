@@ -20,7 +20,7 @@ import sys
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from rljax.backends.jax import hf, lora
-from rljax.backends.jax.model import KVCache
+from rljax.backends.jax.cached import CachedTransformer, empty_cache, unstack
 from rljax.backends.jax.sharding import activation_sharding, make_mesh, shardings, single_device_mesh
 from rljax.config.schema import ModelConfig
 from rljax.hf import ModelSpec, WeightReader, init_directory, tensors
@@ -39,18 +39,19 @@ def run(mesh):
     graphdef, params = hf.load(directory + "/model", mesh)
     graphdef, adapters = lora.add(graphdef, params, rank=4, alpha=8.0, targets=("q_proj", "down_proj"), seed=1, mesh=mesh)
     rows = [jax.device_put(x, activation_sharding(mesh, "rows", x.shape)) for x in (token_ids, positions)]
-    cache = KVCache.zeros(spec, 8, 16, jnp.float32)
-    cache = jax.device_put(cache, activation_sharding(mesh, "cache", cache.k.shape))
+    cache = empty_cache(spec, 8, 16, jnp.float32)
+    cache = jax.device_put(cache, activation_sharding(mesh, "cache", cache[0].key.shape))
 
     def loss(params, adapters, token_ids, positions):
         model = nnx.merge(graphdef, params, adapters)
-        hidden, _ = model(token_ids, positions, jnp.ones_like(token_ids))
+        hidden = model(token_ids, positions, jnp.ones_like(token_ids))
         return jnp.sum(jnp.sin(model.logits(hidden) * 9)), hidden
 
     with jax.set_mesh(mesh):
         (_, hidden), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, adapters, *rows)
-        step = jax.jit(lambda params, adapters, *inputs: nnx.merge(graphdef, params, adapters)(*inputs))
-        cached, _ = step(params, adapters, *rows, None, cache)
+        whole, merged = nnx.split(nnx.merge(graphdef, params, adapters))
+        merged = nnx.to_pure_dict(merged)
+        cached, _ = jax.jit(lambda p, *inputs: CachedTransformer(whole, unstack(p)).extend(*inputs))(merged, *rows, cache)
     assert jax.tree.map(lambda leaf: leaf.sharding, params) == shardings(spec, mesh)
     return params, jax.device_get((hidden, cached, gradients))
 

@@ -1,8 +1,8 @@
 """The scheduler over devices that are made of numpy: whatever comes when, a completion is that of its prompt and seed alone.
 
-The imitation keeps, at each place of its cache, the token and the weights that were there when it was written, reads no further
-than the span it is given, and draws a token that depends on all it has read. So a row shared too early, a prefix of other
-weights, a span too short or an order left out changes what comes out.
+The imitation keeps, at each place of its cache, the token and the weights that were there when it was written, and draws a
+token that depends on all it has read. So a row shared too early, a prefix of other weights, a slot that decodes while it is
+being prefilled or an order left out changes what comes out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from rljax.engines.jax.slots import Work
 from rljax.types import Finish, Request, SamplingParams
 
 VOCABULARY, STOP, SLOTS, CONTEXT, STEPS = 7, 6, 4, 64, 4
-SPANS = (8, 16, 32, CONTEXT)
 
 
 def draw(tokens, seed: int) -> int:
@@ -55,14 +54,10 @@ class Devices:
         self.gate = threading.Event()  # nothing is decoded before it is open
         self.gate.set()
 
-    def span(self, length: int) -> int:
-        return next(span for span in SPANS if span >= min(length, CONTEXT))
-
     def copy(self, pairs) -> None:
         before, by = self.tokens.copy(), self.written_by.copy()
-        span = self.span(max(length for *_, length in pairs))
-        for source, target, _ in pairs:
-            self.tokens[target, :span], self.written_by[target, :span] = before[source, :span], by[source, :span]
+        for source, target, length in pairs:
+            self.tokens[target, :length], self.written_by[target, :length] = before[source, :length], by[source, :length]
 
     def prefill(self, chunk) -> None:
         for row, start, count, tokens in zip(chunk.rows, chunk.starts, chunk.counts, chunk.tokens, strict=True):
@@ -70,7 +65,7 @@ class Devices:
                 self.tokens[row, start : start + count] = tokens[:count]
                 self.written_by[row, start : start + count] = self.weights
 
-    def decode(self, orders, span: int) -> Decoded:
+    def decode(self, orders) -> Decoded:
         self.gate.wait()
         drawn, age = np.full((STEPS, SLOTS), -1, np.int32), np.zeros((STEPS, SLOTS), np.float32)
         for slot, order in enumerate(orders):
@@ -84,7 +79,7 @@ class Devices:
                     continue
                 at = state["position"]
                 self.tokens[slot, at], self.written_by[slot, at] = state["token"], self.weights
-                read = slice(0, min(at + 1, span))
+                read = slice(0, at + 1)
                 token = draw(self.tokens[slot, read], state["seed"])
                 drawn[step, slot], age[step, slot] = token, self.written_by[slot, read].min()
                 state.update(token=token, position=at + 1, token_index=state["token_index"] + 1)
