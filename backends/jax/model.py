@@ -222,9 +222,7 @@ class Transformer(nnx.Module):
         windows = [NO_WINDOW if window is None else window for window in spec.windows]
         inputs = LayerInputs(jnp.asarray(windows), jnp.asarray(spec.rope_of_layer))
         rotation = rotation_at(spec, positions)
-        see = functools.partial(
-            attention, scale=spec.attention_scale, softcap=spec.attention_softcap, segment_ids=segment_ids
-        )
+        see = functools.partial(attention, scale=spec.attention_scale, softcap=spec.attention_softcap, segment_ids=segment_ids)
 
         def body(hidden: Array, scanned: tuple[Any, LayerInputs]) -> tuple[Array, None]:
             layer, (window, rope) = nnx.merge(graphdef, scanned[0]), scanned[1]

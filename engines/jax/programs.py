@@ -11,7 +11,7 @@ after warm-up.
 
 from __future__ import annotations
 
-import functools
+import collections
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,6 +111,7 @@ class Programs:
         self._unstack = jax.jit(unstack, out_shardings=_unstacked(self._shardings, self.spec.num_layers))
         self._stack = jax.jit(stack, out_shardings=self._shardings)
         self._weights = self._adopt(params)
+        self.dispatches: collections.Counter[str] = collections.Counter()  # by kind
 
         def zeros() -> Cache:
             return empty_cache(self.spec, slots, self.attention.padded(context), cache_dtype)
@@ -163,6 +164,7 @@ class Programs:
 
     def prefill(self, chunk: Chunk) -> None:
         plan = np.concatenate([np.stack([chunk.rows, chunk.starts, chunk.counts], axis=1), chunk.tokens], axis=1)
+        self.dispatches["prefill {}x{}".format(*chunk.tokens.shape)] += 1
         with dispatching(self.mesh):
             self._cache = self._prefill(self._weights, self._cache, plan)
 
@@ -173,6 +175,7 @@ class Programs:
             plan[row] = source, target
         longest = max((length for *_, length in pairs), default=0)
         span = next(span for span in self.spans if span >= longest) if span is None else span
+        self.dispatches["copy"] += 1
         with dispatching(self.mesh):
             self._cache = self._copy(self._cache, plan, span=span)
 
@@ -184,6 +187,7 @@ class Programs:
     def decode(self, orders: np.ndarray) -> Decoded:
         """Carries out the orders, [B] of ORDER, then draws up to `decode_steps` tokens of every active slot."""
         columns = orders.view(np.int32).reshape(self.slots, -1)
+        self.dispatches["decode"] += 1
         with dispatching(self.mesh):
             self._cache, self._state, drawn = self._decode(self._weights, self._cache, self._state, columns)
         return drawn

@@ -87,6 +87,16 @@ class JaxSampler:
         """Programs compiled so far; it does not rise after construction."""
         return self._programs.compilations
 
+    @property
+    def dispatches(self) -> dict[str, int]:
+        """Programs sent to the device so far, warm-up included, by kind."""
+        return dict(self._programs.dispatches)
+
+    @property
+    def decode_attention(self) -> str:
+        """Name of the implementation in use."""
+        return self._programs.attention.name
+
     def stats(self) -> SamplerStats:
         return self._scheduler.stats()
 

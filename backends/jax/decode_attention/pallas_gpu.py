@@ -61,7 +61,7 @@ def _attend(
         block_k=BLOCK,
         k_splits=splits(key.shape[2]),
         interpret=interpret,
-    )
+    ).astype(query.dtype)
 
 
 def splits(length: int) -> int:

@@ -54,9 +54,7 @@ def cached_attention(
     """
     length = key.shape[2]
     lengths = spans(length)
-    branches = [
-        functools.partial(_over_span, span=span, scale=scale, softcap=softcap, window=window) for span in lengths
-    ]
+    branches = [functools.partial(_over_span, span=span, scale=scale, softcap=softcap, window=window) for span in lengths]
     inputs = (query, key, value, index, rows)
     if len(branches) == 1:
         return branches[0](*inputs)
