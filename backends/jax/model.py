@@ -114,7 +114,7 @@ class Rotation(NamedTuple):
 
 
 See = Callable[[Array, Array, Array], tuple[Array, Any]]
-"""Attention of one layer: (query [B, T, N, D], key, value [B, T, K, D]) -> [B, T, N, D], and what the caller wants carried out."""
+"""Attention of one layer: (query [B, T, N, D], key, value [B, T, K, D]) -> [B, T, N, D], and what the caller wants back."""
 
 
 class Layers(nnx.Module):
@@ -148,15 +148,15 @@ class Layers(nnx.Module):
         self.spec = spec
 
     def step(self, x: Array, rope: Array | int, rotation: Rotation, see: See) -> tuple[Array, Any]:
-        """x [B, T, H] -> x after this layer, and what `see` carries out."""
+        """x [B, T, H] -> x after this layer, and what `see` gives beside its output."""
         spec = self.spec
-        attended, carried = self.attend(self.input_layernorm(x), rope, rotation, see)
+        attended, extra = self.attend(self.input_layernorm(x), rope, rotation, see)
         if spec.gemma_norms:
             x = constrain(x + self.post_attention_layernorm(attended), "hidden")
             x = constrain(x + self.post_feedforward_layernorm(self.feed(self.pre_feedforward_layernorm(x))), "hidden")
-            return x, carried
+            return x, extra
         x = constrain(x + attended, "hidden")
-        return constrain(x + self.feed(self.post_attention_layernorm(x)), "hidden"), carried
+        return constrain(x + self.feed(self.post_attention_layernorm(x)), "hidden"), extra
 
     def attend(self, x: Array, rope: Array | int, rotation: Rotation, see: See) -> tuple[Array, Any]:
         spec = self.spec
@@ -168,8 +168,8 @@ class Layers(nnx.Module):
             query, key = self.q_norm(query), self.k_norm(key)
         cos, sin = rotation.cos[rope], rotation.sin[rope]
         query, key = constrain(rotate(query, cos, sin), "heads"), constrain(rotate(key, cos, sin), "heads")
-        out, carried = see(query, key, constrain(value, "heads"))
-        return self.o_proj(out.reshape(rows, length, spec.num_heads * spec.head_dim)), carried
+        out, extra = see(query, key, constrain(value, "heads"))
+        return self.o_proj(out.reshape(rows, length, spec.num_heads * spec.head_dim)), extra
 
     def feed(self, x: Array) -> Array:
         gate = constrain(ACTIVATIONS[self.spec.activation](self.gate_proj(x)), "feed")

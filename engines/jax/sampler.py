@@ -44,7 +44,8 @@ class JaxSampler:
 
         Raises:
           UserError: slots that the pool's data dimension does not divide, a pool with more devices than there are, a
-            `jax.decode_attention` that can't do this, or a model directory that can't be loaded. (A context longer than the model's is refused by the plugin's check.)
+            `jax.decode_attention` that can't do this, or a model directory that can't be loaded. (A context longer than the
+            model's is refused by the plugin's check.)
         """
         settings = config.jax
         mesh = pool_mesh(pool, sampling=True)

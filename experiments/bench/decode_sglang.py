@@ -1,6 +1,6 @@
 """SGLang on the requests of experiments.bench.decode, as that binary starts it: a server of its own, dummy weights.
 
-python3 experiments/bench/decode_sglang.py '{"model": DIRECTORY, "vocabulary": 151936, "lengths": [[100, 200]], "runs": 1, "slots": 1}'
+python3 experiments/bench/decode_sglang.py '{"model": DIRECTORY, "vocabulary": 9, "lengths": [[1, 2]], "runs": 1, "slots": 1}'
 
 Needs SGLang, aiohttp and numpy, nothing of rljax. Options are those of a machine without FlashAttention-3 and flashinfer.
 """
@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -33,7 +34,7 @@ OPTIONS = [
 OPTIONS += ["--skip-tokenizer-init", "--mem-fraction-static", "0.6", "--log-level", "warning"]
 
 
-def start(model, slots, log):
+def start(model: str, slots: int, log: Any) -> tuple[subprocess.Popen[bytes], str]:
     """A server that answers, and its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -53,28 +54,28 @@ def start(model, slots, log):
     sys.exit(f"the server did not start: {Path(log.name).read_text()[-2000:]}")
 
 
-async def generate(session, address, ids, tokens):
+async def generate(session: aiohttp.ClientSession, address: str, ids: list[int], tokens: int) -> int:
     params = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 1.0}
     body = {"input_ids": ids, "sampling_params": params, "return_logprob": True}
     async with session.post(f"{address}/generate", json=body) as response:
-        return (await response.json())["meta_info"]["completion_tokens"]
+        return int((await response.json())["meta_info"]["completion_tokens"])
 
 
-async def measure(address, task):
-    options = dict(timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0))
-    async with aiohttp.ClientSession(**options) as session:
+async def measure(address: str, task: dict[str, Any]) -> None:
+    patient, many = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=patient, connector=many) as session:
         for run in range(task["runs"]):
             random = np.random.default_rng(run)
             prompts = [random.integers(3, task["vocabulary"], prompt).tolist() for prompt, _ in task["lengths"]]
             begin = time.perf_counter()
             calls = [generate(session, address, ids, tokens) for ids, (_, tokens) in zip(prompts, task["lengths"], strict=True)]
-            tokens = sum(await asyncio.gather(*calls))
+            total = sum(await asyncio.gather(*calls))
             seconds = time.perf_counter() - begin
-            line = {"engine": "sglang", "run": run, "requests": len(calls), "tokens": tokens, "s": round(seconds, 2)}
-            print(json.dumps(line | {"tokens_per_s": round(tokens / seconds)}), flush=True)
+            line = {"engine": "sglang", "run": run, "requests": len(calls), "tokens": total, "s": round(seconds, 2)}
+            print(json.dumps(line | {"tokens_per_s": round(total / seconds)}), flush=True)
 
 
-def main():
+def main() -> None:
     task, begin = json.loads(sys.argv[1]), time.perf_counter()
     with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
         server, address = start(task["model"], task["slots"], log)

@@ -111,5 +111,5 @@ def test_a_choice_that_cannot_be_done_is_refused(change, culprit):
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(UserError, match="paged.*one of auto, pallas_gpu, xla"):
+    with pytest.raises(UserError, match=r"paged.*one of auto, pallas_gpu, xla"):
         choose("paged", GPU)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from rljax.engine import WeightSource
 from rljax.engines.jax.programs import HALT, START, Decoded
-from rljax.engines.jax.scheduler import Scheduler
+from rljax.engines.jax.scheduler import PATIENCE, Scheduler
 from rljax.engines.jax.slots import Work
 from rljax.types import Finish, Request, SamplingParams
 
@@ -39,6 +39,11 @@ def expected(request: Request, limit: int) -> list[int]:
     return tokens[len(request.prompt_ids) :]
 
 
+def endless(prompt: list[int]) -> int:
+    """A seed with which the completion of a prompt never stops."""
+    return next(seed for seed in range(10**6) if STOP not in expected(work_of("", prompt, CONTEXT, seed).request, CONTEXT - 1))
+
+
 class Devices:
     """`Programs` in numpy. A decode's log-prob is the age of the oldest weights it has read, as a number."""
 
@@ -51,6 +56,7 @@ class Devices:
         self.tokens = np.full((SLOTS, CONTEXT), -1)
         self.written_by = np.full((SLOTS, CONTEXT), -1)
         self.state = [None] * SLOTS
+        self.sent: list[str] = []  # kinds of dispatches, in order
         self.gate = threading.Event()  # nothing is decoded before it is open
         self.gate.set()
 
@@ -60,6 +66,7 @@ class Devices:
             self.tokens[target, :length], self.written_by[target, :length] = before[source, :length], by[source, :length]
 
     def prefill(self, chunk) -> None:
+        self.sent.append("prefill")
         for row, start, count, tokens in zip(chunk.rows, chunk.starts, chunk.counts, chunk.tokens, strict=True):
             if row < SLOTS:
                 self.tokens[row, start : start + count] = tokens[:count]
@@ -67,6 +74,7 @@ class Devices:
 
     def decode(self, orders) -> Decoded:
         self.gate.wait()
+        self.sent.append("decode")
         drawn, age = np.full((STEPS, SLOTS), -1, np.int32), np.zeros((STEPS, SLOTS), np.float32)
         for slot, order in enumerate(orders):
             if order["action"] == START:
@@ -166,3 +174,28 @@ def test_a_short_request_in_a_slot_whose_last_tenant_is_still_being_read(ahead):
         for work in works:
             assert work.future.result(10).token_ids.tolist() == expected(work.request, work.limit)
         scheduler.close()
+
+
+def longest_stall(sent: list[str]) -> int:
+    """Prefill dispatches in a row after the first decode and before the last."""
+    first, last = sent.index("decode"), len(sent) - 1 - sent[::-1].index("decode")
+    runs = "".join("p" if kind == "prefill" else " " for kind in sent[first:last]).split()
+    return max(map(len, runs), default=0)
+
+
+@pytest.mark.parametrize("decoding, length, stall", [(3, 14, 1), (1, 24, PATIENCE)])
+def test_long_prompts_do_not_stall_those_that_decode(decoding, length, stall):
+    """With most slots decoding, prefill takes turns with them; with few, it goes first, but not for ever."""
+    devices = Devices()
+    devices.shapes = ((1, 1),)  # a dispatch per prompt token
+    scheduler = Scheduler(devices, recompute=False, ahead=0)
+    going = [work_of(f"going {i}", [i + 1], CONTEXT, endless([i + 1])) for i in range(decoding)]
+    late = [work_of(f"late {i}", [5 - i] * length, 2, i) for i in range(SLOTS - decoding)]
+    scheduler.command(scheduler.pause).result(10)
+    for work in going + late:
+        scheduler.submit(work)
+    scheduler.command(scheduler.resume)
+    for work in going + late:
+        assert work.future.result(10).token_ids.tolist() == expected(work.request, work.limit)
+    scheduler.close()
+    assert longest_stall(devices.sent) == stall
