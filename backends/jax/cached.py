@@ -7,7 +7,6 @@ one array for all layers, scanned, is cut, transposed and put together again at 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +15,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from rljax.backends.jax.decode_attention import cached_attention
-from rljax.backends.jax.decode_attention.interface import Attend
+from rljax.backends.jax.decode_attention import Attend
+from rljax.backends.jax.decode_attention.xla import XLA
 from rljax.backends.jax.model import Transformer, rotation_at
 from rljax.backends.jax.sharding import constrain
 from rljax.hf.spec import ModelSpec
@@ -61,7 +60,7 @@ class CachedTransformer:
     Example:
         model = CachedTransformer(graphdef, unstack(params))
         hidden, cache = model.extend(prompt_ids, positions, empty_cache(spec, rows, length, dtype))
-        hidden, cache = model.decode(model.logits(hidden[:, -1]).argmax(-1), positions[:, -1] + 1, cache, XLA.attend)
+        hidden, cache = model.decode(model.logits(hidden[:, -1]).argmax(-1), positions[:, -1] + 1, cache)
     """
 
     def __init__(self, graphdef: nnx.GraphDef, params: dict[str, Any]) -> None:
@@ -74,65 +73,48 @@ class CachedTransformer:
         """[..., H] -> [..., V] float32."""
         return self._model.logits(hidden)
 
-    def extend(self, token_ids: Array, positions: Array, cache: Cache, rows: Array | None = None) -> tuple[Array, Cache]:
+    def extend(
+        self, token_ids: Array, positions: Array, cache: Cache, rows: Array | None = None, *, attend: Attend = XLA.attend
+    ) -> tuple[Array, Cache]:
         """Writes tokens into rows of the cache; each sees what is cached of its row, and those before it here.
 
         Args:
           token_ids: [R, T] int32.
           positions: [R, T] int32, in the row; what is outside [0, S) is padding: not written, and what it sees means nothing.
-          rows: [R] int32, of the cache, no two alike; one out of range is not written. None: R is B, in order.
+          rows: [R] int32, of the cache, no two alike; one out of range is padding. None: R is B, in order.
 
         Returns:
           Hidden states after the final norm, [R, T, H], and the cache.
         """
-        keep = (positions >= 0) & (positions < cache[0].key.shape[2])
-
-        def see(held: LayerCache, query: Array, **settings: Any) -> Array:
-            return cached_attention(query, *held, jnp.where(keep, positions, -1), rows, **settings)
-
-        return self._run(token_ids, positions, cache, rows, see)
-
-    def decode(self, tokens: Array, positions: Array, cache: Cache, attend: Attend) -> tuple[Array, Cache]:
-        """Takes in one token of every row of the cache.
-
-        Args:
-          tokens, positions: [B] int32; what is outside [0, S) is at rest: not written, and what it sees means nothing.
-
-        Returns:
-          Hidden states after the final norm, [B, H], and the cache.
-        """
-        keep = (positions >= 0) & (positions < cache[0].key.shape[2])
-        lengths = jnp.where(keep, positions + 1, 0)
-
-        def see(held: LayerCache, query: Array, **settings: Any) -> Array:
-            return attend(query[:, 0], *held, lengths, **settings)[:, None]
-
-        hidden, cache = self._run(tokens[:, None], positions[:, None], cache, None, see)
-        return hidden[:, 0], cache
-
-    def _run(
-        self, token_ids: Array, positions: Array, cache: Cache, rows: Array | None, see: Callable[..., Array]
-    ) -> tuple[Array, Cache]:
+        held = cache[0].key
+        keep = (positions >= 0) & (positions < held.shape[2])
+        if rows is not None:
+            keep &= (rows < len(held))[:, None]
+        index = jnp.where(keep, positions, -1)
         spec, written = self.spec, []
         x, rotation = self._model.embed(token_ids), rotation_at(spec, positions)
 
         def write_and_see(
             query: Array, key: Array, value: Array, *, held: LayerCache, window: int | None
         ) -> tuple[Array, LayerCache]:
-            held = LayerCache(write(held.key, key, positions, rows), write(held.value, value, positions, rows))
-            settings = dict(scale=spec.attention_scale, softcap=spec.attention_softcap, window=window)
-            return see(held, query, **settings), held
+            held = LayerCache(write(held.key, key, index, rows), write(held.value, value, index, rows))
+            out = attend(query, *held, index, rows, scale=spec.attention_scale, softcap=spec.attention_softcap, window=window)
+            return out, held
 
-        for params, held, window, rope in zip(self._layers, cache, spec.windows, spec.rope_of_layer, strict=True):
-            layer = nnx.merge(self._layer, params)
-            attention = functools.partial(write_and_see, held=held, window=window)
-            x, held = layer.step(x, rope, rotation, attention)
-            written.append(held)
+        for params, layer_cache, window, rope in zip(self._layers, cache, spec.windows, spec.rope_of_layer, strict=True):
+            see = functools.partial(write_and_see, held=layer_cache, window=window)
+            x, new = nnx.merge(self._layer, params).step(x, rope, rotation, see)
+            written.append(new)
         return self._model.norm(x), tuple(written)
+
+    def decode(self, tokens: Array, positions: Array, cache: Cache, *, attend: Attend = XLA.attend) -> tuple[Array, Cache]:
+        """Takes in one token of every row of the cache: [B] int32 each -> hidden states [B, H], and the cache."""
+        hidden, cache = self.extend(tokens[:, None], positions[:, None], cache, attend=attend)
+        return hidden[:, 0], cache
 
 
 def write(cache: Array, new: Array, positions: Array, rows: Array | None = None) -> Array:
-    """A layer's keys or values [B, K, S, D] with new ones [R, T, K, D] at positions [R, T] of the rows; outside: dropped."""
+    """A layer's keys or values [B, K, S, D] with new ones [R, T, K, D] at positions [R, T] of the rows; -1: dropped."""
     size = cache.shape[2]
     slots = jnp.where(positions >= 0, positions, size)  # a negative index would count from the end
     rows = jnp.arange(len(new)) if rows is None else rows

@@ -247,7 +247,8 @@ class Programs:
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             offsets = jnp.arange(tokens.shape[1])[None]
             positions = jnp.where(offsets < counts[:, None], starts[:, None] + offsets, OUTSIDE)
-            return CachedTransformer(self._graphdef, weights).extend(tokens, positions, cache, rows)[1]
+            model = CachedTransformer(self._graphdef, weights)
+            return model.extend(tokens, positions, cache, rows, attend=self.attention.attend)[1]
 
     def _copy_rows(self, cache: Cache, plan: Array, *, span: int) -> Cache:
         """plan [R, 2]: source and target row; a target out of range does nothing."""
@@ -273,7 +274,7 @@ class Programs:
             def one_step(carry: tuple[Array, Cache, State, Decoded]) -> tuple[Array, Cache, State, Decoded]:
                 step, cache, state, drawn = carry
                 positions = jnp.where(state.active, state.position, OUTSIDE)
-                hidden, cache = model.decode(state.token, positions, cache, self.attention.attend)
+                hidden, cache = model.decode(state.token, positions, cache, attend=self.attention.attend)
                 token, logp = sample(constrain(model.logits(hidden), "rows"), state.sampling)
                 drawn = Decoded(drawn.tokens.at[step].set(jnp.where(state.active, token, -1)), drawn.logp.at[step].set(logp))
                 return step + 1, cache, advance(state, token), drawn

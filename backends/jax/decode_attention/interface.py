@@ -1,4 +1,4 @@
-"""What an implementation of decode attention is, and what it is asked to do."""
+"""What an implementation of attention over a cache is, and what it is asked to do."""
 
 from __future__ import annotations
 
@@ -32,26 +32,29 @@ class Attend(Protocol):
         query: Array,
         key: Array,
         value: Array,
-        lengths: Array,
+        index: Array,
+        rows: Array | None = None,
         *,
         scale: float,
         softcap: float | None = None,
         window: int | None = None,
     ) -> Array:
-        r"""Softmax attention of grouped query heads over the last tokens of each row.
+        r"""Softmax attention of grouped query heads; a query sees the keys of its row at or before its own index.
 
-        .. math:: \mathrm{softmax}_s(c \tanh(q \cdot k_s\,\mathrm{scale} / c))\, v_s,\quad
-                  \mathrm{length} - \mathrm{window} \le s < \mathrm{length}
+        .. math:: \mathrm{softmax}_s(c \tanh(q_t \cdot k_s\,\mathrm{scale} / c))\, v_s,\quad
+                  \mathrm{index}_t - \mathrm{window} < s \le \mathrm{index}_t
 
         Args:
-          query: [B, N, D], N a multiple of K.
+          query: [R, T, N, D], N a multiple of K.
           key, value: [B, K, S, D], a layer's cache.
-          lengths: [B] int32, tokens to see of each row; of a row of length 0 the result is finite and means nothing.
+          index: [R, T] int32, below S, of each query among the keys of its row; -1 is padding, whose result is finite and
+            means nothing.
+          rows: [R] int32, of each row in the cache, out of range only where all of its index is padding; None: R is B, in order.
           softcap: c; None for no cap.
-          window: tokens seen at most; None: all.
+          window: keys a query sees, itself included; None: all.
 
         Returns:
-          [B, N, D] in the dtype of query.
+          [R, T, N, D] in the dtype of query.
         """
         ...
 

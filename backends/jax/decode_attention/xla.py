@@ -1,4 +1,4 @@
-"""Attention over a cache in plain XLA: of one token per row (decode) or of a chunk of some rows (prefill).
+"""Attention over a cache in plain XLA.
 
 Reads every row up to the longest, rounded up to a power of two: which of them is found on the device, so that no length
 compiles anything again, and each costs its own branch of a few operations.
@@ -28,7 +28,7 @@ def spans(length: int) -> list[int]:
     return [*shorter, length]
 
 
-def cached_attention(
+def attend(
     query: Array,
     key: Array,
     value: Array,
@@ -39,27 +39,14 @@ def cached_attention(
     softcap: float | None = None,
     window: int | None = None,
 ) -> Array:
-    """Attention of T queries per row; a query sees keys at or before its own index.
-
-    Args:
-      query: [R, T, N, D], N a multiple of K.
-      key, value: [B, K, S, D], a layer's cache.
-      index: [R, T] int32, of each query among the keys of its row; what is outside [0, S) is padding, and its result means
-        nothing.
-      rows: [R] int32, of each row in the cache, out of range for padding; None: R is B, in order.
-      scale, softcap, window: as in `Attend`.
-
-    Returns:
-      [R, T, N, D] in the dtype of query. Softmax is in float32 or wider.
-    """
+    """As `Attend` says. Softmax is in float32 or wider."""
     length = key.shape[2]
     lengths = spans(length)
     branches = [functools.partial(_over_span, span=span, scale=scale, softcap=softcap, window=window) for span in lengths]
     inputs = (query, key, value, index, rows)
     if len(branches) == 1:
         return branches[0](*inputs)
-    longest = jnp.max(jnp.where(index < length, index + 1, 0))
-    return jax.lax.switch(jnp.searchsorted(jnp.asarray(lengths[:-1]), longest), branches, *inputs)
+    return jax.lax.switch(jnp.searchsorted(jnp.asarray(lengths[:-1]), jnp.max(index) + 1), branches, *inputs)
 
 
 def _over_span(
@@ -97,20 +84,6 @@ def _over_span(
     weights = jax.nn.softmax(jnp.where(seen, logits, MASKED), axis=-1).astype(value.dtype)
     out = jnp.einsum("rkqs,rksd->rkqd", weights, value, precision=precision)
     return out.reshape(batch, kv_heads, groups, length, dim).transpose(0, 3, 1, 2, 4).reshape(query.shape)
-
-
-def attend(
-    query: Array,
-    key: Array,
-    value: Array,
-    lengths: Array,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
-) -> Array:
-    index = lengths[:, None] - 1
-    return cached_attention(query[:, None], key, value, index, scale=scale, softcap=softcap, window=window)[:, 0]
 
 
 XLA = DecodeAttention("xla", attend)

@@ -15,7 +15,6 @@ from rljax.backends.jax import attention as attention_module
 from rljax.backends.jax.attention import attention
 from rljax.backends.jax.cached import CachedTransformer, LayerCache, unstack
 from rljax.backends.jax.decode_attention import xla
-from rljax.backends.jax.decode_attention.xla import XLA
 from rljax.backends.jax.model import BLOCK, REMAT, Norm, Transformer, abstract, dot
 from rljax.config.schema import ModelConfig
 from rljax.hf import spec_of
@@ -54,7 +53,7 @@ def extend(graphdef, params, *inputs):
 
 @functools.partial(jax.jit, static_argnums=0)
 def decode(graphdef, params, *inputs):
-    return CachedTransformer(graphdef, unstack(params)).decode(*inputs, XLA.attend)
+    return CachedTransformer(graphdef, unstack(params)).decode(*inputs)
 
 
 def stale_cache(rows, length):
