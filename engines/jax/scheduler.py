@@ -4,8 +4,9 @@
                                                        ^                |
                      publish with recompute_kv_on_publish               a stop id, a stop string, a limit, an abort
 
-Where few slots could decode, prompts are prefilled first, so that a decode step is as full as it can be: it costs the same
-however many take part. Where most could, prefill and decode dispatches alternate, so that a long prompt stalls nobody.
+Prompts are prefilled first, so that a decode step is as full as it can be: it costs about the same however many take part.
+Where nearly all slots could decode, prefill and decode dispatches alternate, so that a long prompt stalls nobody; and after
+PATIENCE prefill dispatches in a row those that could decode have their turn in any case.
 Requests, pauses and weight swaps come through one inbox and are looked at between dispatches.
 """
 
@@ -31,6 +32,7 @@ from rljax.types import Completion, Finish
 
 log = logging.getLogger(__name__)
 
+FEW = 8  # prefill takes turns with decoding while it is of at most one slot to so many that decode
 PATIENCE = 16  # prefill dispatches in a row while some slot could decode
 
 Scorer = Callable[[Any, Sequence[np.ndarray]], Sequence[np.ndarray]]
@@ -229,7 +231,7 @@ class Scheduler:
         """Whether slots that could decode have waited for prefill long enough."""
         filling, occupied = len(self._table.filling), len(self._table.occupied)
         ready = occupied - filling
-        return self._prefills > 0 and ready > 0 and (ready >= filling or self._prefills >= PATIENCE)
+        return self._prefills > 0 and ready > 0 and (ready >= FEW * filling or self._prefills >= PATIENCE)
 
     def _decode(self) -> bool:
         """Sends the next decode dispatch, if some slot has its prompt in the cache and tokens to come."""

@@ -49,7 +49,8 @@ class Attend(Protocol):
           key, value: [B, K, S, D], a layer's cache.
           index: [R, T] int32, below S, of each query among the keys of its row; -1 is padding, whose result is finite and
             means nothing.
-          rows: [R] int32, of each row in the cache, out of range only where all of its index is padding; None: R is B, in order.
+          rows: [R] int32, of each row in the cache, out of range only where all of its index is padding; None: R is B, in
+            order.
           softcap: c; None for no cap.
           window: keys a query sees, itself included; None: all.
 

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljax.engine import WeightSource
+from rljax.engines.jax import scheduler as scheduler_module
 from rljax.engines.jax.programs import HALT, START, Decoded
 from rljax.engines.jax.scheduler import PATIENCE, Scheduler
 from rljax.engines.jax.slots import Work
@@ -184,8 +185,9 @@ def longest_stall(sent: list[str]) -> int:
 
 
 @pytest.mark.parametrize("decoding, length, stall", [(3, 14, 1), (1, 24, PATIENCE)])
-def test_long_prompts_do_not_stall_those_that_decode(decoding, length, stall):
+def test_long_prompts_do_not_stall_those_that_decode(monkeypatch, decoding, length, stall):
     """With most slots decoding, prefill takes turns with them; with few, it goes first, but not for ever."""
+    monkeypatch.setattr(scheduler_module, "FEW", 3)
     devices = Devices()
     devices.shapes = ((1, 1),)  # a dispatch per prompt token
     scheduler = Scheduler(devices, recompute=False, ahead=0)
