@@ -52,8 +52,8 @@ def attend(
         return jax.shard_map(each, in_specs=specs, out_specs=own, check_vma=False)(query, key, value, index)
     everywhere = PartitionSpec(None, None, cache[1], None)
     part = functools.partial(_of_shard, run, axes=cache[0])
-    specs = (everywhere, cache, cache, PartitionSpec(), PartitionSpec())
-    return jax.shard_map(part, in_specs=specs, out_specs=everywhere, check_vma=False)(query, key, value, index, rows)
+    whole = (everywhere, cache, cache, PartitionSpec(), PartitionSpec())
+    return jax.shard_map(part, in_specs=whole, out_specs=everywhere, check_vma=False)(query, key, value, index, rows)
 
 
 def _of_shard(run: Any, query: Array, key: Array, value: Array, index: Array, rows: Array, *, axes: Any) -> Array:
