@@ -41,7 +41,7 @@ def suite(name = "tests", timeout = "eternal"):
         main = "//bazel:run_pytest.py",
         timeout = timeout,
         deps = [
-            "//experiments",
+            "//rljax/experiments",
             "//tests",
         ],
     )

@@ -2,13 +2,14 @@
 
 python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
 
-2 CPU cores, 2 minutes, nothing downloaded; eval-rollout/reward 0.24 -> 0.99 (seeds 1, 2, 3: 0.24 -> 0.99, 0.27 -> 0.99,
-0.21 -> 0.98; docs/benchmarks.md).
+2 CPU cores, 2 minutes, nothing downloaded; eval-rollout/reward 0.24 -> 0.99 (seeds 1, 2, 3: 0.24
+-> 0.99, 0.27 -> 0.99, 0.21 -> 0.98; docs/benchmarks.md).
 
-Makes a Llama of about 1M parameters and teaches it sums from demonstrations of which seven in ten are off by one, so that
-less than one in three of its answers is right. Reinforcement on "12+34=", scored by exact match, finds out which answers are
-right, while completions up to two versions old are still used. eval-rollout/reward in metrics.jsonl is the share of held-out
-sums that come out right, sampled as in training.
+Makes a Llama of about 1M parameters and teaches it sums from demonstrations of which seven in ten
+are off by one, so that less than one in three of its answers is right. Reinforcement on "12+34=",
+scored by exact match, finds out which answers are right, while completions up to two versions old
+are still used. eval-rollout/reward in metrics.jsonl is the share of held-out sums that come out
+right, sampled as in training.
 """
 
 from ml_collections import ConfigDict

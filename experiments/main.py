@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging as standard_logging
 import os
 import re
@@ -25,10 +26,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from absl import app, flags, logging
 
-from rljax.config.schema import Config
 from rljax.errors import GuardrailError, RankFailed, TooManyFailures, UserError
 
 if TYPE_CHECKING:
+    from rljax.config.schema import Config
     from rljax.sinks.run_directory import RunDirectory
 
 FLAGS = flags.FLAGS
@@ -36,10 +37,12 @@ flags.disclaim_key_flags()  # flags defined by a function here belong to the bin
 
 _OVERRIDE = re.compile(r"--?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
+_OF_EXTRA_TORCH = ("torch", "peft")
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FULL = os.strerror(errno.ENOSPC)
 
 _overrides: list[tuple[str, str]] = []  # of this process's command line, in order
+_arguments: list[str] = []  # the same for what is no flag
 
 
 def define_config_flags(*, workdir: bool = True) -> None:
@@ -47,7 +50,8 @@ def define_config_flags(*, workdir: bool = True) -> None:
     flags.DEFINE_string(
         "config",
         None,
-        "A config file, as in configs/, or a YAML of AReaL's. --config.KEY=VALUE sets a key (docs/config.md has them all).",
+        "A config file, a config of rljax by its name (quickstart), or a YAML of AReaL's. --config.KEY=VALUE sets a key"
+        " (docs/config.md has them all).",
     )
     if workdir:
         flags.DEFINE_string("workdir", None, "Directory of the run; made where it is missing, resumed where it holds one.")
@@ -58,7 +62,7 @@ def config_from_flags() -> Config:
     from rljax.config import io as config_io
 
     if FLAGS.config is None:
-        raise UserError("--config: missing (a Python file with get_config, such as configs/quickstart.py)")
+        raise UserError("--config: missing (a config by its name, such as quickstart, or a Python file with get_config)")
     return config_io.load(FLAGS.config, _overrides)
 
 
@@ -68,7 +72,8 @@ def overrides_from_flags() -> tuple[tuple[str, str], ...]:
 
 
 def workdir_from_flags(what: str = "a directory for the run") -> Path:
-    """--workdir; without it, the directory that a YAML file of AReaL's names by fileroot, experiment_name and trial_name.
+    """--workdir; without it, the directory that a YAML file of AReaL's names by fileroot,
+    experiment_name and trial_name.
 
     what: it is, for who has left it out.
     """
@@ -82,17 +87,28 @@ def workdir_from_flags(what: str = "a directory for the run") -> Path:
     return named
 
 
-def run_main(run: Callable[[], None]) -> NoReturn:
-    """Parses the flags, calls `run` and exits: 0, or 1 with one line on stderr for what a user can put right.
+def arguments_from_flags() -> tuple[str, ...]:
+    """Arguments of the command line that are no flags, for a binary whose `run_main` takes them."""
+    return tuple(_arguments)
 
-    A workflow or reward that always fails shows the traceback of its first failure before that line, and a rank that is lost
-    the last that it said. Anything else is a fault of ours and keeps its traceback.
+
+def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoReturn:
+    """Parses the flags, calls `run` and exits: 0, or 1 with one line on stderr for what a user can
+    put right.
+
+    A workflow or reward that always fails shows the traceback of its first failure before that
+    line, and a rank that is lost the last that it said. Anything else is a fault of ours and keeps
+    its traceback.
+
+    Args:
+      takes_arguments: arguments that are no flags are the binary's (`arguments_from_flags`), and
+        no mistake.
     """
     logging.get_absl_handler().setFormatter(_Plain())
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch
     try:
-        app.run(lambda _: run(), flags_parser=_parse_flags)
+        app.run(lambda _: run(), flags_parser=functools.partial(_parse_flags, takes_arguments=takes_arguments))
     except (UserError, GuardrailError) as error:
         _fail(str(error))
     except TooManyFailures as error:
@@ -104,6 +120,10 @@ def run_main(run: Callable[[], None]) -> NoReturn:
             _fail(str(error))
         sys.stdout.flush()
         os._exit(1)  # a thread may wait for that rank in a collective, and frameworks wait for the others at exit
+    except ModuleNotFoundError as error:
+        if error.name not in _OF_EXTRA_TORCH:
+            raise
+        _fail(f"{error.name}: not installed (pip install 'rljax[torch]')")
     except Exception as error:
         if not _is_no_space(error):
             raise
@@ -123,7 +143,9 @@ class _Plain(standard_logging.Formatter):
 
 
 def _is_no_space(error: Exception) -> bool:
-    """Writers in C++ and Rust (safetensors, tensorstore) have exceptions of their own for it, and its words in their text."""
+    """Writers in C++ and Rust (safetensors, tensorstore) have exceptions of their own for it, and
+    its words in their text.
+    """
     return _FULL in str(error) or (isinstance(error, OSError) and error.errno in _NO_SPACE)
 
 
@@ -132,22 +154,66 @@ def _fail(message: str, status: int = 1) -> NoReturn:
     sys.exit(status)
 
 
-def _parse_flags(argv: Sequence[str]) -> list[str]:
-    """absl's flags after the overrides are taken out. Raises UserError for what it doesn't know."""
+def _parse_flags(argv: Sequence[str], *, takes_arguments: bool = False) -> list[str]:
+    """absl's flags after the overrides are taken out.
+
+    Raises UserError for what it doesn't know.
+    """
     if _HELP & set(argv[1:]):
-        app.usage(shorthelp=True, writeto_stdout=True)
+        with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
+            print(_help(), flush=True)
         sys.exit(0)
     rest = _take_overrides(argv)
     try:
         left: list[str] = FLAGS(rest)
     except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from None
-    if len(left) > 1:
-        raise UserError(f"{left[1]}: unexpected argument (--help names the flags)")
+    _arguments[:] = left[1:]
+    if _arguments and not takes_arguments:
+        raise UserError(f"{_arguments[0]}: unexpected argument (--help names the flags)")
     if FLAGS["verbosity"].using_default_value:
         # Checkpoints and data report each step otherwise
         FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
     return left
+
+
+def _help() -> str:
+    """The binary's docstring and its flags; commands in them are like the one that it was started
+    by.
+    """
+    command = _command()
+    parts = [f"usage: {command} [flags]", (sys.modules["__main__"].__doc__ or "").strip()]
+    if flags_help := FLAGS.main_module_help().strip().removeprefix(f"{sys.argv[0]}:"):
+        parts.append(f"flags:{flags_help}")
+    text = "\n\n".join(parts)
+    return _installed(text) if command.startswith("rljax ") else text
+
+
+def _command() -> str:
+    """What starts this binary again: `python -m experiments.bench.packing` in a checkout, else
+    `rljax bench packing`.
+    """
+    spec = sys.modules["__main__"].__spec__
+    if spec is None:  # a file, and no module
+        return sys.argv[0]
+    return f"python -m {spec.name}" if spec.name.startswith("experiments.") else _short(spec.name)
+
+
+def _short(module: str) -> str:
+    """experiments.bench.packing, or rljax.experiments.bench.packing -> `rljax bench packing`."""
+    return " ".join(["rljax", *module.partition("experiments.")[2].split(".")])
+
+
+def _installed(text: str) -> str:
+    """A text with the commands and configs of a checkout named as they are where rljax is
+    installed.
+    """
+
+    def installed(match: re.Match[str]) -> str:
+        return f"-m rljax.{match[2]}" if match[1] == "-m " else _short(match[2])  # -m by itself: under torchrun
+
+    text = re.sub(r"(python -m |-m )?(?<!\.)\b(experiments(?:\.[a-z_]+)+)", installed, text)
+    return re.sub(r"--config=configs/([\w/]+)\.py", r"--config=\1", text)
 
 
 def _take_overrides(argv: Sequence[str]) -> list[str]:

@@ -1,12 +1,13 @@
-"""The parity certificate of a config: its model and its objective, on the JAX path and on the torch path, side by side.
+"""The parity certificate of a config: its model and its objective, JAX path beside torch path.
 
-python -m experiments.parity --config=configs/quickstart.py
-python -m experiments.parity --config=configs/smollm2_gsm8k.py --config.actor.path=DIR --dtype=float64
+python -m experiments.parity --config=configs/quickstart.py python -m experiments.parity
+--config=configs/smollm2_gsm8k.py --config.actor.path=DIR --dtype=float64
 
-Both paths load the same model directory and get the same random tokens, advantages and stale log-probs. Compared are
-log-probs, entropies, the loss of the config's objective, the gradient of every tensor by its Hugging Face name, what one step
-of the config's optimizer adds to it, and the optimizers alone: two steps in float64 on gradients of the same bits. Each has a
-bound, by dtype. --json=FILE writes all of it. Exit status 0 when all hold, else 1. Needs the extra [torch].
+Both paths load the same model directory and get the same random tokens, advantages and stale
+log-probs. Compared are log-probs, entropies, the loss of the config's objective, the gradient of
+every tensor by its Hugging Face name, what one step of the config's optimizer adds to it, and the
+optimizers alone: two steps in float64 on gradients of the same bits. Each has a bound, by dtype.
+--json=FILE writes all of it. Exit status 0 when all hold, else 1. Needs the extra [torch].
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from experiments import main
-from experiments.parity_case import Case, Result
 from rljax.batching.compaction import compact, kept
 from rljax.config.schema import Config
 from rljax.errors import UserError
+from rljax.experiments import main
+from rljax.experiments.parity_case import Case, Result
 from rljax.objective.spec import Objective
 
 main.define_config_flags(workdir=False)
@@ -69,10 +70,10 @@ def parity() -> None:
         check_writable(Path(JSON.value))
     config = config_io.resolve(config)
     try:
-        from experiments import parity_torch
+        from rljax.experiments import parity_torch
     except ImportError as error:
         raise UserError(f"{error.name}: not installed (pip install 'rljax[torch]')") from error
-    from experiments import parity_jax
+    from rljax.experiments import parity_jax
 
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = model_directory.prepare(config.actor, Path(scratch) / "init", seed=config.seed)
@@ -87,7 +88,10 @@ def parity() -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Before minutes of arithmetic whose report would have nowhere to go. Leaves a file as it is. Raises UserError."""
+    """Before minutes of arithmetic whose report would have nowhere to go.
+
+    Leaves a file as it is. Raises UserError.
+    """
     there = path.exists()
     try:
         path.open("a").close()
@@ -108,8 +112,7 @@ def make_case(config: Config, model_dir: Path, dtype: str, rows: int, length: in
     random = np.random.default_rng(config.seed)
     shape = (rows, length)
     loss_mask = np.broadcast_to(np.arange(length) >= length // 4, shape).copy()
-    constant = config.actor.loss_aggregation_constant or config.gconfig.max_new_tokens
-    weights = loss_weights(list(loss_mask), config.actor.loss_aggregation, constant)
+    weights = loss_weights(list(loss_mask), config.actor.loss_aggregation, config.aggregation_constant)
 
     uniform = np.full(shape, -np.log(vocabulary), np.float32)
     batch = Batch(
@@ -128,8 +131,10 @@ def make_case(config: Config, model_dir: Path, dtype: str, rows: int, length: in
 
 
 def with_policies_near(case: Case, logp: np.ndarray) -> Case:
-    """Proximal, behavior and reference log-probs around the model's own. Ratios are well inside the clip or well outside: a
-    token that rounding carries over its edge would be a difference of dtype and not of arithmetic."""
+    """Proximal, behavior and reference log-probs around the model's own. Ratios are well inside
+    the clip or well outside: a token that rounding carries over its edge would be a difference of
+    dtype and not of arithmetic.
+    """
     random = np.random.default_rng(case.config.seed)
     proximal = logp - random.choice([-1.0, -0.05, 0.05, 1.0], logp.shape)
     others = {
@@ -178,7 +183,9 @@ class Report:
         return dataclasses.replace(self, tensors=(*self.tensors, *added))
 
     def lines(self, shown: int = 3) -> list[str]:
-        """A table with one line a quantity, of each kind the `shown` tensors nearest to their bound, and a verdict."""
+        """A table with one line a quantity, of each kind the `shown` tensors nearest to their
+        bound, and a verdict.
+        """
         kinds: dict[str, list[Check]] = {}
         for check in self.tensors:
             kinds.setdefault(check.name.rpartition(" ")[0], []).append(check)

@@ -12,12 +12,13 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from experiments.parity_case import Case
 from rljax.backends.jax import hf
 from rljax.backends.jax.logprobs import token_logprobs
 from rljax.backends.jax.objective import policy_objective
 from rljax.backends.jax.optim import Optimizer
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
+from rljax.engines.jax.config import JaxConfig
+from rljax.experiments.parity_case import Case
 from rljax.hf.spec import ModelSpec
 
 
@@ -25,7 +26,7 @@ def run(case: Case) -> dict[str, Any]:
     """The fields of a Result."""
     with jax.enable_x64(True) if case.dtype == "float64" else contextlib.nullcontext():
         dtype = jnp.dtype(case.dtype)
-        graphdef, params = hf.load(case.model_dir, dtype=dtype, param_dtype=dtype, precise=case.config.jax.precise)
+        graphdef, params = hf.load(case.model_dir, dtype=dtype, param_dtype=dtype, precise=JaxConfig.of(case.config).precise)
         spec = ModelSpec.from_directory(case.model_dir)
 
         def loss(params: Any) -> tuple[Array, tuple[Array, Array]]:

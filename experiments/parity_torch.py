@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from experiments.parity_case import Case
 from rljax.backends.torch.logprobs import token_logprobs
 from rljax.backends.torch.objective import policy_objective
 from rljax.backends.torch.optim import Optimizer, Slot
+from rljax.experiments.parity_case import Case
 from rljax.hf.spec import ModelSpec
 from rljax.objective.spec import TokenArrays
 
@@ -51,7 +51,9 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def two_steps(case: Case) -> dict[str, np.ndarray]:
-    """What two steps of the optimizer add to each tensor in float64, on the gradients of `Case.gradient`."""
+    """What two steps of the optimizer add to each tensor in float64, on the gradients of
+    `Case.gradient`.
+    """
     model = _load(case, torch.float64)
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     gradients = {name: torch.from_numpy(case.gradient(name, tuple(p.shape))) for name, p in parameters.items()}
@@ -61,7 +63,9 @@ def two_steps(case: Case) -> dict[str, np.ndarray]:
 def _optimized(
     case: Case, parameters: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor], factors: Sequence[float]
 ) -> dict[str, np.ndarray]:
-    """What steps of the learner's optimizer add to master weights, the gradient times each factor in turn."""
+    """What steps of the learner's optimizer add to master weights, the gradient times each factor
+    in turn.
+    """
     values = {name: parameter.clone() for name, parameter in parameters.items()}
     factor = 1.0
 

@@ -1,11 +1,12 @@
-"""Trains on a batch that experiments.rollout dumped: the learner alone, no sampler and no reward.
+"""Trains on batches that experiments.rollout wrote: the learner alone, no sampler and no reward.
 
-python -m experiments.replay --config=configs/quickstart.py --batch=runs/batch --workdir=runs/replay
-python -m experiments.replay --config=configs/quickstart.py --batch=runs/shard0,runs/shard1 --workdir=runs/replay
+python -m experiments.replay --config=configs/quickstart.py --batch=runs/batch
+--workdir=runs/replay python -m experiments.replay --config=configs/quickstart.py
+--batch=runs/shard0,runs/shard1 --workdir=runs/replay
 
-Each of total_train_steps steps (one, unless it is set) is the training step of experiments.train on the next of the batches,
-in turn: advantages, packing, scoring, minibatches. For a look at the arithmetic on the same data again and again, on either
-path.
+Each of total_train_steps steps (one, unless it is set) is the training step of experiments.train
+on the next of the batches, in turn: advantages, packing, scoring, minibatches. For a look at the
+arithmetic on the same data again and again, on either path.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import main
 from rljax.errors import UserError
+from rljax.experiments import main
 
 main.define_config_flags()
 BATCH = flags.DEFINE_multi_string(
@@ -59,7 +60,7 @@ def replay() -> None:
     # Batches
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.hf import prepare as model_directory
-    from rljax.hf import tokenizer
+    from rljax.hf import teacher, tokenizer
     from rljax.metrics.accumulator import PhaseTimer
     from rljax.rollout import dump
     from rljax.sinks import State, Status
@@ -68,7 +69,7 @@ def replay() -> None:
     from rljax.train_step import learn
 
     if not BATCH.value:
-        raise UserError("--batch: missing (a directory that experiments.rollout wrote)")
+        raise UserError("--batch: missing (a directory that `rljax rollout` wrote)")
     batches = [dump.load_shards([Path(directory) for directory in batch.split(",")]) for batch in BATCH.value]
 
     # --------------------------------------------------------------------------------------------------------------------
@@ -80,6 +81,7 @@ def replay() -> None:
             raise UserError(f"--workdir: {run.path} holds a run; a replay starts in a directory of its own")
         run.begin(config)
         model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
+        teacher.check(config.actor, model_dir)
         words = tokenizer.load(model_dir)
         learner = leader.make_learner(config, pools.learner, model_dir)
         sinks = build_sinks(config, run, words, first_step=0)
@@ -94,7 +96,7 @@ def replay() -> None:
             sinks.write(step + 1, metrics | timer.drain())
             sinks.status(Status(State.RUNNING, step=step + 1, version=step + 1, total_steps=total))
         if config.saver.export_final:
-            learner.export(run.export)
+            learner.export(engine.ExportToDirectory(run.export))
         sinks.status(Status(State.FINISHED, step=total or 0, version=total or 0, total_steps=total))
         sinks.close()
         learner.close()

@@ -1,17 +1,19 @@
-"""Runs the workflow with no learner: once over a batch of prompts, to write what comes out; or for a run, to feed it.
+"""Runs the workflow with no learner: once, to write what comes out, or as a worker of a run.
 
 python -m experiments.rollout --config=configs/quickstart.py --out=runs/batch
 python -m experiments.rollout --attach=runs/quickstart
 
-OUT/batch.safetensors holds token ids, masks, log-probs and versions, OUT/batch.json text, rewards and components: for a look,
-or for experiments.replay, which trains on them. The prompts are the first rollout.consumer_batch_size that training would
-take, and the completions those that it would sample with the same seed and weights. Several processes, on several hosts say,
-share these prompts by --shard=0/4, --shard=1/4, ..., each with an OUT of its own; replay takes their dumps as one batch.
+OUT/batch.safetensors holds token ids, masks, log-probs and versions, OUT/batch.json text, rewards
+and components: for a look, or for experiments.replay, which trains on them. The prompts are the
+first rollout.consumer_batch_size that training would take, and the completions those that it would
+sample with the same seed and weights. Several processes, on several hosts say, share these prompts
+by --shard=0/4, --shard=1/4, ..., each with an OUT of its own; replay takes their dumps as one
+batch.
 
-With --attach it is a worker of a run that has rollout.workers or rollout.listen (docs/runtime.md): --attach=HOST:PORT with
-the run's token in RLJAX_TOKEN, or --attach=WORKDIR where that can be read. The run's config holds, less what
---config.KEY=VALUE sets; the run's sampler is asked, unless allocation_mode or rollout.addr is set, which then say what
-samples here.
+With --attach it is a worker of a run that has rollout.workers or rollout.listen (docs/runtime.md):
+--attach=HOST:PORT with the run's token in RLJAX_TOKEN, or --attach=WORKDIR where that can be read.
+The run's config holds, less what --config.KEY=VALUE sets; the run's sampler is asked, unless
+allocation_mode or rollout.addr is set, which then say what samples here.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from experiments import main
 from rljax.config.schema import Config
 from rljax.errors import EpisodeError, UserError
+from rljax.experiments import main
 
 if TYPE_CHECKING:
     from rljax.engine import Sampler
@@ -47,7 +49,7 @@ PARENT = flags.DEFINE_integer("parent", None, "Of a run's own workers: the proce
 
 def rollout() -> None:
     if ATTACH.value is not None:
-        from experiments import worker
+        from rljax.experiments import worker
 
         worker.attach(ATTACH.value, room=ROOM.value, patience=PATIENCE.value, name=NAME.value, parent=PARENT.value)
         return
@@ -81,7 +83,7 @@ def rollout() -> None:
     words = tokenizer.load(model_dir)
     shard = _shard(SHARD.value)
     source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words, shard=shard)
-    size = config.rollout.consumer_batch_size or config.train_dataset.batch_size
+    size = config.batch_size
     prompts = [next(source) for _ in range(source.share(size))]
     if not prompts:
         raise UserError(f"--shard: {SHARD.value} of {size} prompts is none (rollout.consumer_batch_size has more)")

@@ -1,10 +1,11 @@
-"""A standalone inference server, of the sampler that `allocation_mode` names. It runs until it is told to stop.
+"""A standalone inference server of the sampler that `allocation_mode` names.
 
 python -m experiments.serve --config=configs/smollm2_gsm8k.py --config.serve.port=30000
 python -m experiments.train --config=configs/smollm2_gsm8k.py --config.rollout.addr=127.0.0.1:30000 --workdir=runs/attached
 
-Prints its address once it answers. It speaks SGLang's native protocol, and outlives the runs that attach to it: each publishes
-its own weights. With --workdir=DIR it begins with what the run there has learned, DIR/export. With RLJAX_TOKEN in the
+Prints its address once it answers, and runs until it is told to stop. It speaks SGLang's native
+protocol, and outlives the runs that attach to it: each publishes its own weights. With
+--workdir=DIR it begins with what the run there has learned, DIR/export. With RLJAX_TOKEN in the
 environment, clients must have the same there.
 """
 
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-from experiments import main
+from rljax.experiments import main
 
 if TYPE_CHECKING:
     from rljax.config.schema import Config

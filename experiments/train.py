@@ -1,9 +1,10 @@
-"""Trains, asynchronously or not; the same command with the same --workdir goes on where it was stopped.
+"""Trains; the same command with the same --workdir goes on where it was stopped.
 
 python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
 
---config.KEY=VALUE sets a key of the config, as in --config.actor.optimizer.lr=1e-5; docs/config.md says what each means.
-The run directory then holds config.json, metrics.jsonl, samples.jsonl, status.json, checkpoints/ and export/.
+--config.KEY=VALUE sets a key of the config, as in --config.actor.optimizer.lr=1e-5; docs/config.md
+says what each means. The run directory then holds config.json, metrics.jsonl, samples.jsonl,
+status.json, checkpoints/ and export/.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import secrets
 import sys
 from typing import TYPE_CHECKING
 
-from experiments import main
+from rljax.experiments import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,30 +77,31 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.config import checks as config_checks
     from rljax.hf import prepare as model_directory
-    from rljax.hf import tokenizer
+    from rljax.hf import teacher, tokenizer
 
     model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
+    teacher.check(config.actor, model_dir)
     words = tokenizer.load(model_dir)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.data import labelled_trajectory, open_prompts
-    from rljax.loop import Labelled, Loop, Run
+    from rljax import engine
+    from rljax.data import labeled_trajectory, open_prompts
+    from rljax.loop import Labeled, Loop, Run
     from rljax.rollout.evaluation import Evaluation
     from rljax.rollout.limits import total_steps
 
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
-        most, why = config_checks.room_for_prompt(config, pools)
+        most, why = engine.room_for_prompt(config, pools)
         prompts.require_fit(words, most=most, why=why)
-    labelled, held_out = None, None
+    labeled, held_out = None, None
     if config.warmup.steps or config.actor.loss == "sft":
         examples = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=words)
         examples.require(config.warmup.field, "warmup.field")
-        labelled = Labelled(examples, lambda prompt: labelled_trajectory(prompt, words, config.warmup.field))
+        labeled = Labeled(examples, lambda prompt: labeled_trajectory(prompt, words, config.warmup.field))
     if config.evaluator.freq_steps or config.evaluator.freq_epochs:
         source = open_prompts(config.valid_dataset, key="valid_dataset", seed=config.seed, tokenizer=words)
         held_out = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))
@@ -129,8 +131,6 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it
         # ----------------------------------------------------------------------------------------------------------------
-        from rljax import engine
-
         return await Loop(
             Run(
                 config=config,
@@ -141,7 +141,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 open_sinks=lambda first_step: build_sinks(config, run, words, first_step=first_step),
                 workdir=run.path,
                 accept=accept,
-                labelled=labelled,
+                labeled=labeled,
                 evaluation=evaluation,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,
                 measured=rewards.take_metrics,
@@ -153,16 +153,16 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
     """Where workers attach: those that the run starts, and those from elsewhere."""
     if not config.rollout.workers and not config.rollout.listen:
         return None
-    from rljax.engine import scratch
+    from rljax.engine import publish_directory
     from rljax.workers.launcher import WorkerProcesses
     from rljax.workers.server import WorkerServer
 
-    command = [sys.executable, "-m", "experiments.rollout"]
+    command = [sys.executable, "-m", "rljax.experiments.rollout"]
     return WorkerServer(
         config,
         model_dir,
         token=os.environ.get("RLJAX_TOKEN") or secrets.token_urlsafe(),
-        scratch=scratch(run.path, "-worker_server"),
+        scratch=publish_directory(run.path, "-worker_server"),
         address_file=run.path / "workers.json",
         children=WorkerProcesses(command, config.rollout.workers, run.path / "workers") if config.rollout.workers else None,
     )

@@ -1,4 +1,6 @@
-"""`experiments.rollout --attach`: from the config of a run to the parts of its worker (rljax/workers/client.py)."""
+"""`experiments.rollout --attach`: from the config of a run to the parts of its worker
+(rljax/workers/client.py).
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import main
 from rljax.errors import UserError
+from rljax.experiments import main
 
 if TYPE_CHECKING:
     from rljax.config.schema import Config
-    from rljax.engine import Sampler
+    from rljax.engine import Generator, Sampler
     from rljax.workers.client import Parts
 
 TOKEN_VARIABLE = "RLJAX_TOKEN"
@@ -32,7 +34,7 @@ def attach(address: str, *, room: int | None, patience: float, name: str, parent
         die_with(parent)
         patience = 0.0  # the run starts its workers anew
     own = any(key in OWN_SAMPLER for key, _ in main.overrides_from_flags())
-    asyncio.run(work(lambda: _find_trainer(address), _parts, own=own, name=name, room=room, patience=patience))
+    asyncio.run(work(lambda: _find_trainer(address), _parts, own_sampler=own, name=name, capacity=room, patience=patience))
 
 
 def _find_trainer(address: str) -> tuple[str, str]:
@@ -58,12 +60,13 @@ def _find_trainer(address: str) -> tuple[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
+async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Generator) -> AsyncIterator[Parts]:
     from rljax import engine
+    from rljax.config import checks as config_checks
     from rljax.config import io as config_io
     from rljax.hf import tokenizer
     from rljax.rewards import RewardPool
-    from rljax.rollout.producer import PatientSampler, Rollouts
+    from rljax.rollout.producer import PatientGenerator, Rollouts
     from rljax.workers.client import Parts
     from rljax.workflows import build_workflow, find_filter, sampling_params
 
@@ -71,20 +74,21 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
     if model_dir is not None:  # the servers that the run is attached to are not ours
         config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, addr=""))
     config = config_io.changed(config, overrides)
+    config_checks.check_values(config)
     words = tokenizer.load(tokenizer_dir)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
             config.rollout.workflow, tokenizer=words, rewards=rewards, arguments=config.rollout.workflow_args
         )
-        sampler = remote
+        sampler: Sampler | None = None
         if model_dir is not None:
             pools = engine.allocate(config)
             if pools.sampler is None:
                 raise UserError(f"allocation_mode: {pools} cannot sample")
             plugin = engine.find_plugin(pools.sampler.engine)
             sampler = await asyncio.to_thread(plugin.make_sampler, config, pools.sampler, model_dir)
-        patient = PatientSampler(
-            sampler,
+        patient = PatientGenerator(
+            sampler or remote,
             timeout=config.rollout.request_timeout,
             retries=config.rollout.request_retries,
             lost=lambda error: parts.lost.update([f"rollout/lost/{error.kind}"]),
@@ -97,9 +101,9 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
             config.seed,
             find_filter(config.rollout.should_accept_fn),
         )
-        parts = Parts(rollouts, sampler if model_dir else None, rewards.take_metrics)
+        parts = Parts(rollouts, sampler, rewards.take_metrics)
         try:
             yield parts
         finally:
-            if model_dir is not None:
+            if sampler is not None:
                 await sampler.close()

@@ -2,14 +2,19 @@
 
 
 class UserError(Exception):
-    """Something in the input is wrong: one line that names the culprit and the remedy. Binaries print it and exit with 1.
+    """Something in the input is wrong: one line that names the culprit and the remedy. Binaries
+    print it and exit with 1.
 
-    Example: UserError("train_dataset.path: no such file: data/gsm8k.jsonl (a directory with train.jsonl, or a .jsonl file)")
+    Example: UserError("train_dataset.path: no such file: data/gsm8k.jsonl (a directory with
+    train.jsonl, or a .jsonl file)")
     """
 
 
 class EpisodeError(Exception):
-    """An episode failed. `kind` is the name its failures are counted under, in `rollout/failed/<kind>`."""
+    """An episode failed.
+
+    `kind` is the name its failures are counted under, in `rollout/failed/<kind>`.
+    """
 
     kind = "workflow_error"
 
@@ -32,6 +37,12 @@ class SamplerError(EpisodeError):
     kind = "server_lost"
 
 
+class RequestLost(SamplerError):
+    """A request that its sampler gave up after trying again by itself, by
+    `rollout.request_retries`: nobody sends it again.
+    """
+
+
 class WorkerLost(EpisodeError):
     """The worker process that generated a group is gone, or silent."""
 
@@ -39,7 +50,9 @@ class WorkerLost(EpisodeError):
 
 
 class StaleSampler(EpisodeError):
-    """The sampler made tokens with weights older than those that were published to it before it began."""
+    """The sampler made tokens with weights older than those that were published to it before it
+    began.
+    """
 
     kind = "stale_sampler"
 
@@ -53,13 +66,18 @@ def error_of(kind: str, text: str) -> EpisodeError:
 
 
 class TooManyFailures(Exception):
-    """So many groups failed in a row that the run ends (recover.max_consecutive_failures). Its cause is the first failure."""
+    """So many groups failed in a row that the run ends (recover.max_consecutive_failures).
+
+    Its cause is the first failure.
+    """
 
 
 class RankFailed(Exception):
-    """One process of a learner of several died, hung or failed alone: the run ends, for the others wait for it.
+    """One process of a learner of several died, hung or failed alone: the run ends, for the others
+    wait for it.
 
-    Its message is one line that names the rank; `detail` is what that rank last said, its traceback or the end of its log.
+    Its message is one line that names the rank; `detail` is what that rank last said, its
+    traceback or the end of its log.
     """
 
     def __init__(self, message: str, detail: str = "") -> None:
@@ -68,4 +86,6 @@ class RankFailed(Exception):
 
 
 class GuardrailError(Exception):
-    """A metric was out of its bound for too long (rljax/metrics/guardrails.py): one line with key, metric, value and remedy."""
+    """A metric was out of its bound for too long (rljax/metrics/guardrails.py): one line with key,
+    metric, value and remedy.
+    """

@@ -1,4 +1,5 @@
-"""One loop for synchronous, asynchronous and supervised training. This is the system; the rest is its parts.
+"""One loop for synchronous, asynchronous and supervised training. This is the system; the rest is
+its parts.
 
                +------------------- the prompt again: failed, or too old ---------------------+
                v                                                                              |
@@ -20,18 +21,22 @@
     save             the disk; generating goes on                       the disk
     everyone         nothing for more than recover.hang_timeout         the watchdog ends the run
 
-The producer (rollout/producer.py) is a task of the event loop that keeps prompts in flight, or it leases them to other
-processes (workers/); what becomes of each, rollout/tracker.py says. The learner (train_step.py) works in a thread, so that
-sampling goes on during an update. Between them stands the buffer (rollout/buffer.py), which decides what may be generated and
-what may be trained on: at `max_head_offpolicyness=0` it admits nothing while an update runs, and that is synchronous RL.
-Evaluation is the workflow with no learner (rollout/evaluation.py); supervised warm-up and SFT are the learner with no sampler.
+The producer (rollout/producer.py) is a task of the event loop that keeps prompts in flight, or it
+leases them to other processes (workers/); what becomes of each, rollout/tracker.py says. The
+learner (train_step.py) works in a thread, so that sampling goes on during an update. Between them
+stands the buffer (rollout/buffer.py), which decides what may be generated and what may be trained
+on: at `max_head_offpolicyness=0` it admits nothing while an update runs, and that is synchronous
+RL. Evaluation is the workflow with no learner (rollout/evaluation.py); supervised warm-up and SFT
+are the learner with no sampler.
 
-Order of a step, which is a contract: take at version v -> update (every token is at most max_head_offpolicyness versions
-older than v) -> publish, version v + 1 -> room for the next prompts -> metrics -> guardrails -> evaluate -> save.
-A checkpoint therefore holds a learner of v + 1 steps, a book at version v + 1, and no half of anything; what was in flight is
-generated again (checkpoints/recovery.py, checkpoints/store.py, rollout/journal.py).
+Order of a step, which is a contract: take at version v -> update (every token is at most
+max_head_offpolicyness versions older than v) -> publish, version v + 1 -> room for the next
+prompts -> metrics -> guardrails -> evaluate -> save. A checkpoint therefore holds a learner of v +
+1 steps, a book at version v + 1, and no half of anything; what was in flight is generated again
+(checkpoints/recovery.py, checkpoints/store.py, rollout/journal.py).
 
-A step counts from the start of the run, supervised ones included; a version counts those of RL alone.
+A step counts from the start of the run, supervised ones included; a version counts those of RL
+alone.
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ from typing import Any
 
 from rljax.checkpoints.recovery import Recovery
 from rljax.config.schema import Config, FrequencyConfig
-from rljax.engine import Engine
+from rljax.engine import Engine, ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
 from rljax.metrics.guardrails import Guardrails
@@ -62,7 +67,7 @@ from rljax.rollout.buffer import Buffer, Entry, PromptSource
 from rljax.rollout.evaluation import PREFIX, Evaluation, evaluate
 from rljax.rollout.journal import Record
 from rljax.rollout.limits import limits_of, supervised_total, total_steps
-from rljax.rollout.producer import PatientSampler, Producer, Rollouts
+from rljax.rollout.producer import PatientGenerator, Producer, Rollouts
 from rljax.rollout.tracker import PromptTracker
 from rljax.rollout.workflow import Workflow
 from rljax.sinks import Sink, State, Status
@@ -74,8 +79,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Labelled:
-    """Labelled examples, for a supervised warm-up or SFT: a stream of its own, and what makes a prompt an example."""
+class Labeled:
+    """Labeled examples, for a supervised warm-up or SFT: a stream of its own, and what makes a
+    prompt an example.
+    """
 
     prompts: PromptSource
     encode: Callable[[Prompt], Trajectory]
@@ -93,7 +100,7 @@ class Run:
     open_sinks: Callable[[int], Sink]  # given the steps that are finished: what files say of later ones is to be cut
     workdir: Path
     accept: Callable[[Group], bool] = lambda group: True  # rollout.should_accept_fn
-    labelled: Labelled | None = None
+    labeled: Labeled | None = None
     evaluation: Evaluation | None = None
     worker_server: WorkerServer | None = None  # where other processes generate; None: this one does
     measured: Callable[[], dict[str, Mean]] = dict  # what its parts have measured themselves since the last call: the rewards
@@ -101,7 +108,9 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `finished` is False when a signal asked it to stop; it was saved then and goes on when run again."""
+    """How a run ended: `finished` is False when a signal asked it to stop; it was saved then and
+    goes on when run again.
+    """
 
     step: int
     version: int
@@ -196,18 +205,18 @@ class Loop:
 
     async def _supervise(self) -> None:
         """Warm-up, or all of SFT: the learner alone."""
-        labelled, sft = self.parts.labelled, self.config.actor.loss == "sft"
+        labeled, sft = self.parts.labeled, self.config.actor.loss == "sft"
         if self.supervised_steps >= self.supervised_total:
             return
-        if labelled is None:
-            raise UserError("warmup.steps: supervised steps need labelled examples (a dataset whose format has answers)")
+        if labeled is None:
+            raise UserError("warmup.steps: supervised steps need labeled examples (a dataset whose format has answers)")
         size = self.buffer.limits.batch_size if sft else self.config.warmup.batch_size
         while self.supervised_steps < self.supervised_total and not self.stop.is_set():
-            examples = [labelled.encode(next(labelled.prompts)) for _ in range(size)]
+            examples = [labeled.encode(next(labeled.prompts)) for _ in range(size)]
             with self.timer.phase("update"):
                 metrics = await asyncio.to_thread(supervise, self.parts.engine.learner, self.config, examples)
             self.supervised_steps += 1
-            epochs = self.supervised_steps * size // len(labelled.prompts)
+            epochs = self.supervised_steps * size // len(labeled.prompts)
             self._write(metrics)
             self.guardrails.check(metrics)
             if sft and self._due(self.config.evaluator, epochs):
@@ -248,8 +257,9 @@ class Loop:
             self.accumulator.count("rollout/wait/learner", time.perf_counter() - start)
 
     async def _first_of(self, *awaited: asyncio.Future[Any]) -> None:
-        """Until one of them is done. Meanwhile the learner is idle, and a server that comes back without weights is given those
-        of the present version: what is awaited may itself wait for that server.
+        """Until one of them is done. Meanwhile the learner is idle, and a server that comes back
+        without weights is given those of the present version: what is awaited may itself wait for
+        that server.
         """
         engine = self.parts.engine
         lacking = asyncio.create_task(engine.lacks_weights(), name="lacking weights")
@@ -264,7 +274,10 @@ class Loop:
             lacking.cancel()
 
     async def _step(self, entries: Sequence[Entry]) -> None:
-        """One batch: update, publish, metrics, evaluate, save. Sampling goes on all the while, as far as the lag allows."""
+        """One batch: update, publish, metrics, evaluate, save.
+
+        Sampling goes on all the while, as far as the lag allows.
+        """
         engine, version, groups = self.parts.engine, self.buffer.version, [entry.group for entry in entries]
         async with self.learning:
             with self.timer.phase("step"):
@@ -302,7 +315,9 @@ class Loop:
             self.guardrails.at_the_end()
 
     def _suspect(self) -> bool:
-        """Whether the state is not worth a checkpoint to go on from: a guardrail has begun to count."""
+        """Whether the state is not worth a checkpoint to go on from: a guardrail has begun to
+        count.
+        """
         if line := self.guardrails.suspect:
             log.warning("step %d is not saved, for %s (guard)", self.step, line)
         return bool(line)
@@ -317,28 +332,28 @@ class Loop:
 
     async def _produce(self) -> None:
         """Keeps groups coming, from this process or from others, until it is cancelled."""
-        worker_server, sampler = self.parts.worker_server, self.parts.engine.sampler
+        worker_server, generator = self.parts.worker_server, self.parts.engine.sampler
         if worker_server is None:
             await self._producer().run()
         else:
-            await worker_server.run(Job(self.buffer, self._tracker(), sampler, self.accumulator, self._export_between_steps))
+            await worker_server.run(Job(self.buffer, self._tracker(), generator, self.accumulator, self._export_between_steps))
 
     async def _export_between_steps(self, directory: Path) -> int:
         """The policy as a HF directory, for samplers of other processes. Returns its version."""
         async with self.learning:
-            await asyncio.to_thread(self.parts.engine.learner.export, directory)
+            await asyncio.to_thread(self.parts.engine.learner.export, ExportToDirectory(directory))
             return self.buffer.version
 
     def _producer(self) -> Producer:
         """Makes the groups in this process."""
         run, config = self.parts, self.config
-        sampler = PatientSampler(
+        generator = PatientGenerator(
             run.engine.sampler,
             timeout=config.rollout.request_timeout,
             retries=config.rollout.request_retries,
             lost=lambda error: self.accumulator.count(f"rollout/lost/{error.kind}"),
         )
-        rollouts = Rollouts(run.workflow, sampler, run.params, config.gconfig.n_samples, config.seed, run.accept)
+        rollouts = Rollouts(run.workflow, generator, run.params, config.gconfig.n_samples, config.seed, run.accept)
         return Producer(rollouts, self.buffer, self._tracker(), self.accumulator)
 
     def _tracker(self) -> PromptTracker:
@@ -353,7 +368,9 @@ class Loop:
         )
 
     async def _evaluate(self) -> None:
-        """At this step, if the run has evaluations and it was not done; given up when the run is asked to stop."""
+        """At this step, if the run has evaluations and it was not done; given up when the run is
+        asked to stop.
+        """
         run, evaluator = self.parts, self.config.evaluator
         never = run.evaluation is None or (evaluator.freq_steps is None and evaluator.freq_epochs is None)
         if never or self.stop.is_set() or (self.evaluated is not None and self.evaluated[0] == self.step):
@@ -377,10 +394,10 @@ class Loop:
         self.sinks.write(self.step, metrics | self.timer.drain())
 
     async def _save(self, epochs: int | None = None, *, failed: bool = False) -> None:
-        labelled = self.parts.labelled
+        labeled = self.parts.labeled
         state: dict[str, Any] = {
             "supervised_steps": self.supervised_steps,
-            "labelled": labelled.prompts.state() if labelled else None,
+            "labeled": labeled.prompts.state() if labeled else None,
             "accumulator": self.accumulator.state(),
             "written": dict(self.written),
             "epochs": self.epochs if epochs is None else epochs,
@@ -396,8 +413,8 @@ class Loop:
         if state is None:
             return
         self.supervised_steps, self.epochs = state["supervised_steps"], state["epochs"]
-        if self.parts.labelled and state["labelled"]:
-            self.parts.labelled.prompts.restore(state["labelled"])
+        if self.parts.labeled and state["labeled"]:
+            self.parts.labeled.prompts.restore(state["labeled"])
         self.accumulator.restore(state["accumulator"])
         self.written = Counter(state["written"])
 
@@ -415,7 +432,9 @@ class Loop:
         self._tell(State.RUNNING)
 
     def _wall(self) -> dict[str, Mean]:
-        """Seconds since the last step was written: sampling, waits, evaluations and saves included."""
+        """Seconds since the last step was written: sampling, waits, evaluations and saves
+        included.
+        """
         before, self.wrote = self.wrote, time.perf_counter()
         return {"timeperf/wall": Mean(self.wrote - before, 1)}
 
@@ -428,7 +447,9 @@ class Loop:
         return {name: Mean(float(value), 1) for name, value in (since | now).items()}
 
     def _due(self, frequency: FrequencyConfig, epochs: int) -> bool:
-        """Whether it is time for what is done every so many steps or epochs, the step just finished being the newest."""
+        """Whether it is time for what is done every so many steps or epochs, the step just
+        finished being the newest.
+        """
         by_steps = frequency.freq_steps is not None and self.step % frequency.freq_steps == 0
         every = frequency.freq_epochs
         return by_steps or (every is not None and epochs // every > self.epochs // every)
@@ -441,7 +462,7 @@ class Loop:
         """The policy as a HF directory in WORKDIR/export, there as a whole or not at all."""
         target, aside = self.parts.workdir / "export", self.parts.workdir / ".export.tmp"
         shutil.rmtree(aside, ignore_errors=True)
-        self.parts.engine.learner.export(aside)
+        self.parts.engine.learner.export(ExportToDirectory(aside))
         shutil.rmtree(target, ignore_errors=True)
         os.rename(aside, target)
 

@@ -1,14 +1,15 @@
-"""Seeds that follow from names, so that a run can stop anywhere and draw the same numbers when it goes on."""
+"""Seeds that follow from names, so that a run can stop anywhere and draw the same numbers when it
+goes on.
+"""
 
 from __future__ import annotations
 
 import hashlib
 
-import numpy as np
-
 
 def seed_for(run_seed: int, uid: str, sample: int, attempt: int = 0) -> int:
-    """The seed of one request, in [0, 2**31): a hash of its name, so it depends on neither slot, order nor process.
+    """The seed of one request, in [0, 2**31): a hash of its name, so it depends on neither slot,
+    order nor process.
 
     Args:
       run_seed: `config.seed`.
@@ -20,11 +21,3 @@ def seed_for(run_seed: int, uid: str, sample: int, attempt: int = 0) -> int:
     """
     name = f"{run_seed}|{sample}|{attempt}|{uid}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=4).digest(), "little") & 0x7FFFFFFF
-
-
-def generator_for(run_seed: int, purpose: str, step: int = 0) -> np.random.Generator:
-    """A numpy generator for one purpose at one step.
-
-    Example: generator_for(config.seed, "minibatches", step).permutation(8)
-    """
-    return np.random.default_rng(seed_for(run_seed, purpose, step))

@@ -1,12 +1,14 @@
-"""One training step on a batch of groups: advantages, packing, scoring, minibatches, updates. Blocks; runs in a thread.
+"""One training step on a batch of groups: advantages, packing, scoring, minibatches, updates.
+Blocks; runs in a thread.
 
     groups --> advantages --> minibatches of whole trajectories --> weights --> rows --> update, one optimizer step each
                    ^                                                   |
-       values, reference, proximal                         the global normaliser of the minibatch
+   values, reference, teacher, proximal                    the global normalizer of the minibatch
 
-Advantages are computed over whole groups before anything is split, and weights over a whole minibatch before it is packed, so
-neither packing nor the learner's micro-batches and ranks change the gradient. Everything is kept a trajectory at a time,
-in the order of the groups; rows exist only between `batch_of` and the learner.
+Advantages are computed over whole groups before anything is split, and weights over a whole
+minibatch before it is packed, so neither packing nor the learner's micro-batches and ranks change
+the gradient. Everything is kept a trajectory at a time, in the order of the groups; rows exist
+only between `batch_of` and the learner.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from rljax.metrics.accumulator import PhaseTimer
 from rljax.metrics.mean import Mean, merge
 from rljax.objective.advantages import advantages_of
 from rljax.objective.aggregation import loss_weights
+from rljax.objective.explained_variance import explained_variance
 from rljax.objective.proximal import interpolation
 from rljax.objective.reward_shaping import without_truncated
-from rljax.objective.spec import Objective, explained_variance
+from rljax.objective.spec import Objective
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
 from rljax.types import PROMPT_VERSION, Group, Trajectory
 
@@ -36,12 +39,16 @@ Arrays = list[np.ndarray]  # one [T] a trajectory
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A batch of trajectories and what was computed about each token before the first update. None: not needed."""
+    """A batch of trajectories and what was computed about each token before the first update.
+
+    None: not needed.
+    """
 
     trajectories: Sequence[Trajectory]
     advantage: Arrays
     proximal: Arrays | None
     reference: Arrays | None
+    teacher: Arrays | None
     values: Arrays | None
     returns: Arrays | None
 
@@ -73,7 +80,7 @@ def _score(
     """Everything that the weights of before the update say about the batch."""
     actor = config.actor
     trajectories = [t for group in groups for t in group.trajectories]
-    values = reference = proximal = None
+    values = reference = teacher = proximal = None
     with timer.phase("pack"):
         layout = _layout(trajectories, config)
         rows = packing.batch_of(trajectories, layout)
@@ -83,13 +90,16 @@ def _score(
     if actor.kl_ctl:
         with timer.phase("reference"):
             reference = layout.gather(learner.score_reference(rows))
+    if objective.distill_coef:
+        with timer.phase("teacher"):
+            teacher = layout.gather(learner.score_teacher(rows))
     if objective.needs_score(actor.ppo_n_minibatches) or actor.prox_logp_error:
         with timer.phase("score"):
             proximal = layout.gather(learner.score(rows))
     with timer.phase("advantages"):
         advantages = advantages_of(groups, config, values=values, reference_logp=reference)
     in_loss = reference if actor.kl_placement == "loss" else None
-    scored = Scored(trajectories, advantages.advantage, proximal, in_loss, values, advantages.returns)
+    scored = Scored(trajectories, advantages.advantage, proximal, in_loss, teacher, values, advantages.returns)
     return scored, advantages.metrics
 
 
@@ -117,25 +127,25 @@ def _train_critic(learner: Learner, config: Config, scored: Scored, timer: Phase
         with timer.phase("update_critic"):
             parts.append(learner.update_critic(batch))
     metrics = merge(parts)
-    return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)} if parts else {}
+    return metrics | {"critic/explained_variance": explained_variance(metrics)} if parts else {}
 
 
 def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arrays | None) -> Batch:
-    """One minibatch as packed rows, with weights that hold its global normaliser."""
+    """One minibatch as packed rows, with weights that hold its global normalizer."""
     trajectories = [scored.trajectories[i] for i in members]
 
     def pick(arrays: Arrays | None) -> Arrays | None:
         return None if arrays is None else [arrays[i] for i in members]
 
-    actor = config.actor
-    constant = actor.loss_aggregation_constant or config.gconfig.max_new_tokens
+    masks = [t.loss_mask for t in trajectories]
     return packing.batch_of(
         trajectories,
         _layout(trajectories, config),
-        loss_weight=loss_weights([t.loss_mask for t in trajectories], actor.loss_aggregation, constant),
+        loss_weight=loss_weights(masks, config.actor.loss_aggregation, config.aggregation_constant),
         advantage=pick(scored.advantage),
         proximal_logp=pick(scored.proximal),
         reference_logp=pick(scored.reference),
+        teacher_logp=pick(scored.teacher),
         interpolation=blend,
         values=pick(scored.values),
         returns=pick(scored.returns),
@@ -143,7 +153,8 @@ def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arra
 
 
 def split(trajectories: Sequence[Trajectory], n: int) -> list[list[int]]:
-    """At most n minibatches of whole trajectories with about the same number of tokens each, in the order of the batch.
+    """At most n minibatches of whole trajectories with about the same number of tokens each, in
+    the order of the batch.
 
     Only trajectories that have a token to train on; every minibatch has one at least.
     """

@@ -69,7 +69,8 @@ class Request:
 class Completion:
     """What a sampler returns for one request.
 
-    Example: Completion(token_ids=[42, 7, 2], logp=[-0.1, -2.3, -0.0], versions=[5, 5, 6], finish=Finish.STOP)
+    Example: Completion(token_ids=[42, 7, 2], logp=[-0.1, -2.3, -0.0], versions=[5, 5, 6],
+    finish=Finish.STOP)
     """
 
     token_ids: np.ndarray  # [T] int32; a stop id that ended it is included, text after a stop string is not
@@ -101,7 +102,8 @@ class Piece:
 class Prompt:
     """One example as a workflow sees it.
 
-    Example: Prompt(uid="0/17", messages=({"role": "user", "content": "3+4="},), fields={"answer": "7"})
+    Example: Prompt(uid="0/17", messages=({"role": "user", "content": "3+4="},), fields={"answer":
+    "7"})
     """
 
     uid: str  # "<epoch>/<index in the dataset>": stable over restarts, unique in a run
@@ -113,7 +115,8 @@ class Prompt:
 class Trajectory:
     """Prompt and completion(s) of one episode. Index t of every array speaks of token t itself.
 
-    Example: Trajectory(token_ids=[9, 4, 7, 2], loss_mask=[0, 0, 1, 1], behavior_logp=[0, 0, -0.1, -0.4],
+    Example: Trajectory(token_ids=[9, 4, 7, 2], loss_mask=[0, 0, 1, 1], behavior_logp=[0, 0, -0.1,
+    -0.4],
                         versions=[-1, -1, 3, 3], reward=1.0, components={"exact": 1.0}, finish=Finish.STOP)
     """
 
@@ -136,21 +139,13 @@ class Trajectory:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    @property
-    def oldest_version(self) -> int | None:
-        """Version of the oldest token that is trained on; None if there is none."""
-        trained = self.versions[self.loss_mask]
-        return int(trained.min()) if trained.size else None
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Group:
-    """The trajectories of one prompt. Fewer than n_samples when some episodes failed or were rejected."""
+    """The trajectories of one prompt.
+
+    Fewer than n_samples when some episodes failed or were rejected.
+    """
 
     uid: str  # of the prompt
     trajectories: tuple[Trajectory, ...]
-
-    @property
-    def oldest_version(self) -> int | None:
-        versions = [v for t in self.trajectories if (v := t.oldest_version) is not None]
-        return min(versions, default=None)

@@ -1,5 +1,7 @@
-"""For all tests: hypothesis has no deadline, for tests are not about the machine's load; JAX compiles a program once;
-torch has a thread a test process, for several of them on a few cores wait for each other's threads most of the time."""
+"""For all tests: hypothesis has no deadline, for tests are not about the machine's load; JAX
+compiles a program once; torch has a thread a test process, for several of them on a few cores wait
+for each other's threads most of the time.
+"""
 
 import os
 from pathlib import Path

@@ -1,9 +1,10 @@
-"""The import rule: experiments -> testing -> engines -> backends -> rljax, rooms of rljax as `ROOMS` says, and what is optional
-is imported when it is used.
+"""The import rule: experiments -> testing -> engines -> backends -> rljax, rooms of rljax as
+`ROOMS` says, and what is optional is imported when it is used.
 
 python tests/import_rule.py --library=//LABEL --deps=//LABEL,... FILE...
 
-prints a line for each violation, and for each import of a library that is not among the dependencies; exit status 1 if any.
+prints a line for each violation, and for each import of a library that is not among the
+dependencies; exit status 1 if any.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ ROOMS = {
     "types": (),
     "seeding": (),
     "process": (),
-    "config": ("errors",),
+    "messaging": (),
+    "entry_points": ("errors",),
+    "config": ("entry_points", "errors"),
     "metrics": ("config", "errors"),
     "hf": ("config", "errors"),
     "sinks": ("config", "errors", "hf", "metrics", "types"),
-    "objective": ("config", "errors", "metrics", "types"),
+    "objective": ("config", "metrics", "types"),
     "batching": ("errors", "objective", "types"),
-    "engine": ("batching", "config", "errors", "metrics", "types"),
-    "multiprocess": ("batching", "config", "engine", "errors", "metrics", "process"),
-    "rollout": ("config", "engine", "errors", "hf", "metrics", "seeding", "sinks", "types"),
+    "engine": ("batching", "config", "entry_points", "errors", "metrics", "types"),
+    "multiprocess": ("batching", "config", "engine", "errors", "messaging", "metrics", "process"),
+    "rollout": ("config", "engine", "errors", "hf", "messaging", "metrics", "seeding", "sinks", "types"),
     "train_step": ("batching", "config", "engine", "metrics", "objective", "rollout", "types"),
     "checkpoints": ("config", "engine", "errors", "rollout"),
-    "workers": ("config", "engine", "errors", "metrics", "rollout", "types"),
+    "workers": ("config", "engine", "errors", "messaging", "metrics", "rollout", "types"),
     "data": ("config", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "metrics", "process", "types"),
     "workflows": ("config", "engine", "errors", "hf", "rewards", "rollout", "types"),
@@ -53,8 +56,12 @@ ROOMS = {
         "workers",
     ),
 }
+# What is in the folder rljax/ and belongs to a layer above: the test suites, and the command `python -m rljax`.
+NOT_CORE = {"testing": "testing", "__main__.py": "experiments"}
 # Folders that other people's packages could be called: imported under `rljax.` only.
-BARE = ("backends", "engines", "configs")
+BARE = ("backends", "engines", "configs", "experiments")
+# Folders of rljax/ that are one library each in Bazel, with all that is below them.
+WHOLE = ("configs", "experiments", "testing")
 # Frameworks, and the folders that may import them.
 FRAMEWORKS = {
     **dict.fromkeys(("jax", "jaxlib", "flax", "optax", "orbax"), ("backends", "engines", "experiments")),
@@ -80,7 +87,9 @@ class Import(NamedTuple):
 
 
 def imports_of(source: str, package: str) -> Iterator[Import]:
-    """Every import of a module of the package, `from a import b` as a and as a.b (either may be a module)."""
+    """Every import of a module of the package, `from a import b` as a and as a.b (either may be a
+    module).
+    """
 
     def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
         if isinstance(node, ast.Import):
@@ -111,7 +120,9 @@ def layer_of(module: str) -> str | None:
 
 
 def room_of(module: str) -> str | None:
-    """The room of rljax that a dotted module belongs to; None for other layers and for rljax itself."""
+    """The room of rljax that a dotted module belongs to; None for other layers and for rljax
+    itself.
+    """
     head, _, rest = module.partition(".")
     return rest.partition(".")[0] if rest and layer_of(module) == "rljax" == head else None
 
@@ -127,6 +138,8 @@ def violations(path: str, source: str) -> list[str]:
             return [f"{path}:1: no room of this name in tests/import_rule.py"]
         if folder == "rljax" and room in ROOMS and room not in (own_room, *ROOMS[own_room]):
             found.append(f"{path}:{line}: {own_room} must not import {module} (ROOMS in tests/import_rule.py)")
+        elif head == "tests" and folder in LAYERS:
+            found.append(f"{path}:{line}: {folder} must not import {module} (tests are not in the wheel)")
         elif head in BARE:
             found.append(f"{path}:{line}: import rljax.{module}, not {module}")
         elif folder in LAYERS and layer is not None and LAYERS.index(layer) > LAYERS.index(folder):
@@ -140,7 +153,7 @@ def violations(path: str, source: str) -> list[str]:
 
 def _layer_of_path(path: str) -> str:
     first, *below = Path(path).parts
-    return "testing" if first == "rljax" and below[0] == "testing" else first
+    return NOT_CORE.get(below[0], first) if first == "rljax" else first
 
 
 def _room_of_path(path: str) -> str:
@@ -155,10 +168,12 @@ def undeclared(path: str, source: str, libraries: set[str]) -> list[str]:
 
 
 def _library_of(module: str) -> str:
-    """rljax.backends.jax.model -> //rljax/backends/jax; a library has all that is below it and is no other's."""
+    """rljax.backends.jax.model -> //rljax/backends/jax; a library has all that is below it and is
+    no other's.
+    """
     head, *rest = module.split(".")
-    inside = rest[:1] if rest[:1] in (["configs"], ["testing"]) else rest[:2] if rest and rest[0] in BARE else []
-    return "//" + "/".join([head, *inside])
+    depth = 0 if not rest else 1 if rest[0] in WHOLE else 2 if rest[0] in BARE else 0
+    return "//" + "/".join([head, *rest[:depth]])
 
 
 def _package(path: str) -> str:

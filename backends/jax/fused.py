@@ -1,6 +1,6 @@
 """The policy objective from hidden states, its gradient taken while the logits are there, in JAX.
 
-What a token's loss needs beside its own logp and entropy (proximal and behavior log-probs, advantage, normaliser) is
+What a token's loss needs beside its own logp and entropy (proximal and behavior log-probs, advantage, normalizer) is
 known before the unembedding runs. So a chunk of logits goes through objective, softmax gradient and both gradient matmuls
 at once and is never computed again: 6 MHV operations where recomputing takes 8. Only objectives in which a token's loss
 depends on that token alone (`Objective.by_token`) can be cut so.

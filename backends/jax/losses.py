@@ -24,7 +24,7 @@ def clipped_surrogate(
     clip_high: float,
     dual_clip: float | None,
 ) -> Term:
-    r"""Clipped surrogate, to be minimised; times `behavior_weight` it is the decoupled objective.
+    r"""Clipped surrogate, to be minimized; times `behavior_weight` it is the decoupled objective.
 
     .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad r = \pi_\theta / \pi_{prox};\qquad
               A < 0:\ -\max(\cdot, c A)
@@ -245,7 +245,7 @@ def kl_loss(
 
 
 def entropy_bonus(entropy: Float[Array, "R m"], mask: Bool[Array, "R m"], weight: Float[Array, "R m"]) -> Term:
-    r"""Negative entropy of the policy, to be minimised.
+    r"""Negative entropy of the policy, to be minimized.
 
     .. math:: L = -H,\quad H = -\sum_j p_j \log p_j
 
@@ -309,7 +309,8 @@ def distillation(
     .. math:: KL(\pi_\theta, \pi_{teacher}) = E_{\pi_\theta}[\log \pi_\theta - \log \pi_{teacher}],\quad
               \nabla = E[\rho\, (\log \pi_\theta - \log \pi_{teacher})\, \nabla \log \pi_\theta]
 
-    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with k1.
+    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with k1: the policy gradient of
+    the advantage log pi_teacher - log pi_theta, taken anew at each update.
 
     Args:
       logp, teacher_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -323,38 +324,13 @@ def distillation(
     return kl_loss(logp, teacher_logp, importance, mask, weight, estimator="k1")
 
 
-def full_distillation(
-    logits: Float[Array, "R m V"],
-    teacher_logits: Float[Array, "R m V"],
-    mask: Bool[Array, "R m"],
-    weight: Float[Array, "R m"],
-) -> Term:
-    r"""Reverse KL to a teacher over the whole vocabulary, exact at every token.
-
-    .. math:: L = \sum_j p_j (\log p_j - \log q_j),\quad \partial L / \partial z_j = p_j (\log p_j - \log q_j - L)
-
-    GKD, arXiv:2306.13649, with its beta at 1.
-
-    Args:
-      logits, teacher_logits: [R, m, V], already divided by the temperature; gradient flows through logits alone.
-      mask: [R, m], tokens that are trained on.
-      weight: [R, m], of each token's loss.
-
-    Returns:
-      Weighted sum over trained tokens, and their number.
-    """
-    log_p = jax.nn.log_softmax(jnp.where(mask[..., None], wide(logits), 0.0))
-    log_q = jax.nn.log_softmax(jnp.where(mask[..., None], wide(teacher_logits), 0.0))
-    return _total(jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1), mask, weight)
-
-
 def negative_log_likelihood(logp: Float[Array, "R m"], mask: Bool[Array, "R m"], weight: Float[Array, "R m"]) -> Term:
     r"""Supervised fine-tuning.
 
     .. math:: L = -\log \pi_\theta
 
     Args:
-      logp: of the labelled tokens, nats; gradient flows through it.
+      logp: of the labeled tokens, nats; gradient flows through it.
       mask: tokens that are trained on.
       weight: of each token's loss.
 

@@ -23,7 +23,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from rljax.backends.jax.attention import attention
+from rljax.backends.jax.attention.interface import Attention, Bounds
+from rljax.backends.jax.attention.xla import XlaAttention
 from rljax.backends.jax.sharding import constrain
 from rljax.hf.rope import frequencies
 from rljax.hf.spec import ModelSpec
@@ -31,6 +32,7 @@ from rljax.hf.tensors import norms, projections
 
 REMAT = ("none", "full", "dots")
 NO_WINDOW = 2**30  # tokens; beyond any row
+KERNELS = ("dot_product_attention_fwd_wrapper", "pallas_call")  # primitives of attention that are one kernel
 BLOCK = 192  # terms that are summed one after the other where a model is `precise`; that of the BLAS under torch on x86
 
 
@@ -135,7 +137,13 @@ class Layers(nnx.Module):
     k_norm: Norm
 
     def __init__(
-        self, spec: ModelSpec, dtype: DTypeLike, param_dtype: DTypeLike, lora: Lora | None = None, precise: bool = False
+        self,
+        spec: ModelSpec,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
+        attention: Attention,
+        lora: Lora | None = None,
+        precise: bool = False,
     ) -> None:
         for name, (outputs, inputs, bias) in projections(spec).items():
             short = name.split(".")[-1]
@@ -146,6 +154,7 @@ class Layers(nnx.Module):
             shape = (spec.num_layers, size)
             setattr(self, name.split(".")[-1], Norm(shape, spec.rms_norm_eps, offset, param_dtype, precise))
         self.spec = spec
+        self.attention = attention
 
     def step(self, x: Array, rope: Array | int, rotation: Rotation, see: See) -> tuple[Array, Any]:
         """x [B, T, H] -> x after this layer, and what `see` gives beside its output."""
@@ -188,8 +197,14 @@ class Transformer(nnx.Module):
         remat: str = "none",
         lora: Lora | None = None,
         precise: bool = False,
+        attention: Attention = XlaAttention(),
+        unroll: bool = False,
     ) -> None:
         """dtype is computed in, param_dtype stored; remat says what the backward pass recomputes of a layer.
+
+        attention: of the rows of a call.
+        unroll: layers one after the other instead of in a loop: what the backward pass needs is never copied into stacked
+          arrays, and compile time grows with depth.
 
         precise: sums in blocks and correctly rounded roots in the norms, for logits nearer to those of exact arithmetic (and
         of transformers) where a long sum is held in one float32: XLA on the CPU. Costs time.
@@ -200,36 +215,56 @@ class Transformer(nnx.Module):
         self.dtype = jnp.dtype(dtype)
         self.remat = remat
         self.precise = precise
+        self.unroll = unroll
         self.embed_tokens = Table(spec.vocab_size, spec.hidden_size, param_dtype)
-        self.layers = Layers(spec, dtype, param_dtype, lora, precise)
+        self.layers = Layers(spec, dtype, param_dtype, attention, lora, precise)
         offset = 1.0 if spec.gemma_norms else 0.0
         self.norm = Norm((spec.hidden_size,), spec.rms_norm_eps, offset, param_dtype, precise)
         self.lm_head = None if spec.tie_word_embeddings else Table(spec.vocab_size, spec.hidden_size, param_dtype)
 
-    def __call__(self, token_ids: Array, positions: Array, segment_ids: Array | None = None) -> Array:
+    def __call__(
+        self,
+        token_ids: Array,
+        positions: Array,
+        segment_ids: Array | None = None,
+        *,
+        bounds: Bounds | None = None,
+    ) -> Array:
         """Hidden states after the final norm; those at t predict token t + 1.
 
         Args:
           token_ids: [B, T] int32.
           positions: [B, T] int32, of each token in its segment.
           segment_ids: [B, T] int32; a token sees its own segment alone. None: a row is one segment.
+          bounds: of the segments, as `attention.bounds` gives them; needed where it does.
 
         Returns:
           [B, T, H] in `dtype`.
         """
         spec = self.spec
         graphdef, params = nnx.split(self.layers)
+        attention = self.layers.attention
+        segments = None if segment_ids is None else attention.segments(segment_ids, bounds)
+        see = functools.partial(
+            attention,
+            scale=spec.attention_scale,
+            softcap=spec.attention_softcap,
+            segments=segments,
+            windows=tuple(dict.fromkeys(spec.windows)),
+        )
         windows = [NO_WINDOW if window is None else window for window in spec.windows]
         inputs = LayerInputs(jnp.asarray(windows), jnp.asarray(spec.rope_of_layer))
         rotation = rotation_at(spec, positions)
-        see = functools.partial(attention, scale=spec.attention_scale, softcap=spec.attention_softcap, segment_ids=segment_ids)
 
         def body(hidden: Array, scanned: tuple[Any, LayerInputs]) -> tuple[Array, None]:
             layer, (window, rope) = nnx.merge(graphdef, scanned[0]), scanned[1]
             seen = functools.partial(see, window=window if spec.sliding else None)
             return layer.step(hidden, rope, rotation, lambda *qkv: (seen(*qkv), None))
 
-        hidden, _ = jax.lax.scan(rematerialized(body, self.remat), self.embed(token_ids), (params, inputs))
+        unroll = spec.num_layers if self.unroll else 1
+        layer_body = rematerialized(body, self.remat, unrolled=self.unroll)
+        stacked = (self._computed_in(params), inputs)
+        hidden, _ = jax.lax.scan(layer_body, self.embed(token_ids), stacked, unroll=unroll)
         return self.norm(hidden)
 
     def embed(self, token_ids: Array) -> Array:
@@ -238,6 +273,10 @@ class Transformer(nnx.Module):
         if self.spec.embedding_scale != 1.0:
             x *= jnp.asarray(self.spec.embedding_scale, self.dtype)
         return constrain(x, "hidden")
+
+    def _computed_in(self, params: Any) -> Any:
+        """The stacked matrices in `dtype`, rounded once: their gradients are stacked in it too. Norms keep their precision."""
+        return jax.tree.map(lambda a: a.astype(self.dtype) if a.ndim > 2 else a, params)
 
     def unembedding(self) -> Array:
         """[V, H] in `dtype`; the embedding itself where they are tied."""
@@ -265,9 +304,21 @@ def abstract(
     remat: str = "none",
     lora: Lora | None = None,
     precise: bool = False,
+    attention: Attention = XlaAttention(),
+    unroll: bool = False,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Graph definition and the shapes of the parameters (jax.ShapeDtypeStruct); nothing is allocated."""
-    make = functools.partial(Transformer, spec, dtype=dtype, param_dtype=param_dtype, remat=remat, lora=lora, precise=precise)
+    make = functools.partial(
+        Transformer,
+        spec,
+        dtype=dtype,
+        param_dtype=param_dtype,
+        remat=remat,
+        lora=lora,
+        precise=precise,
+        attention=attention,
+        unroll=unroll,
+    )
     model = nnx.eval_shape(make)
     graphdef, state = nnx.split(model)
     return graphdef, nnx.to_pure_dict(state)
@@ -287,15 +338,21 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def rematerialized(body: Callable[..., Any], choice: str) -> Callable[..., Any]:
+def rematerialized(body: Callable[..., Any], choice: str, *, unrolled: bool) -> Callable[..., Any]:
     """The scan body under a remat choice.
 
-    "none" keeps the output of every matmul, "dots" of those with weights (not the attention logits), "full" only what goes
-    from layer to layer. Elementwise work is always done again: on every device that is cheaper than storing it.
+    "none" keeps the output of every matmul and of an attention kernel, "dots" of matmuls with weights alone, "full" only what
+    goes from layer to layer. Elementwise work is always done again: on every device that is cheaper than storing it.
     """
-    policies = jax.checkpoint_policies
-    policy = {"none": policies.dots_saveable, "dots": policies.dots_with_no_batch_dims_saveable, "full": None}[choice]
-    return jax.checkpoint(body, prevent_cse=False, policy=policy)  # inside a scan nothing is merged across the boundary
+    dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    policy = {"none": _is_matmul, "dots": dots, "full": None}[choice]
+    merged = unrolled and choice != "none"  # in straight-line code XLA would find that it has the values already
+    return jax.checkpoint(body, prevent_cse=merged, policy=policy)
+
+
+def _is_matmul(primitive: Any, *_: Any, **params: Any) -> bool:
+    """A checkpoint policy: matrix products, and the kernels of `attention` with what their gradient needs."""
+    return primitive.name in KERNELS or bool(jax.checkpoint_policies.dots_saveable(primitive, *_, **params))
 
 
 def dot(x: Array, kernel: Array, block: int | None = None) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from rljax.errors import UserError
 
+Result = TypeVar("Result")
 Tree = Any  # a pytree of arrays
 
 
@@ -84,8 +85,8 @@ def _replicate(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(lambda array: array, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
-def together(action: Callable[[], None], *, first: bool = False) -> None:
-    """Does it in every process, or in the first alone; where it raises UserError or OSError in one, all raise.
+def together(action: Callable[[], Result], *, first: bool = False) -> Result | None:
+    """Runs an action in every process, or in the first alone (None in the others); if it fails in one, raises in all.
 
     So that no process goes on to a collective that another never comes to.
     """
@@ -94,9 +95,10 @@ def together(action: Callable[[], None], *, first: bool = False) -> None:
     from jax.experimental import multihost_utils
 
     error: Exception | None = None
+    result: Result | None = None
     if not first or jax.process_index() == 0:
         try:
-            action()
+            result = action()
         except (UserError, OSError, ValueError) as caught:
             error = caught
     failed = np.flatnonzero(multihost_utils.process_allgather(np.array(error is not None)))
@@ -104,3 +106,4 @@ def together(action: Callable[[], None], *, first: bool = False) -> None:
         raise error
     if failed.size:
         raise UserError(f"process {failed[0]} failed, and says why")
+    return result

@@ -57,7 +57,7 @@ def log_distribution(logits: Float[Array, "B V"], params: Sampling) -> Float[Arr
     """Log-probabilities, float32, nats, of the distribution that a row samples from; -inf for tokens it cannot draw.
 
     In this order, each over what the one before left: stop ids banned until `min_new_tokens` are out, temperature, top_k,
-    top_p (the smallest set of likeliest tokens with at least that mass). What is left is renormalised. Tokens that tie
+    top_p (the smallest set of likeliest tokens with at least that mass). What is left is renormalized. Tokens that tie
     with the last one kept are kept.
     """
     return jax.nn.log_softmax(_scaled(jnp.asarray(logits, jnp.float32), params), axis=-1)

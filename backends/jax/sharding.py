@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, tuple[Any, ...]] = {
 
 
 def make_mesh(devices: Sequence[jax.Device], *, data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """A mesh of data * fsdp * tensor devices; tensor-parallel neighbours are adjacent."""
+    """A mesh of data * fsdp * tensor devices; tensor-parallel neighbors are adjacent."""
     shape = (data, fsdp, tensor)
     if math.prod(shape) != len(devices):
         raise UserError(f"allocation_mode: d{data}f{fsdp}t{tensor} needs {math.prod(shape)} devices, not {len(devices)}")

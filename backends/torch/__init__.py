@@ -1,1 +1,4 @@
-"""Arithmetic in PyTorch: model, losses, log-probs, parallelism, optimizer, checkpoints. Stateless."""
+"""Arithmetic in PyTorch: model, losses, log-probs, parallelism, optimizer, checkpoints.
+
+Stateless.
+"""

@@ -24,8 +24,8 @@ def add_gradients(
 
     before: called ahead of each, with whether it is the last one.
 
-    The loss of a micro-batch is its share of the minibatch's: a sum whose weights hold the normaliser. So neither gradient
-    nor metrics depend on how rows are split.
+    The loss of a micro-batch is its share of the minibatch's: a sum whose weights hold the
+    normalizer. So neither gradient nor metrics depend on how rows are split.
     """
     total: Tensor | None = None
     metrics: Metrics = {}
@@ -47,7 +47,8 @@ def _merge(a: MeanArrays, b: MeanArrays) -> MeanArrays:
 
 
 def to_means(loss: Tensor, metrics: Metrics, stats: StepStats, prefix: str, layout: Layout) -> dict[str, Mean]:
-    """Of all ranks together, on every rank. A skipped step has no grad_norm or loss to tell: they are not numbers.
+    """Of all ranks together, on every rank. A skipped step has no grad_norm or loss to tell: they
+    are not numbers.
 
     Args:
       loss, metrics: of this rank; those of ranks that only repeat another's are left out.

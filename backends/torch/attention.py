@@ -1,9 +1,11 @@
-"""Attention over packed rows for transformers' models: a token sees the tokens before it in its own segment, and no other.
+"""Attention over packed rows for transformers' models: a token sees the tokens before it in its
+own segment, and no other.
 
-Registered with transformers as `IMPLEMENTATION`; the model's layers hand the `Segments` of the micro-batch through to it.
-On a GPU in half precision it is FlashAttention over the segments (torch's own, torch.nn.attention.varlen), elsewhere SDPA
-with a mask. With context parallelism a rank holds a slice of every row: it gathers keys and values of the whole row and
-attends to them with its own queries.
+Registered with transformers as `IMPLEMENTATION`; the model's layers hand the `Segments` of the
+micro-batch through to it. On a GPU in half precision it is FlashAttention over the segments
+(torch's own, torch.nn.attention.varlen), elsewhere SDPA with a mask. With context parallelism a
+rank holds a slice of every row: it gathers keys and values of the whole row and attends to them
+with its own queries.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _ABLE = inspect.signature(varlen_attn).parameters  # torch 2.11 to 2.14 differ i
 
 @dataclasses.dataclass
 class Segments:
-    """Which tokens of a micro-batch belong together. The rows are whole, also where a rank holds a slice of them.
+    """Which tokens of a micro-batch belong together. The rows are whole, also where a rank holds a
+    slice of them.
 
     Example: Segments.of(np.array([[1, 1, 2, 0]]), torch.device("cpu"))
     """
@@ -67,11 +70,13 @@ class Segments:
 
 
 def _runs(ids: np.ndarray, context: Context) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The runs of equal ids in which this rank's slice of the rows has queries, each array [n] int64.
+    """The runs of equal ids in which this rank's slice of the rows has queries, each array [n]
+    int64.
 
     Returns:
-      Place of a run's first token among all r * T, how many queries of it are in the slice, and how many keys those see: a
-      query sees the keys of its run up to its own, so they end where the slice does.
+      Place of a run's first token among all r * T, how many queries of it are in the slice, and
+      how many keys those see: a query sees the keys of its run up to its own, so they end where
+      the slice does.
     """
     rows, length = ids.shape
     own = context.slice(length)

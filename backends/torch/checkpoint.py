@@ -1,10 +1,12 @@
-"""Named tensors on disk by torch.distributed.checkpoint: restored onto any layout, checked before anything is replaced.
+"""Named tensors on disk by torch.distributed.checkpoint: restored onto any layout, checked before
+anything is replaced.
 
     DIRECTORY/meta.json   what it is of (the caller's words), and size and CRC-32 of every file
     DIRECTORY/tree/       DCP
 
-Functions that take a layout are called by all ranks at once, and raise on all of them or on none. None makes anything
-atomic: write into a directory that is renamed when it is whole (`rljax/checkpoints/store.py`).
+Functions that take a layout are called by all ranks at once, and raise on all of them or on none.
+None makes anything atomic: write into a directory that is renamed when it is whole
+(`rljax/checkpoints/store.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from torch.distributed.tensor import DTensor
 
 from rljax.backends.torch.export import to_numpy
 from rljax.backends.torch.mesh import MAX, Layout
-from rljax.checkpoints.integrity import TREE, check_room, read_meta, reason, verify, write_meta
+from rljax.checkpoints.disk import check_room, reason
+from rljax.checkpoints.integrity import TREE, read_meta, verify, write_meta
 from rljax.errors import UserError
 
 Result = TypeVar("Result")
@@ -34,7 +37,10 @@ Tensors = dict[str, Tensor]  # DTensors, or plain tensors that are the same on e
 
 
 def save(directory: Path, tensors: Tensors, meta: Mapping[str, Any], layout: Layout) -> None:
-    """Writes under `directory`, which need not exist. Raises UserError when the disk is full or can't be written."""
+    """Writes under `directory`, which need not exist.
+
+    Raises UserError when the disk is full or can't be written.
+    """
     directory = directory.absolute()
 
     def prepare() -> None:
@@ -83,7 +89,10 @@ def stored_names(directory: Path) -> list[str]:
 
 
 def read_host(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Whole tensors, in the dtypes they were written in. In this process alone, on the host; files are not verified."""
+    """Whole tensors, in the dtypes they were written in.
+
+    In this process alone, on the host; files are not verified.
+    """
     with _alone(directory), _quiet():
         stored = _stored(directory)
         tensors = {name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in names}
@@ -123,7 +132,9 @@ def _compare(directory: Path, tensors: Tensors) -> None:
 def together(
     layout: Layout, what: str, action: Callable[[], Result], *, first: bool = False, remedy: str = ""
 ) -> Result | None:
-    """Runs on all ranks (or the first alone, None on the others); where it fails on one, raises UserError on all."""
+    """Runs on all ranks (or the first alone, None on the others); where it fails on one, raises
+    UserError on all.
+    """
     error: Exception | None = None
     result: Result | None = None
     if not first or layout.rank == 0:

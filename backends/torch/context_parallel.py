@@ -12,7 +12,10 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """The ranks that share rows, and which of them this is. The default is one rank with all of every row."""
+    """The ranks that share rows, and which of them this is.
+
+    The default is one rank with all of every row.
+    """
 
     rank: int = 0
     size: int = 1
@@ -24,7 +27,9 @@ class Context:
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def gather(self, part: Tensor, dim: int) -> Tensor:
-        """The parts of all ranks one after the other along `dim`; each rank's gradient of the whole adds up in the parts."""
+        """The parts of all ranks one after the other along `dim`; each rank's gradient of the
+        whole adds up in the parts.
+        """
         return part if self.size == 1 else _Gather.apply(part, dim, self)
 
 

@@ -1,4 +1,6 @@
-"""Whole tensors out of sharded parameters, one at a time, in HF's names: to a directory, or to whoever iterates."""
+"""Whole tensors out of sharded parameters, one at a time, in HF's names: to a directory, or to
+whoever iterates.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ Whole = Callable[[str], Tensor]
 
 
 def gathered(parameter: DTensor, dtype: torch.dtype) -> Tensor:
-    """The whole parameter, on every rank. A collective, unless all have all of it; then it may share the parameter's memory."""
+    """The whole parameter, on every rank.
+
+    A collective, unless all have all of it; then it may share the parameter's memory.
+    """
     shard = local(parameter).to(dtype)
     alike = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
     if all(size == 1 or placement.is_replicate() for size, placement in alike):
@@ -42,9 +47,11 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 class Gathering:
     """All tensors of a model by name, in order, gathered as they are asked for: a collective each.
 
-    Every rank iterates over its own. A rank that stops early leaves the others waiting: `close` gathers what is left.
+    Every rank iterates over its own. A rank that stops early leaves the others waiting: `close`
+    gathers what is left.
 
-    Example: for name, tensor in Gathering(spec, lambda name: gathered(parameters[name], torch.bfloat16)): ...
+    Example: for name, tensor in Gathering(spec, lambda name: gathered(parameters[name],
+    torch.bfloat16)): ...
     """
 
     def __init__(self, spec: ModelSpec, whole: Whole) -> None:
@@ -68,7 +75,8 @@ def write(spec: ModelSpec, whole: Whole, directory: Path | str, *, dtype: str, s
     Args:
       whole: gathers a tensor by name.
       dtype: stored: "float32", "bfloat16", "float16".
-      source: the directory the model came from: its config.json, generation_config.json and tokenizer files are taken over.
+      source: the directory the model came from: its config.json, generation_config.json and
+        tokenizer files are taken over.
 
     Raises:
       UserError: the disk is full or not writable; on every rank.

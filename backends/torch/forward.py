@@ -1,7 +1,8 @@
-"""From packed rows to log-probs, objectives and values of the named tokens, on any layout of ranks.
+"""From packed rows to log-probs, objectives and values of the named tokens, on any layout of
+ranks.
 
-Every function here is one forward pass: called by all ranks at once, each with rows of its own (ranks of a tensor or context
-group with the same).
+Every function here is one forward pass: called by all ranks at once, each with rows of its own
+(ranks of a tensor or context group with the same).
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from rljax.objective.spec import MeanArrays, Objective
 
 
 def predicting_hidden(hidden: Tensor, rows: Any) -> Tensor:
-    """Hidden states that predict the named tokens of each row: those of the tokens before them. [r, m, H]"""
+    """Hidden states that predict the named tokens of each row: those of the tokens before them.
+
+    [r, m, H]
+    """
     return torch.take_along_dim(hidden, rows.source[..., None], dim=1)
 
 
 def _pass(network: Network, rows: Any, function: Callable[[Tensor, Tensor], Any]) -> Any:
-    """function(hidden states that predict the named tokens, unembedding) of the rows that are this rank's to score."""
+    """function(hidden states that predict the named tokens, unembedding) of the rows that are this
+    rank's to score.
+    """
     context = rows.segments.context
 
     def named(hidden: Tensor, unembedding: Tensor) -> Any:
@@ -39,7 +45,10 @@ def _pass(network: Network, rows: Any, function: Callable[[Tensor, Tensor], Any]
 
 
 def named_logprobs(network: Network, rows: Any, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
-    """Log-prob and entropy of the named tokens under logits / temperature: [r, m] float32, nats. No [T, V] is ever held."""
+    """Log-prob and entropy of the named tokens under logits / temperature: [r, m] float32, nats.
+
+    No [T, V] is ever held.
+    """
     return _pass(network, rows, functools.partial(_scores, network, rows, temperature, chunk))
 
 
@@ -61,7 +70,9 @@ def _scores(
 def named_objective(
     network: Network, rows: Any, objective: Objective, *, temperature: float, chunk: int
 ) -> tuple[Tensor, dict[str, MeanArrays]]:
-    """Loss and metrics of the named tokens, by `policy_objective`; fused with the unembedding where the objective allows it."""
+    """Loss and metrics of the named tokens, by `policy_objective`; fused with the unembedding
+    where the objective allows it.
+    """
 
     def whole(hidden: Tensor, unembedding: Tensor) -> tuple[Tensor, dict[str, MeanArrays]]:
         logp, entropy = _scores(network, rows, temperature, chunk, hidden, unembedding)
@@ -85,5 +96,7 @@ def named_objective(
 
 
 def named_values(network: Network, head: Tensor, rows: Any) -> Tensor:
-    """What a critic expects of the episode before each named token is drawn: [r, m] float32, reward units."""
+    """What a critic expects of the episode before each named token is drawn: [r, m] float32,
+    reward units.
+    """
     return _pass(network, rows, lambda hidden, _: hidden.float() @ head)

@@ -1,12 +1,15 @@
-"""Log-probabilities and entropy of labels from hidden states, without ever holding [M, V] logits, in PyTorch.
+"""Log-probabilities and entropy of labels from hidden states, without ever holding [M, V] logits,
+in PyTorch.
 
-The forward cuts the rows, `chunk` at a time: a row's log-sum-exp needs its whole vocabulary. The backward cuts the
-vocabulary instead, into blocks of as many elements: each block of dL/d unembedding is then one matmul over all rows,
-summed in float32 inside it, and no [V, H] accumulator exists beside the gradient itself. Logits are computed twice (8 MHV
-operations in all); `fused_objective` computes them once (6 MHV) for losses that are known token by token.
+The forward cuts the rows, `chunk` at a time: a row's log-sum-exp needs its whole vocabulary. The
+backward cuts the vocabulary instead, into blocks of as many elements: each block of dL/d
+unembedding is then one matmul over all rows, summed in float32 inside it, and no [V, H]
+accumulator exists beside the gradient itself. Logits are computed twice (8 MHV operations in all);
+`fused_objective` computes them once (6 MHV) for losses that are known token by token.
 
-With a process group, unembedding is this rank's shard of the vocabulary (equal shards, in order of rank) and hidden is
-whole on every rank; then three [rows] reductions cross the group, never logits.
+With a process group, unembedding is this rank's shard of the vocabulary (equal shards, in order of
+rank) and hidden is whole on every rank; then three [rows] reductions cross the group, never
+logits.
 """
 
 from __future__ import annotations
@@ -53,8 +56,8 @@ def token_logprobs(
     .. math:: z = \mathrm{cap} \tanh(h W^T / \mathrm{cap}) / \tau,\quad
               \log p_y = z_y - \mathrm{lse}(z),\quad H = \mathrm{lse}(z) - \sum_j p_j z_j
 
-    Differentiable in hidden and unembedding through both results:
-    :math:`\partial \log p_y / \partial z_j = 1_{jy} - p_j`, :math:`\partial H / \partial z_j = -p_j (\log p_j + H)`.
+    Differentiable in hidden and unembedding through both results: :math:`\partial \log p_y /
+    \partial z_j = 1_{jy} - p_j`, :math:`\partial H / \partial z_j = -p_j (\log p_j + H)`.
 
     Args:
       hidden: [M, H], final hidden states, each predicting its label; float64, float32 or bfloat16.
@@ -111,7 +114,9 @@ def local_labels(labels: Tensor, unembedding: Tensor, scoring: Scoring) -> Tenso
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32 at least: half-precision inputs are multiplied as they are and leave the accumulator unrounded."""
+    """a @ b in float32 at least: half-precision inputs are multiplied as they are and leave the
+    accumulator unrounded.
+    """
     if a.dtype in (torch.float32, torch.float64):
         return a @ b
     if a.is_cuda:
@@ -120,12 +125,16 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def logits_of(hidden: Tensor, unembedding: Tensor) -> Tensor:
-    """hidden @ unembedding.T, [C, V], in float32 at least; soft cap and temperature come later, with what reads it."""
+    """hidden @ unembedding.T, [C, V], in float32 at least; soft cap and temperature come later,
+    with what reads it.
+    """
     return matmul(hidden, unembedding.T)
 
 
 def statistics(raw: Tensor, labels: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
-    """logp, entropy and log-sum-exp of rows of raw logits, each [C]; they may be a shard of the vocabulary."""
+    """logp, entropy and log-sum-exp of rows of raw logits, each [C]; they may be a shard of the
+    vocabulary.
+    """
     if scoring.group is None:
         return elementwise(_statistics, raw)(raw, labels, scoring.temperature, scoring.softcap)
     peak = scoring.all_reduce(tempered(raw, scoring.temperature, scoring.softcap)[0].amax(-1), dist.ReduceOp.MAX)
@@ -143,7 +152,9 @@ def d_logits(
     scoring: Scoring,
     dtype: torch.dtype,
 ) -> Tensor:
-    """dL/d(hidden @ unembedding.T), [C, V], in dtype. labels count from the first column; others' are out of range."""
+    """dL/d(hidden @ unembedding.T), [C, V], in dtype. labels count from the first column; others'
+    are out of range.
+    """
     rows = (entropy, lse, d_logp, d_entropy)
     return elementwise(_d_logits, raw)(raw, labels, *rows, scoring.temperature, scoring.softcap, dtype)
 
@@ -164,7 +175,9 @@ def _statistics(raw: Tensor, labels: Tensor, temperature: float, softcap: float 
 def _sums(
     raw: Tensor, labels: Tensor, peak: Tensor, temperature: float, softcap: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over this shard's vocabulary of exp(z - peak), (z - peak) exp(z - peak), and z - peak at the label."""
+    """Sums over this shard's vocabulary of exp(z - peak), (z - peak) exp(z - peak), and z - peak
+    at the label.
+    """
     shifted = tempered(raw, temperature, softcap)[0] - peak[:, None]
     weights = torch.exp(shifted)
     hit = labels[:, None] == torch.arange(raw.shape[1], device=raw.device)
@@ -198,7 +211,9 @@ def _d_logits(
 
 
 def elementwise(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
-    """The function compiled, so that it takes a few passes over memory, where arrays are on a GPU; as it is elsewhere."""
+    """The function compiled, so that it takes a few passes over memory, where arrays are on a GPU;
+    as it is elsewhere.
+    """
     return _compiled(function) if like.is_cuda else function
 
 

@@ -1,6 +1,8 @@
-"""LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: trained factors A, B beside a frozen W, y = W x + (alpha / rank) B A x.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: trained factors A, B beside a frozen W, y = W x
++ (alpha / rank) B A x.
 
-Factors start as those of the JAX path do, from the same seed: A uniform in +-1/sqrt(inputs), B zero.
+Factors start as those of the JAX path do, from the same seed: A uniform in +-1/sqrt(inputs), B
+zero.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ A, B = "lora_A.weight", "lora_B.weight"  # after the projection's name
 
 
 def adder(config: LoraConfig) -> Callable[[nn.Module], None]:
-    """What adds adapters to a model and freezes everything else. Raises UserError for a projection there is none of."""
+    """What adds adapters to a model and freezes everything else.
+
+    Raises UserError for a projection there is none of.
+    """
     unknown = [name for name in config.target_modules if name not in TARGETS]
     if unknown or not config.target_modules:
         raise UserError(f"actor.lora.target_modules: no {unknown[0] if unknown else 'target'!r} (of {', '.join(TARGETS)})")
@@ -47,8 +52,11 @@ def adder(config: LoraConfig) -> Callable[[nn.Module], None]:
 
 
 @torch.no_grad()
-def initialise(parameters: Mapping[str, DTensor], spec: ModelSpec, config: LoraConfig, seed: int) -> None:
-    """Fills this rank's shards of the factors. They depend on seed and name only, not on the ranks or the framework."""
+def initialize(parameters: Mapping[str, DTensor], spec: ModelSpec, config: LoraConfig, seed: int) -> None:
+    """Fills this rank's shards of the factors.
+
+    They depend on seed and name only, not on the ranks or the framework.
+    """
     for projection, (_, inputs, _) in projections(spec).items():
         if projection.split(".")[-1] not in config.target_modules:
             continue

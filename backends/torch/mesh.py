@@ -2,7 +2,8 @@
 
     rank = ((data * f + fsdp) * c + context) * t + tensor
 
-Parameters are split over fsdp and context together ("shard"), and by the tensor axis where a plan says so; data replicates.
+Parameters are split over fsdp and context together ("shard"), and by the tensor axis where a plan
+says so; data replicates.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """A pool's ranks, seen from this one. torch.distributed is initialised, and its world is the pool."""
+    """A pool's ranks, seen from this one. torch.distributed is initialized, and its world is the
+    pool.
+    """
 
     pool: Pool
     device: torch.device
@@ -64,7 +67,9 @@ class Layout:
         return self.mesh["tensor"] if self.pool.tensor > 1 else None
 
     def enter(self) -> None:
-        """A thread has a GPU of its own that it is on, and the learner's methods are called from any thread."""
+        """A thread has a GPU of its own that it is on, and the learner's methods are called from
+        any thread.
+        """
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
@@ -102,7 +107,8 @@ def _context(pool: Pool) -> Context:
 
 
 def local_slices(parameter: DTensor) -> tuple[slice, ...]:
-    """Which part of the whole parameter this rank holds. Parts are equal but for the last, which may be less or nothing.
+    """Which part of the whole parameter this rank holds. Parts are equal but for the last, which
+    may be less or nothing.
 
     The tensor axis splits first; what it leaves is split over the shard axis.
     """

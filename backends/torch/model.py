@@ -1,6 +1,7 @@
 """transformers' model of a directory, sharded by FSDP2 and filled straight from its safetensors.
 
-meta device -> (adapters) -> (tensor parallel) -> fully_shard a layer and the rest -> each rank's shards read from disk
+meta device -> (adapters) -> (tensor parallel) -> fully_shard a layer and the rest -> each rank's
+shards read from disk
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ MATRIX_PRODUCTS = (
 
 
 class Network(nn.Module):
-    """A causal language model without its logits: a function of hidden states and unembedding runs inside its forward,
-    where FSDP2 has the unembedding whole and in the dtype of computation.
+    """A causal language model without its logits: a function of hidden states and unembedding runs
+    inside its forward, where FSDP2 has the unembedding whole and in the dtype of computation.
 
     Example: logp = network(lambda hidden, unembedding: ..., token_ids, positions, segments)
     """
@@ -45,7 +46,9 @@ class Network(nn.Module):
         self.vocabulary: Any = None  # process group whose ranks hold a shard of the unembedding each; None: it is whole
 
     def forward(self, function: Callable[[Tensor, Tensor], Any], token_ids: Tensor, positions: Tensor, segments: Any) -> Any:
-        """function(hidden [r, T, H] after the final norm, unembedding [V, H] or this rank's shard of it)."""
+        """function(hidden [r, T, H] after the final norm, unembedding [V, H] or this rank's shard
+        of it).
+        """
         out = self.causal.model(input_ids=token_ids, position_ids=positions, use_cache=False, segments=segments)
         weight = self.causal.lm_head.weight
         return function(out.last_hidden_state, weight.to_local() if isinstance(weight, DTensor) else weight)
@@ -62,13 +65,16 @@ def build(
     compile: bool = False,
     adapt: Callable[[nn.Module], None] | None = None,
 ) -> Network:
-    """The network of a model directory on this rank's device, its parameters' contents yet to be read (`read_weights`).
+    """The network of a model directory on this rank's device, its parameters' contents yet to be
+    read (`read_weights`).
 
     Args:
       dtype: computed in. base_dtype: of the parameters, but for those that `adapt` adds.
-      remat: "none"; "full": layers are computed again in the backward pass; "dots": all of them but the matrix products.
-      compile: layers go through torch.compile, attention apart: norms, rotations and activations become few passes over memory.
-        Not with "dots": what is inside a compiled layer can't be kept one product at a time.
+      remat: "none"; "full": layers are computed again in the backward pass; "dots": all of them
+        but the matrix products.
+      compile: layers go through torch.compile, attention apart: norms, rotations and activations
+        become few passes over memory. Not with "dots": what is inside a compiled layer can't be
+        kept one product at a time.
       adapt: changes the model while it is on the meta device (adds LoRA).
     """
     config = AutoConfig.from_pretrained(directory)
@@ -95,14 +101,17 @@ def build(
 
 
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """All layers share what is compiled: once with gradients and once without, and for each length of rows."""
+    """All layers share what is compiled: once with gradients and once without, and for each length
+    of rows.
+    """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     return torch.compile(forward)
 
 
 def _checkpointed(forward: Callable[..., Any], remat: str, whole: bool) -> Callable[..., Any]:
-    """whole: a layer is computed again to its end. Where that could stop sooner it may be between the start of a collective and
-    the wait for it, and torch would keep what was begun (adapters beside a layer split over `t`), a few tensors a step.
+    """whole: a layer is computed again to its end. Where that could stop sooner it may be between
+    the start of a collective and the wait for it, and torch would keep what was begun (adapters
+    beside a layer split over `t`), a few tensors a step.
     """
     if remat == "none":
         return forward
@@ -122,7 +131,7 @@ def _shard(network: Network, layers: nn.ModuleList, layout: Layout, dtype: torch
         fully_shard(module, mesh=layout.parameters, mp_policy=policy, reshard_after_forward=module is not network)
     for module in network.modules():
         if isinstance(module, FSDPModule):
-            # Losses hold the global normaliser: gradients of ranks add up. gloo has no other reduction than a plain sum.
+            # Losses hold the global normalizer: gradients of ranks add up. gloo has no other reduction than a plain sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
@@ -134,7 +143,9 @@ def reshard(network: Network) -> None:
 
 
 def replicate_gradients(network: Network, now: bool) -> None:
-    """Whether the next backward pass adds gradients up over the ranks that hold the same shards: once a step is enough."""
+    """Whether the next backward pass adds gradients up over the ranks that hold the same shards:
+    once a step is enough.
+    """
     assert isinstance(network, FSDPModule)
     network.set_requires_all_reduce(now)
 
@@ -149,13 +160,18 @@ def _fill_buffers(causal: Any) -> None:
 
 
 def parameters(network: Network) -> Iterator[tuple[str, DTensor]]:
-    """Every parameter once, under the name that the HF file has for it; adapters as peft calls them."""
+    """Every parameter once, under the name that the HF file has for it; adapters as peft calls
+    them.
+    """
     for name, parameter in network.causal.named_parameters():
         yield name.replace(".base_layer.", ".").replace(".default.", "."), parameter
 
 
 def read_weights(network: Network, directory: Path | str) -> None:
-    """Fills this rank's shards from the safetensors of a directory. Raises UserError where they don't fit the model."""
+    """Fills this rank's shards from the safetensors of a directory.
+
+    Raises UserError where they don't fit the model.
+    """
     reader = WeightReader(directory)
     reader.check(network.spec)
     for name, parameter in parameters(network):

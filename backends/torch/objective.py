@@ -1,4 +1,6 @@
-"""The objective in PyTorch: terms put together as an `Objective` says, with the metrics of an update."""
+"""The objective in PyTorch: terms put together as an `Objective` says, with the metrics of an
+update.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,15 @@ def policy_objective(
 ) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
     """The loss of some rows of a minibatch and its metrics; differentiable in logp and entropy.
 
-    Losses of the parts of a minibatch add up to that of the whole: the normaliser is in tokens.loss_weight.
+    Losses of the parts of a minibatch add up to that of the whole: the normalizer is in
+    tokens.loss_weight.
 
     Args:
       logp, entropy: of the current policy, nats; anything where tokens.mask is False.
 
     Returns:
-      sum(loss_weight * token_loss), and metrics by name, unweighted over the trained tokens. The loss is not among them,
-      for it is a sum over parts and not a mean: the caller adds it up.
+      sum(loss_weight * token_loss), and metrics by name, unweighted over the trained tokens. The
+      loss is not among them, for it is a sum over parts and not a mean: the caller adds it up.
     """
     if objective.loss == "sft":
         return supervised_objective(logp, tokens.loss_weight, tokens.mask)
@@ -45,19 +48,34 @@ def policy_objective(
             level=objective.cap_level,
         )
     loss = _surrogate(logp, proximal, tokens, weighted, objective)
-    if objective.kl_coef:
-        importance = losses.behavior_weight(
-            logp, tokens.behavior_logp, mask, tokens.segment_ids, cap=objective.weight_cap, mode="clamp", level="token"
-        )
-        kl = losses.kl_loss(logp, tokens.reference_logp, importance, mask, weight, estimator=objective.kl_estimator)
-        loss = loss + objective.kl_coef * kl.sum
+    loss = loss + _kl_terms(logp, tokens, weight, objective)
     if objective.entropy_coef:
         loss = loss + objective.entropy_coef * losses.entropy_bonus(entropy, mask, weight).sum
     return loss, _metrics(logp.detach(), entropy.detach(), proximal, tokens, objective)
 
 
+def _kl_terms(logp: Tensor, tokens: TokenArrays, weight: Tensor, objective: Objective) -> Tensor | float:
+    """KL to the reference and to the teacher, each times its coefficient; 0 where there is
+    neither.
+    """
+    if not (objective.kl_coef or objective.distill_coef):
+        return 0.0
+    mask, given = tokens.mask, (tokens.behavior_logp, tokens.mask, tokens.segment_ids)
+    importance = losses.behavior_weight(logp, *given, cap=objective.weight_cap, mode="clamp", level="token")
+    loss: Tensor | float = 0.0
+    if objective.kl_coef:
+        estimator = objective.kl_estimator
+        kl = losses.kl_loss(logp, tokens.reference_logp, importance, mask, weight, estimator=estimator)
+        loss = loss + objective.kl_coef * kl.sum
+    if objective.distill_coef:
+        loss = loss + objective.distill_coef * losses.distillation(logp, tokens.teacher_logp, importance, mask, weight).sum
+    return loss
+
+
 def proximal_of(logp: Float[Tensor, "R m"], tokens: TokenArrays, objective: Objective) -> Float[Tensor, "R m"]:
-    """Log-probs of the proximal policy, no gradient: given, the behavior policy's, interpolated, or the current one's."""
+    """Log-probs of the proximal policy, no gradient: given, the behavior policy's, interpolated,
+    or the current one's.
+    """
     if objective.proximal == "behavior":
         return tokens.behavior_logp
     if objective.proximal == "interpolated" and tokens.interpolation is not None:
@@ -70,7 +88,9 @@ def supervised_objective(
     loss_weight: Float[Tensor, "R m"],
     mask: Bool[Tensor, "R m"],
 ) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
-    """Negative log-likelihood of labelled tokens: sum(loss_weight * -logp), and its unweighted mean as a metric, nats."""
+    """Negative log-likelihood of labeled tokens: sum(loss_weight * -logp), and its unweighted mean
+    as a metric, nats.
+    """
     loss = losses.negative_log_likelihood(logp, mask, loss_weight).sum
     return loss, {f"{PREFIX}/nll": mean(-logp.detach(), mask)}
 
@@ -84,9 +104,10 @@ def value_objective(
     *,
     clip: float | None,
 ) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
-    """Squared error of the critic: sum(loss_weight * value_loss), and the moments that explained variance is made of.
+    """Squared error of the critic: sum(loss_weight * value_loss), and the moments that explained
+    variance is made of.
 
-    critic/explained_variance is 1 - E[error^2] / Var[returns], from the merged means (`explained_variance`).
+    `rljax.objective.explained_variance` takes it from them when they are merged.
     """
     loss = losses.value_loss(values, proximal_values, returns, mask, loss_weight, clip=clip).sum
     values, returns = losses.select(values.detach(), mask), losses.select(returns, mask)
@@ -150,6 +171,8 @@ def _metrics(
         metrics["reference_kl"] = mean(
             losses.kl_penalty(logp, tokens.reference_logp, mask, estimator=objective.kl_estimator), mask
         )
+    if objective.distill_coef:
+        metrics["teacher_kl"] = mean(losses.kl_penalty(logp, tokens.teacher_logp, mask, estimator="k1"), mask)
     if objective.proximal == "interpolated" and tokens.proximal_logp is not None:
         metrics["proximal_error"] = mean(torch.abs(proximal - tokens.proximal_logp), mask, spread=True)
     return {f"{PREFIX}/{name}": value for name, value in metrics.items()}

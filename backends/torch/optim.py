@@ -1,4 +1,6 @@
-"""AdamW with a schedule, global-norm clipping, and steps that are skipped when the gradient isn't finite. On shards."""
+"""AdamW with a schedule, global-norm clipping, and steps that are skipped when the gradient isn't
+finite. On shards.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,13 @@ class StepStats:
 def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) -> Schedule:
     """Learning rate by optimizer step, counted from 0.
 
-    It rises linearly over the first `warmup_steps_proportion` of the run, reaching `lr` at the last of those steps, and
-    then falls to `lr * min_lr_ratio` at the last step of the run (not at all when "constant").
+    It rises linearly over the first `warmup_steps_proportion` of the run, reaching `lr` at the
+    last of those steps, and then falls to `lr * min_lr_ratio` at the last step of the run (not at
+    all when "constant").
 
     Args:
-      total_steps: optimizer steps of the run; None when it is not known, which only a constant rate can do with.
+      total_steps: optimizer steps of the run; None when it is not known, which only a constant
+        rate can do with.
       key: config key of `config`, for messages.
     """
     kind, peak, floor = config.lr_scheduler_type, config.lr, config.min_lr_ratio
@@ -74,9 +78,11 @@ def decays(name: str) -> bool:
 
 
 class Optimizer:
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over the shards of one rank; every rank steps at once.
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over the shards of one rank; every rank
+    steps at once.
 
-    Example: stats = Optimizer(config.actor.optimizer, None, "actor.optimizer", slots, layout.reduce).step()
+    Example: stats = Optimizer(config.actor.optimizer, None, "actor.optimizer", slots,
+    layout.reduce).step()
     """
 
     def __init__(
@@ -87,7 +93,10 @@ class Optimizer:
         slots: Sequence[Slot],
         reduce: Callable[[Tensor], Tensor],
     ) -> None:
-        """reduce: sums a tensor over all ranks, in place. Moments are zeros, float32, in the shapes of the shards."""
+        """reduce: sums a tensor over all ranks, in place.
+
+        Moments are zeros, float32, in the shapes of the shards.
+        """
         if config.type != "adamw":
             raise UserError(f"{key}.type: no optimizer {config.type!r} (adamw)")
         self._config, self._reduce = config, reduce
@@ -99,7 +108,10 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> StepStats:
-        """One step with the gradients of the slots. One that isn't finite changes neither parameters nor state."""
+        """One step with the gradients of the slots.
+
+        One that isn't finite changes neither parameters nor state.
+        """
         grads = [slot.gradient() for slot in self.slots]
         norm = self._norm(grads)
         lr = self.schedule(self.count)

@@ -1,4 +1,5 @@
-"""Tensor parallelism of the models at hand: attention heads, the feed-forward's width and the vocabulary over the ranks.
+"""Tensor parallelism of the models at hand: attention heads, the feed-forward's width and the
+vocabulary over the ranks.
 
 Shoeybi et al. 2019, arXiv:1909.08053. Hidden states are whole on every rank between the blocks.
 """
@@ -47,7 +48,9 @@ def parallelize(causal: Any, spec: ModelSpec, mesh: DeviceMesh) -> None:
 
 
 def _parts(layer: nn.Module, name: str, style: Any) -> list[tuple[str, Any]]:
-    """A projection with adapters splits as the base does where the base does: B by outputs, or A by inputs."""
+    """A projection with adapters splits as the base does where the base does: B by outputs, or A
+    by inputs.
+    """
     if not hasattr(layer.get_submodule(name), "base_layer"):
         return [(name, style)]
     factor = "lora_B" if isinstance(style, ColwiseParallel) else "lora_A"

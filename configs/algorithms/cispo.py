@@ -2,7 +2,8 @@
 
 python -m experiments.train --config=configs/algorithms/cispo.py --workdir=runs/cispo
 
-The importance weight is clipped and detached, so that no token loses its gradient; there is no lower bound.
+The importance weight is clipped and detached, so that no token loses its gradient; there is no
+lower bound.
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@
 
 python -m experiments.train --config=configs/algorithms/dapo.py --workdir=runs/dapo
 
-Clip-higher, token-level loss, prompts whose samples all score alike left out and replaced, and a soft penalty on completions
-that come near max_new_tokens.
+Clip-higher, token-level loss, prompts whose samples all score alike left out and replaced, and a
+soft penalty on completions that come near max_new_tokens.
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@
 
 python -m experiments.train --config=configs/algorithms/dr_grpo.py --workdir=runs/dr_grpo
 
-GRPO without its two biases: rewards are centred within a prompt's samples and not scaled, and token losses are summed over a
-constant, so that neither hard prompts nor short answers weigh more.
+GRPO without its two biases: rewards are centered within a prompt's samples and not scaled, and
+token losses are summed over a constant, so that neither hard prompts nor short answers weigh more.
 """
 
 from ml_collections import ConfigDict

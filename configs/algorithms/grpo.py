@@ -2,8 +2,8 @@
 
 python -m experiments.train --config=configs/algorithms/grpo.py --workdir=runs/grpo
 
-Rewards are centred and scaled within a prompt's samples, sequences count alike whatever their length, and a KL to the initial
-model is part of the loss.
+Rewards are centered and scaled within a prompt's samples, sequences count alike whatever their
+length, and a KL to the initial model is part of the loss.
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@
 
 python -m experiments.train --config=configs/algorithms/gspo.py --workdir=runs/gspo
 
-The importance ratio is of the sequence, normalised by its length, and clipped there. The published clip range, 3e-4 and 4e-4,
-is for models whose steps are far smaller.
+The importance ratio is of the sequence, normalized by its length, and clipped there. The published
+clip range, 3e-4 and 4e-4, is for models whose steps are far smaller.
 """
 
 from ml_collections import ConfigDict

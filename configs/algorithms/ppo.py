@@ -2,7 +2,8 @@
 
 python -m experiments.train --config=configs/algorithms/ppo.py --workdir=runs/ppo
 
-Generalised advantage estimation over the critic's values, one sample a prompt, advantages normalised over the batch.
+Generalized advantage estimation over the critic's values, one sample a prompt, advantages
+normalized over the batch.
 """
 
 from ml_collections import ConfigDict

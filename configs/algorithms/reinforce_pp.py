@@ -2,7 +2,8 @@
 
 python -m experiments.train --config=configs/algorithms/reinforce_pp.py --workdir=runs/reinforce_pp
 
-No critic and no groups: the return of each token, with a KL penalty in the reward, normalised over the batch.
+No critic and no groups: the return of each token, with a KL penalty in the reward, normalized over
+the batch.
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,10 @@
-"""Supervised training on the quickstart's answers: the same learner, fed labelled data and no samples.
+"""Supervised training on the quickstart's answers: the same learner, fed labeled data and no
+samples.
 
 python -m experiments.train --config=configs/algorithms/sft.py --workdir=runs/sft
 
-The negative log-likelihood of answers falls; eval-rollout/reward is still what the trained policy samples.
+The negative log-likelihood of answers falls; eval-rollout/reward is still what the trained policy
+samples.
 """
 
 from ml_collections import ConfigDict

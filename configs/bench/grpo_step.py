@@ -1,4 +1,5 @@
-"""One synchronous GRPO step as `experiments/bench/grpo_step.py` times it: 8 prompts, 8 samples each, 32 new tokens, float32.
+"""One synchronous GRPO step as `experiments/bench/grpo_step.py` times it: 8 prompts, 8 samples
+each, 32 new tokens, float32.
 
 python -m experiments.bench.grpo_step
 """
@@ -21,7 +22,7 @@ def get_config() -> ConfigDict:
 
     config.train_dataset.type = "prompt_answer"
     config.train_dataset.batch_size = 8
-    config.reward.name = "experiments.bench.grpo_step_task:distinct_words"
+    config.reward.name = "rljax.experiments.bench.grpo_step_task:distinct_words"
     config.gconfig.n_samples = 8
     config.gconfig.max_new_tokens = 32
 

@@ -1,4 +1,5 @@
-"""Weights from a torch learner to SGLang servers by a collective, in buckets: NCCL between GPUs, gloo on the CPU.
+"""Weights from a torch learner to SGLang servers by a collective, in buckets: NCCL between GPUs,
+gloo on the CPU.
 
     learner, rank 0 of the group                    server k, ranks 1 + k * tensor ... of the group
     POST /update_weights_from_distributed ----->    names, dtypes, shapes of a bucket
@@ -24,8 +25,8 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rljax.engine import Post
 from rljax.engines.cuda.buckets import BUCKET, Bucket, Label, buckets_of, on_all, send_buckets
-from rljax.engines.http.interfaces import Post
 from rljax.engines.http.remote import ServerLost, describe
 from rljax.errors import SamplerError, UserError
 
@@ -47,7 +48,8 @@ T = TypeVar("T")
 
 @dataclasses.dataclass
 class BroadcastGroup:
-    """The process group of a learner and its servers. Made at the first publish, and again when a server has changed.
+    """The process group of a learner and its servers. Made at the first publish, and again when a
+    server has changed.
 
     Example: BroadcastGroup("nccl", tensor=2)
     """
@@ -82,8 +84,8 @@ class BroadcastGroup:
         return self.group
 
     async def leave(self, posts: Sequence[Post] = (), *, broken: bool = False) -> None:
-        """The group is of no use any more, to these servers neither. Not on this thread, and not for ever: over NCCL the end
-        of a group waits for what it was asked to send.
+        """The group is of no use any more, to these servers neither. Not on this thread, and not
+        for ever: over NCCL the end of a group waits for what it was asked to send.
 
         broken: in the middle of something, which is given up.
         """
@@ -107,7 +109,9 @@ class BroadcastGroup:
 
 
 def _end(group: ProcessGroup, backend: str, broken: bool) -> None:
-    """Destroying a group of NCCL waits for its kernels, which never end where another rank is gone: such a group is aborted."""
+    """Destroying a group of NCCL waits for its kernels, which never end where another rank is
+    gone: such a group is aborted.
+    """
     import torch.distributed
     from torch.distributed import distributed_c10d as c10d
 
@@ -119,10 +123,11 @@ def _end(group: ProcessGroup, backend: str, broken: bool) -> None:
 
 @dataclasses.dataclass
 class TorchBroadcast:
-    """Named tensors on their way to the servers: `WeightSource(params=TorchBroadcast(tensors, group))`.
+    """Named tensors on their way to the servers: `WeightsBroadcast(TorchBroadcast(tensors,
+    group))`.
 
-    Names and layouts are those of the HF checkpoint. Tensors are taken from the iterable as they are sent, so that a sharded
-    learner gathers one at a time.
+    Names and layouts are those of the HF checkpoint. Tensors are taken from the iterable as they
+    are sent, so that a sharded learner gathers one at a time.
     """
 
     tensors: Iterable[tuple[str, torch.Tensor]]
@@ -130,9 +135,11 @@ class TorchBroadcast:
     bucket_bytes: int = BUCKET
 
     async def send(self, posts: Sequence[Post], version: int, *, flush: bool) -> None:
-        """All tensors to all servers, which are paused. Each server takes the version with the last bucket.
+        """All tensors to all servers, which are paused. Each server takes the version with the
+        last bucket.
 
-        Raises SamplerError when a server fails; then the servers' weights may be mixed, and have to be published again.
+        Raises SamplerError when a server fails; then the servers' weights may be mixed, and have
+        to be published again.
         """
         group = await self.group.join(posts)
         buckets = buckets_of(self.tensors, self.bucket_bytes)
@@ -170,7 +177,9 @@ class TorchBroadcast:
 
 
 def _in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-    """Calls what may never end, where a server is gone: in a thread for which the process does not wait at its own end."""
+    """Calls what may never end, where a server is gone: in a thread for which the process does not
+    wait at its own end.
+    """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
 
@@ -189,7 +198,9 @@ def _in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
 
 
 def _broadcast(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
-    """Sends every tensor; over NCCL it returns when that is queued behind what the GPU has to do, and servers tell the rest."""
+    """Sends every tensor; over NCCL it returns when that is queued behind what the GPU has to do,
+    and servers tell the rest.
+    """
     import torch.distributed
 
     handles = [torch.distributed.broadcast(tensor.contiguous(), 0, group=group, async_op=True) for tensor in tensors]
@@ -198,10 +209,12 @@ def _broadcast(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def join(backend: str, host: str, port: int, rank: int, world: int, name: str) -> ProcessGroup:
-    """A group beside the learner's own, under the keys of the store that SGLang's side uses. Blocks until all are there.
+    """A group beside the learner's own, under the keys of the store that SGLang's side uses.
+    Blocks until all are there.
 
-    torch has no public call for a second group with processes outside the first one; SGLang uses the same helper. Its
-    rendezvous by tcp:// is not for us: under torchrun rank 0 would look for a store there, where it has to keep one.
+    torch has no public call for a second group with processes outside the first one; SGLang uses
+    the same helper. Its rendezvous by tcp:// is not for us: under torchrun rank 0 would look for a
+    store there, where it has to keep one.
     """
     import torch.distributed
     from torch.distributed import distributed_c10d as c10d

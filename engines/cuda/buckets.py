@@ -4,8 +4,8 @@
     a bucket, however it travels ======>     (as often as there are buckets; the version comes with the last)
     POST /end_weight_update      ------>
 
-Tensors are taken from the iterable as they are sent: a sharded learner gathers them one at a time, and never holds more than
-a bucket and the tensor behind it.
+Tensors are taken from the iterable as they are sent: a sharded learner gathers them one at a time,
+and never holds more than a bucket and the tensor behind it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rljax.engines.http.interfaces import Post
+from rljax.engine import Post
 from rljax.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ async def send_buckets(
     flush: bool,
     send: Callable[[T, Label], Awaitable[None]],
 ) -> None:
-    """Sends one bucket after the other, between the two calls that 0.5.23 wants around them. Raises what `send` raises."""
+    """Sends one bucket after the other, between the two calls that 0.5.23 wants around them.
+
+    Raises what `send` raises.
+    """
     sessions = await _begin(posts)
     try:
         while (found := await asyncio.to_thread(next, buckets, None)) is not None:
@@ -56,8 +59,9 @@ async def send_buckets(
 
 
 async def _end_anyway(posts: Sequence[Post]) -> None:
-    """Closes the sessions of a publish that failed, for servers would not take weights from a directory in them, as far as
-    they answer: one may be dead, another wait in a collective."""
+    """Closes the sessions of a publish that failed, for servers would not take weights from a
+    directory in them, as far as they answer: one may be dead, another wait in a collective.
+    """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(END_TIMEOUT):
             await asyncio.gather(*(post("/end_weight_update", {}) for post in posts), return_exceptions=True)

@@ -1,8 +1,9 @@
-"""The critic: weights of its own that start as the policy's, and a scalar head that starts at zero."""
+"""The critic: weights of its own that start as the policy's, and a scalar head that starts at
+zero.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +19,6 @@ from rljax.engines.cuda.phase import Phase
 from rljax.engines.cuda.policy import Policy
 from rljax.engines.cuda.rows import Rows
 from rljax.metrics.mean import Mean
-from rljax.objective.spec import explained_variance
 
 PREFIX = "critic"
 HEAD = "value_head"
@@ -46,12 +46,10 @@ class Critic:
             return self._policy.scored(lambda rows: named_values(self._policy.network, self.head, rows), parts)
 
     def update(self, parts: Iterable[Rows]) -> dict[str, Mean]:
-        """One optimizer step; adds critic/explained_variance of the minibatch, from its sums."""
+        """One optimizer step."""
         self.head.grad = None
         with self._policy.holding(self.weights):
-            means = self.phase.step(self._loss, parts)
-        share = explained_variance(means)
-        return means | {f"{PREFIX}/explained_variance": Mean(0.0, 0) if math.isnan(share) else Mean(share, 1)}
+            return self.phase.step(self._loss, parts)
 
     def _loss(self, rows: Rows) -> tuple[Tensor, Metrics]:
         tokens = rows.tokens

@@ -1,4 +1,6 @@
-"""The processes of a learner: torch.distributed as torchrun's environment says, and the device of this one."""
+"""The processes of a learner: torch.distributed as torchrun's environment says, and the device of
+this one.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,20 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 def join(pool: Pool, timeout: datetime.timedelta = TIMEOUT) -> Layout:
     """This process's place in the pool. Blocks until the pool's other processes are there too.
 
-    One process needs nothing; more find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which torchrun sets,
-    unless torch.distributed is initialised already.
+    One process needs nothing; more find each other by RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT, which torchrun sets, unless torch.distributed is initialized already.
 
     Raises UserError where the processes are not as many as the pool wants, or share GPUs.
     """
     device = device_of(pool)
     if not dist.is_initialized():
-        _initialise(pool, device, timeout)
+        _initialize(pool, device, timeout)
     if dist.get_world_size() != pool.size:
         raise UserError(f"allocation_mode: {pool} wants {pool.size} processes, and there are {dist.get_world_size()}")
     return Layout.of(pool, device)
 
 
-def _initialise(pool: Pool, device: torch.device, timeout: datetime.timedelta) -> None:
+def _initialize(pool: Pool, device: torch.device, timeout: datetime.timedelta) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         # As SGLang sets it for its own: a group of NCCL hangs where its processes differ in this. Read at NCCL's first use.
@@ -49,7 +51,9 @@ def _initialise(pool: Pool, device: torch.device, timeout: datetime.timedelta) -
 
 
 def device_of(pool: Pool) -> torch.device:
-    """The GPU of this rank, counted from the pool's first one over hosts that have as many each; else the CPU."""
+    """The GPU of this rank, counted from the pool's first one over hosts that have as many each;
+    else the CPU.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
     rank, here = int(os.environ.get("RANK", "0")), torch.cuda.device_count()

@@ -1,16 +1,20 @@
-"""Weights from a torch learner to SGLang servers on the same devices: a handle of the memory travels, the weights don't.
+"""Weights from a torch learner to SGLang servers on the same devices: a handle of the memory
+travels, the weights don't.
 
     learner                                            server
     tensors, as they are gathered, into a buffer
     POST /update_weights_from_tensor      ------>      opens the buffer, copies from it, lets go of it     (once a bucket)
 
-Beside the model, the learner holds the buffer (one bucket, used again for the next) and the tensor that goes into it.
+Beside the model, the learner holds the buffer (one bucket, used again for the next) and the tensor
+that goes into it.
 
-The handles are what SGLang's MultiprocessingSerializer reads with load_format "flattened_bucket": a pickle of the buffer as
-torch shares it between processes, and where in it each tensor lies. Neither side of the wire needs the other's classes:
-SGLang unpickles nothing but an allowed list, on which `types.SimpleNamespace` is and ours are not, and takes its attributes
-for those of a FlattenedTensorMetadata. A CUDA device is named by its UUID, for the two processes may count devices
-differently. On the CPU the buffer is a file in shared memory: the same calls, for tests without a GPU.
+The handles are what SGLang's MultiprocessingSerializer reads with load_format "flattened_bucket":
+a pickle of the buffer as torch shares it between processes, and where in it each tensor lies.
+Neither side of the wire needs the other's classes: SGLang unpickles nothing but an allowed list,
+on which `types.SimpleNamespace` is and ours are not, and takes its attributes for those of a
+FlattenedTensorMetadata. A CUDA device is named by its UUID, for the two processes may count
+devices differently. On the CPU the buffer is a file in shared memory: the same calls, for tests
+without a GPU.
 """
 
 from __future__ import annotations
@@ -31,8 +35,8 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
+from rljax.engine import Post
 from rljax.engines.cuda.buckets import BUCKET, Label, send_buckets
-from rljax.engines.http.interfaces import Post
 from rljax.engines.http.remote import ServerLost
 from rljax.errors import SamplerError, UserError
 
@@ -52,11 +56,12 @@ def alone(payload: bytes) -> Sequence[bytes]:
 
 @dataclasses.dataclass
 class TorchIpc:
-    """Named tensors for servers on the devices of the learner: `WeightSource(params=TorchIpc(tensors))`.
+    """Named tensors for servers on the devices of the learner:
+    `WeightsBroadcast(TorchIpc(tensors))`.
 
-    Names and layouts are those of the HF checkpoint, and all ranks have whole tensors. Server k of `tensor` devices is on
-    those of the learner's ranks k * tensor and following. Rank 0 sends; the others `follow` at the same time, with the same
-    tensors in the same order.
+    Names and layouts are those of the HF checkpoint, and all ranks have whole tensors. Server k of
+    `tensor` devices is on those of the learner's ranks k * tensor and following. Rank 0 sends; the
+    others `follow` at the same time, with the same tensors in the same order.
     """
 
     tensors: Iterable[tuple[str, torch.Tensor]]
@@ -65,9 +70,11 @@ class TorchIpc:
     bucket_bytes: int = BUCKET
 
     async def send(self, posts: Sequence[Post], version: int, *, flush: bool) -> None:
-        """All tensors to all servers, which are paused. Each server takes the version with the last bucket.
+        """All tensors to all servers, which are paused. Each server takes the version with the
+        last bucket.
 
-        Raises SamplerError when a server fails; then the servers' weights may be mixed, and have to be published again.
+        Raises SamplerError when a server fails; then the servers' weights may be mixed, and have
+        to be published again.
         """
         handles = Handles(self.tensors, self.bucket_bytes)
         try:
@@ -78,7 +85,10 @@ class TorchIpc:
             await asyncio.to_thread(self._finish, handles)
 
     def _finish(self, handles: Handles) -> None:
-        """After the last bucket there is nothing to do. After a failure the other ranks still gather what is left."""
+        """After the last bucket there is nothing to do.
+
+        After a failure the other ranks still gather what is left.
+        """
         handles.give_up()
         if self.gather is not alone:
             for nothing, _ in handles:
@@ -114,7 +124,8 @@ class TorchIpc:
 
 
 class Handles:
-    """An iterator of handles, each of a bucket of at most `limit` bytes or one tensor, and whether it is the last.
+    """An iterator of handles, each of a bucket of at most `limit` bytes or one tensor, and whether
+    it is the last.
 
     The memory behind a handle is written over when the next one is asked for.
     """
@@ -141,8 +152,8 @@ class Handles:
         return pickled.getvalue(), last
 
     def give_up(self) -> None:
-        """Nobody opens the last handle any more, nor would another one: what follows is empty. Memory that was handed out and
-        not taken would never be free again.
+        """Nobody opens the last handle any more, nor would another one: what follows is empty.
+        Memory that was handed out and not taken would never be free again.
         """
         self._given_up = True
         undo, self._out = self._out, []
@@ -157,7 +168,9 @@ Filled = tuple[torch.Tensor, list[SimpleNamespace], bool]
 
 
 def _filled(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Generator[Filled, None, None]:
-    """Buckets, one after the other in the same memory: bytes, where in them each tensor is, and whether it is the last."""
+    """Buckets, one after the other in the same memory: bytes, where in them each tensor is, and
+    whether it is the last.
+    """
     buffer: torch.Tensor | None = None
     parts: list[SimpleNamespace] = []
     used = 0
@@ -186,7 +199,9 @@ def _buffer(size: int, device: torch.device) -> torch.Tensor:
 
 
 def _put(tensor: torch.Tensor, name: str, buffer: torch.Tensor, start: int) -> SimpleNamespace:
-    """Copies a tensor into the buffer and says where it is, in the words of a FlattenedTensorMetadata."""
+    """Copies a tensor into the buffer and says where it is, in the words of a
+    FlattenedTensorMetadata.
+    """
     end = start + tensor.nbytes
     buffer[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
     place = {"start_idx": start, "end_idx": end, "numel": end - start}
@@ -220,7 +235,9 @@ class _Pickler(ForkingPickler):
 
 
 def _unlink(storage: torch.UntypedStorage, name: str) -> None:
-    """Away with the name of shared memory that nobody may have opened: whoever has it still keeps the memory, and no more."""
+    """Away with the name of shared memory that nobody may have opened: whoever has it still keeps
+    the memory, and no more.
+    """
     storage._shared_incref()  # else the last of them would unlink it too, and torch ends a process that can't
     with contextlib.suppress(FileNotFoundError):
         (SHARED_MEMORY / name.lstrip("/")).unlink()

@@ -18,7 +18,10 @@ from rljax.metrics.mean import Mean
 
 
 class Phase:
-    """Warm-up, policy updates or critic updates. The parameters belong to whoever calls, for phases may share them."""
+    """Warm-up, policy updates or critic updates.
+
+    The parameters belong to whoever calls, for phases may share them.
+    """
 
     def __init__(
         self,
@@ -29,7 +32,8 @@ class Phase:
         prefix: str,
         extra: Sequence[Slot] = (),
     ) -> None:
-        """key: config key of `config`, for messages. prefix: of the names of loss, grad_norm, lr and skipped.
+        """key: config key of `config`, for messages. prefix: of the names of loss, grad_norm, lr
+        and skipped.
 
         extra: what is trained beside the policy's network.
         """

@@ -8,63 +8,65 @@ from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, Sampler, State, check_lending
+from rljax.engine import Learner, Plugin, Sampler, State, check_lending
 from rljax.engines.cuda import FORMAT
+from rljax.engines.cuda.config import FsdpConfig
 from rljax.engines.cuda.transports import routes
+from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.launcher import SglangServers, installed_release, interpreter
 from rljax.engines.http.plugin import TRANSPORTS, sampler_of
 from rljax.engines.http.remote import TOKEN_VARIABLE
+from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 
 OLDEST = (0, 5, 17)  # in-place pause, weight_version and extra_key; older ones lack one of them
 
 
-class SglangPlugin:
+class SglangPlugin(Plugin):
+    """SGLang servers on the pool's devices, one for each of its data shards."""
+
     dims = "dt"
     samples = True
-    learns = False
     transports = TRANSPORTS
+    config_class = SglangConfig
 
     def check(self, config: Config, allocation: Allocation) -> None:
-        release = installed_release(interpreter(config.sglang))
+        release = installed_release(interpreter(SglangConfig.of(config)))
         if release < OLDEST:
             found, oldest = ".".join(map(str, release)), ".".join(map(str, OLDEST))
             raise UserError(f"sglang.python: SGLang {found} is too old (install {oldest} or later)")
-        if config.sglang.release_memory:
+        if SglangConfig.of(config).release_memory:
             check_lending(config, allocation, "sglang.release_memory")
+
+    def context_length(self, config: Config) -> int | None:
+        return SglangConfig.of(config).context_length
 
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
         return routes(config, allocation)
 
     def on_host(self, config: Config) -> bool:
-        return config.sglang.device == "cpu"
+        return SglangConfig.of(config).device == "cpu"
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         servers = SglangServers(config, pool, model_dir, os.environ.get(TOKEN_VARIABLE))
         return sampler_of(config, servers.remotes, version=0, replicas=servers)
 
-    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
-        raise UserError("allocation_mode: sglang cannot learn (add a learner: sglang:d1+fsdp:d1, or +jax:d1)")
 
-
-class FsdpPlugin:
+class FsdpPlugin(Plugin):
     """Imports the learner when it is made: naming the plugin loads no torch."""
 
     dims = "dtcf"  # p and e: FSDP2 shards every layer, and cuts none off; the models at hand have no experts
-    samples = False
     learns = True
     transports = TRANSPORTS
     formats = (FORMAT,)
+    config_class = FsdpConfig
 
     def check(self, config: Config, allocation: Allocation) -> None:
         missing = [name for name in ("torch", *(["peft"] if config.actor.lora.rank else [])) if find_spec(name) is None]
         if missing:
             raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]')")
-        if config.jax.bitwise:
+        if JaxConfig.of(config).bitwise:
             raise UserError("jax.bitwise: is of the JAX learner (sampler and learner must both be jax)")
-
-    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
-        raise UserError("allocation_mode: fsdp cannot sample (add a sampler: sglang:d1+fsdp:d1)")
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         from rljax.engines.cuda.learner import TorchLearner
@@ -72,11 +74,8 @@ class FsdpPlugin:
         return TorchLearner(config, pool, model_dir)
 
     def processes(self, config: Config, pool: Pool) -> int:
-        """One a device."""
+        """One per device."""
         return pool.size
-
-    def process(self, config: Config, pool: Pool) -> None:
-        """The environment says it."""
 
     def read_checkpoint(self, directory: Path) -> State:
         if find_spec("torch") is None:

@@ -20,6 +20,8 @@ from rljax.backends.torch import lora, model
 from rljax.backends.torch.mesh import Layout, local
 from rljax.backends.torch.optim import Slot
 from rljax.config.schema import Config
+from rljax.engines.cuda.config import FsdpConfig
+from rljax.hf.activations import checkpointing
 from rljax.hf.spec import ModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -44,20 +46,24 @@ class Policy:
             layout,
             dtype=self.dtype,
             base_dtype=self.dtype if adapted else torch.float32,  # a frozen base needs no master copy
-            remat=actor.gradient_checkpointing,
-            compile=config.fsdp.compile and layout.device.type == "cuda",
+            remat=checkpointing(actor.gradient_checkpointing, 0, None),  # auto: a server may have most of the memory
+            compile=FsdpConfig.of(config).compile and layout.device.type == "cuda",
             adapt=lora.adder(actor.lora) if adapted else None,
         )
         model.read_weights(self.network, model_dir)
         everything = dict(model.parameters(self.network))
         if adapted:
-            lora.initialise(everything, self.spec, actor.lora, config.seed)
+            lora.initialize(everything, self.spec, actor.lora, config.seed)
         self.frozen: dict[str, DTensor] = {n: p for n, p in everything.items() if not p.requires_grad}
         self.trained: dict[str, DTensor] = {n: p for n, p in everything.items() if p.requires_grad}
 
     def weights(self) -> Weights:
         """The shards of what is trained: the storage itself."""
         return [local(parameter) for parameter in self.trained.values()]
+
+    def named(self, weights: Weights) -> dict[str, Tensor]:
+        """Weights by the names of their parameters."""
+        return dict(zip(self.trained, weights, strict=True))
 
     def copied(self, dtype: torch.dtype) -> Weights:
         """A copy of them."""

@@ -24,9 +24,11 @@ MULTIPLE = 16  # tokens; rows are padded to one
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """One micro-batch: r rows of T tokens, of which the m slots of each row that are trained on, or scored, are named.
+    """One micro-batch: r rows of T tokens, of which the m slots of each row that are trained on,
+    or scored, are named.
 
-    With context parallelism this rank has a slice of T / c tokens of each row, and scores the named slots of r / c rows.
+    With context parallelism this rank has a slice of T / c tokens of each row, and scores the
+    named slots of r / c rows.
     """
 
     token_ids: Tensor  # [r, T / c] int64
@@ -82,7 +84,9 @@ class MicroBatches:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.layout.device, non_blocking=True)
 
     def scatter(self, outputs: list[Tensor]) -> np.ndarray:
-        """[r / c, m] of every micro-batch -> [R, T] float32 at the tokens' parts, 0 elsewhere; whole on every rank."""
+        """[r / c, m] of every micro-batch -> [R, T] float32 at the tokens' parts, 0 elsewhere;
+        whole on every rank.
+        """
         context, layout = self.layout.context, self.layout
         rows, length = self.shape
         whole = torch.zeros((rows, length), dtype=torch.float32, device=layout.device)
@@ -108,12 +112,13 @@ class MicroBatches:
 
 
 def micro_batches(batch: Batch, keep: np.ndarray, layout: Layout, spec: ModelSpec, rows_per_mb: int) -> MicroBatches:
-    """Deals rows to the ranks so that all have about the same to do, and pads them to whole micro-batches of one shape.
+    """Deals rows to the ranks so that all have about the same to do, and pads them to whole
+    micro-batches of one shape.
 
     Args:
       keep: [R, T] bool, the tokens that log-probs (or values) are wanted of.
-      rows_per_mb: rows of a micro-batch that a rank (with context parallelism: a context group) takes; rounded up to a
-        multiple of the group's size.
+      rows_per_mb: rows of a micro-batch that a rank (with context parallelism: a context group)
+        takes; rounded up to a multiple of the group's size.
     """
     rows, length = batch.shape
     context = layout.context.size
@@ -138,6 +143,9 @@ def micro_batches(batch: Batch, keep: np.ndarray, layout: Layout, spec: ModelSpe
 
 
 def _costs(batch: Batch, spec: ModelSpec) -> np.ndarray:
-    """What each row costs: its tokens, and what attention costs beside the matrices. [R] float64, in tokens."""
+    """What each row costs: its tokens, and what attention costs beside the matrices.
+
+    [R] float64, in tokens.
+    """
     ratio = spec.num_layers * spec.num_heads * spec.head_dim / parameter_count(spec)  # 2 A L^2 of 2 P L operations
     return 1 + row_costs(batch.segment_ids, 1.0, ratio)

@@ -1,12 +1,12 @@
-"""What a learner keeps over time, as a tree of this rank's shards: for checkpoints, and by HF names to move between engines.
+"""What a learner keeps over time, as a tree of this rank's shards: for checkpoints, and by HF
+names to move between engines.
 
-{"policy": {name: shard}, "supervised": phase, "rl": {"actor": phase, "critic": {"params", *phase}, "reference"}}
-phase = {"mu", "nu": {name: shard}, "count"}
+{"policy": {name: shard}, "supervised": phase, "rl": {"actor": phase, "critic": {"params", *phase},
+"reference"}} phase = {"mu", "nu": {name: shard}, "count"}
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,53 +18,17 @@ from rljax.backends.torch.checkpoint import shard_of
 from rljax.backends.torch.export import to_numpy
 from rljax.backends.torch.mesh import like, local_slices
 from rljax.checkpoints.portable import COUNTS
-from rljax.engines.cuda.critic import Critic
-from rljax.engines.cuda.phase import Phase
-from rljax.engines.cuda.policy import Policy, Weights
-from rljax.engines.cuda.portable import COUNTED, PARTS
+from rljax.engines.common.parts import COUNTED, PARTS, counts_of, parts_of
+from rljax.engines.cuda.policy import Policy
 from rljax.errors import UserError
 
 Tree = dict[str, Any]
-NEEDED = ("params", "mu", "nu", "supervised/mu", "supervised/nu")  # of what the tree has
-
-
-@dataclasses.dataclass
-class Reinforcement:
-    """What exists from the moment that RL begins."""
-
-    actor: Phase
-    critic: Critic | None
-    reference: Weights | None  # like those of the policy, in the compute dtype
-
-    def saved(self, names: list[str], *, with_reference: bool) -> dict[str, Any]:
-        tree: dict[str, Any] = {"actor": self.actor.saved()}
-        if self.critic is not None:
-            tree["critic"] = self.critic.saved()
-        if self.reference is not None and with_reference:
-            tree["reference"] = dict(zip(names, self.reference, strict=True))
-        return tree
-
-    def load(self, saved: dict[str, Any], names: list[str]) -> None:
-        self.actor.load(saved["actor"])
-        if self.critic is not None:
-            self.critic.load(saved["critic"])
-        if self.reference is not None and "reference" in saved:
-            self.reference = [saved["reference"][name].clone() for name in names]
-
-
-def saved(policy: Policy, supervised: Phase | None, rl: Reinforcement | None, *, with_reference: bool) -> Tree:
-    """The storage itself, not a copy."""
-    names = list(policy.trained)
-    tree: Tree = {"policy": dict(zip(names, policy.weights(), strict=True))}
-    if supervised is not None:
-        tree["supervised"] = supervised.saved()
-    if rl is not None:
-        tree["rl"] = rl.saved(names, with_reference=with_reference)
-    return tree
 
 
 def placed(tree: Tree, policy: Policy) -> dict[str, Tensor]:
-    """A tree's tensors by their paths; shards of parameters as DTensors, the rest as it is (the same on every rank)."""
+    """A tree's tensors by their paths; shards of parameters as DTensors, the rest as it is (the
+    same on every rank).
+    """
     found: dict[str, Tensor] = {}
     for path, tensor in _flat(tree).items():
         parameter = policy.trained.get(path.rsplit("/", 1)[-1])
@@ -96,24 +60,20 @@ def _whole(name: str, tensor: Tensor, policy: Policy) -> np.ndarray:
 
 
 def from_named(named: Mapping[str, Mapping[str, np.ndarray]], tree: Tree, policy: Policy, updates: int) -> Tree:
-    """Shards in the parts of `tree`, whose own stay where `named` has none. Raises UserError where one doesn't fit.
+    """Shards in the parts of `tree`, whose own stay where `named` has none. Raises UserError where
+    one doesn't fit.
 
     updates: the policy's optimizer steps where there are no counts.
     """
-    flat = _flat(tree)
-    parts = {prefix: part for part, prefix in PARTS.items()}
-    counts: dict[str, Any] = {"actor": updates, **named.get(COUNTS, {})}
-    found = dict(flat)
-    for path, tensor in flat.items():
-        prefix, _, name = path.rpartition("/")
-        part = parts.get(prefix)
-        if part is not None and part in named:
-            found[path] = _shard(name, named[part], tensor, policy)
-        elif part in NEEDED:
-            raise UserError(f"checkpoint: nothing of {part} in the state of another engine (is it of this config?)")
-    for name, path in COUNTED.items():
-        if path in flat and name in counts:
-            found[path] = torch.tensor(int(counts[name]))
+    found = _flat(tree)
+    inside = {part: [path for path in found if path.rpartition("/")[0] == prefix] for part, prefix in PARTS.items()}
+    for part in parts_of(named, [part for part, paths in inside.items() if paths]):
+        arrays = named[part]
+        for path in inside[part]:
+            found[path] = _shard(path.rpartition("/")[2], arrays, found[path], policy)
+    for name, count in counts_of(named, updates).items():
+        if COUNTED[name] in found:
+            found[COUNTED[name]] = torch.tensor(count)
     return _nested(found)
 
 

@@ -1,1 +1,4 @@
-"""A policy that is one table: logits of the next token given the last. The whole loop runs on it in milliseconds, for tests."""
+"""A policy that is one table: logits of the next token given the last.
+
+The whole loop runs on it in milliseconds, for tests.
+"""

@@ -1,4 +1,5 @@
-"""A collective between processes in a few lines: everything goes to rank 0 and comes back from it, in the order of ranks.
+"""A collective between processes in a few lines: everything goes to rank 0 and comes back from it,
+in the order of ranks.
 
 It blocks as NCCL and gloo do: for ever while a peer is silent, with an error when a peer is gone.
 """
@@ -13,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljax.engine.rank import ProcessRank
-from rljax.multiprocess import wire
-from rljax.multiprocess.wire import Frame
+from rljax.messaging.framing import Message, receive, send
+from rljax.messaging.listener import keep_alive
 
 PATIENCE = 60.0  # seconds until all have come
 
@@ -29,28 +30,28 @@ class Collective:
         self._connections: list[socket.socket] = []
         if process.rank > 0:
             self._connections = [_connect(host, int(port))]
-            wire.keep_alive(self._connections[0])
-            wire.send(self._connections[0], Frame("rank", {"rank": process.rank}))
+            keep_alive(self._connections[0])
+            send(self._connections[0], Message("rank", {"rank": process.rank}))
             return
         found: dict[int, socket.socket] = {}
         with socket.create_server((host, int(port)), backlog=process.size) as listener:
             listener.settimeout(PATIENCE)
             while len(found) < process.size - 1:
                 connection, _ = listener.accept()
-                found[wire.receive(connection).fields["rank"]] = connection
+                found[receive(connection).fields["rank"]] = connection
         self._connections = [found[rank] for rank in sorted(found)]
         for connection in self._connections:
-            wire.keep_alive(connection)
+            keep_alive(connection)
 
     def gather(self, array: np.ndarray) -> list[np.ndarray]:
         """The array of every rank, the same everywhere. float64, of any shapes."""
         array = np.asarray(array, np.float64)
         if self.rank > 0:
-            wire.send(self._connections[0], Frame("part", {}, {"0": array}))
-            return list(wire.receive(self._connections[0]).arrays.values())
-        parts = [array, *(wire.receive(connection).arrays["0"] for connection in self._connections)]
+            send(self._connections[0], Message("part", {}, {"0": array}))
+            return list(receive(self._connections[0]).arrays.values())
+        parts = [array, *(receive(connection).arrays["0"] for connection in self._connections)]
         for connection in self._connections:
-            wire.send(connection, Frame("all", {}, {str(i): part for i, part in enumerate(parts)}))
+            send(connection, Message("all", {}, {str(i): part for i, part in enumerate(parts)}))
         return parts
 
     def sum(self, array: np.ndarray) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Learns the bigram table by the exact gradient of the oracle's objective, with Adam; in several processes too."""
+"""Learns the bigram table by the exact gradient of the oracle's objective, with Adam; in several
+processes too.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from safetensors.numpy import load_file, save_file
 from rljax.batching import packing
 from rljax.batching.batch import Batch
 from rljax.config.schema import Config, OptimizerConfig
-from rljax.engine import WeightSource
+from rljax.engine import ExportTarget, ExportToDirectory, WeightsInDirectory, WeightsInMemory, WeightSource
 from rljax.engines.fake import model
 from rljax.engines.fake.collective import Alone, Collective
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean, merge
 from rljax.objective import oracle
-from rljax.objective.spec import PREFIX, Objective, TokenArrays, explained_variance
+from rljax.objective.spec import PREFIX, Objective, TokenArrays
 
 CHECKPOINT = "learner.safetensors"
 
@@ -49,8 +51,9 @@ class Adam:
 class FakeLearner:
     """A policy table, its reference, and a critic that knows only the last token.
 
-    In several processes each has all of it, takes its own rows of a batch, and adds up scores, gradients and metrics with the
-    others: as a data-parallel learner does, so that law 2 over ranks is tested on it.
+    In several processes each has all of it, takes its own rows of a batch, and adds up scores,
+    gradients and metrics with the others: as a data-parallel learner does, so that split
+    invariance over ranks is tested on it.
     """
 
     def __init__(self, config: Config, model_dir: Path, peers: Collective | Alone | None = None) -> None:
@@ -60,6 +63,7 @@ class FakeLearner:
         self._table = model.read(model_dir)
         self._shape = json.loads((model_dir / "config.json").read_text())  # a checkpoint of another model is refused
         self._reference = self._table.copy()
+        self._teacher = _teacher_of(config, len(self._table))
         self._values = np.zeros((len(self._table), 1))
         self._adam = {
             "policy": Adam(config.actor.optimizer, self._table.shape),
@@ -71,10 +75,17 @@ class FakeLearner:
         return self._score(self._table, batch)
 
     def score_reference(self, batch: Batch) -> np.ndarray:
-        """Under the policy that reinforcement began with: the model directory's, or what the warm-up left."""
+        """Under the policy that reinforcement began with: the model directory's, or what the
+        warm-up left.
+        """
         if not self._config.actor.kl_ctl:
             raise UserError("actor.kl_ctl: 0 has no reference policy to score with")
         return self._score(self._reference, batch)
+
+    def score_teacher(self, batch: Batch) -> np.ndarray:
+        if self._teacher is None:
+            raise UserError("actor.distill.teacher: empty, so there is no teacher to score with")
+        return self._score(self._teacher, batch)
 
     def _score(self, table: np.ndarray, batch: Batch) -> np.ndarray:
         logp = model.log_probs(table, self._temperature)[_last(batch), batch.token_ids]
@@ -134,7 +145,9 @@ class FakeLearner:
         return merge({name: Mean(*row) for name, row in zip(means, part.tolist(), strict=True)} for part in parts)
 
     def _logp_and_entropy(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """[R, T] float64, nats; log-probs rounded as the sampler reports them, so that a ratio of 1 is 1 to the bit."""
+        """[R, T] float64, nats; log-probs rounded as the sampler reports them, so that a ratio of
+        1 is 1 to the bit.
+        """
         table = model.log_probs(self._table, self._temperature)
         entropy = -(np.exp(table) * table).sum(1)
         last = _last(batch)
@@ -143,7 +156,8 @@ class FakeLearner:
     def loss_and_gradient(self, batch: Batch, objective: Objective) -> tuple[float, np.ndarray]:
         """The oracle's loss, and its gradient with respect to the table [V, V].
 
-        With z the logits / temperature of a row: d logp / dz = onehot - p and dH / dz = -p (log p + H).
+        With z the logits / temperature of a row: d logp / dz = onehot - p and dH / dz = -p (log p
+        + H).
         """
         logp, entropy = self._logp_and_entropy(batch)
         result = oracle.policy_objective(logp, entropy, _tokens(batch), objective)
@@ -167,15 +181,14 @@ class FakeLearner:
         self._values = self._values + self._adam["critic"].step(self._peers.sum(gradient))
         error = (target - value) ** 2
         moments = {"value": value, "return": target, "squared_error": error, "squared_return": target**2, "loss": error / 2}
-        metrics = self._merged({f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()})
-        return metrics | {"critic/explained_variance": Mean(explained_variance(metrics), 1)}
+        return self._merged({f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()})
 
-    def export(self, directory: Path | None) -> WeightSource:
-        if directory is None:
-            return WeightSource(params=self._table.copy())
+    def export(self, target: ExportTarget) -> WeightSource:
+        if not isinstance(target, ExportToDirectory):
+            return WeightsInMemory(self._table.copy())
         if self._peers.rank == 0:
-            model.write(directory, self._table)
-        return WeightSource(directory=directory)
+            model.write(target.directory, self._table)
+        return WeightsInDirectory(target.directory)
 
     def save(self, directory: Path) -> None:
         if self._peers.rank > 0:
@@ -205,8 +218,20 @@ class FakeLearner:
         self._peers.close()
 
 
+def _teacher_of(config: Config, vocabulary: int) -> np.ndarray | None:
+    """The teacher's table [V, V], which no checkpoint holds: its directory does."""
+    if not config.actor.distill.teacher:
+        return None
+    table = model.read(Path(config.actor.distill.teacher))
+    if len(table) != vocabulary:
+        raise UserError(f"actor.distill.teacher: a vocabulary of {len(table)} tokens, and the policy's is {vocabulary}")
+    return table
+
+
 def _last(batch: Batch) -> np.ndarray:
-    """The token before each, [R, T]; whatever stands there for the first of a segment, which is never trained on."""
+    """The token before each, [R, T]; whatever stands there for the first of a segment, which is
+    never trained on.
+    """
     return np.roll(batch.token_ids, 1, axis=1)
 
 
@@ -226,6 +251,7 @@ def _tokens(batch: Batch) -> TokenArrays:
         segment_ids=batch.segment_ids,
         proximal_logp=wide(batch.proximal_logp),
         reference_logp=wide(batch.reference_logp),
+        teacher_logp=wide(batch.teacher_logp),
         interpolation=wide(batch.interpolation),
         versions=batch.versions,
     )
@@ -250,7 +276,13 @@ def _ratios(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> dict
             "clip_ratio": _mean(clipped, mask),
         }
         | _reference_kl(logp, tokens)
+        | _teacher_kl(logp, tokens)
     )
+
+
+def _teacher_kl(logp: np.ndarray, tokens: TokenArrays) -> dict[str, Mean]:
+    """k1 of the sampled tokens, where the batch has a teacher."""
+    return {} if tokens.teacher_logp is None else {"teacher_kl": _mean(logp - tokens.teacher_logp, tokens.mask)}
 
 
 def _reference_kl(logp: np.ndarray, tokens: TokenArrays) -> dict[str, Mean]:

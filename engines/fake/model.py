@@ -1,4 +1,7 @@
-"""The bigram table and its directory. Sampler and learner read log-probs from one function, so law 3 is exact here."""
+"""The bigram table and its directory.
+
+Sampler and learner read log-probs from one function, so the ratio is 1 exactly.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ def write(directory: Path, table: np.ndarray) -> None:
 
 
 def read(directory: Path) -> np.ndarray:
-    """Logits [V, V] float32, row: the last token. A directory of another kind of model gives its vocabulary, and zeros."""
+    """Logits [V, V] float32, row: the last token.
+
+    A directory of another kind of model gives its vocabulary, and zeros.
+    """
     path = directory / "config.json"
     if not path.is_file():
         raise UserError(f"actor.path: no config.json in {directory} (a Hugging Face model directory has one)")

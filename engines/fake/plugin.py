@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
+from rljax.engine import Plugin, find_plugin
 from rljax.engine.rank import from_environment
 from rljax.engines.fake.collective import Alone, Collective
 from rljax.engines.fake.learner import FakeLearner
@@ -13,17 +14,19 @@ from rljax.engines.fake.sampler import FakeSampler
 from rljax.errors import UserError
 
 
-class FakePlugin:
+class FakePlugin(Plugin):
     """No device; the learner of `fake:d3` lives in three processes."""
 
-    dims = "d"
     samples = True
     learns = True
     transports = ("memory", "directory")
 
     def check(self, config: Config, allocation: Allocation) -> None:
         """Its sampler draws from the whole distribution or takes the best token."""
-        if config.gconfig.top_p < 1 or config.gconfig.top_k > 0 or config.gconfig.stop:
+        if allocation.sampler is None or not isinstance(find_plugin(allocation.sampler.engine), FakePlugin):
+            return
+        drawn = (config.gconfig, config.evaluator)
+        if config.gconfig.stop or any(params.top_p < 1 or params.top_k > 0 for params in drawn):
             raise UserError("allocation_mode: the engine fake has no top_p, top_k or stop strings (leave them out of gconfig)")
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> FakeSampler:
@@ -35,9 +38,6 @@ class FakePlugin:
 
     def processes(self, config: Config, pool: Pool) -> int:
         return pool.data
-
-    def process(self, config: Config, pool: Pool) -> None:
-        """The environment says it."""
 
 
 PLUGIN = FakePlugin()

@@ -1,4 +1,6 @@
-"""Samples from the bigram table, token by token between turns of the event loop, with faults and delays on request."""
+"""Samples from the bigram table, token by token between turns of the event loop, with faults and
+delays on request.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from rljax.config.schema import Config
-from rljax.engine import WeightSource
+from rljax.engine import CooperativeSampler, WeightsInDirectory, WeightsInMemory, WeightSource
 from rljax.engines.fake import model
 from rljax.errors import SamplerError, UserError
 from rljax.types import Completion, Finish, Request
@@ -17,7 +19,8 @@ from rljax.types import Completion, Finish, Request
 
 @dataclasses.dataclass
 class Trouble:
-    """What goes wrong, drawn apart from the samples, so that a completion stays a function of its request.
+    """What goes wrong, drawn apart from the samples, so that a completion stays a function of its
+    request.
 
     Example: Trouble(np.random.default_rng(0), delay=0.002, failure_rate=0.05)
     """
@@ -27,7 +30,8 @@ class Trouble:
     failure_rate: float = 0.0  # of requests, lost at a random token
 
     async def before_token(self) -> None:
-        await asyncio.sleep(self.random.uniform(0, self.delay) if self.delay else 0)
+        if self.delay:
+            await asyncio.sleep(self.random.uniform(0, self.delay))
 
     def lost_at(self, request: Request) -> int:
         """The token at which the request is lost; past its end if it is not."""
@@ -35,24 +39,18 @@ class Trouble:
         return int(self.random.integers(request.params.max_new_tokens)) if lost else request.params.max_new_tokens
 
 
-class FakeSampler:
+class FakeSampler(CooperativeSampler):
     """A sampler of the table. One event loop; a swap of weights falls between two tokens."""
 
     def __init__(self, config: Config, model_dir: Path, trouble: Trouble | None = None) -> None:
-        self.version = 0
+        super().__init__()
         self._table = model.read(model_dir)
         self._by_temperature: dict[float, np.ndarray] = {}  # log-probs of the present weights
         self._trouble = trouble or Trouble(np.random.default_rng(config.seed))
-        self._unpaused = asyncio.Event()
-        self._unpaused.set()
-        self._closed = asyncio.Event()
 
     async def generate(self, request: Request) -> Completion:
         """Raises SamplerError when trouble loses the request, or the sampler is closed."""
-        if self._closed.is_set():
-            raise SamplerError("the sampler is closed")
-        if not len(request.prompt_ids):
-            raise UserError(f"request {request.id}: the prompt is empty; a sampler needs at least one token")
+        self.begin(request)
         params, random, last = request.params, np.random.default_rng(request.seed), int(request.prompt_ids[-1])
         tokens: list[int] = []
         logps: list[float] = []
@@ -60,8 +58,7 @@ class FakeSampler:
         lost_at, finish = self._trouble.lost_at(request), Finish.LENGTH
         while len(tokens) < params.max_new_tokens:
             await self._trouble.before_token()
-            await self._unpaused.wait()
-            if self._closed.is_set():
+            if not await self.turn():
                 finish = Finish.ABORT
                 break
             if len(tokens) == lost_at:
@@ -77,7 +74,10 @@ class FakeSampler:
         return Completion(np.array(tokens, np.int32), np.array(logps, np.float32), np.array(versions, np.int32), finish)
 
     def _row(self, last: int, request: Request, length: int) -> np.ndarray:
-        """Log-probs of the next token under the distribution that is sampled. [V] float64, nats."""
+        """Log-probs of the next token under the distribution that is sampled.
+
+        [V] float64, nats.
+        """
         params = request.params
         temperature = 1.0 if params.greedy else params.temperature
         if temperature not in self._by_temperature:
@@ -89,19 +89,15 @@ class FakeSampler:
             row -= np.log(np.exp(row).sum())
         return row
 
-    async def pause(self) -> None:
-        self._unpaused.clear()
-
-    async def resume(self) -> None:
-        self._unpaused.set()
-
     async def load_weights(self, source: WeightSource, version: int) -> None:
-        table = source.params if source.directory is None else await asyncio.to_thread(model.read, source.directory)
+        match source:
+            case WeightsInMemory(table):
+                pass
+            case WeightsInDirectory(directory):
+                table = await asyncio.to_thread(model.read, directory)
+            case _:
+                raise UserError("the engine fake takes weights from memory or from a directory")
         self._table, self.version, self._by_temperature = table, version, {}
-
-    async def close(self) -> None:
-        self._closed.set()
-        self._unpaused.set()
 
 
 def _draw(row: np.ndarray, uniform: float) -> int:

@@ -1,4 +1,6 @@
-"""Who and what our server lets in: a token, bounded bodies, JSON or nothing, weights from allowed places only."""
+"""Who and what our server lets in: a token, bounded bodies, JSON or nothing, weights from allowed
+places only.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def error_response(status: int, message: str) -> web.Response:
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Bad input is a 400, a failed sampler a 503; a fault of ours is a 500 and goes to the log, not to the client."""
+    """Bad input is a 400, a failed sampler a 503; a fault of ours is a 500 and goes to the log,
+    not to the client.
+    """
     try:
         return await handler(request)
     except (BadRequest, UserError) as error:
@@ -63,7 +67,10 @@ def authorize(token: str | None) -> Any:
 
 
 async def json_body(request: web.Request) -> dict[str, Any]:
-    """The body as a JSON object. Raises BadRequest; aiohttp answers 413 past the limit of the application."""
+    """The body as a JSON object.
+
+    Raises BadRequest; aiohttp answers 413 past the limit of the application.
+    """
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             body = await request.read()
@@ -79,8 +86,8 @@ async def json_body(request: web.Request) -> dict[str, Any]:
 def weight_directory(value: object, roots: Sequence[Path]) -> Path:
     """A directory that weights may be loaded from.
 
-    Below a root after every link is followed, with a config and safetensors: nothing that would have to be unpickled, no
-    code of the model's own. Raises BadRequest.
+    Below a root after every link is followed, with a config and safetensors: nothing that would
+    have to be unpickled, no code of the model's own. Raises BadRequest.
     """
     if not isinstance(value, str) or not value or "\0" in value:
         raise BadRequest("model_path: a directory is needed")

@@ -26,16 +26,16 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from rljax.engine import WeightSource
+from rljax.engine import Sampler, Sender, WeightsBroadcast, WeightsInDirectory, WeightSource
 from rljax.engines.http import protocol
 from rljax.engines.http.continuation import fitted, joined, remaining, shortened
 from rljax.engines.http.health import Watch
-from rljax.engines.http.interfaces import CONTROL_TIMEOUT, Broadcast, PostTo, Replicas
+from rljax.engines.http.interfaces import CONTROL_TIMEOUT, PostTo, Replicas
 from rljax.engines.http.published_weights import PublishedWeights
 from rljax.engines.http.remote import Remote, ServerLost, describe, session_of
 from rljax.engines.http.replies import Reply
 from rljax.engines.http.router import Closed, Router
-from rljax.errors import SamplerError, UserError
+from rljax.errors import RequestLost, SamplerError, UserError
 from rljax.types import Completion, Finish, Request
 
 log = logging.getLogger(__name__)
@@ -45,24 +45,26 @@ ABORT_GRACE = 10.0  # seconds that aborted requests get to hand over their token
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0  # seconds
 
 
-class HttpSampler:
+class HttpSampler(Sampler):
     """A `Sampler` of servers that speak SGLang's native protocol.
 
     Example:
         sampler = HttpSampler([Remote("http://127.0.0.1:30000", facts, token=None)], version=0)
         completion = await sampler.generate(Request("0/17#3", prompt_ids, SamplingParams(64, stop_token_ids=(2,)), seed=1))
 
-    Log-probs are of logits / temperature over the whole vocabulary; SGLang doesn't renormalise for top_p and top_k (ours does).
-    SGLang heeds a request's seed only with --enable-deterministic-inference, and always ends a completion at the model's own
-    EOS ids, unless stop_token_ids is empty: then at none.
+    Log-probs are of logits / temperature over the whole vocabulary; SGLang doesn't renormalize for
+    top_p and top_k (ours does). SGLang heeds a request's seed only with
+    --enable-deterministic-inference, and always ends a completion at the model's own EOS ids,
+    unless stop_token_ids is empty: then at none.
     """
+
+    version = 0
 
     def __init__(
         self,
         remotes: Sequence[Remote],
         *,
         version: int,
-        request_timeout: float = 3600.0,
         request_retries: int = 3,
         recompute: bool = False,
         replicas: Replicas | None = None,
@@ -71,14 +73,14 @@ class HttpSampler:
         """
         Args:
           version: of the weights that all of them have.
-          request_timeout: seconds a completion may take, pauses included.
-          request_retries: attempts after the first that may bring no token before a request is lost.
+          request_retries: attempts in a row, after the first, that may bring no token before a
+            request is lost.
           recompute: `rollout.recompute_kv_on_publish`.
           lends: the servers' memory, to a learner on their devices.
         """
         self._remotes = list(remotes)
         self.version, self.lends = version, lends
-        self._timeout, self._retries, self._recompute, self._replicas = request_timeout, request_retries, recompute, replicas
+        self._retries, self._recompute, self._replicas = request_retries, recompute, replicas
         self._cache_space = uuid.uuid4().hex  # an earlier run's third weights are not this one's
         self._loads = 0  # begun: a version may be loaded twice, and what was cached between the two be of neither
         self._paused = False
@@ -96,24 +98,23 @@ class HttpSampler:
     # Requests
 
     async def generate(self, request: Request) -> Completion:
-        """Samples one completion; cancelling the call aborts it at the server.
+        """Samples one completion; cancelling the call aborts it at the server. Waits as long as it
+        takes: `PatientGenerator` sets the time limit.
 
-        A completion that loses its server goes on at another, behind the tokens it has. With no room left in the context it
-        ends as at max_new_tokens, by `length`.
+        A completion that loses its server goes on at another, behind the tokens it has. With no
+        room left in the context it ends as at max_new_tokens, by `length`.
 
         Raises:
-          UserError: a prompt that is empty, holds an id outside the vocabulary, or leaves no room in the context; or
-            whatever else a server refuses.
-          SamplerError: the request is lost: too many attempts brought nothing, its time is up, or no server is left.
+          UserError: a prompt that is empty, holds an id outside the vocabulary, or leaves no room
+            in the context; or whatever else a server refuses.
+          RequestLost: too many attempts in a row brought nothing, an answer can't be understood,
+            or no server is left.
         """
         self._enter()
         try:
-            async with asyncio.timeout(self._timeout):
-                return await self._complete(request)
-        except TimeoutError:
-            raise SamplerError(
-                f"request {request.id}: no completion within {self._timeout:g} s (rollout.request_timeout)"
-            ) from None
+            return await self._complete(request)
+        except SamplerError as error:
+            raise RequestLost(str(error)) from error
 
     async def _complete(self, request: Request) -> Completion:
         if not len(request.prompt_ids):
@@ -189,7 +190,10 @@ class HttpSampler:
     # Weights
 
     async def pause(self) -> None:
-        """Stops sending requests, and every server between two decode steps. Raises SamplerError when no server is left."""
+        """Stops sending requests, and every server between two decode steps.
+
+        Raises SamplerError when no server is left.
+        """
         self._enter()
         self._router.set_open(False)
         async with self.control:  # a server that is being brought back comes first
@@ -204,13 +208,18 @@ class HttpSampler:
         await remote.get(session, "/get_server_info", CONTROL_TIMEOUT)
 
     def _pause_mode(self, remote: Remote) -> str:
-        """Where an old server can't recompute the cache of what it runs, that is aborted, and submitted again by `generate`."""
+        """Where an old server can't recompute the cache of what it runs, that is aborted, and
+        submitted again by `generate`.
+        """
         if not self._recompute:
             return "in_place"
         return "retract" if remote.facts.retracts else "abort"
 
     def _flushes(self, remote: Remote) -> bool:
-        """A retracted request still owns its prefix in SGLang's cache. In no other mode may its cache be flushed at all."""
+        """A retracted request still owns its prefix in SGLang's cache.
+
+        In no other mode may its cache be flushed at all.
+        """
         return self._recompute and remote.facts.retracts
 
     async def resume(self) -> None:
@@ -222,13 +231,14 @@ class HttpSampler:
             self._router.set_open(True)
 
     async def load_weights(self, source: WeightSource, version: int) -> None:
-        """Puts weights on every server, pausing around it unless they are paused. A server that doesn't take them is left
-        out until it does.
+        """Puts weights on every server, pausing around it unless they are paused. A server that
+        doesn't take them is left out until it does.
 
-        Law 7: SGLang keeps the cache of older weights for requests in flight; later ones use another key, and can't find it.
+        No stale cache: SGLang keeps the cache of older weights for requests in flight. Later
+        requests use another key, and can't find it.
 
         Raises:
-          UserError: weights that no server accepts, or that are no directory or `Broadcast`.
+          UserError: weights that no server accepts, or that are arrays of this process.
           SamplerError: when no server is left.
         """
         self._enter()
@@ -239,13 +249,14 @@ class HttpSampler:
         try:
             self._usable()
             remotes = [remote for remote in self._remotes if remote.usable or remote.behind]  # in their order: ipc goes by it
-            if source.directory is not None:
-                current = await self._load_directory(source.directory, remotes, version)
-            elif hasattr(source.params, "send"):
-                current = await self._broadcast(source.params, remotes, version)
-                await asyncio.to_thread(self._published.drop)
-            else:
-                raise UserError("a server takes weights from a directory or a broadcast, not arrays of this process")
+            match source:
+                case WeightsInDirectory(directory):
+                    current = await self._load_directory(directory, remotes, version)
+                case WeightsBroadcast(sender):
+                    current = await self._broadcast(sender, remotes, version)
+                    await asyncio.to_thread(self._published.drop)
+                case _:
+                    raise UserError("a server takes weights from a directory or a broadcast, not arrays of this process")
             self.version = version
             self._lacking.clear()
             for remote in current:
@@ -255,7 +266,9 @@ class HttpSampler:
                 await self.resume()
 
     async def lacks_weights(self) -> None:
-        """Returns when a server that was started again waits for weights that only a publish can bring."""
+        """Returns when a server that was started again waits for weights that only a publish can
+        bring.
+        """
         await self._lacking.wait()
 
     async def _load_directory(self, directory: Path, remotes: Sequence[Remote], version: int) -> list[Remote]:
@@ -275,12 +288,12 @@ class HttpSampler:
         body = {"model_path": directory, "weight_version": str(version), "flush_cache": self._flushes(remote)}
         await self._post(remote, "/update_weights_from_disk", body)
 
-    async def _broadcast(self, weights: Broadcast, remotes: Sequence[Remote], version: int) -> list[Remote]:
+    async def _broadcast(self, sender: Sender, remotes: Sequence[Remote], version: int) -> list[Remote]:
         if not remotes:
             raise SamplerError(f"publishing version {version}: no server is there to take part in the broadcast")
         try:
             posts = [PostTo(self.session, remote, remote.member) for remote in remotes]
-            await weights.send(posts, version, flush=all(map(self._flushes, remotes)))
+            await sender.send(posts, version, flush=all(map(self._flushes, remotes)))
         except ServerLost as error:
             raise SamplerError(f"publishing version {version}: {error}") from error
         return list(remotes)
@@ -290,8 +303,9 @@ class HttpSampler:
         return await remote.post(self._session, path, body, CONTROL_TIMEOUT)
 
     async def _each(self, act: Callable[[Remote], Awaitable[Any]], remotes: Sequence[Remote]) -> list[Remote]:
-        """Acts on all servers at once, and returns those that did it. One that fails is left out; where nobody agrees, it is
-        the request that is wrong."""
+        """Acts on all servers at once, and returns those that did it. One that fails is left out;
+        where nobody agrees, it is the request that is wrong.
+        """
         results = await asyncio.gather(*(act(remote) for remote in remotes), return_exceptions=True)
         failed = {r: e for r, e in zip(remotes, results, strict=True) if isinstance(e, BaseException)}
         for error in failed.values():
@@ -313,8 +327,9 @@ class HttpSampler:
     # Memory
 
     async def release(self) -> None:
-        """Aborts what is in flight, which `generate` submits again after the next resume: SGLang dies when it is asked with a
-        request running. Then every server lets go of its weights and its cache (SGLang: only with --enable-memory-saver).
+        """Aborts what is in flight, which `generate` submits again after the next resume: SGLang
+        dies when it is asked with a request running. Then every server lets go of its weights and
+        its cache (SGLang: only with --enable-memory-saver).
         """
         self._enter()
         self._router.set_open(False)
@@ -369,7 +384,9 @@ class HttpSampler:
         return self._paused
 
     def present_weights(self) -> str | None:
-        """A directory with the present weights, for a server that was started again; None when there is none."""
+        """A directory with the present weights, for a server that was started again; None when
+        there is none.
+        """
         return self._published.directory_of(self.version)
 
     def lack_weights(self) -> None:
@@ -381,7 +398,9 @@ class HttpSampler:
         self._router.wake()
 
     async def close(self) -> None:
-        """Ends every request with finish `abort`, keeping its tokens so far; stops servers that we started. May be repeated."""
+        """Ends every request with finish `abort`, keeping its tokens so far; stops servers that we
+        started. May be repeated.
+        """
         if self._closed:
             return
         self._closed = True
@@ -397,7 +416,9 @@ class HttpSampler:
             await asyncio.to_thread(self._replicas.close)
 
     async def _end_requests(self) -> None:
-        """SGLang ends an aborted request at its next step, so servers that we paused have to go on."""
+        """SGLang ends an aborted request at its next step, so servers that we paused have to go
+        on.
+        """
         await asyncio.gather(*(self._abort(remote, rid) for remote, rid in tuple(self._attempts.values())))
         if self._paused:
             paused = [remote for remote in self._remotes if remote.usable]

@@ -1,4 +1,6 @@
-"""A completion in several answers: what is left to ask for when one broke off, and the answers joined."""
+"""A completion in several answers: what is left to ask for when one broke off, and the answers
+joined.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from rljax.types import Completion, Finish, Request
 def remaining(request: Request, done: Completion) -> Request | None:
     """What is still to be asked for behind the tokens that came; None when that is nothing.
 
-    Stop strings are matched within one answer only: of the tokens that came, as many are dropped as a stop string's beginning
-    may have, and drawn again. The seed changes, or the first tokens' random numbers would be used twice.
+    Stop strings are matched within one answer only: of the tokens that came, as many are dropped
+    as a stop string's beginning may have, and drawn again. The seed changes, or the first tokens'
+    random numbers would be used twice.
     """
     kept = len(shortened(done, request).token_ids)
     if not kept:
@@ -41,7 +44,9 @@ def shortened(done: Completion, request: Request) -> Completion:
 
 
 def fitted(request: Request | None, remote: Remote, sampled: int) -> Request | None:
-    """Within the server's vocabulary and context; None when nothing is left to ask for behind the tokens sampled so far."""
+    """Within the server's vocabulary and context; None when nothing is left to ask for behind the
+    tokens sampled so far.
+    """
     if request is None:
         return None
     prompt, vocabulary, context = request.prompt_ids, remote.facts.vocabulary, remote.facts.context_length

@@ -4,43 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 
 import numpy as np
 
-from rljax.engine import Sampler, StreamingSampler
+from rljax.engine import Generator
 from rljax.engines.http.protocol import GenerateCall
-from rljax.types import Finish, Piece, Request
-
-
-async def pieces_of(sampler: Sampler, request: Request) -> AsyncIterator[Piece]:
-    """A completion as it grows, or in one piece where the sampler can't do that."""
-    if isinstance(sampler, StreamingSampler):
-        async with contextlib.aclosing(sampler.stream(request)) as pieces:  # type: ignore[type-var]
-            async for piece in pieces:
-                yield piece
-    else:
-        done = await sampler.generate(request)
-        yield Piece(done.token_ids, done.logp, done.versions, done.finish)
+from rljax.types import Finish, Piece
 
 
 class Call:
-    """A completion under way. Its sampling is a task of its own, which an abort or a client that leaves cancels."""
+    """A completion under way.
 
-    def __init__(self, call: GenerateCall, sampler: Sampler) -> None:
+    Its sampling is a task of its own, which an abort or a client that leaves cancels.
+    """
+
+    def __init__(self, call: GenerateCall, generator: Generator) -> None:
         self.call = call
         self.finish: Finish | None = None
         self._error: Exception | None = None
         self._pieces: list[Piece] = []
         self._news = asyncio.Event()
-        self._task = asyncio.ensure_future(self._run(sampler))
+        self._task = asyncio.ensure_future(self._run(generator))
 
-    async def _run(self, sampler: Sampler) -> None:
+    async def _run(self, generator: Generator) -> None:
         try:
-            async for piece in pieces_of(sampler, self.call.request):
-                self._pieces.append(piece)
-                self.finish = piece.finish
-                self._news.set()
+            async with contextlib.aclosing(generator.stream(self.call.request)) as pieces:
+                async for piece in pieces:
+                    self._pieces.append(piece)
+                    self.finish = piece.finish
+                    self._news.set()
         except Exception as error:  # handed to whoever waits
             self._error = error
         finally:

@@ -1,11 +1,12 @@
-"""Looks after the servers of an `HttpSampler`: finds out who is gone, starts ours again, brings back who has returned.
+"""Looks after the servers of an `HttpSampler`: finds out who is gone, starts ours again, brings
+back who has returned.
 
     usable --(3 checks unanswered, or a request lost)--> lost --(answers, has or takes the present weights)--> usable
                                                           |
                                                           +--(silent for PATIENCE, or can't be started)--> dropped
 
-A dropped server is still looked at, and comes back if it answers after all. /health is not asked: it samples a token, which a
-paused server can't.
+A dropped server is still looked at, and comes back if it answers after all. /health is not asked:
+it samples a token, which a paused server can't.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ class Watch:
         await remote.get(self._sampler.session, "/get_model_info", CHECK_TIMEOUT)
 
     async def _bring_back(self, remote: Remote) -> None:
-        """Usable again, unless generation is paused: then later. Raises when it isn't there or won't have the weights."""
+        """Usable again, unless generation is paused: then later.
+
+        Raises when it isn't there or won't have the weights.
+        """
         session = self._sampler.session
         await self._check(remote)  # a server that does not answer must not keep a publish waiting
         async with self._sampler.control:

@@ -1,10 +1,10 @@
-"""What an `HttpSampler` works with: processes behind the servers, weights on their way to them, and calls to one of them."""
+"""What an `HttpSampler` works with: processes behind the servers, and calls to one of them."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Any, Protocol
 
 import aiohttp
@@ -14,28 +14,9 @@ from rljax.engines.http.remote import Remote
 CONTROL_TIMEOUT = 600.0  # seconds for a pause, a load of weights, a resume
 
 
-class Post(Protocol):
-    """POST to one server: (path, body) -> answer. Raises ServerLost, UserError."""
-
-    @property
-    def member(self) -> object:
-        """The process at the other end, as far as is known: another one after it was lost."""
-        ...
-
-    def __call__(self, path: str, body: dict[str, Any]) -> Awaitable[Any]: ...
-
-
-class Broadcast(Protocol):
-    """Weights that reach servers by a collective of theirs and the learner's: `WeightSource(params=Broadcast)`."""
-
-    async def send(self, posts: Sequence[Post], version: int, *, flush: bool) -> None:
-        """Sends all weights to all servers, which are paused. Raises SamplerError when one didn't take them."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class PostTo:
-    """`Post` of a sampler's."""
+    """`rljax.engine.Post` of one server. Raises ServerLost when it is lost."""
 
     session: aiohttp.ClientSession
     remote: Remote
@@ -62,7 +43,9 @@ class Watched(Protocol):
         ...
 
     def present_weights(self) -> str | None:
-        """A directory with the present weights, for a server that was started again; None when there is none."""
+        """A directory with the present weights, for a server that was started again; None when
+        there is none.
+        """
         ...
 
     def lack_weights(self) -> None:
@@ -82,7 +65,10 @@ class Replicas(Protocol):
         ...
 
     def restart(self, index: int) -> Remote:
-        """Starts it again, with the weights it had at first. Blocks. Raises UserError when it can't, or may not."""
+        """Starts it again, with the weights it had at first.
+
+        Blocks. Raises UserError when it can't, or may not.
+        """
         ...
 
     def close(self) -> None: ...

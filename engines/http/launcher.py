@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljax.config.allocation import Pool
-from rljax.config.schema import Config, SglangConfig
+from rljax.config.schema import Config
 from rljax.engines.http import reaper
+from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.remote import SPANS_AND_INTERVALS, Remote, ServerLost, fetch, inspect
 from rljax.errors import UserError
 
@@ -63,7 +64,8 @@ class Process:
 
 
 class SglangServers:
-    """The SGLang servers of a pool: `data` of them, each over `tensor` devices. They end with this process, however it ends.
+    """The SGLang servers of a pool: `data` of them, each over `tensor` devices. They end with this
+    process, however it ends.
 
     Example:
         servers = SglangServers(config, Pool("sglang", data=2), Path("models/SmolLM2-135M-Instruct"))   # minutes
@@ -74,9 +76,11 @@ class SglangServers:
         """Starts them all at once and returns when all answer.
 
         Raises:
-          UserError: no SGLang, or one that doesn't start, with the end of its log; then none is left running.
+          UserError: no SGLang, or one that doesn't start, with the end of its log; then none is
+            left running.
         """
-        self._config, self._settings, self._pool, self._model_dir, self._token = config, config.sglang, pool, model_dir, token
+        self._config, self._settings = config, SglangConfig.of(config)
+        self._pool, self._model_dir, self._token = pool, model_dir, token
         self._python = interpreter(self._settings)
         self._release = installed_release(self._python)
         self._logs = Path(self._settings.log_dir or tempfile.mkdtemp(prefix="rljax-sglang-"))
@@ -186,7 +190,10 @@ def interpreter(settings: SglangConfig) -> str:
 
 
 def installed_release(python: str) -> tuple[int, ...]:
-    """(0, 5, 23), of the SGLang that an interpreter finds. Raises UserError where it finds none."""
+    """(0, 5, 23), of the SGLang that an interpreter finds.
+
+    Raises UserError where it finds none.
+    """
     question = "import importlib.metadata as m; print(m.version('sglang'))"
     try:
         answer = subprocess.run([python, "-c", question], capture_output=True, text=True, errors="replace", timeout=60)
@@ -230,8 +237,8 @@ def launch_command(settings: SglangConfig, pool: Pool, model_dir: Path, port: in
 
 
 def environment(settings: SglangConfig, pool: Pool, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Replica `index` sees its own devices only, and nothing of the launcher of ours: with its variables torch would take the
-    server for one of the learner's ranks.
+    """Replica `index` sees its own devices only, and nothing of the launcher of ours: with its
+    variables torch would take the server for one of the learner's ranks.
     """
     ours = {name for name in inherited if name in OF_A_LAUNCHER or name.startswith("TORCHELASTIC_")}
     env = {name: value for name, value in inherited.items() if name not in ours}

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, Sampler
+from rljax.engine import Plugin, Sampler
 from rljax.engines.http.client import HttpSampler
+from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.interfaces import Replicas
 from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, ServerLost, inspect, normalized
 from rljax.errors import SamplerError, UserError
@@ -23,23 +24,24 @@ TRANSPORTS = ("ipc", "nccl", "gloo", "directory")  # of servers that speak SGLan
 def attach(config: Config) -> HttpSampler:
     """A sampler of the servers at `rollout.addr`, one or several with commas between. Blocks.
 
-    Its version is the newest that a server has; servers with older weights wait for the next publish.
+    Its version is the newest that a server has; servers with older weights wait for the next
+    publish.
 
     Raises UserError when an address doesn't answer as a server does.
     """
-    token = os.environ.get(TOKEN_VARIABLE)
+    token, transport = os.environ.get(TOKEN_VARIABLE), SglangConfig.of(config).transport
     addresses = [part.strip() for part in config.rollout.addr.split(",") if part.strip()]
     if not addresses:
-        raise UserError("rollout.addr: empty (HOST:PORT of a running server; experiments.serve starts one)")
+        raise UserError("rollout.addr: empty (HOST:PORT of a running server; `rljax serve` starts one)")
     found = []
     for base in map(normalized, addresses):
         try:
             facts, version = inspect(base, token)
         except (ServerLost, SamplerError) as error:
             raise UserError(f"rollout.addr: {error} (is a server running there?)") from None
-        if config.sglang.transport not in ANYWHERE and facts.tensor > 1:
+        if transport not in ANYWHERE and facts.tensor > 1:
             raise UserError(
-                f"sglang.transport: {config.sglang.transport} leads to servers on one device each, and {base} is on "
+                f"sglang.transport: {transport} leads to servers on one device each, and {base} is on "
                 f"{facts.tensor} (directory leads to any)"
             )
         found.append((Remote(base, facts, token), version))
@@ -57,11 +59,10 @@ def sampler_of(config: Config, remotes: Sequence[Remote], version: int, replicas
     return HttpSampler(
         remotes,
         version=version,
-        request_timeout=rollout.request_timeout,
         request_retries=rollout.request_retries,
         recompute=rollout.recompute_kv_on_publish,
         replicas=replicas,
-        lends=config.sglang.release_memory,
+        lends=SglangConfig.of(config).release_memory,
     )
 
 
@@ -73,30 +74,31 @@ def _is_here(base: str) -> bool:
         return host == "localhost"
 
 
-class HttpPlugin:
-    dims = "d"
+class HttpPlugin(Plugin):
+    """No device of this machine: servers that anybody started."""
+
     samples = True
-    learns = False
+    attaches = True
     transports = TRANSPORTS
 
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
-        """What a server that runs already can do, and on which devices, only its user knows: a directory always works."""
-        return (config.sglang.transport or "directory",)
+        """What a server that runs already can do, and on which devices, only its user knows: a
+        directory always works.
+        """
+        return (SglangConfig.of(config).transport or "directory",)
 
     def check(self, config: Config, allocation: Allocation) -> None:
         bases = [normalized(part.strip()) for part in config.rollout.addr.split(",")]
         elsewhere = [base for base in bases if not _is_here(base)]
-        if elsewhere and config.sglang.transport not in ANYWHERE:
+        transport = SglangConfig.of(config).transport
+        if elsewhere and transport not in ANYWHERE:
             raise UserError(
-                f"sglang.transport: {config.sglang.transport} leads to servers on this machine, and {elsewhere[0]} may be "
+                f"sglang.transport: {transport} leads to servers on this machine, and {elsewhere[0]} may be "
                 "on another (directory leads to any that reads the same files)"
             )
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         return attach(config)
-
-    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
-        raise UserError("allocation_mode: http cannot learn (it is a sampler that runs elsewhere)")
 
 
 PLUGIN = HttpPlugin()

@@ -1,10 +1,12 @@
-"""The JSON of SGLang's native protocol, both ways: requests as bodies of /generate, completions as its replies.
+"""The JSON of SGLang's native protocol, both ways: requests as bodies of /generate, completions as
+its replies.
 
     client                                          server
     generate_body(request) -> {...}   -- HTTP -->   parse_generate({...}) -> GenerateCall
     replies.Reply.add({...})          <-- SSE --    reply({...}) of the tokens so far
 
-Only what rljax needs is understood: one prompt of token ids (or text, where the server has a tokenizer), one completion.
+Only what rljax needs is understood: one prompt of token ids (or text, where the server has a
+tokenizer), one completion.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ def generate_body(
     """The body of /generate for a request, streamed, with log-probs.
 
     Args:
-      cache_key: requests share cached prefixes only under the same key; it must change with the weights (law 7).
+      cache_key: requests share cached prefixes only under the same key; it must change with the
+        weights (no stale cache).
       incremental: ask our own server for chunks of new tokens only.
       interval: tokens a chunk, for servers that take it by request.
     """
@@ -303,9 +306,11 @@ def _finite(value: float) -> float | None:
 
 
 def spans(versions: Iterable[int], start: int = 0) -> list[dict[str, Any]]:
-    """Runs of equal versions as SGLang 0.5.23 reports them, from token `start` of the completion on.
+    """Runs of equal versions as SGLang 0.5.23 reports them, from token `start` of the completion
+    on.
 
-    Example: spans([5, 5, 6]) == [{"version": "5", "start": 0, "end": 2}, {"version": "6", "start": 2, "end": 3}]
+    Example: spans([5, 5, 6]) == [{"version": "5", "start": 0, "end": 2}, {"version": "6", "start":
+    2, "end": 3}]
     """
     found: list[dict[str, Any]] = []
     for index, version in enumerate(versions, start):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 class PublishedWeights:
-    """A second name for the published directory, which its publisher removes after the publish: hard links, no copy.
+    """A second name for the published directory, which its publisher removes after the publish:
+    hard links, no copy.
 
     It takes memory (or disk) for one model more, from the removal until the next publish.
     """

@@ -1,8 +1,9 @@
-"""Runs a command that must not outlive the process that wanted it: `python guard.py GRACE COMMAND...`.
+"""Runs a command that must not outlive the process that wanted it: `python guard.py GRACE
+COMMAND...`.
 
-The wish is the other end of stdin: when it is closed, or this process has another parent, by whoever or whatever ended that
-one, the command's whole process group gets SIGTERM, and SIGKILL after GRACE seconds. Exits with the command's status.
-Imports nothing of rljax: it starts fast.
+The wish is the other end of stdin: when it is closed, or this process has another parent, by
+whoever or whatever ended that one, the command's whole process group gets SIGTERM, and SIGKILL
+after GRACE seconds. Exits with the command's status. Imports nothing of rljax: it starts fast.
 """
 
 import contextlib

@@ -45,8 +45,9 @@ class Facts:
 
     @property
     def retracts(self) -> bool:
-        """`pause_generation` in mode retract, and a flush after it, work. SGLang 0.5.17 dies of that flush: it asserts an
-        empty queue, where the retracted requests are."""
+        """`pause_generation` in mode retract, and a flush after it, work. SGLang 0.5.17 dies of
+        that flush: it asserts an empty queue, where the retracted requests are.
+        """
         return self.ours or self.release >= SPANS_AND_INTERVALS
 
 
@@ -109,7 +110,10 @@ def inspect(base: str, token: str | None, timeout: float = 30.0) -> tuple[Facts,
 
 
 def _vocabulary(model_path: str) -> int | None:
-    """From config.json. SGLang on the CPU dies of an id outside the vocabulary, so the client must know."""
+    """From config.json.
+
+    SGLang on the CPU dies of an id outside the vocabulary, so the client must know.
+    """
     try:
         config = json.loads((Path(model_path) / "config.json").read_text())
         return int(config["text_config"]["vocab_size"] if "text_config" in config else config["vocab_size"])
@@ -209,8 +213,8 @@ class Remote:
 def session_of() -> aiohttp.ClientSession:
     """For any number of streams at once; chunks may be long.
 
-    A connection is let go of well before the server does so: a request that meets the end of its connection on the way
-    looks as if the server had died.
+    A connection is let go of well before the server does so: a request that meets the end of its
+    connection on the way looks as if the server had died.
     """
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=SERVERS_KEEP / 2)
     return aiohttp.ClientSession(connector=connector, read_bufsize=_LINE_LIMIT, trust_env=False)

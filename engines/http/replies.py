@@ -2,11 +2,14 @@
 
 Which version made a token is not simply what the reply says. Three kinds of servers:
 
-- **exact**: it reports spans of versions, and a step never straddles a swap (our server; SGLang 0.5.23 without overlap
+- **exact**: it reports spans of versions, and a step never straddles a swap (our server; SGLang
+0.5.23 without overlap
   scheduling). Taken as they are.
-- **spans, overlapped**: SGLang starts a step before it has looked at the last one's tokens. When it pauses, one step has
+- **spans, overlapped**: SGLang starts a step before it has looked at the last one's tokens. When
+it pauses, one step has
   run and its tokens are not counted yet: each request's first token after a swap was made by the weights before it.
-- **labels only** (SGLang 0.5.17): a chunk carries the version that the server's front end knew when the chunk passed by.
+- **labels only** (SGLang 0.5.17): a chunk carries the version that the server's front end knew
+when the chunk passed by.
   Tokens made before a swap may pass after it. The first chunk under a new label is held to be older.
 
 Where it can't be known, the older version is given: lag is then over-, never understated.
@@ -50,7 +53,8 @@ class Reply:
     _spans: Sequence[Mapping[str, Any]] = ()
 
     def add(self, chunk: Mapping[str, Any]) -> int:
-        """Takes in a chunk, with all tokens so far or only new ones, and returns how many tokens are new.
+        """Takes in a chunk, with all tokens so far or only new ones, and returns how many tokens
+        are new.
 
         Raises:
           SamplerError: on a chunk that is not one.

@@ -18,7 +18,8 @@ class Closed(Exception):
 
 
 class Router:
-    """Least loaded first, but samples of one prompt and turns of one episode stay together, where the prompt is cached.
+    """Least loaded first, but samples of one prompt and turns of one episode stay together, where
+    the prompt is cached.
 
     What comes before the first `#` of a request's id names its group.
     """

@@ -5,7 +5,8 @@
     POST /pause_generation, /continue_generation, /abort_request, /flush_cache, /update_weights_from_disk
     POST /release_memory_occupation, /resume_memory_occupation
 
-Bodies and replies are SGLang's (rljax/engines/http/protocol.py). What carries pickles, or needs torch, is refused by name.
+Bodies and replies are SGLang's (rljax/engines/http/protocol.py). What carries pickles, or needs
+torch, is refused by name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from aiohttp import web
 
 import rljax
-from rljax.engine import LendingSampler, Sampler, WeightSource
+from rljax.engine import Sampler, WeightsInDirectory
 from rljax.engines.http import protocol
 from rljax.engines.http.access import answer_errors, authorize, error_response, json_body, weight_directory
 from rljax.engines.http.generation import Call
@@ -193,31 +194,34 @@ class SamplerServer:
         return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def load_weights(self, request: web.Request) -> web.Response:
-        """Without a weight_version, the version goes up by one. What is in flight goes on; flush_cache changes nothing: no
-        cache of older weights serves later requests either way, and requests in flight are the sampler's own choice."""
+        """Without a weight_version, the version goes up by one. What is in flight goes on;
+        flush_cache changes nothing: no cache of older weights serves later requests either way,
+        and requests in flight are the sampler's own choice.
+        """
         body = await json_body(request)
         directory = await asyncio.to_thread(weight_directory, body.get("model_path"), self._options.weight_roots)
         async with self._control:
             version = _version(body.get("weight_version"), self._sampler.version + 1)
-            await self._sampler.load_weights(WeightSource(directory=directory), version)
+            await self._sampler.load_weights(WeightsInDirectory(directory), version)
         message = f"Succeeded to update model weights. Weight version updated to {version}."
         return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
 
     async def release(self, request: web.Request) -> web.Response:
-        """All of it, whatever the tags; nothing, with a sampler that can't. As with SGLang, only while nothing is running."""
+        """All of it, whatever the tags; nothing, with a sampler that can't.
+
+        As with SGLang, only while nothing is running.
+        """
         _check_tags(await json_body(request))
         if self._calls:
             raise BadRequest(f"release_memory_occupation: {len(self._calls)} requests are under way (abort them first)")
         async with self._control:
-            if isinstance(self._sampler, LendingSampler):
-                await self._sampler.release()
+            await self._sampler.release()
         return web.json_response(None)
 
     async def reclaim(self, request: web.Request) -> web.Response:
         _check_tags(await json_body(request))
         async with self._control:
-            if isinstance(self._sampler, LendingSampler):
-                await self._sampler.reclaim()
+            await self._sampler.reclaim()
         return web.json_response(None)
 
     async def flush_cache(self, request: web.Request) -> web.Response:

@@ -39,9 +39,9 @@ class Critic:
         self._phase = Phase(self._loss, config.critic.optimizer, total_steps, key, PREFIX, self.trained, policy.mesh)
 
     def update(self, parts: list[Rows]) -> dict[str, Mean]:
-        """One optimizer step; adds critic/explained_variance of the minibatch, from its sums."""
+        """One optimizer step."""
         self.trained, means = self._phase.step(self.trained, self._policy.frozen, parts)
-        return means | {f"{PREFIX}/explained_variance": explained_variance(means)}
+        return means
 
     def saved(self) -> Tree:
         return {"params": self.trained, **self._phase.saved()}
@@ -57,12 +57,3 @@ class Critic:
         tokens = rows.tokens
         values = self._values(trained, frozen, rows)
         return value_objective(values, rows.values, rows.returns, tokens.loss_weight, tokens.mask, clip=self._clip)
-
-
-def explained_variance(means: dict[str, Mean]) -> Mean:
-    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 is knowing the mean. Empty where nothing varies."""
-    count = means[f"{PREFIX}/return"].count
-    error = means[f"{PREFIX}/return"].value - means[f"{PREFIX}/value"].value
-    spread = means[f"{PREFIX}/squared_return"].value - means[f"{PREFIX}/return"].value ** 2
-    left = means[f"{PREFIX}/squared_error"].value - error**2
-    return Mean(1 - left / spread, 1) if count and spread > 0 else Mean(0.0, 0)

@@ -3,13 +3,13 @@
     batch -> micro-batches on the mesh -> gradients summed -> one optimizer step -> metrics, in one transfer
 
 Master weights and moments are float32, computed with in `actor.dtype`; log-probs only of the tokens that are trained on.
-With LoRA the base is frozen and the adapters are what is trained, optimised and saved. The reference policy and the critic
+With LoRA the base is frozen and the adapters are what is trained, optimized and saved. The reference policy and the critic
 are taken from the policy as it is when RL begins: at once, or after the supervised warm-up.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,33 +18,32 @@ import jax
 import numpy as np
 
 from rljax.backends.jax import checkpoint, hf, multihost
-from rljax.backends.jax.accumulate import Metrics
+from rljax.backends.jax.accumulate import Loss, Metrics
 from rljax.backends.jax.forward import named_logprobs, named_objective
 from rljax.backends.jax.mesh import dispatching, pool_mesh
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective
+from rljax.backends.jax.profile import StepTrace
 from rljax.batching.batch import Batch
-from rljax.batching.compaction import kept
-from rljax.checkpoints import portable
-from rljax.checkpoints.integrity import read_meta
 from rljax.config.allocation import Pool
-from rljax.config.schema import Config
-from rljax.engine import State, WeightSource
+from rljax.config.schema import Config, OptimizerConfig
+from rljax.engine import ExportTarget, ExportToSampler, State, WeightsInDirectory, WeightsInMemory, WeightSource
+from rljax.engines.common.learner import PhasedLearner, Result, Scorer
+from rljax.engines.common.phases import Phases, Tree
 from rljax.engines.jax import FORMAT, state
+from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.critic import Critic
 from rljax.engines.jax.phase import Phase
 from rljax.engines.jax.policy import Policy
-from rljax.engines.jax.rows import Rows, micro_batches, one_a_row
+from rljax.engines.jax.rows import MicroBatches, Rows, micro_batches, one_a_row
 from rljax.engines.jax.scoring import scorer_of
-from rljax.engines.jax.state import Reinforcement
+from rljax.engines.jax.teacher import Teacher
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX, Objective
 
-Tree = Any  # a pytree of arrays
 
-
-class JaxLearner:
+class JaxLearner(PhasedLearner[Phase, Critic]):
     """Implements `rljax.engine.Learner`.
 
     Example:
@@ -53,60 +52,53 @@ class JaxLearner:
         metrics = learner.update(batch.replace(proximal_logp=learner.score(batch)))
     """
 
-    def __init__(self, config: Config, pool: Pool, model_dir: Path) -> None:
-        """Raises UserError for a model or a setting it can't do, or too few devices.
+    format = FORMAT
 
-        config.total_train_steps, where it is set, is what schedules run over; without it only a constant rate will do.
-        """
-        self._config = config
-        self._model_dir = Path(model_dir)
+    def __init__(self, config: Config, pool: Pool, model_dir: Path) -> None:
+        """Raises UserError for a model or a setting it can't do, or too few devices."""
+        super().__init__(config, model_dir)
         self._mesh = pool_mesh(pool)
-        if config.jax.bitwise and jax.process_count() > 1:
+        if JaxConfig.of(config).bitwise and jax.process_count() > 1:
             raise UserError("jax.bitwise: the sampler is of one process, so the learner must be too (see docs/processes.md)")
         self._policy = Policy(config, self._mesh, self._model_dir)
-        self._objective = Objective.from_config(config)
-        self._sft = config.actor.loss == "sft"
         self._score = self._policy.program(self._logp_of)
-        self._updates = 0  # optimizer steps of the policy, those of the warm-up not counted
-        self._supervised: Phase | None = None  # the warm-up
-        self._rl: Reinforcement | None = None
-        if config.warmup.steps == 0:
-            self._begin()
+        self._trace = StepTrace(JaxConfig.of(config).profile)
+        self._start()
 
     # Scoring
 
     def score(self, batch: Batch) -> np.ndarray:
         """Log-probs of the tokens under the current policy. [R, T] float32, nats; 0 where loss_mask is False."""
-        if self._config.jax.bitwise:
+        if JaxConfig.of(self._config).bitwise:
             return self._score_bitwise(batch)
-        return self._forward(batch, self._score, self._policy.trained)
+        return self._score_with(self._policy.trained, batch)
 
-    def score_reference(self, batch: Batch) -> np.ndarray:
-        """The same under the frozen reference policy: the policy as it was when RL began. Only with kl_ctl > 0."""
-        reference = self._reinforcement().reference
-        if reference is None:
-            raise UserError("actor.kl_ctl: there is no reference policy at 0")
-        return self._forward(batch, self._score, reference)
+    def _score_with(self, weights: Tree, batch: Batch) -> np.ndarray:
+        return self._forward(batch, functools.partial(self._score, weights, self._policy.frozen))
 
     def values(self, batch: Batch) -> np.ndarray:
         """What the critic expects before each token is drawn. [R, T] float32, reward units. Only with adv_estimator "gae"."""
         critic = self._critic()
-        return self._forward(batch, critic.values, critic.trained)
+        return self._forward(batch, functools.partial(critic.values, critic.trained, self._policy.frozen))
 
-    def _forward(self, batch: Batch, program: Callable[..., jax.Array], trained: Tree) -> np.ndarray:
+    def _forward(self, batch: Batch, program: Callable[[Rows], jax.Array]) -> np.ndarray:
         """Runs the micro-batches one after the other and reads them all at once."""
-        cut = micro_batches(batch, batch.loss_mask, self._mesh, self._config.actor.mb_spec.rows_per_mb)
+        cut = self._cut(batch, batch.loss_mask)
         with jax.set_mesh(self._mesh):
-            outputs = [self._dispatched(program, trained, part) for part in cut.parts]
+            outputs = [self._dispatched(program, part) for part in cut.parts]
         return cut.scatter(jax.device_get(outputs))
 
-    def _dispatched(self, program: Callable[..., jax.Array], trained: Tree, part: Rows) -> jax.Array:
+    def _cut(self, batch: Batch, keep: np.ndarray, anchor: np.ndarray | None = None) -> MicroBatches:
+        rows = self._config.actor.mb_spec.rows_per_mb
+        return micro_batches(batch, keep, self._mesh, rows, self._policy.attention, anchor=anchor)
+
+    def _dispatched(self, program: Callable[[Rows], jax.Array], part: Rows) -> jax.Array:
         with dispatching(self._mesh):
-            return program(trained, self._policy.frozen, part)
+            return program(part)
 
     def _score_bitwise(self, batch: Batch) -> np.ndarray:
         alone, parts = one_a_row(batch)
-        scorer = scorer_of(self._config, self._policy.spec, self._mesh)
+        scorer = scorer_of(self._config, self._spec, self._mesh)
         out = np.zeros(batch.shape, np.float32)
         for (row, start, stop), logp in zip(parts, scorer(self._policy.merged(), alone), strict=True):
             out[row, start:stop] = logp
@@ -120,38 +112,26 @@ class JaxLearner:
 
     # Learning
 
-    def update(self, batch: Batch) -> dict[str, Mean]:
-        """One optimizer step of the policy on all rows of the batch (and nothing of the critic).
-
-        Metrics are under `ppo_actor/update/`, unweighted over the tokens trained on. A gradient that isn't finite is skipped
-        and counted in `ppo_actor/update/skipped`.
-        """
-        actor = self._reinforcement().actor
-        anchor = self._score_bitwise(batch) if self._config.jax.bitwise and not self._sft else None
-        means = self._step(actor, batch, kept(batch, self._objective), anchor)
-        self._updates += 1
-        return means
-
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the critic, on every token of loss_mask."""
         critic = self._critic()
-        cut = micro_batches(batch, batch.loss_mask, self._mesh, self._config.actor.mb_spec.rows_per_mb)
+        cut = self._cut(batch, batch.loss_mask)
         with jax.set_mesh(self._mesh):
             return critic.update(cut.parts)
 
-    def update_supervised(self, batch: Batch) -> dict[str, Mean]:
-        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer, at temperature 1.
+    def _policy_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
+        anchor = self._score_bitwise(batch) if JaxConfig.of(self._config).bitwise and not self._sft else None
+        with self._trace.step():
+            return self._step(phase, batch, keep, anchor)
 
-        With actor.loss "sft" there is no warm-up: it is a step of the policy's own optimizer.
-        """
-        if self._sft:
-            return self.update(batch)
-        if self._supervised is None:
-            self._supervised = self._warmup_phase()
-        return self._step(self._supervised, batch, batch.loss_mask & (batch.loss_weight != 0), None)
+    def _devices(self) -> tuple[str, int]:
+        return self._mesh.local_devices[0].device_kind, self._mesh.size
+
+    def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
+        return self._step(phase, batch, keep, None)
 
     def _step(self, phase: Phase, batch: Batch, keep: np.ndarray, anchor: np.ndarray | None) -> dict[str, Mean]:
-        cut = micro_batches(batch, keep, self._mesh, self._config.actor.mb_spec.rows_per_mb, anchor=anchor)
+        cut = self._cut(batch, keep, anchor)
         with jax.set_mesh(self._mesh):
             self._policy.trained, means = phase.step(self._policy.trained, self._policy.frozen, cut.parts)
         return means
@@ -175,154 +155,82 @@ class JaxLearner:
 
     # Phases
 
-    def _begin(self) -> None:
-        """RL begins: the reference and the critic are made of the policy as it is, and the warm-up's moments are let go."""
-        if self._rl is None:
-            self._rl, self._supervised = self._rl_phase(), None
+    def _make_actor(self, total_steps: int | None) -> Phase:
+        return self._phase(self._policy_loss, self._config.actor.optimizer, total_steps, "actor.optimizer")
 
-    def _rl_phase(self) -> Reinforcement:
-        config = self._config
+    def _make_warmup(self, total_steps: int | None) -> Phase:
+        return self._phase(self._supervised_loss, self._config.warmup.optimizer, total_steps, "warmup.optimizer")
+
+    def _phase(self, loss: Loss, optimizer: OptimizerConfig, total_steps: int | None, key: str) -> Phase:
         with jax.set_mesh(self._mesh):
-            reference = self._policy.copied(self._policy.dtype) if config.actor.kl_ctl > 0 else None
-            critic = Critic(config, self._policy, self._total(config.critic.ppo_n_minibatches)) if _has_critic(config) else None
-            return Reinforcement(self._actor_phase(), critic, reference)
+            return Phase(loss, optimizer, total_steps, key, PREFIX, self._policy.trained, self._mesh)
 
-    def _actor_phase(self) -> Phase:
-        actor, key = self._config.actor, "actor.optimizer"
-        total = self._total(1 if self._sft else actor.ppo_n_minibatches)
-        return Phase(self._policy_loss, actor.optimizer, total, key, PREFIX, self._policy.trained, self._mesh)
+    def _make_critic(self, total_steps: int | None) -> Critic:
+        with jax.set_mesh(self._mesh):
+            return Critic(self._config, self._policy, total_steps)
 
-    def _warmup_phase(self) -> Phase:
-        warmup, key = self._config.warmup, "warmup.optimizer"
-        total = warmup.steps or None
-        return Phase(self._supervised_loss, warmup.optimizer, total, key, PREFIX, self._policy.trained, self._mesh)
+    def _load_teacher(self, directory: Path) -> Scorer:
+        teacher = Teacher(self._config, directory, self._mesh, self._policy.attention)
+        return lambda batch: self._forward(batch, teacher.score)
 
-    def _total(self, each: int) -> int | None:
-        """Optimizer steps of the run, `each` a training step."""
-        steps = self._config.total_train_steps
-        return None if steps is None else steps * each
-
-    def _reinforcement(self) -> Reinforcement:
-        self._begin()
-        assert self._rl is not None
-        return self._rl
-
-    def _critic(self) -> Critic:
-        critic = self._reinforcement().critic
-        if critic is None:
-            raise UserError(f"actor.adv_estimator: {self._config.actor.adv_estimator!r} has no critic (gae has)")
-        return critic
+    def _copy_policy(self) -> Tree:
+        with jax.set_mesh(self._mesh):
+            return self._policy.copied(self._policy.dtype)
 
     # Weights and checkpoints
 
-    def export(self, directory: Path | None) -> WeightSource:
-        """Weights for a sampler: in memory when directory is None, else HF safetensors, config and tokenizer there.
+    def export(self, target: ExportTarget) -> WeightSource:
+        """Weights for a sampler: in memory, or HF safetensors, config and tokenizer in a directory.
 
         In memory they are copies in `jax.sampler_dtype` that later updates leave alone; adapters are merged in both forms.
         """
-        if directory is None:
+        if isinstance(target, ExportToSampler):
             with jax.set_mesh(self._mesh):
-                return WeightSource(params=self._policy.published())
+                return WeightsInMemory(self._policy.published())
         with jax.set_mesh(self._mesh):
             params = self._policy.merged()
         hf.save(
             params,
-            self._policy.spec,
-            directory,
-            dtype="float32" if self._config.jax.bitwise else self._config.actor.dtype,
+            self._spec,
+            target.directory,
+            dtype="float32" if JaxConfig.of(self._config).bitwise else self._config.actor.dtype,
             source=self._model_dir,
         )
-        return WeightSource(directory=Path(directory))
+        return WeightsInDirectory(target.directory)
 
-    def save(self, directory: Path) -> None:
-        """Writes parameters, optimizer moments and step under directory, which does not exist yet."""
-        meta = self._identity() | {"updates": self._updates, "phases": list(self._phases())}
-        checkpoint.save_tree(Path(directory), self._saved(self._supervised, self._rl), meta)
+    def _weights(self) -> Tree:
+        return self._policy.trained
 
-    def restore(self, directory: Path) -> None:
-        """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was.
+    def _set_weights(self, weights: Tree) -> None:
+        self._policy.trained = weights
 
-        Neither the mesh that wrote it matters nor the engine (rljax/checkpoints/portable.py). Old and new state are both held
-        until all of the new one has been read.
-        """
-        directory = Path(directory)
-        meta = read_meta(directory)
-        portable.check_origin(directory, meta, self._identity())
-        if meta["format"] != FORMAT:
-            self._load_placed(lambda: portable.read_foreign(directory, meta, self._config), meta["updates"])
-            return
-        supervised, rl = self._phases_of("supervised" in meta["phases"], "rl" in meta["phases"])
-        tree = checkpoint.restore_tree(directory, self._saved(supervised, rl))
-        self._load(tree, supervised, rl, meta["updates"])
+    def _write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> None:
+        checkpoint.save_tree(directory, tree, meta)
 
-    def named_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Everything that is trained, in no framework's terms, on the host: the parts of rljax/checkpoints/portable.py."""
-        return state.to_named(self._saved(self._supervised, self._rl), self._table())
+    def _read(self, directory: Path, like: Tree) -> Tree:
+        return checkpoint.restore_tree(directory, like)
 
-    def load_named_state(self, named: State, updates: int) -> None:
-        """The inverse, after `updates` optimizer steps. Raises UserError, changing nothing, where they don't fit.
+    def _to_named(self, tree: Tree) -> dict[str, dict[str, np.ndarray]]:
+        return state.to_named(tree, self._table())
 
-        A critic or reference that is missing stays as it is when RL begins.
-        """
-        self._load_placed(lambda: named, updates)
-
-    def _load_placed(self, read: Callable[[], State], updates: int) -> None:
-        """Each process reads all of it, and puts its part on its devices."""
-        found: list[tuple[Tree, Phase | None, Reinforcement | None]] = []
-
-        def place() -> None:
-            named = read()
-            supervised, rl = self._phases_of(*portable.phases_of(named))
-            tree = state.from_named(named, self._saved(supervised, rl), self._table(), updates)
-            found.append((tree, supervised, rl))
-
-        multihost.together(place)
-        self._load(*found[0], updates)
-
-    def _phases_of(self, supervised: bool, rl: bool) -> tuple[Phase | None, Reinforcement | None]:
-        """Those there are already, or new ones."""
-        warmup = (self._supervised or self._warmup_phase()) if supervised else None
-        return warmup, (self._rl or self._rl_phase()) if rl else None
-
-    def _load(self, tree: Tree, supervised: Phase | None, rl: Reinforcement | None, updates: int) -> None:
-        self._policy.trained = tree["policy"]
-        self._supervised, self._rl, self._updates = supervised, rl, updates
-        if supervised is not None:
-            supervised.load(tree["supervised"])
-        if rl is not None:
-            rl.load(tree["rl"])
+    def _from_named(self, named: State, tree: Tree, updates: int) -> Tree:
+        return state.from_named(named, tree, self._table(), updates)
 
     def _table(self) -> state.Table:
-        return state.table_of(self._policy.spec, self._identity()["lora"])
+        return state.table_of(self._spec, self._identity()["lora"])
 
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be this run's, but for the format. JSON values."""
-        lora = self._config.actor.lora
-        adapters = {"rank": lora.rank, "target_modules": list(lora.target_modules)} if lora.rank else None
-        return {"format": FORMAT, "model": json.loads(json.dumps(self._policy.spec.to_config())), "lora": adapters}
-
-    def _saved(self, supervised: Phase | None, rl: Reinforcement | None) -> Tree:
-        tree: dict[str, Tree] = {"policy": self._policy.trained}
-        if supervised is not None:
-            tree["supervised"] = supervised.saved()
-        if rl is not None:
-            tree["rl"] = rl.saved(with_reference=self._config.warmup.steps > 0)  # else the model directory has it
-        return tree
-
-    def _phases(self) -> dict[str, Any]:
-        return {name: phase for name, phase in (("supervised", self._supervised), ("rl", self._rl)) if phase is not None}
+    def _together(self, what: str, action: Callable[[], Result]) -> Result:
+        result = multihost.together(action)
+        assert result is not None  # it is run in every process
+        return result
 
     def compilations(self) -> int:
         """Programs compiled for updates and scoring so far."""
-        steps = [self._supervised, self._rl and self._rl.actor]
+        steps = [self._phases.supervised, self._phases.rl and self._phases.rl.actor]
         return self._score._cache_size() + sum(phase.compilations() for phase in steps if phase)
 
     def close(self) -> None:
         """Lets go of everything on the devices, and of the other processes."""
-        self._supervised = self._rl = None
+        self._phases, self._teacher = Phases(), None
         self._policy.trained = self._policy.frozen = {}
         multihost.leave()
-
-
-def _has_critic(config: Config) -> bool:
-    return config.actor.adv_estimator == "gae"

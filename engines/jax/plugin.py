@@ -7,16 +7,17 @@ from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, Sampler, State, check_lending
+from rljax.engine import Learner, Plugin, Sampler, State, check_lending
 from rljax.engine.rank import ProcessRank
 from rljax.engines.jax import FORMAT
+from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 from rljax.hf.spec import CONFIG, ModelSpec
 
 NAME = "jax"  # of the entry point
 
 
-class JaxPlugin:
+class JaxPlugin(Plugin):
     """Imports the engines when they are made: naming the plugin loads no jax."""
 
     dims = "dtf"
@@ -24,21 +25,25 @@ class JaxPlugin:
     learns = True
     transports = ("memory", "directory")
     formats = (FORMAT,)
+    config_class = JaxConfig
 
     def check(self, config: Config, allocation: Allocation) -> None:
         """What JAX itself can't do; whether the machine has the devices is seen when an engine is made."""
-        sampler, learner = allocation.sampler, allocation.learner
+        sampler, learner, settings = allocation.sampler, allocation.learner, JaxConfig.of(config)
         if sampler is not None and sampler.engine == NAME:
             _check_context(config)
             _check_positions(config)
-            if config.jax.release_memory:
+            if settings.release_memory:
                 check_lending(config, allocation, "jax.release_memory")
-        if not config.jax.bitwise or sampler is None or learner is None:
+        if not settings.bitwise or sampler is None or learner is None:
             return
         if sampler.engine != learner.engine:
             raise UserError("jax.bitwise: sampler and learner must both be jax, for one program scores for both")
         if (sampler.data, sampler.fsdp, sampler.tensor) != (learner.data, learner.fsdp, learner.tensor):
             raise UserError(f"jax.bitwise: pools of one shape only ({sampler} and {learner} add up in different orders)")
+
+    def context_length(self, config: Config) -> int:
+        return JaxConfig.of(config).context_length
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         from rljax.engines.jax.sampler import JaxSampler
@@ -56,11 +61,11 @@ class JaxPlugin:
 
     def processes(self, config: Config, pool: Pool) -> int | None:
         """Any number, each with its devices: so many as are asked for, else as a launcher started."""
-        return config.jax.processes or None
+        return JaxConfig.of(config).processes or None
 
     def process(self, config: Config, pool: Pool) -> ProcessRank | None:
         """As the machine says, where `jax.processes` is 0."""
-        if config.jax.processes != 0:
+        if JaxConfig.of(config).processes != 0:
             return None
         from rljax.engines.jax.distributed import find
 
@@ -78,25 +83,26 @@ class JaxPlugin:
 
 def _use_compilation_cache(config: Config) -> None:
     """Programs compiled once are found there by later processes. Without the key, JAX's own environment variable holds."""
-    if config.jax.compilation_cache:
+    if directory := JaxConfig.of(config).compilation_cache:
         import jax
 
-        jax.config.update("jax_compilation_cache_dir", config.jax.compilation_cache)
+        jax.config.update("jax_compilation_cache_dir", directory)
 
 
 def _check_context(config: Config) -> None:
     """A slot must hold the longest prompt that the data may bring, and what is sampled after it."""
     prompt, completion = config.train_dataset.max_length or 1, config.gconfig.max_new_tokens
-    if config.jax.context_length < prompt + completion:
+    context = JaxConfig.of(config).context_length
+    if context < prompt + completion:
         raise UserError(
-            f"jax.context_length: {config.jax.context_length} tokens cannot hold a prompt "
+            f"jax.context_length: {context} tokens cannot hold a prompt "
             f"(train_dataset.max_length={config.train_dataset.max_length}) and gconfig.max_new_tokens={completion}"
         )
 
 
 def _check_positions(config: Config) -> None:
     """A rotary embedding is defined at any position, and beyond those it was made for the model says nothing sensible."""
-    actor, context = config.actor, config.jax.context_length
+    actor, context = config.actor, JaxConfig.of(config).context_length
     if actor.init_from_scratch:
         positions, where = actor.init.max_position_embeddings, "actor.init.max_position_embeddings"
     elif (Path(actor.path) / CONFIG).is_file():

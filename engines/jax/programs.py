@@ -29,7 +29,7 @@ from rljax.backends.jax.decode_attention import Problem, choose, spans
 from rljax.backends.jax.mesh import dispatching, row_shards
 from rljax.backends.jax.sampling import Sampling, sample
 from rljax.backends.jax.sharding import activation_sharding, constrain, replicated, shardings
-from rljax.engine import WeightSource
+from rljax.engine import WeightsInDirectory, WeightsInMemory, WeightSource
 from rljax.engines.jax.slots import Chunk
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
@@ -215,12 +215,15 @@ class Programs:
         Arrays are taken over where they are as the sampler wants them, and resharded and converted where they are not: the
         learner hands out buffers that it keeps no hold of.
         """
-        if source.directory is not None:
-            if ModelSpec.from_directory(source.directory) != self.spec:
-                raise UserError(f"{source.directory}: config.json describes another model than the one being sampled")
-            params = hf.load(source.directory, self.mesh, self._dtype, self._param_dtype)[1]
-        else:
-            params = source.params
+        match source:
+            case WeightsInMemory(params):
+                pass
+            case WeightsInDirectory(directory):
+                if ModelSpec.from_directory(directory) != self.spec:
+                    raise UserError(f"{directory}: config.json describes another model than the one being sampled")
+                params = hf.load(directory, self.mesh, self._dtype, self._param_dtype)[1]
+            case _:
+                raise UserError("the engine jax takes weights from memory or from a directory")
         adopted = self._adopt(params)
         jax.block_until_ready(adopted)
         self._weights = adopted

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy as np
 from rljax.backends.jax.mesh import pool_mesh, row_shards
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engine import WeightSource
+from rljax.engine import Sampler, WeightSource
+from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.programs import MAX_STOP_IDS, Programs
 from rljax.engines.jax.scheduler import SamplerStats, Scheduler
 from rljax.engines.jax.scoring import scorer_of
@@ -27,14 +28,15 @@ from rljax.types import Completion, Piece, Request
 log = logging.getLogger(__name__)
 
 
-class JaxSampler:
+class JaxSampler(Sampler):
     """A `Sampler` on the devices of a pool. Its methods may be called from any event loop, any number at once.
 
     Example:
         sampler = JaxSampler(config, Pool("jax"), Path("models/SmolLM2-135M-Instruct"))  # compiles everything it will run
         completion = await sampler.generate(Request("a", prompt_ids, SamplingParams(64, stop_token_ids=(2,)), seed=1))
 
-    With `jax.bitwise` a completion's log-probs are the learner's own (law 3), as `rljax.engines.jax.scoring` computes them.
+    With `jax.bitwise` a completion's log-probs are the learner's own, as `rljax.engines.jax.scoring`
+    computes them, and the unit ratio is exact.
     A completion is a function of weights, prompt, params and seed: slots, company and `jax.decode_steps` don't matter.
     Seeds count modulo 2**32. Only `params` ends a completion: the model's EOS ids must be among its stop_token_ids.
     """
@@ -47,7 +49,7 @@ class JaxSampler:
             `jax.decode_attention` that can't do this, or a model directory that can't be loaded. (A context longer than the
             model's is refused by the plugin's check.)
         """
-        settings = config.jax
+        settings = JaxConfig.of(config)
         mesh = pool_mesh(pool, sampling=True)
         if settings.slots % row_shards(mesh):
             raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {row_shards(mesh)} data shards of {pool}")
@@ -67,7 +69,7 @@ class JaxSampler:
         log.info("decode attention: %s", self._programs.attention.name)
         self._programs.warm_up()
         self._model_dir = model_dir
-        self.lends = config.jax.release_memory
+        self.lends = settings.release_memory
         self._bitwise = settings.bitwise
         if ahead is None:
             ahead = 0 if mesh.devices.flat[0].platform == "cpu" else 1
@@ -115,8 +117,8 @@ class JaxSampler:
         """
         return await asyncio.wrap_future(self._scheduler.submit(self._work(request)))
 
-    async def stream(self, request: Request) -> AsyncIterator[Piece]:
-        """As `generate`, a piece a dispatch. With `jax.bitwise` all comes at the end, where the log-probs are computed."""
+    async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
+        """As `generate`, one piece per dispatch. With `jax.bitwise` all comes at the end, where the log-probs are computed."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | None]()
 
         def listener(piece: Piece) -> None:

@@ -18,7 +18,6 @@ import dataclasses
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,7 +64,6 @@ class SamplerStats:
     prefilled_tokens: int  # less than prompt_tokens where prefixes were shared
     running: int  # requests in slots
     waiting: int  # requests without one
-    tokens_per_second: float  # over the last dispatches
 
 
 class Scheduler:
@@ -96,7 +94,6 @@ class Scheduler:
         self._ended: BaseException | None = None  # why nothing runs any more
         self._lock = threading.Lock()  # nothing enters the inbox after the thread has emptied it for the last time
         self._generated = self._prompted = self._prefilled = 0
-        self._rate: collections.deque[tuple[float, int]] = collections.deque(maxlen=64)  # (when, generated so far)
         self._thread = threading.Thread(target=self._run, name="rljax-sampler", daemon=True)
         self._thread.start()
 
@@ -125,15 +122,12 @@ class Scheduler:
         self._thread.join()
 
     def stats(self) -> SamplerStats:
-        points = list(self._rate)
-        seconds = points[-1][0] - points[0][0] if len(points) > 1 else 0.0
         return SamplerStats(
             generated_tokens=self._generated,
             prompt_tokens=self._prompted,
             prefilled_tokens=self._prefilled,
             running=len(self._table.occupied),
             waiting=len(self._waiting) + self._inbox.qsize(),
-            tokens_per_second=(points[-1][1] - points[0][1]) / seconds if seconds else 0.0,
         )
 
     # Commands: run in the thread, when nothing is dispatched
@@ -282,7 +276,6 @@ class Scheduler:
                 if finish is not None:
                     self._table.release(slot)
                     ended.append((work, work.completion(finish)))
-        self._rate.append((time.monotonic(), self._generated))
         for work, completion in self._rescored(ended):
             resolve(work.future, completion)
 

@@ -20,6 +20,7 @@ from rljax.backends.jax.mesh import dispatching, row_shards, rows_sharding
 from rljax.backends.jax.model import abstract
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
+from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.rows import Rows, padded_length
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
@@ -89,6 +90,6 @@ def bitwise_scorer(
 
 def scorer_of(config: Config, spec: ModelSpec, mesh: Mesh) -> BitwiseScorer:
     """The scorer of a run. `mesh` is the pool's: the bits agree where sampler and learner have pools of the same shape."""
-    actor, settings = config.actor, config.jax
+    actor, settings = config.actor, JaxConfig.of(config)
     chunk, length = actor.logprob_chunk, settings.context_length
     return bitwise_scorer(spec, mesh, actor.dtype, config.gconfig.temperature, chunk, length, settings.precise)

@@ -108,7 +108,7 @@ class SlotTable:
     def admit(self, work: Work, version: int) -> int:
         """Gives a request a free slot: the one that holds its prefix, or the one unused for longest.
 
-        Only rows of the current `version` are reused (law 7). A prefix in a slot that stays occupied, or that is only
+        Only rows of the current `version` are reused (no stale cache). A prefix in a slot that stays occupied, or that is only
         being prefilled now, is remembered as the source to copy from.
         """
         prompt = work.request.prompt_ids

@@ -6,7 +6,6 @@ phase = {"mu": tree, "nu": tree, "count"}; trees of the critic are {"model": tre
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,57 +17,13 @@ from rljax.backends.jax import checkpoint
 from rljax.backends.jax.parameters import Parameter, adapters, parameters
 from rljax.backends.jax.portable import from_hf, placed, tensor, to_hf
 from rljax.checkpoints.integrity import read_meta, verify
-from rljax.checkpoints.portable import COUNTS, VALUE_HEAD, LazyState
+from rljax.checkpoints.portable import COUNTS, VALUE_HEAD
 from rljax.engine import State
-from rljax.engines.jax.critic import Critic
-from rljax.engines.jax.phase import Phase
-from rljax.errors import UserError
+from rljax.engines.common.parts import COUNTED, PARTS, counts_of, parts_of, stored_state
 from rljax.hf.spec import ModelSpec
 
 Tree = Any  # nested dicts of arrays
 Table = Sequence[Parameter]
-
-PARTS = {  # of rljax/checkpoints/portable.py -> of the tree
-    "params": ("policy",),
-    "mu": ("rl", "actor", "mu"),
-    "nu": ("rl", "actor", "nu"),
-    "supervised/mu": ("supervised", "mu"),
-    "supervised/nu": ("supervised", "nu"),
-    "critic/params": ("rl", "critic", "params"),
-    "critic/mu": ("rl", "critic", "mu"),
-    "critic/nu": ("rl", "critic", "nu"),
-    "reference": ("rl", "reference"),
-}
-COUNTED = {
-    "actor": ("rl", "actor", "count"),
-    "critic": ("rl", "critic", "count"),
-    "supervised": ("supervised", "count"),
-}
-NEEDED = ("params", "mu", "nu", "supervised/mu", "supervised/nu")  # where the tree has them
-
-
-@dataclasses.dataclass
-class Reinforcement:
-    """What exists from the moment that RL begins."""
-
-    actor: Phase
-    critic: Critic | None
-    reference: Tree | None  # like the policy's, in the compute dtype
-
-    def saved(self, *, with_reference: bool) -> Tree:
-        tree: dict[str, Tree] = {"actor": self.actor.saved()}
-        if self.critic is not None:
-            tree["critic"] = self.critic.saved()
-        if self.reference is not None and with_reference:
-            tree["reference"] = self.reference
-        return tree
-
-    def load(self, saved: Tree) -> None:
-        self.actor.load(saved["actor"])
-        if self.critic is not None:
-            self.critic.load(saved["critic"])
-        if "reference" in saved:
-            self.reference = saved["reference"]
 
 
 def table_of(spec: ModelSpec, lora: Mapping[str, Any] | None) -> Table:
@@ -89,37 +44,24 @@ def from_named(state: State, tree: Tree, table: Table, updates: int) -> Tree:
     updates: the policy's optimizer steps where there are no counts.
     """
     found = _copied(tree)
-    for part, path in PARTS.items():
-        own = _at(tree, path)
-        if own is None:
-            continue
-        if part in state:
-            _put(found, path, _unnamed(state[part], table, own))
-        elif part in NEEDED:
-            raise UserError(f"checkpoint: nothing of {part} in the state of another engine (is it of this config?)")
-    counts: dict[str, Any] = {"actor": updates}
-    if COUNTS in state:
-        counts |= state[COUNTS]
-    for name, path in COUNTED.items():
-        if name in counts and _at(tree, path) is not None:
-            _put(found, path, np.int32(counts[name]))
+    for part in parts_of(state, [part for part, path in PARTS.items() if _at(tree, path) is not None]):
+        _put(found, PARTS[part], _unnamed(state[part], table, _at(tree, PARTS[part])))
+    for name, count in counts_of(state, updates).items():
+        if _at(tree, COUNTED[name]) is not None:
+            _put(found, COUNTED[name], np.int32(count))
     return found
 
 
 def read(directory: Path) -> State:
     """The checkpoint of a JAX learner. Raises UserError where a file is missing or changed."""
     verify(directory)
-    meta, there = read_meta(directory), checkpoint.stored_paths(directory)
+    meta = read_meta(directory)
     table = table_of(ModelSpec.from_config(meta["model"], f"{directory}: model"), meta["lora"])
-    counted = {name: path for name, path in COUNTED.items() if "/".join(path) in there}
-    parts = [part for part, path in PARTS.items() if any(name.startswith("/".join(path) + "/") for name in there)]
 
-    def of_part(part: str) -> Mapping[str, np.ndarray]:
-        if part == COUNTS:
-            return {name: np.asarray(checkpoint.read_host(directory, path), np.int64) for name, path in counted.items()}
-        return _named(checkpoint.read_host(directory, PARTS[part]), table)
+    def read_at(path: str) -> Tree:
+        return checkpoint.read_host(directory, path.split("/"))
 
-    return LazyState([*parts, COUNTS], of_part)
+    return stored_state(checkpoint.stored_paths(directory), lambda path: _named(read_at(path), table), read_at)
 
 
 def _named(tree: Tree, table: Table) -> dict[str, np.ndarray]:
@@ -136,18 +78,19 @@ def _unnamed(arrays: Mapping[str, np.ndarray], table: Table, like: Tree) -> Tree
     return from_hf(arrays, table, like)
 
 
-def _at(tree: Tree, path: Sequence[str]) -> Tree | None:
-    for key in path:
+def _at(tree: Tree, path: str) -> Tree | None:
+    for key in path.split("/"):
         if key not in tree:
             return None
         tree = tree[key]
     return tree
 
 
-def _put(tree: Tree, path: Sequence[str], part: Tree) -> None:
-    for key in path[:-1]:
+def _put(tree: Tree, path: str, part: Tree) -> None:
+    *parents, name = path.split("/")
+    for key in parents:
         tree = tree[key]
-    tree[path[-1]] = part
+    tree[name] = part
 
 
 def _copied(tree: Tree) -> Tree:

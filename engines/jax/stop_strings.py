@@ -13,7 +13,7 @@ LONGEST_CHARACTER = 4  # bytes in UTF-8, so tokens at most
 class StopStrings:
     """Says at which token a completion first contains one of the stop strings.
 
-    A token's text can depend on its neighbours (a leading space, the bytes of one character), so that text is always
+    A token's text can depend on its neighbors (a leading space, the bytes of one character), so that text is always
     decoded together with the tokens of the piece before it, and a piece ends only where a character does. Special
     tokens count as text here. Only the tail that a match could still begin in is kept.
     """

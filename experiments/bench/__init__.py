@@ -1,1 +1,1 @@
-"""Benchmarks, one a file; each prints its numbers."""
+"""Benchmarks, one per file; each prints its numbers."""

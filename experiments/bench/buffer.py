@@ -1,6 +1,8 @@
-"""The buffer: put and take of 25 KB groups a second, in one process and from others, and the journal's share of it.
+"""The buffer: put and take of 25 KB groups per second, in one process and from others.
 
 python -m experiments.bench.buffer
+
+Once with the journal of every group, to see its share.
 """
 
 import asyncio
@@ -12,12 +14,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
-from absl import app
 
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.configs import base
-from rljax.engine import Sampler
+from rljax.engine import Generator
+from rljax.experiments import main
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Limits, Ticket
 from rljax.rollout.journal import GroupLog
@@ -25,7 +27,7 @@ from rljax.rollout.producer import Rollouts
 from rljax.rollout.result import Result
 from rljax.rollout.tracker import PromptTracker
 from rljax.types import Finish, Group, Prompt, SamplingParams, Trajectory
-from rljax.workers.client import Parts, TrainerSampler, work
+from rljax.workers.client import Parts, TrainerGenerator, work
 from rljax.workers.server import Job, WorkerServer
 
 ITEMS, BATCH, TOKENS = 20_000, 64, 1923  # 13 bytes a token: 25 KB
@@ -82,9 +84,9 @@ class Ready(Rollouts):
 
 
 @contextlib.asynccontextmanager
-async def _parts(config: Config, words: Path, model: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
+async def _parts(config: Config, tokenizer_dir: Path, model: Path | None, remote: Generator) -> AsyncIterator[Parts]:
     class Nothing:
-        async def episode(self, sampler: Sampler, prompt: Prompt, params: SamplingParams, seed: int) -> None:
+        async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> None:
             return None
 
     yield Parts(Ready(Nothing(), remote, SamplingParams(1), 1, 0, lambda group: True))
@@ -94,13 +96,17 @@ def _worker(address: str) -> None:
     asyncio.run(work(lambda: (address, "token"), _parts))
 
 
-async def _fed(workers: int, directory: Path) -> tuple[float, float]:
-    """Seconds, and seconds of this process's CPU, to lease, receive and take every item, with workers that need no time."""
+async def _by_workers(workers: int, directory: Path) -> tuple[float, float]:
+    """Seconds, and seconds of this process's CPU, to lease, receive and take every item, with
+    workers that need no time.
+    """
     limits = Limits(10**9, BATCH, 8 * BATCH, None, ITEMS)
     buffer, journals, accumulator = Buffer(Endless(), limits), GroupLog(directory), Accumulator()
     config = config_io.resolve(config_io.from_dict(base.get_config()))
     tracker = PromptTracker(config, buffer=buffer, journals=journals, known={}, accumulator=accumulator, beat=lambda what: None)
-    server = WorkerServer(config, directory, token="token", scratch=directory / "scratch", address_file=directory / "door")
+    server = WorkerServer(
+        config, directory, token="token", scratch=directory / "scratch", address_file=directory / "workers.json"
+    )
     address = await server.open()
 
     async def export(directory: Path) -> int:
@@ -111,7 +117,7 @@ async def _fed(workers: int, directory: Path) -> tuple[float, float]:
         process.start()
     while server.take_metrics()["rollout/workers"].value < workers:
         await asyncio.sleep(0.01)
-    nobody = TrainerSampler(None)  # type: ignore[arg-type]
+    nobody = TrainerGenerator(None)  # type: ignore[arg-type]
     start, computing = time.perf_counter(), time.process_time()
     serving = asyncio.create_task(server.run(Job(buffer, tracker, nobody, accumulator, export)))
     taken = 0
@@ -132,9 +138,7 @@ async def _fed(workers: int, directory: Path) -> tuple[float, float]:
     return seconds, computing
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError("takes no arguments")
+def bench() -> None:
     groups = [_group(i // BATCH) for i in range(ITEMS)]
     size = sum(getattr(groups[0].trajectories[0], n).nbytes for n in ("token_ids", "loss_mask", "behavior_logp", "versions"))
     seconds = [_through(groups, None) for _ in range(5)]
@@ -147,10 +151,10 @@ def main(argv: list[str]) -> None:
     print(f"the same, every group journaled to {tempfile.gettempdir()}: {ITEMS / took:,.0f} a second")
     for workers in (1, 2):
         with tempfile.TemporaryDirectory() as directory:
-            took, computing = asyncio.run(_fed(workers, Path(directory)))
+            took, computing = asyncio.run(_by_workers(workers, Path(directory)))
         name = f"{workers} other process{'es' if workers > 1 else ''}"
         print(f"leased to, and put by, {name}: {ITEMS / took:,.0f} a second, {computing / ITEMS * 1e6:.0f} us of CPU here each")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main.run_main(bench)

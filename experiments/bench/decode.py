@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from experiments import main
-from experiments.bench.shapes import SHAPES, make_model
 from rljax.config.allocation import Pool
 from rljax.config.io import from_dict
 from rljax.config.schema import Config
 from rljax.configs import base
 from rljax.errors import UserError
+from rljax.experiments import main
+from rljax.experiments.bench.shapes import SHAPES, make_model
 from rljax.types import Request, SamplingParams
 
 SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", list(SHAPES), "Of the model.")

@@ -1,9 +1,10 @@
-"""On a GPU machine, a whole experiment a call: SGLang and a learner share the card, 60 asynchronous steps, a table, the curves.
+"""A whole experiment on a GPU machine: SGLang and a learner on one card, a table, the curves.
 
 python -m experiments.bench.gpu_run --out=OUT --model=DIR --sglang_python=PYTHON
 python -m experiments.bench.gpu_run --out=OUT --gguf=part0,part1 --sglang_site=DIR     # offline: pieces, an unpacked bundle
 
-What it does, one after the other, and says so; a step that fails is printed with the end of its log, and the next one is taken:
+Each run is 60 asynchronous steps. What it does, one after the other, and says so; a step that
+fails is printed with the end of its log, and the next one is taken:
 
     check     interpreters, packages that are missing, the card, versions
     model     --model, or --gguf (its pieces are put together and converted), or a small one from scratch that learns sums
@@ -12,7 +13,8 @@ What it does, one after the other, and says so; a step that fails is printed wit
     curves    OUT/curves.png, where matplotlib is installed
     publish   experiments.bench.publish, with --publish
 
-OUT holds NAME.metrics.jsonl and NAME.log of each run, table.txt, curves.png, publish.json. The run directories go to --scratch.
+OUT holds NAME.metrics.jsonl and NAME.log of each run, table.txt, curves.png, publish.json. The run
+directories go to --scratch.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
+
+from rljax.experiments import main
 
 OUT = flags.DEFINE_string("out", None, "Directory for what is kept.", required=True)
 SCRATCH = flags.DEFINE_string("scratch", "/tmp/rljax-gpu-run", "Directory for the rest: models, run directories, logs.")
-CONFIG = flags.DEFINE_string("config", "configs/smollm2_sums.py", "Config file of the runs.")
+CONFIG = flags.DEFINE_string("config", "smollm2_sums", "Config of the runs: a file, or one of rljax by its name.")
 MODES = flags.DEFINE_list("modes", ["sglang:d1|fsdp:d1", "sglang:d1|jax:d1"], "allocation_mode of each run.")
 STEPS = flags.DEFINE_integer("steps", 60, "Training steps of each run.", lower_bound=1)
 MINUTES = flags.DEFINE_float("minutes", 4.0, "Of each run, its servers' start included; then it is told to stop.")
@@ -55,7 +59,7 @@ ON_A_CARD = ("--sampling-backend", "pytorch", "--grammar-backend", "none", "--cu
 TAIL = 25  # lines of a log that are shown
 
 
-def main(argv: Sequence[str]) -> None:
+def bench() -> None:
     out, scratch = Path(OUT.value), Path(SCRATCH.value)
     out.mkdir(parents=True, exist_ok=True)
     scratch.mkdir(parents=True, exist_ok=True)
@@ -90,7 +94,9 @@ def attempt(what: str, act: Callable[..., Any], *args: Any) -> Any:
 
 
 def sglang_python(scratch: Path) -> str:
-    """An interpreter that finds SGLang: the one given, or one that looks into --sglang_site and nowhere else besides."""
+    """An interpreter that finds SGLang: the one given, or one that looks into --sglang_site and
+    nowhere else besides.
+    """
     if not SITE.value:
         return PYTHON.value or sys.executable
     interpreter = shutil.which(SITE_PYTHON.value) or SITE_PYTHON.value
@@ -142,7 +148,7 @@ def model_flags(scratch: Path) -> dict[str, Any]:
             for piece in GGUF.value:
                 with open(piece, "rb") as part:
                     shutil.copyfileobj(part, to)
-        command = [sys.executable, "-m", "experiments.convert", f"--gguf={whole}", f"--out={target}"]
+        command = [sys.executable, "-m", "rljax.experiments.convert", f"--gguf={whole}", f"--out={target}"]
         _logged([*command, "--dtype=bfloat16"], scratch / "convert.log", 300.0, {})
     return {"config": CONFIG.value, "actor.path": target.resolve()}
 
@@ -150,7 +156,7 @@ def model_flags(scratch: Path) -> dict[str, Any]:
 def quickstart_flags() -> dict[str, Any]:
     """The quickstart's model, which rises from its warm-up to right sums within a few dozen steps."""
     return {
-        "config": "configs/quickstart.py",
+        "config": "quickstart",
         "actor.init.max_position_embeddings": 1024,
         "sglang.context_length": 512,
         "sglang.mem_fraction_static": 0.3,
@@ -172,7 +178,7 @@ def train(mode: str, workdir: Path, python: str, model: Mapping[str, Any], log: 
         "stats_logger.live": False,
     }
     config = settings.pop("config")
-    command = [sys.executable, "-m", "experiments.train", f"--config={config}", f"--workdir={workdir}"]
+    command = [sys.executable, "-m", "rljax.experiments.train", f"--config={config}", f"--workdir={workdir}"]
     command += [f"--config.{key}={value}" for key, value in settings.items()] + [f"--config.{text}" for text in SET.value]
     print("   " + " ".join(map(str, command[2:])), flush=True)
     shutil.rmtree(workdir, ignore_errors=True)
@@ -181,7 +187,10 @@ def train(mode: str, workdir: Path, python: str, model: Mapping[str, Any], log: 
 
 
 def _logged(command: Sequence[str], log: Path, seconds: float, env: Mapping[str, str]) -> None:
-    """Runs it with its output in a log. Out of time it is told to stop, and a run then saves. Raises when it fails."""
+    """Runs it with its output in a log.
+
+    Out of time it is told to stop, and a run then saves. Raises when it fails.
+    """
     with log.open("w") as to:
         process = subprocess.Popen([*map(str, command)], env=os.environ | env, stdout=to, stderr=subprocess.STDOUT)
         try:
@@ -206,7 +215,10 @@ def keep(workdir: Path, target: Path) -> None:
 
 
 def table(runs: Mapping[str, Path], target: Path) -> None:
-    """A line a run: what it reached, and what it cost. Seconds are medians, the first fifth of the steps left out."""
+    """A line a run: what it reached, and what it cost.
+
+    Seconds are medians, the first fifth of the steps left out.
+    """
     lines = [
         f"{'run':22s} {'steps':>5s} {'reward: first':>13s} {'last':>6s} {'lag':>4s} {'lost':>5s} {'stale':>5s} "
         f"{'weight':>6s} {'min':>5s} {'max':>5s} {'step s':>7s} {'update':>7s} {'publish':>8s}"
@@ -248,7 +260,7 @@ def curves(runs: Mapping[str, Path], target: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "experiments.bench.curves",
+        "rljax.experiments.bench.curves",
         f"--out={target}",
         "--metric=rollout/reward/avg",
         "--label=name",
@@ -257,7 +269,7 @@ def curves(runs: Mapping[str, Path], target: Path) -> None:
 
 
 def publish(python: str, out: Path) -> None:
-    command = [sys.executable, "-m", "experiments.bench.publish", f"--sglang_python={python}", f"--device={DEVICE.value}"]
+    command = [sys.executable, "-m", "rljax.experiments.bench.publish", f"--sglang_python={python}", f"--device={DEVICE.value}"]
     command += [f"--sizes={','.join(PUBLISH.value)}", f"--json={out / 'publish.json'}"]
     args = SERVER_ARGS.value if SERVER_ARGS.value is not None else list(ON_A_CARD) if DEVICE.value == "cuda" else []
     command += [f"--server_args={','.join(args)}"] if args else []
@@ -266,4 +278,4 @@ def publish(python: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main.run_main(bench)

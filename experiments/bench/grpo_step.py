@@ -1,12 +1,13 @@
-"""One GRPO step beside TRL's GRPOTrainer: sample, score, update, publish. Seconds, and the ratio.
+"""One GRPO step beside TRL's GRPOTrainer: sample, score, update, publish.
 
 python -m experiments.bench.grpo_step                        # TRL must be importable: pip install -e '.[torch,trl]'
 python -m experiments.bench.grpo_step --peer_python=PYTHON   # TRL in another environment
 python -m experiments.bench.grpo_step --peer=none
 
-4-layer Llama, hidden 256, vocabulary 1000; 8 prompts times 8 samples, up to 32 new tokens; float32, the same weights, prompts,
-batch and threads. Each runs in a process of its own, one after the other, several times in turn; the figure is the median
-over steps, the first ones (compilation, caches) left out.
+Prints seconds, and the ratio. 4-layer Llama, hidden 256, vocabulary 1000; 8 prompts times 8
+samples, up to 32 new tokens; float32, the same weights, prompts, batch and threads. Each runs in a
+process of its own, one after the other, several times in turn; the figure is the median over
+steps, the first ones (compilation, caches) left out.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from experiments import main
-from experiments.bench import grpo_step_task
 from rljax.errors import UserError
+from rljax.experiments import main
+from rljax.experiments.bench import grpo_step_task
 
 STEPS = flags.DEFINE_integer("steps", 20, "Steps a run; the first quarter is not counted.", lower_bound=4)
 ROUNDS = flags.DEFINE_integer("rounds", 2, "Runs of each, in turn.", lower_bound=1)
@@ -35,7 +36,7 @@ PEER_PYTHON = flags.DEFINE_string("peer_python", sys.executable, "The interprete
 
 def ours(model: Path, data: Path, workdir: Path) -> list[float]:
     """Seconds a step, from metrics.jsonl of a run of experiments.train."""
-    command = [sys.executable, "-m", "experiments.train", "--config=configs/bench/grpo_step.py", f"--workdir={workdir}"]
+    command = [sys.executable, "-m", "rljax.experiments.train", "--config=bench/grpo_step", f"--workdir={workdir}"]
     command += [f"--config.actor.path={model}", f"--config.train_dataset.path={data}"]
     _run([*command, f"--config.total_train_steps={STEPS.value}"])
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
@@ -43,7 +44,7 @@ def ours(model: Path, data: Path, workdir: Path) -> list[float]:
 
 
 def trl(model: Path, workdir: Path) -> list[float]:
-    command = [PEER_PYTHON.value, "-W", "ignore", "-m", "experiments.bench.grpo_step_trl", str(model), str(workdir)]
+    command = [PEER_PYTHON.value, "-W", "ignore", "-m", "rljax.experiments.bench.grpo_step_trl", str(model), str(workdir)]
     return list(json.loads(_run([*command, str(STEPS.value), str(THREADS.value)]).splitlines()[-1]))
 
 

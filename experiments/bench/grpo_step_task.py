@@ -1,4 +1,6 @@
-"""The task that rljax and its peers are timed on: prompts of 8 words of a vocabulary of 1000, a reward that costs nothing."""
+"""The task that rljax and its peers are timed on: prompts of 8 words of a vocabulary of 1000, a
+reward that costs nothing.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from experiments.bench import grpo_step_task
+from rljax.experiments.bench import grpo_step_task
 
 
 def main(model: str, workdir: str, steps: int, threads: int) -> None:

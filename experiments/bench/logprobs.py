@@ -1,11 +1,12 @@
-"""Log-prob + entropy + decoupled loss, forward and backward: time, memory beside inputs and gradients, errors.
+"""Log-prob, entropy and decoupled loss, forward and backward: time, memory, errors.
 
 python -m experiments.bench.logprobs                              # M 8192, H 4096, V 151936, bfloat16; on a GPU
 python -m experiments.bench.logprobs --rows=64 --hidden=32 --vocabulary=512 --chunk=16 --repeats=2     # anywhere
 
-Times are medians over repeats: of CUDA events in torch, of the wall timer around a finished call in JAX. Memory is the
-peak over what inputs and gradients take (torch), or the compiled program's temporaries (JAX). Errors are against float64
-numpy on the first rows (--check_rows), cut into as many chunks as the whole: log-prob max abs, gradients relative norm.
+Times are medians over repeats: of CUDA events in torch, of the wall timer around a finished call
+in JAX. Memory is the peak over what inputs and gradients take (torch), or the compiled program's
+temporaries (JAX). Errors are against float64 numpy on the first rows (--check_rows), cut into as
+many chunks as the whole: log-prob max abs, gradients relative norm.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from absl import app, flags
+from absl import flags
 
-from experiments.bench.logprobs_case import Case, Outcome, Variant
+from rljax.experiments import main
+from rljax.experiments.bench.logprobs_case import Case, Outcome, Variant
 from rljax.objective import logprobs, oracle
 from rljax.objective.spec import Objective, TokenArrays
 
@@ -121,13 +123,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def main(_: Sequence[str]) -> None:
+def bench() -> None:
     case = make_case()
     small = case.head(min(CHECK_ROWS.value, ROWS.value)) if CHECK_ROWS.value else None
     exact = exact_outcome(small) if small is not None else None
     rows = []
     for backend in ("torch", "jax") if BACKEND.value == "all" else (BACKEND.value,):
-        module = importlib.import_module(f"experiments.bench.logprobs_{backend}")
+        module = importlib.import_module(f"rljax.experiments.bench.logprobs_{backend}")
         print(f"{module.device()}: M {ROWS.value}, H {HIDDEN.value}, V {VOCABULARY.value}, {DTYPE.value}, chunk {CHUNK.value}")
         for variant in module.variants():
             if not ONLY.value or any(word in variant.name for word in ONLY.value):
@@ -142,4 +144,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main.run_main(bench)

@@ -51,4 +51,6 @@ class Variant(abc.ABC):
 
     @abc.abstractmethod
     def measure(self, case: Case, repeats: int) -> tuple[float, float | None]:
-        """Median seconds a call, and bytes beside inputs and gradients (None where they cannot be known)."""
+        """Median seconds a call, and bytes beside inputs and gradients (None where they cannot be
+        known).
+        """

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from experiments.bench.logprobs_case import Case, Outcome, Variant
 from rljax.backends.jax.fused import fused_objective
 from rljax.backends.jax.logprobs import in_chunks, token_logprobs
 from rljax.backends.jax.objective import policy_objective
+from rljax.experiments.bench.logprobs_case import Case, Outcome, Variant
 from rljax.objective.spec import TokenArrays
 
 Function = Callable[..., tuple[Array, Array | None]]  # (hidden, unembedding, labels, tokens, case) -> loss, logp
@@ -78,7 +78,9 @@ def _recomputed(hidden: Array, unembedding: Array, labels: Array, tokens: TokenA
 
 
 def _plain(hidden: Array, unembedding: Array, labels: Array, tokens: TokenArrays, case: Case, chunk: int | None) -> Any:
-    """What one writes without the op: logits, log-softmax, gather; in chunks that are computed again in the backward."""
+    """What one writes without the op: logits, log-softmax, gather; in chunks that are computed
+    again in the backward.
+    """
 
     def scores(rows: tuple[Array, Array]) -> tuple[Array, Array]:
         logits = lax.dot_general(rows[0], unembedding, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from experiments.bench.logprobs_case import Case, Outcome, Variant
 from rljax.backends.torch.fused import fused_objective
 from rljax.backends.torch.logprobs import token_logprobs
 from rljax.backends.torch.objective import policy_objective
+from rljax.experiments.bench.logprobs_case import Case, Outcome, Variant
 from rljax.objective.spec import TokenArrays
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -95,7 +95,9 @@ def _recomputed(hidden: Tensor, unembedding: Tensor, labels: Tensor, tokens: Tok
 def _plain(
     hidden: Tensor, unembedding: Tensor, labels: Tensor, tokens: TokenArrays, case: Case, chunk: int | None, compiled: bool
 ) -> Any:
-    """What one writes without the op: logits, log-softmax, gather; in chunks that are computed again in the backward."""
+    """What one writes without the op: logits, log-softmax, gather; in chunks that are computed
+    again in the backward.
+    """
     scores = _compiled_scores() if compiled else _scores
     static = (case.temperature, case.softcap)
     if chunk is None:

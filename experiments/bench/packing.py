@@ -1,14 +1,16 @@
-"""Packing 100k lengths: milliseconds and rows over sum/capacity; the cost of ranks, dearest over cheapest.
+"""Packing 100k lengths: milliseconds, rows over sum/capacity, balance of the ranks.
 
 python -m experiments.bench.packing
+
+Balance is the cost of the dearest rank over the cheapest.
 """
 
 import time
 
 import numpy as np
-from absl import app
 
 from rljax.batching import packing
+from rljax.experiments import main
 
 N = 100_000
 
@@ -23,9 +25,7 @@ def _cases(random: np.random.Generator) -> dict[str, tuple[np.ndarray, int]]:
     }
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError("takes no arguments")
+def bench() -> None:
     for name, (lengths, capacity) in _cases(np.random.default_rng(0)).items():
         seconds, rows = [], 0
         for _ in range(7):
@@ -42,4 +42,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main.run_main(bench)

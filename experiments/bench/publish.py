@@ -1,13 +1,14 @@
-"""What a publish takes, by transport: from the PyTorch learner to an SGLang server, pause and resume included.
+"""A publish from the PyTorch learner to an SGLang server: seconds, by transport.
 
 python -m experiments.bench.publish --sglang_python=PYTHON                          # one GPU: directory, ipc
 python -m experiments.bench.publish --sglang_python=PYTHON --learner_device=1       # two: directory, nccl
 python -m experiments.bench.publish --sglang_python=PYTHON --device=cpu --sizes=tiny
 
-Models have random weights, in bfloat16. Each transport publishes --repeats times after one that is not counted (it makes the
-group, and fills caches); the figure is the median. "export" is the learner's part before the server pauses: all of the way
-into memory-backed storage for a directory, nothing for the others. After the last, the server's version and log-probs are
-looked at: they must be those of the weights that were sent.
+Pause and resume are included. Models have random weights, in bfloat16. Each transport publishes
+--repeats times after one that is not counted (it makes the group, and fills caches); the figure is
+the median. "export" is the learner's part before the server pauses: all of the way into
+memory-backed storage for a directory, nothing for the others. After the last, the server's version
+and log-probs are looked at: they must be those of the weights that were sent.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import flags
 
-from experiments import main
+from rljax.experiments import main
 
 if TYPE_CHECKING:
+    from rljax.config.allocation import Allocation
     from rljax.config.schema import Config
-    from rljax.engine import Engine, Learner, Sampler
+    from rljax.engine import Engine, ExportTarget, Learner, Sampler, WeightSource
 
 PYTHON = flags.DEFINE_string("sglang_python", "", "The interpreter that has SGLang; empty: this one.")
 DEVICE = flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "Of server and learner.")
@@ -81,9 +83,10 @@ def where() -> str:
     import torch
 
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else platform.processor() or platform.machine()
+    from rljax.engines.http.config import SglangConfig
     from rljax.engines.http.launcher import installed_release, interpreter
 
-    release = ".".join(map(str, installed_release(interpreter(_config(Path(), "directory").sglang))))
+    release = ".".join(map(str, installed_release(interpreter(SglangConfig.of(_config(Path(), "directory"))))))
     return f"{device}, torch {torch.__version__}, sglang {release}, bucket {BUCKET_MB.value} MB"
 
 
@@ -144,11 +147,17 @@ async def _of_transport(transport: str, size: str, model_dir: Path, sampler: Sam
 
 
 async def _published(learner: Timed, transport: str, sampler: Sampler, version: int) -> tuple[list[float], list[float], float]:
-    """Seconds of each publish and of its export, and the error at the end. Raises RuntimeError where it took another way."""
-    from rljax.engine import Engine
+    """Seconds of each publish and of its export, and the error at the end.
 
+    Raises RuntimeError where it took another way.
+    """
+    from rljax.engine import Engine, ExportToSampler
+
+    pool = _pools().sampler
+    assert pool is not None
+    in_memory = None if transport == "directory" else ExportToSampler(transport, pool)
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rljax-bench-") as publish_dir:
-        engine = Engine(sampler, learner, transport, Path(publish_dir))
+        engine = Engine(sampler, learner, in_memory, Path(publish_dir))
         seconds, exports = [], []
         for repeat in range(1 + REPEATS.value):
             start = time.perf_counter()
@@ -164,13 +173,13 @@ class Timed:
     """A learner whose exports are timed. All else is its own."""
 
     def __init__(self, learner: Learner) -> None:
-        self._learner, self.seconds, self.kinds = learner, 0.0, set[bool]()
+        self._learner, self.seconds, self.kinds = learner, 0.0, set[type]()
 
-    def export(self, directory: Path | None) -> Any:
+    def export(self, target: ExportTarget) -> WeightSource:
         start = time.perf_counter()
-        source = self._learner.export(directory)
+        source = self._learner.export(target)
         self.seconds = time.perf_counter() - start
-        self.kinds.add(directory is None)
+        self.kinds.add(type(target))
         return source
 
     @property
@@ -201,7 +210,7 @@ async def _difference(engine: Engine) -> float:
     return float(np.abs(scored - batch.behavior_logp)[batch.loss_mask].max())
 
 
-def _pools() -> Any:
+def _pools() -> Allocation:
     from rljax.config.allocation import Allocation, Pool
 
     apart = LEARNER_DEVICE.value if DEVICE.value == "cuda" else 0

@@ -10,12 +10,12 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """R packed rows of T tokens. Index t of every array speaks of token t itself: logp[r, t] is the log-probability
-    of token_ids[r, t] given the tokens before it in its segment.
+    """R packed rows of T tokens. Index t of every array speaks of token t itself: logp[r, t] is
+    the log-probability of token_ids[r, t] given the tokens before it in its segment.
 
-    `loss_weight` carries aggregation and the global normaliser: the objective of a minibatch is
-    sum(loss_weight * token_loss), so that splitting rows over micro-batches or ranks changes nothing.
-    It is zero exactly where `loss_mask` is False.
+    `loss_weight` carries aggregation and the global normalizer: the objective of a minibatch is
+    sum(loss_weight * token_loss), so that splitting rows over micro-batches or ranks changes
+    nothing. It is zero exactly where `loss_mask` is False.
     """
 
     token_ids: np.ndarray  # [R, T] int32; 0 on padding
@@ -28,6 +28,7 @@ class Batch:
     advantage: np.ndarray  # [R, T] float32
     proximal_logp: np.ndarray | None = None  # [R, T] float32, nats; None: the learner takes logp itself (ratio 1)
     reference_logp: np.ndarray | None = None  # [R, T] float32, nats; only with a KL term in the loss
+    teacher_logp: np.ndarray | None = None  # [R, T] float32, nats; only with distillation
     interpolation: np.ndarray | None = (
         None  # [R, T] float32 in [0, 1], rljax/objective/proximal.py; only with prox_logp_method "loglinear"
     )

@@ -1,7 +1,8 @@
 """Leaves out of a packed batch every token that has no gradient, before the unembedding sees it.
 
-The unembedding is most of a small model's arithmetic, and prompt tokens, padding and (without a KL or entropy term)
-tokens of advantage 0 need none of it. Rows stay rows, so that a batch sharded by rows stays so.
+The unembedding is most of a small model's arithmetic, and prompt tokens, padding and (without a KL
+or entropy term) tokens of advantage 0 need none of it. Rows stay rows, so that a batch sharded by
+rows stays so.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ BUCKETS = 8  # at most so many widths a row length, and so many compilations
 
 @dataclasses.dataclass(frozen=True)
 class Compacted:
-    """The kept tokens of each row, gathered to the left. m is the same for all rows; slots past a row's tokens are padding.
+    """The kept tokens of each row, gathered to the left. m is the same for all rows; slots past a
+    row's tokens are padding.
 
     Example: logits of the kept tokens are hidden[rows, compacted.source] @ unembedding.T
     """
@@ -39,16 +41,20 @@ class Compacted:
 
 
 def bucket(count: int, length: int) -> int:
-    """Least width of BUCKETS equal steps up to `length` that holds `count` tokens; at least one step."""
+    """Least width of BUCKETS equal steps up to `length` that holds `count` tokens; at least one
+    step.
+    """
     step = -(-length // BUCKETS)
     return min(max(-(-count // step), 1) * step, length)
 
 
 def kept(batch: Batch, objective: Objective) -> np.ndarray:
-    """[R, T] bool: the tokens an update needs. Where the objective works on whole sequences, so does this.
+    """[R, T] bool: the tokens an update needs. Where the objective works on whole sequences, so
+    does this.
 
-    A minibatch in which no token has an advantage keeps all of them: it moves nothing, but importance weight, entropy and
-    the rest are what someone looks at who wonders why nothing moves.
+    A minibatch in which no token has an advantage keeps all of them: it moves nothing, but
+    importance weight, entropy and the rest are what someone looks at who wonders why nothing
+    moves.
     """
     needed = batch.loss_mask & (batch.loss_weight != 0)
     if objective.trains_zero_advantage:
@@ -68,8 +74,10 @@ def compact(batch: Batch, keep: np.ndarray, width: int | None = None) -> Compact
     """Gathers the kept tokens of each row.
 
     Args:
-      keep: [R, T] bool: `kept(batch, objective)` for an update, `batch.loss_mask` for a score pass.
-      width: m; None: the least bucket that holds the fullest row. Ranks that run one program must agree on it.
+      keep: [R, T] bool: `kept(batch, objective)` for an update, `batch.loss_mask` for a score
+        pass.
+      width: m; None: the least bucket that holds the fullest row. Ranks that run one program must
+        agree on it.
     """
     length = batch.shape[1]
     counts = keep.sum(axis=1)
@@ -96,6 +104,7 @@ def compact(batch: Batch, keep: np.ndarray, width: int | None = None) -> Compact
         reference_logp=gather(batch.reference_logp),
         interpolation=gather(batch.interpolation),
         versions=gather(batch.versions),
+        teacher_logp=gather(batch.teacher_logp),
     )
     source = np.where(mask, order - 1, 0).astype(np.int32)
     return Compacted(source, np.where(mask, np.take_along_axis(batch.token_ids, order, axis=1), 0), tokens, length)

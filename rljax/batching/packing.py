@@ -1,7 +1,8 @@
 """Packing: which trajectory goes into which row, and which row to which rank. numpy only.
 
-A row holds whole trajectories one after the other, told apart by segment ids. Rows are as few as first-fit-decreasing makes
-them, and as long as the smallest of a few buckets, so that a compiled learner sees few shapes.
+A row holds whole trajectories one after the other, told apart by segment ids. Rows are as few as
+first-fit-decreasing makes them, and as long as the smallest of a few buckets, so that a compiled
+learner sees few shapes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ DISTINCT_LENGTHS = 4096  # to 8191 of them, which costs 0.02% of a row and keeps
 class Layout:
     """Where N trajectories lie in R rows of T tokens.
 
-    Example: layout = lay_out([3, 5, 2], 8); layout.gather(layout.scatter(arrays)) gives the arrays back
+    Example: layout = lay_out([3, 5, 2], 8); layout.gather(layout.scatter(arrays)) gives the arrays
+    back
     """
 
     row: np.ndarray  # [N] int32
@@ -33,7 +35,10 @@ class Layout:
     shape: tuple[int, int]  # R, T
 
     def flat_index(self) -> np.ndarray:
-        """Index of every token of every trajectory, in order, in a raveled [R, T] array. [sum(length)] int64."""
+        """Index of every token of every trajectory, in order, in a raveled [R, T] array.
+
+        [sum(length)] int64.
+        """
         start = self.row.astype(np.int64) * self.shape[1] + self.offset
         first = np.cumsum(self.length) - self.length
         return np.repeat(start - first, self.length) + np.arange(int(self.length.sum()))
@@ -67,9 +72,10 @@ class Layout:
 def lay_out(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Layout:
     """Packs lengths [N] (tokens, 1 to row_tokens) into as few rows as first-fit-decreasing needs.
 
-    First-fit-decreasing fills row after row with the longest trajectory that still fits. Here a row's filling is worked out
-    once and repeated as long as every length in it lasts, so the work in Python grows with the number of distinct
-    lengths, not with N: 100k lengths take tens of milliseconds.
+    First-fit-decreasing fills row after row with the longest trajectory that still fits. Here a
+    row's filling is worked out once and repeated as long as every length in it lasts, so the work
+    in Python grows with the number of distinct lengths, not with N: 100k lengths take tens of
+    milliseconds.
 
     Raises:
       ValueError: a length outside [1, row_tokens].
@@ -98,7 +104,9 @@ def lay_out(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Layout:
 
 
 def _close_gaps(row: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Offsets without the gaps that rounding lengths up left: trajectories keep their order in the row. [N] int32."""
+    """Offsets without the gaps that rounding lengths up left: trajectories keep their order in the
+    row. [N] int32.
+    """
     order = np.argsort(row.astype(np.int64) * (int(start.max()) + 1) + start)
     in_order = lengths[order]
     before = np.cumsum(in_order) - in_order
@@ -112,7 +120,8 @@ def _fill_rows(left: list[int], row_tokens: int) -> tuple[np.ndarray, int]:
     """The fills of first-fit-decreasing over left[length] trajectories of each length.
 
     Returns:
-      [5, F] int64: length, trajectories of it a row, rows filled alike, first of them, offset in the row; number of rows.
+      [5, F] int64: length, trajectories of it a row, rows filled alike, first of them, offset in
+      the row; number of rows.
     """
     below = list(range(row_tokens + 1))  # union-find: the longest length at most i that is left; 0 is none
     for i in range(1, row_tokens + 1):
@@ -152,7 +161,8 @@ def _narrow(lengths: np.ndarray) -> np.ndarray:
 
 
 def row_tokens_for(lengths: Sequence[int] | np.ndarray, max_tokens_per_row: int, rows_per_mb: int = 1) -> int:
-    """Tokens of a row: the smallest bucket whose rows hold the longest trajectory and all in one micro-batch; else the largest.
+    """Tokens of a row: the smallest bucket whose rows hold the longest trajectory and all in one
+    micro-batch; else the largest.
 
     Raises:
       UserError: a trajectory is longer than a row may be.
@@ -173,13 +183,18 @@ def row_tokens_for(lengths: Sequence[int] | np.ndarray, max_tokens_per_row: int,
 
 
 def cost(lengths: np.ndarray, linear: float, quadratic: float) -> np.ndarray:
-    """What a trajectory costs a learner, a L + b L^2: matmuls are linear, attention is quadratic. [N] float64."""
+    """What a trajectory costs a learner, a L + b L^2: matmuls are linear, attention is quadratic.
+
+    [N] float64.
+    """
     lengths = np.asarray(lengths, np.float64)
     return linear * lengths + quadratic * lengths**2
 
 
 def row_costs(segment_ids: np.ndarray, linear: float = 1.0, quadratic: float = 0.0) -> np.ndarray:
-    """What the rows of a batch cost: `cost` of each of their segments, added up. segment_ids [R, T] -> [R] float64."""
+    """What the rows of a batch cost: `cost` of each of their segments, added up. segment_ids [R,
+    T] -> [R] float64.
+    """
     rows = len(segment_ids)
     width = int(segment_ids.max(initial=0)) + 1
     flat = (np.arange(rows)[:, None] * width + segment_ids).ravel()
@@ -191,7 +206,9 @@ RANK_SPREAD = "timeperf/rank_spread"  # metric of an update over several ranks: 
 
 
 def spread(costs: np.ndarray, parts: Sequence[np.ndarray]) -> float:
-    """How much more than the mean the dearest part costs, as a share of the mean: all others wait so long for it."""
+    """How much more than the mean the dearest part costs, as a share of the mean: all others wait
+    so long for it.
+    """
     totals = np.array([costs[part].sum() for part in parts])
     return float(totals.max() / totals.mean() - 1) if totals.any() else 0.0
 
@@ -199,9 +216,9 @@ def spread(costs: np.ndarray, parts: Sequence[np.ndarray]) -> float:
 def balance(costs: np.ndarray, parts: int, *, equal_counts: bool = False) -> list[np.ndarray]:
     """Splits N items over ranks (or minibatches) so that every part costs about the same.
 
-    Longest-processing-time-first, in rounds of `parts` items so that counts differ by one at most, then the dearest and the
-    cheapest part trade items while that narrows their gap. With thousands of items the parts agree within 1%; with few
-    they are as even as the items allow.
+    Longest-processing-time-first, in rounds of `parts` items so that counts differ by one at most,
+    then the dearest and the cheapest part trade items while that narrows their gap. With thousands
+    of items the parts agree within 1%; with few they are as even as the items allow.
 
     Args:
       costs: [N] float64, positive.
@@ -226,7 +243,10 @@ def balance(costs: np.ndarray, parts: int, *, equal_counts: bool = False) -> lis
 
 
 def _trade(costs: np.ndarray, members: list[list[int]], totals: np.ndarray, equal_counts: bool) -> bool:
-    """Moves the dearest part towards the cheapest by one swap (or move). False when nothing narrows the gap."""
+    """Moves the dearest part toward the cheapest by one swap (or move).
+
+    False when nothing narrows the gap.
+    """
     dear, cheap = int(totals.argmax()), int(totals.argmin())
     gap = totals[dear] - totals[cheap]
     if gap <= 1e-4 * totals.mean() or not members[dear]:
@@ -265,6 +285,7 @@ def batch_of(
     advantage: Sequence[np.ndarray] | None = None,
     proximal_logp: Sequence[np.ndarray] | None = None,
     reference_logp: Sequence[np.ndarray] | None = None,
+    teacher_logp: Sequence[np.ndarray] | None = None,
     interpolation: Sequence[np.ndarray] | None = None,
     values: Sequence[np.ndarray] | None = None,
     returns: Sequence[np.ndarray] | None = None,
@@ -275,7 +296,8 @@ def batch_of(
       trajectories: N of them, in the order of the layout.
       loss_mask: N arrays [T] bool; None: the trajectories' own. Weights outside it are dropped.
       loss_weight, advantage: N arrays [T] float32; None: zeros (a batch that is only scored).
-      proximal_logp, reference_logp, interpolation, values, returns: N arrays [T] float32, or None where the batch has none.
+      proximal_logp, reference_logp, teacher_logp, interpolation, values, returns: N arrays [T]
+        float32, or None where the batch has none.
     """
     masks = list(loss_mask) if loss_mask is not None else [t.loss_mask for t in trajectories]
 
@@ -296,6 +318,7 @@ def batch_of(
         advantage=zeros if adv is None else adv,
         proximal_logp=floats(proximal_logp),
         reference_logp=floats(reference_logp),
+        teacher_logp=floats(teacher_logp),
         interpolation=floats(interpolation),
         values=floats(values),
         returns=floats(returns),

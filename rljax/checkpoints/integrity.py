@@ -1,39 +1,87 @@
-"""What tells a whole checkpoint from a broken one: size and CRC-32 of every file of it, beside what it is of.
+"""Tells a whole checkpoint from a broken one: size and CRC-32 of every file, each recorded once
+and checked once before use.
 
-DIRECTORY/meta.json   what is in it (the caller's words), and the checksums
-DIRECTORY/tree/       the arrays, as a framework's library writes them
+CHECKPOINT/manifest.json        of every file that no directory below records itself, `meta.json` among them
+          /learner/meta.json    what a learner's directory holds (the learner's words), and the files under tree
+          /learner/tree/        the arrays, as a framework's library writes them
+
+A learner's directory records its own arrays, so that it can be verified wherever it is moved;
+whoever reads them verifies them first. A checkpoint's manifest covers the rest, and is verified
+before anything else is read (store.py). So a checkpoint is whole when both agree, and no byte is
+read twice for it.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rljax.checkpoints.disk import reason
 from rljax.errors import UserError
 
 META, TREE = "meta.json", "tree"
+MANIFEST = "manifest.json"
 _CHUNK = 1 << 24  # bytes read at once
+
+Records = Mapping[str, tuple[int, int]]  # size in bytes and CRC-32, by path relative to what records them
+
+
+class Corrupt(Exception):
+    """A file is missing, or isn't what was written. Its message is one line."""
+
+
+# Any files --------------------------------------------------------------------------------------------------------------
+
+
+def record(root: Path, paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
+    """Reads the files and returns their sizes and checksums, by path relative to root."""
+    return {path.relative_to(root).as_posix(): (path.stat().st_size, _checksum(path)) for path in sorted(paths)}
+
+
+def check(root: Path, records: Records) -> None:
+    """Raises Corrupt at the first file that is missing or isn't what was recorded."""
+    for name, (size, checksum) in records.items():
+        path = root / name
+        if not path.is_file():
+            raise Corrupt(f"{path} is missing")
+        if path.stat().st_size != size:
+            raise Corrupt(f"{path} is corrupt: it has {path.stat().st_size} bytes, not {size}")
+        if _checksum(path) != checksum:
+            raise Corrupt(f"{path} is corrupt: its checksum is not the one it was written with")
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            value = zlib.crc32(chunk, value)
+    return value
+
+
+def files_below(root: Path) -> set[Path]:
+    return {path for path in root.rglob("*") if path.is_file()}
+
+
+# A learner's directory --------------------------------------------------------------------------------------------------
 
 
 def write_meta(directory: Path, meta: Mapping[str, Any]) -> None:
-    """Writes meta.json over the files that are under `tree` now."""
-    (directory / META).write_text(json.dumps({**meta, "files": file_checksums(directory / TREE)}, indent=1, sort_keys=True))
+    """Writes meta.json over the files that are under `tree` now.
 
-
-def check_room(directory: Path, needed: int) -> None:
-    """Before anything is written: raises OSError where fewer than `needed` bytes are free."""
-    if needed > shutil.disk_usage(directory).free:
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for {needed / 1e6:.0f} MB")
+    A checkpoint's manifest leaves those out: whoever reads them calls `verify` first.
+    """
+    files = record(directory / TREE, files_below(directory / TREE))
+    (directory / META).write_text(json.dumps({**meta, "files": files}, indent=1, sort_keys=True))
 
 
 def read_meta(directory: Path) -> dict[str, Any]:
-    """meta.json of a checkpoint. Raises UserError when there is none, or it can't be read."""
+    """Reads meta.json of a learner's directory.
+
+    Raises UserError when there is none, or it can't be read.
+    """
     path = directory / META
     try:
         meta = json.loads(path.read_text())
@@ -48,45 +96,39 @@ def read_meta(directory: Path) -> dict[str, Any]:
     return meta
 
 
-def file_checksums(root: Path) -> dict[str, list[int]]:
-    """{path below root: [bytes, CRC-32]}"""
-    return {
-        str(path.relative_to(root)): [path.stat().st_size, _crc(path)] for path in sorted(root.rglob("*")) if path.is_file()
-    }
-
-
-def _crc(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            value = zlib.crc32(chunk, value)
-    return value
-
-
 def verify(directory: Path) -> None:
-    """Raises UserError where a file is missing or isn't what was written."""
-    for name, (size, crc) in read_meta(directory)["files"].items():
-        path = directory / TREE / name
-        if not path.is_file():
-            raise UserError(f"checkpoint: {path} is missing (name an older checkpoint)")
-        if path.stat().st_size != size or _crc(path) != crc:
-            raise UserError(
-                f"checkpoint: {path} is corrupt: its checksum is not the one it was written with (name an older one)"
-            )
+    """Checks the arrays of a learner's directory.
+
+    Raises UserError where a file is missing or isn't what was written.
+    """
+    try:
+        check(directory / TREE, read_meta(directory)["files"])
+    except Corrupt as error:
+        raise UserError(f"checkpoint: {error} (name an older checkpoint)") from None
 
 
-def reason(error: Exception) -> str:
-    """One line of an error; the system's own words for a full disk come out of a library's long message."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = " ".join(str(error).split())
-    for words in (
-        "No space left on device",
-        "File too large",
-        "Disk quota exceeded",
-        "Permission denied",
-        "Read-only file system",
-    ):
-        if words in text:
-            return words
-    return text[:200] or type(error).__name__
+# A checkpoint -----------------------------------------------------------------------------------------------------------
+
+
+def write_manifest(directory: Path, facts: Mapping[str, Any]) -> None:
+    """Writes manifest.json, with the facts, over every file that no meta.json below records."""
+    recorded = {file for path in directory.rglob(META) for file in _recorded(path.parent)}
+    files = record(directory, files_below(directory) - recorded - {directory / MANIFEST})
+    (directory / MANIFEST).write_text(json.dumps({**facts, "files": files}))
+
+
+def _recorded(directory: Path) -> set[Path]:
+    """The files that a meta.json records; none where it is another's file of this name."""
+    try:
+        return {directory / TREE / name for name in read_meta(directory)["files"]}
+    except UserError:
+        return set()
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Reads manifest.json. Raises Corrupt when it isn't there, or can't be read."""
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text())
+        return {"step": manifest["step"], "score": manifest["score"], "files": dict(manifest["files"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Corrupt(f"{directory / MANIFEST} can't be read: {reason(error)}") from error

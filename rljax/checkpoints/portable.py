@@ -1,4 +1,4 @@
-"""What a learner keeps over time, in no framework's terms: how a run goes on under another engine (law 9).
+"""What a learner keeps over time, in no framework's terms: how a run goes on under another engine.
 
     part                          what                                           there
     params                         the policy: all of it, or the LoRA adapters    always
@@ -10,11 +10,13 @@
                                                                                   (without one the model directory has it)
     counts                         optimizer steps: actor, critic, supervised     of what there is
 
-A part holds numpy arrays on the host, named and shaped as in a HF file; an adapter's factors are lora_A.weight [rank, inputs]
-and lora_B.weight [outputs, rank] after the projection's name, and the critic's head is `value_head` [hidden].
+A part holds numpy arrays on the host, named and shaped as in a HF file; an adapter's factors are
+lora_A.weight [rank, inputs] and lora_B.weight [outputs, rank] after the projection's name, and the
+critic's head is `value_head` [hidden].
 
-meta.json of a learner's checkpoint says its format, model, adapters, phases and updates. A learner that meets the format of
-another engine has that engine's plugin read it into parts (`rljax.engine.PortablePlugin`), and loads those.
+meta.json of a learner's checkpoint says its format, model, adapters, phases and updates. A learner
+that meets the format of another engine has that engine's plugin read it into parts
+(`Plugin.read_checkpoint`), and loads those.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from rljax.config.schema import Config
-from rljax.engine import PortablePlugin, State, portable_plugin
+from rljax.engine import Plugin, State, portable_plugin
 from rljax.errors import UserError
 
 COUNTS = "counts"
@@ -34,22 +36,24 @@ VALUE_HEAD = "value_head"
 
 
 class LazyState(Mapping[str, Mapping[str, np.ndarray]]):
-    """A `State` that is read a part at a time, when it is asked for. The last one asked for is held.
+    """A `State` whose parts are read one by one, when they are asked for. Keeps the last one in
+    memory.
 
-    Example: LazyState(["params", "counts"], lambda part: read(part))["params"]["model.norm.weight"]
+    Example: LazyState(["params", "counts"], lambda part:
+    read(part))["params"]["model.norm.weight"]
     """
 
     def __init__(self, names: Collection[str], read: Callable[[str], Mapping[str, np.ndarray]]) -> None:
         self._names, self._read = list(names), read
-        self._held: tuple[str, Mapping[str, np.ndarray]] | None = None
+        self._kept: tuple[str, Mapping[str, np.ndarray]] | None = None
 
     def __getitem__(self, name: str) -> Mapping[str, np.ndarray]:
         if name not in self._names:
             raise KeyError(name)
-        if self._held is None or self._held[0] != name:
-            self._held = None  # two are never held at once
-            self._held = name, self._read(name)
-        return self._held[1]
+        if self._kept is None or self._kept[0] != name:
+            self._kept = None  # two are never in memory at once
+            self._kept = name, self._read(name)
+        return self._kept[1]
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -62,11 +66,12 @@ class LazyState(Mapping[str, Mapping[str, np.ndarray]]):
 
 
 def check_origin(directory: Path, meta: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Raises UserError where no installed engine reads a checkpoint, or it is of another model or of other adapters.
+    """Raises UserError where no installed engine reads a checkpoint, or it is of another model or
+    of other adapters.
 
     Args:
-      identity: what the learner writes in its own meta.json: its format, which another engine's checkpoint may differ in, and
-        what must be the same.
+      identity: what the learner writes in its own meta.json: its format, which another engine's
+        checkpoint may differ in, and what must be the same.
     """
     if meta.get("format") != identity["format"]:
         _reader(directory, meta)
@@ -75,7 +80,7 @@ def check_origin(directory: Path, meta: Mapping[str, Any], identity: Mapping[str
             raise UserError(f"checkpoint: {directory} is of another {key}: {meta.get(key)}, not {value} (use its own config)")
 
 
-def _reader(directory: Path, meta: Mapping[str, Any]) -> PortablePlugin:
+def _reader(directory: Path, meta: Mapping[str, Any]) -> Plugin:
     form = meta.get("format")
     plugin = portable_plugin(str(form))
     if plugin is None:
@@ -88,7 +93,8 @@ def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> St
     """What a learner of another engine saved under directory.
 
     Raises:
-      UserError: no installed engine reads its format; it is corrupt; or it holds other things than a learner of the config.
+      UserError: no installed engine reads its format; it is corrupt; or it holds other things than
+        a learner of the config.
     """
     state = _reader(directory, meta).read_checkpoint(directory)
     there, wanted = set(state) - {COUNTS}, _wanted(config, meta["phases"])
@@ -99,7 +105,9 @@ def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> St
 
 
 def phases_of(state: State) -> tuple[bool, bool]:
-    """Whether a state is of a warm-up, and whether RL has begun in it: neither where nothing has been counted yet."""
+    """Whether a state is of a warm-up, and whether RL has begun in it: neither where nothing has
+    been counted yet.
+    """
     supervised = "supervised/mu" in state
     new = COUNTS in state and not state[COUNTS]
     return supervised, "mu" in state or not (supervised or new)

@@ -1,4 +1,4 @@
-"""Saving a run and taking it up again: checkpoints, journals, and what is in them of the learner, the book and the rest."""
+"""Saves a run and resumes it: the learner, the buffer and the rest, in checkpoints and journals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Recovery:
-    """The disk's side of a run.
+    """A run's checkpoints and journals.
 
     Example:
 
@@ -40,7 +40,8 @@ class Recovery:
         self._saved: int | None = None  # step of the checkpoint that the journal belongs to
 
     async def save(self, step: int, state: dict[str, Any], *, score: float | None = None, failed: bool = False) -> None:
-        """Writes down the run as it stands at this call; what goes on beside the write belongs to the next journal.
+        """Saves the run as it is at this call; what happens during the write belongs to the next
+        journal.
 
         Args:
           state: JSON values of the loop's own.
@@ -67,10 +68,11 @@ class Recovery:
             self.journals.forget(self.checkpoints.steps())
 
     async def restore(self) -> tuple[dict[str, Any] | None, dict[tuple[str, int], Record]]:
-        """Takes up the newest checkpoint that is whole and loads; a run without one begins.
+        """Resumes from the newest checkpoint that is whole and loads; a run without one begins.
 
         Returns:
-          The loop's own state, None for a run that begins; the groups that were finished after it and still count.
+          The loop's own state, None for a run that begins; the groups that were finished after it
+          and still count.
 
         Raises:
           UserError: there are checkpoints and none loads, or recover.mode forbids to go on.
@@ -91,7 +93,11 @@ class Recovery:
         return state, known
 
     def _load(self) -> tuple[Checkpoint, dict[str, Any], list[Entry]] | None:
-        """The learner is restored, the rest is returned."""
+        """Restores the learner from the newest checkpoint that loads, and returns it with the
+        rest.
+
+        None if there is none.
+        """
         first_error: Exception | None = None
         for checkpoint in self.checkpoints.whole():
             try:

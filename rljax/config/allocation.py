@@ -11,7 +11,8 @@
     sglang.d4p1t1            a sampler only (serve),
     fsdp:d4p1t1              a learner only (replay)
 
-Whether an engine samples, learns and which dims it knows is asked of its plugin; no engine is named here.
+Whether an engine samples, learns and which dims it knows is asked of its plugin; no engine is
+named here.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class Pool:
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """Either pool may be None: no learner is serving, no sampler is replay. One pool named alone is both."""
+    """Either pool may be None: no learner is serving, no sampler is replay.
+
+    One pool named alone is both.
+    """
 
     sampler: Pool | None
     learner: Pool | None
@@ -90,7 +94,8 @@ def parse(text: str, abilities: Callable[[str], Abilities]) -> Allocation:
 
     Args:
       text: as in the grammar above.
-      abilities: the plugin of an engine's name, raising UserError for an unknown one: `rljax.engine.find_plugin`.
+      abilities: the plugin of an engine's name, raising UserError for an unknown one:
+        `rljax.engine.find_plugin`.
 
     Raises:
       UserError: whose first line says what is wrong and which points at the character below it.
@@ -119,8 +124,19 @@ def parse(text: str, abilities: Callable[[str], Abilities]) -> Allocation:
     return Allocation(sampler, learner)
 
 
+def engines_of(text: str) -> list[str]:
+    """Names of the engines in an `allocation_mode`, the sampler's first.
+
+    Raises UserError where it can't be read.
+    """
+    pools, _, _ = _parse_pools(text)
+    return [pool.engine for pool in pools]
+
+
 def _parse_pools(text: str) -> tuple[list[Pool], list[int], str]:
-    """Pools in order, where each begins in the text, and the operator between them ("" for one pool)."""
+    """Pools in order, where each begins in the text, and the operator between them ("" for one
+    pool).
+    """
     pool, position = _parse_pool(text, 0)
     if position == len(text):
         return [pool], [0], ""

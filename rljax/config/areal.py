@@ -3,7 +3,8 @@
     tree = load("gsm8k_grpo.yaml")      # nested, as configs/base.py's; one warning names the keys that are of no use here
     workdir("gsm8k_grpo.yaml")          # cluster.fileroot/experiment_name/trial_name
 
-`areal_keys.py` has the table of keys; docs/areal.md says what each becomes. An unknown key is refused with the nearest name.
+`areal_keys.py` has the table of keys; docs/areal.md says what each becomes. An unknown key is
+refused with the nearest name.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any
 import yaml
 from absl import logging
 
+from rljax.config import defaults
 from rljax.config.areal_keys import ONLY, OURS, READ, REPEATED, SAME, SGLANG_FLAGS, UNUSED
 from rljax.config.registry import nearest
-from rljax.configs import base
 from rljax.errors import UserError
 
 Flat = dict[str, Any]  # dotted key -> value; a list is a value, and so is a section that is null
@@ -39,7 +40,8 @@ def load(location: str) -> dict[str, Any]:
     """The file's keys in a tree of ours, over the defaults of configs/base.py.
 
     Raises:
-      UserError: not YAML, a reference to nothing, a key that does not exist, a value that means what is not here.
+      UserError: not YAML, a reference to nothing, a key that does not exist, a value that means
+        what is not here.
     """
     theirs = _named(_flat(_read(location)))
     unused = _checked(theirs, location)
@@ -48,11 +50,11 @@ def load(location: str) -> dict[str, Any]:
         value = theirs.get(key, default)
         if value is not OURS and not (value is None and default is OURS):
             ours[name] = _several(value) if isinstance(default, tuple) else value
-    for part in (_placed, _sampled, _evaluated, _optimized, _trained, _weighted, _normalised, _fed, _kept):
+    for part in (_placed, _sampled, _evaluated, _optimized, _trained, _weighted, _normalized, _fed, _kept):
         ours |= part(theirs)
     if unused:
         logging.warning("%s: of no use here: %s (docs/areal.md)", location, ", ".join(unused))
-    tree = base.get_config().to_dict()
+    tree = defaults.get_config().to_dict()
     for name, value in ours.items():
         _set(tree, name, value)
     return tree
@@ -91,7 +93,9 @@ def _read(location: str) -> dict[str, Any]:
 
 
 def _resolved(value: Any, tree: dict[str, Any], location: str, path: tuple[str, ...]) -> Any:
-    """`value` with each ${a.b} replaced by what stands there, and ${oc.env:NAME,default} by the environment's."""
+    """`value` with each ${a.b} replaced by what stands there, and ${oc.env:NAME,default} by the
+    environment's.
+    """
     if isinstance(value, dict):
         return {str(key): _resolved(item, tree, location, path) for key, item in value.items()}
     if isinstance(value, list):
@@ -145,13 +149,15 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     *sections, leaf = name.split(".")
-    for section in sections:
-        tree = tree[section]
+    for section in sections:  # that of an engine may not be there yet
+        tree = tree.setdefault(section, {})
     tree[leaf] = value
 
 
 def _checked(theirs: Flat, location: str) -> list[str]:
-    """Keys of no use here, the branches of UNUSED as one; after every key is known and every value that must be one is it."""
+    """Keys of no use here, the branches of UNUSED as one; after every key is known and every value
+    that must be one is it.
+    """
     known = {*SAME, *READ, *ONLY, *REPEATED, *_FLAGS}
     unused: dict[str, None] = {}
     for key, value in theirs.items():
@@ -193,7 +199,10 @@ def _nearest(key: str) -> str:
 
 
 def _placed(theirs: Flat) -> Flat:
-    """Who runs where: one `allocation_mode`, or a backend of each side or of one. A learner without a name is FSDP's."""
+    """Who runs where: one `allocation_mode`, or a backend of each side or of one.
+
+    A learner without a name is FSDP's.
+    """
     mode = theirs.get("allocation_mode")
     backends = [theirs.get(f"{part}.backend") for part in ("rollout", "actor")]
     if not mode:
@@ -232,7 +241,10 @@ def _top_k(value: Any) -> Any:
 
 
 def _evaluated(theirs: Flat) -> Flat:
-    """As in training, unless `eval_gconfig` says otherwise. Greedy completions are all the same: one is enough."""
+    """As in training, unless `eval_gconfig` says otherwise.
+
+    Greedy completions are all the same: one is enough.
+    """
     defaults = {"n_samples": 1, "temperature": 1.0, "greedy": False, "top_p": 1.0, "top_k": 0}
     held = {key: theirs.get(f"eval_gconfig.{key}", theirs.get(f"gconfig.{key}", value)) for key, value in defaults.items()}
     held["top_k"] = _top_k(int(held["top_k"] or 0))
@@ -299,7 +311,7 @@ def _weighted(theirs: Flat) -> Flat:
     return {"actor.behav_imp_weight_cap": None if mode == "disabled" else cap, "actor.behav_imp_weight_mode": modes[mode]}
 
 
-def _normalised(theirs: Flat) -> Flat:
+def _normalized(theirs: Flat) -> Flat:
     """A norm that is not there is off; in one that is, a level that is not there is the batch."""
     ours: Flat = {}
     for norm in ("reward_norm", "adv_norm"):

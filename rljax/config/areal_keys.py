@@ -1,6 +1,8 @@
-"""The keys of AReaL's configs, and what becomes of each: the table that `rljax/config/areal.py` reads.
+"""The keys of AReaL's configs, and what becomes of each: the table that `rljax/config/areal.py`
+reads.
 
-Its schema is `areal/api/cli_args.py` in that repository, from v0.3 (August 2025) to v1 (2026); older spellings are here too.
+Its schema is `areal/api/cli_args.py` in that repository, from v0.3 (August 2025) to v1 (2026);
+older spellings are here too.
 """
 
 from __future__ import annotations
@@ -154,7 +156,7 @@ ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "actor.peft_type": (("lora",), "LoRA is what there is"),
     "actor.optimizer_dtype": (("float32", "fp32"), "master weights and moments are float32"),
     "dynamic_bs": ((False,), "an update has rollout.consumer_batch_size prompts"),
-    "teacher": ((None,), "distillation is not implemented"),
+    "teacher": ((None,), "set actor.distill.teacher to its directory, and actor.distill.coef"),
     "total_train_n_seqs": ((None,), "set total_train_steps"),
 }
 

@@ -1,182 +1,21 @@
 """Cross-checks of a config, all made before anything starts. Each is one line with the culprit and the remedy.
 
-Three tables: the words a key may be, the range a number must lie in, and rules over several keys. What depends on an
-engine (`jax.*`, say) is checked by its plugin; what depends on a registry or the file system by the part that opens it.
+A key's choices and range stand in the schema; rules over several keys stand here. What depends on an engine (`jax.*`, say) is
+checked by its plugin; what depends on a registry or the file system by the part that opens it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-from rljax.config.allocation import Allocation
-from rljax.config.registry import nearest
+from rljax.config.keys import walk
 from rljax.config.schema import Config
 from rljax.errors import UserError
 
-WORDS: Mapping[str, tuple[str, ...]] = {
-    "rollout.stale_policy": ("drop", "mask"),
-    "actor.init.architecture": ("llama", "qwen2", "qwen3", "gemma3"),
-    "actor.dtype": ("float32", "bfloat16"),
-    "actor.gradient_checkpointing": ("none", "full", "dots"),
-    "actor.optimizer.type": ("adamw",),
-    "actor.optimizer.lr_scheduler_type": ("constant", "linear", "cosine"),
-    "actor.loss": ("ppo", "cispo", "sft"),
-    "actor.importance_sampling_level": ("token", "sequence"),
-    "actor.loss_aggregation": ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"),
-    "actor.prox_logp_method": ("recompute", "loglinear"),
-    "actor.behav_imp_weight_mode": ("clamp", "mask"),
-    "actor.behav_imp_weight_level": ("token", "sequence"),
-    "actor.kl_estimator": ("k1", "k2", "k3"),
-    "actor.kl_placement": ("reward", "loss"),
-    "actor.adv_estimator": ("grpo", "rloo", "reinforce_pp", "gae"),
-    "actor.reward_norm.mean_level": ("batch", "group", "none"),
-    "actor.reward_norm.std_level": ("batch", "group", "none"),
-    "actor.adv_norm.mean_level": ("batch", "group", "none"),
-    "actor.adv_norm.std_level": ("batch", "group", "none"),
-    "critic.optimizer.type": ("adamw",),
-    "critic.optimizer.lr_scheduler_type": ("constant", "linear", "cosine"),
-    "warmup.optimizer.type": ("adamw",),
-    "warmup.optimizer.lr_scheduler_type": ("constant", "linear", "cosine"),
-    "recover.mode": ("auto", "fresh"),
-    "jax.cache_dtype": ("float32", "bfloat16"),
-    "jax.sampler_dtype": ("float32", "bfloat16"),
-    "sglang.dtype": ("auto", "bfloat16", "float32", "float16"),
-}
-
-
-class Range(NamedTuple):
-    """A range in words and as a test."""
-
-    words: str
-    holds: Callable[[Any], bool]
-
-
-POSITIVE = Range("positive", lambda x: x > 0)
-NOT_NEGATIVE = Range("0 or more", lambda x: x >= 0)
-UNIT = Range("in [0, 1]", lambda x: 0 <= x <= 1)
-HALF_OPEN_UNIT = Range("in (0, 1]", lambda x: 0 < x <= 1)
-BELOW_ONE = Range("in [0, 1)", lambda x: 0 <= x < 1)
-ABOVE_ONE = Range("above 1", lambda x: x > 1)
-
-# None, where a key allows it, is in every range.
-RANGES: Mapping[Range, tuple[str, ...]] = {
-    POSITIVE: (
-        "total_train_epochs",
-        "gconfig.n_samples",
-        "gconfig.max_new_tokens",
-        "gconfig.temperature",
-        "reward.workers",
-        "reward.timeout",
-        "rollout.max_concurrent_rollouts",
-        "rollout.consumer_batch_size",
-        "rollout.request_timeout",
-        "actor.init.hidden_size",
-        "actor.init.intermediate_size",
-        "actor.init.num_layers",
-        "actor.init.num_heads",
-        "actor.init.num_kv_heads",
-        "actor.init.head_dim",
-        "actor.init.max_position_embeddings",
-        "actor.init.initializer_range",
-        "actor.mb_spec.max_tokens_per_row",
-        "actor.mb_spec.rows_per_mb",
-        "actor.logprob_chunk",
-        "actor.loss_aggregation_constant",
-        "actor.behav_imp_weight_cap",
-        "actor.ppo_n_minibatches",
-        "actor.reward_clip",
-        "actor.lora.alpha",
-        "critic.ppo_n_minibatches",
-        "critic.eps_clip_value",
-        "warmup.batch_size",
-        "train_dataset.batch_size",
-        "train_dataset.max_length",
-        "train_dataset.limit",
-        "valid_dataset.batch_size",
-        "valid_dataset.max_length",
-        "valid_dataset.limit",
-        "saver.freq_steps",
-        "saver.freq_epochs",
-        "saver.keep_last",
-        "evaluator.freq_steps",
-        "evaluator.freq_epochs",
-        "evaluator.n_samples",
-        "evaluator.temperature",
-        "evaluator.max_prompts",
-        "recover.max_consecutive_failures",
-        "recover.max_prompt_failures",
-        "recover.max_consecutive_rejected",
-        "recover.hang_timeout",
-        "guard.patience",
-        "guard.max_approx_kl",
-        "guard.max_grad_norm",
-        "guard.max_behave_imp_weight",
-        "guard.min_behave_imp_weight",
-        "jax.slots",
-        "jax.context_length",
-        "jax.prefill_chunk",
-        "jax.decode_steps",
-        "sglang.context_length",
-        "sglang.max_running_requests",
-        "sglang.stream_interval",
-        "sglang.bucket_mb",
-        "sglang.start_timeout",
-        "serve.max_requests",
-        "serve.max_body_mb",
-    ),
-    NOT_NEGATIVE: (
-        "seed",
-        "total_train_steps",
-        "gconfig.min_new_tokens",
-        "gconfig.top_k",
-        "evaluator.top_k",
-        "reward.memory_mb",
-        "reward.retries",
-        "rollout.max_head_offpolicyness",
-        "rollout.request_retries",
-        "rollout.workers",
-        "actor.eps_clip_higher",
-        "actor.kl_ctl",
-        "actor.lora.rank",
-        "actor.overlong_tokens",
-        "actor.overlong_penalty_factor",
-        "actor.reward_norm.eps",
-        "actor.reward_norm.std_floor",
-        "actor.adv_norm.eps",
-        "actor.adv_norm.std_floor",
-        "warmup.steps",
-        "guard.min_entropy",
-        "stats_logger.samples_per_step",
-        "sglang.restarts",
-        "jax.processes",
-        "serve.port",
-        *(
-            f"{part}.optimizer.{key}"
-            for part in ("actor", "critic", "warmup")
-            for key in ("lr", "weight_decay", "gradient_clipping")
-        ),
-    ),
-    UNIT: (
-        "actor.eps_clip",
-        "guard.max_no_eos_ratio",
-        "actor.discount",
-        "actor.gae_lambda",
-        *(
-            f"{part}.optimizer.{key}"
-            for part in ("actor", "critic", "warmup")
-            for key in ("min_lr_ratio", "warmup_steps_proportion")
-        ),
-    ),
-    HALF_OPEN_UNIT: ("gconfig.top_p", "evaluator.top_p", "sglang.mem_fraction_static"),
-    BELOW_ONE: tuple(f"{part}.optimizer.{beta}" for part in ("actor", "critic", "warmup") for beta in ("beta1", "beta2")),
-    ABOVE_ONE: ("actor.c_clip",),
-}
-
 
 class Rule(NamedTuple):
-    """Keys that contradict each other: `broken` decides, and `message` is formatted
-    with c, the config, and batch, its prompts an update."""
+    """Keys that contradict each other: `broken` decides, and `message` is formatted with c, the config."""
 
     broken: Callable[[Config], bool]
     message: str
@@ -189,12 +28,21 @@ RULES: tuple[Rule, ...] = (
         "gconfig.min_new_tokens: {c.gconfig.min_new_tokens} exceeds gconfig.max_new_tokens={c.gconfig.max_new_tokens}",
     ),
     Rule(
+        lambda c: "" in c.gconfig.stop,
+        "gconfig.stop: has an empty string, which would end every completion before it begins",
+    ),
+    Rule(
         lambda c: not c.actor.path and not c.actor.init_from_scratch,
         "actor.path: empty (name a Hugging Face model directory, or set actor.init_from_scratch=True)",
     ),
     Rule(
         lambda c: bool(c.actor.path) and c.actor.init_from_scratch,
         "actor.path: {c.actor.path!r} would be ignored by actor.init_from_scratch=True (drop one of them)",
+    ),
+    Rule(
+        lambda c: bool(c.actor.distill.teacher) and c.actor.loss == "sft",
+        "actor.distill.teacher: a teacher scores what the policy samples, and actor.loss=sft samples nothing "
+        "(ppo or cispo, or no teacher)",
     ),
     Rule(
         lambda c: c.actor.init.num_heads % c.actor.init.num_kv_heads != 0,
@@ -237,19 +85,23 @@ RL_RULES: tuple[Rule, ...] = (
         "or actor.prox_logp_method=loglinear",
     ),
     Rule(
+        lambda c: c.actor.prox_logp_method == "loglinear" and not c.actor.use_decoupled_loss,
+        "actor.prox_logp_method: loglinear is for the decoupled loss; set actor.use_decoupled_loss=True",
+    ),
+    Rule(
         lambda c: c.actor.prox_logp_error and (c.actor.prox_logp_method != "loglinear" or c.actor.ppo_n_minibatches == 1),
         "actor.prox_logp_error: compares actor.prox_logp_method=loglinear with a score pass, after the first of "
         "actor.ppo_n_minibatches: set both (loglinear, 2 or more), or prox_logp_error=False",
     ),
     Rule(
-        lambda c: _concurrent(c) < _batch(c) and c.rollout.max_head_offpolicyness == 0,
+        lambda c: c.max_in_flight < c.batch_size and c.rollout.max_head_offpolicyness == 0,
         "rollout.max_concurrent_rollouts: {c.rollout.max_concurrent_rollouts} is less than a batch of "
-        "{batch} prompts (rollout.consumer_batch_size, or train_dataset.batch_size): "
+        "{c.batch_size} prompts (rollout.consumer_batch_size, or train_dataset.batch_size): "
         "a synchronous step waits for that many",
     ),
     Rule(
-        lambda c: c.actor.ppo_n_minibatches > _batch(c),
-        "actor.ppo_n_minibatches: {c.actor.ppo_n_minibatches} minibatches of a batch of {batch} prompts: "
+        lambda c: c.actor.ppo_n_minibatches > c.batch_size,
+        "actor.ppo_n_minibatches: {c.actor.ppo_n_minibatches} minibatches of a batch of {c.batch_size} prompts: "
         "some would be empty (fewer, or a larger rollout.consumer_batch_size)",
     ),
     Rule(
@@ -300,8 +152,9 @@ RL_RULES: tuple[Rule, ...] = (
         "critic.optimizer.lr: adv_estimator=gae learns a critic, and 0 leaves it at zero (set it, or another adv_estimator)",
     ),
     Rule(
-        lambda c: c.actor.adv_estimator == "gae" and c.critic.ppo_n_minibatches > _batch(c),
-        "critic.ppo_n_minibatches: {c.critic.ppo_n_minibatches} minibatches of a batch of {batch} prompts: some would be empty",
+        lambda c: c.actor.adv_estimator == "gae" and c.critic.ppo_n_minibatches > c.batch_size,
+        "critic.ppo_n_minibatches: {c.critic.ppo_n_minibatches} minibatches of a batch of {c.batch_size} prompts: "
+        "some would be empty",
     ),
     Rule(
         lambda c: c.actor.adv_estimator == "gae" and "group" in (c.actor.reward_norm.mean_level, c.actor.adv_norm.mean_level),
@@ -339,53 +192,19 @@ def check(config: Config) -> None:
 
 
 def check_values(config: Config) -> None:
-    """The checks that hold for every binary: words, ranges, and rules that have nothing to do with training."""
-    for key, words in WORDS.items():
-        value = _get(config, key)
-        if value not in words:
-            raise UserError(f"{key}: no such value: {value!r} ({nearest(value, words)})")
-    for within, keys in RANGES.items():
-        for key in keys:
-            value = _get(config, key)
-            if value is not None and not within.holds(value):
-                raise UserError(f"{key}: must be {within.words}, not {value}")
+    """The checks that hold for every binary: choices and ranges of the schema, and rules that aren't about training."""
+    for name, values in (("", config), *config.engines.items()):
+        for leaf in walk(values, name):
+            leaf.key.check(leaf.path, leaf.value)
     _check_rules(RULES, config)
-
-
-def room_for_prompt(config: Config, pools: Allocation) -> tuple[int, str]:
-    """(tokens that a prompt may have, what allows no more). A sampler ends a completion where its context is full."""
-    engine = pools.sampler.engine if pools.sampler else ""
-    context: int | None = getattr(getattr(config, engine, None), "context_length", None)
-    row, new = config.actor.mb_spec.max_tokens_per_row, config.gconfig.max_new_tokens
-    if context is not None and context <= row:
-        return context - 1, f"{engine}.context_length={context} holds no completion beside it"
-    most = row - new
-    return most, f"actor.mb_spec.max_tokens_per_row={row} cannot hold it and gconfig.max_new_tokens={new}"
 
 
 def _check_rules(rules: tuple[Rule, ...], config: Config) -> None:
     for rule in rules:
         if rule.broken(config):
-            raise UserError(rule.message.format(c=config, batch=_batch(config)))
-
-
-def _batch(config: Config) -> int:
-    """Prompts an update."""
-    return config.rollout.consumer_batch_size or config.train_dataset.batch_size
-
-
-def _concurrent(config: Config) -> int:
-    """Prompts in flight at most."""
-    return config.rollout.max_concurrent_rollouts or (config.rollout.max_head_offpolicyness + 1) * _batch(config)
+            raise UserError(rule.message.format(c=config))
 
 
 def _leave_one_out(config: Config) -> bool:
     norms = (config.actor.reward_norm, config.actor.adv_norm)
     return any(norm.mean_leave1out or norm.std_leave1out for norm in norms)
-
-
-def _get(config: Config, key: str) -> Any:
-    value: Any = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value

@@ -4,9 +4,11 @@
     config = from_dict(base.get_config())                                         # what a test does
     config == from_json(to_json(config))
 
-The dataclasses of `rljax/config/schema.py` are the schema: a key they don't have, a key that is missing and a value of another
-type are each refused with one line. Overrides are read by that schema and not by `config_flags`, which takes a field's
-type from its current value: it can't set an optional key back to None, and answers a wrong key with a traceback.
+The dataclasses of `rljax/config/schema.py` and those of the engines are the schema: a key they
+don't have, a key that is missing and a value of another type are each refused with one line. An
+engine's section may be left out, or have some keys only. Overrides are read by that schema and not
+by `config_flags`, which takes a field's type from its current value: it can't set an optional key
+back to None, and answers a wrong key with a traceback.
 """
 
 from __future__ import annotations
@@ -18,16 +20,17 @@ import json
 import math
 import runpy
 import traceback
-import types
 import typing
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from rljax.config import areal
-from rljax.config.schema import Config
+from rljax import entry_points
+from rljax.config import areal, engine_sections, files
+from rljax.config.allocation import engines_of
+from rljax.config.keys import Leaf, join, types_of, unwrap_optional, walk
+from rljax.config.schema import Config, EngineConfig
 from rljax.errors import UserError
 
 # Other spellings of a key. A file or override that uses one means it: it wins over the default under the usual name.
@@ -40,10 +43,12 @@ _JSON_SCALARS = (bool, int, float, str, type(None))
 
 
 def load(location: str, overrides: Sequence[tuple[str, str]] = ()) -> Config:
-    """Runs a config file's `get_config()` (or reads a YAML file), applies overrides in order and converts.
+    """Runs a config file's `get_config()` (or reads a YAML file), applies overrides in order and
+    converts.
 
     Args:
-      location: a Python file, or "FILE:ARGUMENT" for a get_config that takes one string; or a YAML file of AReaL's.
+      location: a Python file or the name of one that comes with rljax, or "FILE:ARGUMENT" for a
+        get_config that takes one string; or a YAML file of AReaL's.
       overrides: (dotted key, text) pairs, as in `--config.actor.eps_clip=0.3`.
 
     Raises:
@@ -56,13 +61,30 @@ def load(location: str, overrides: Sequence[tuple[str, str]] = ()) -> Config:
 
 
 def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
-    """A nested mapping or ConfigDict as a Config. Raises UserError on an unknown or missing key or a wrong type."""
-    return typing.cast(Config, _section(Config, _plain(tree), ""))
+    """A nested mapping or ConfigDict as a Config.
+
+    Raises UserError on an unknown or missing key or a wrong type.
+    """
+    plain = _plain(tree)
+    names = [name for name in plain if name not in types_of(Config)]
+    engines = {name: _engine_section(name, plain.pop(name)) for name in names}
+    config: Config = _section(Config, plain, "")
+    return dataclasses.replace(config, engines=engines)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """A nested dict with every key; the sections of engines are at the top level, by name."""
+    tree = {name: _plain_of(getattr(config, name)) for name in types_of(Config)}
+    return tree | {name: _plain_of(values) for name, values in config.engines.items()}
+
+
+def _plain_of(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
 def changed(config: Config, overrides: Sequence[tuple[str, str]]) -> Config:
     """A config with overrides, as those of a command line. Raises UserError."""
-    tree = dataclasses.asdict(config)
+    tree = to_dict(config)
     for key, text in overrides:
         apply_override(tree, key, text)
     return from_dict(tree)
@@ -79,25 +101,27 @@ def from_json(text: str) -> Config:
 
 def to_json(config: Config) -> str:
     """Every key with its value, as config.json holds it."""
-    return json.dumps(dataclasses.asdict(config), indent=2, allow_nan=False) + "\n"
+    return json.dumps(to_dict(config), indent=2, allow_nan=False) + "\n"
 
 
 def resolve(config: Config) -> Config:
-    """Fills in each None that stands for a value of another key, so that config.json says what the run does."""
-    rollout, actor = config.rollout, config.actor
-    batch = rollout.consumer_batch_size or config.train_dataset.batch_size
+    """Fills in each None that stands for a value of another key, and the sections of the engines
+    that `allocation_mode` names with their defaults, so that config.json says what the run does.
+    Raises UserError for a mode that can't be read.
+    """
+    engines = dict(config.engines)
+    for name in engines_of(config.allocation_mode):
+        if name not in engines and name in entry_points.names() and (schema := engine_sections.find(name)):
+            engines[name] = schema()
     return dataclasses.replace(
         config,
         rollout=dataclasses.replace(
-            rollout,
-            consumer_batch_size=batch,
-            max_concurrent_rollouts=rollout.max_concurrent_rollouts or (rollout.max_head_offpolicyness + 1) * batch,
+            config.rollout, consumer_batch_size=config.batch_size, max_concurrent_rollouts=config.max_in_flight
         ),
         actor=dataclasses.replace(
-            actor,
-            eps_clip_higher=actor.eps_clip if actor.eps_clip_higher is None else actor.eps_clip_higher,
-            loss_aggregation_constant=actor.loss_aggregation_constant or config.gconfig.max_new_tokens,
+            config.actor, eps_clip_higher=config.clip_high, loss_aggregation_constant=config.aggregation_constant
         ),
+        engines=engines,
     )
 
 
@@ -105,9 +129,8 @@ def resolve(config: Config) -> Config:
 
 
 def _run_config_file(location: str) -> Mapping[str, Any] | ConfigDict:
-    filename, colon, argument = location.partition(":")
-    if not Path(filename).is_file():
-        raise UserError(f"--config: no such file: {filename} (a Python file with get_config, as in configs/)")
+    name, colon, argument = location.partition(":")
+    filename = str(files.find(name))
     try:
         get_config = runpy.run_path(filename).get("get_config")
         if get_config is None:
@@ -171,14 +194,12 @@ def apply_override(tree: dict[str, Any], key: str, text: str) -> None:
             return
         if not dataclasses.is_dataclass(schema):
             raise UserError(f"{key}: {prefix} is a value, not a section")
-        fields = _types(schema)
-        if name not in fields:
-            raise _unknown_key(prefix, name)
         if depth:
             tree = _child(tree, names[depth - 1], prefix)
-        schema = fields[name]
+        schema = _schema_of(typing.cast(type, schema), prefix, name)
     if dataclasses.is_dataclass(schema):
-        raise UserError(f"{key}: a section; set one of its keys: {', '.join(f'{key}.{f}' for f in _types(schema))}")
+        keys = ", ".join(f"{key}.{name}" for name in types_of(schema))
+        raise UserError(f"{key}: a section; set one of its keys: {keys}")
     tree[names[-1]] = _read(schema, text, key)
 
 
@@ -197,7 +218,7 @@ def _nested(names: Sequence[str], value: Any) -> dict[str, Any]:
 
 def _read(schema: Any, text: str, key: str) -> Any:
     """The value that a command-line text means for a field of this type."""
-    optional, schema = _unwrap_optional(schema)
+    optional, schema = unwrap_optional(schema)
     if optional and text in ("None", "none", "null"):
         return None
     if schema is str:
@@ -220,22 +241,43 @@ def _read(schema: Any, text: str, key: str) -> Any:
 # Conversion --------------------------------------------------------------------------------------------------------------
 
 
+def _engine_section(name: str, tree: Any) -> EngineConfig:
+    """An engine's section, with its defaults where the tree is silent."""
+    schema = _schema_of(Config, "", name)
+    filled = _filled(schema(), tree) if isinstance(tree, Mapping) else tree
+    return typing.cast(EngineConfig, _section(schema, filled, name))
+
+
+def _filled(defaults: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree, and the defaults of a section for the keys that it lacks."""
+    filled = dict(tree)
+    for name in types_of(defaults):
+        value = getattr(defaults, name)
+        if name not in tree:
+            filled[name] = _plain_of(value)
+        elif dataclasses.is_dataclass(value) and isinstance(tree[name], Mapping):
+            filled[name] = _filled(value, tree[name])
+    return filled
+
+
 def _section(schema: type, tree: Any, path: str) -> Any:
     if not isinstance(tree, Mapping):
         raise UserError(f"{path or 'config'}: expected a section, got {tree!r}")
-    fields = _types(schema)
+    kinds = types_of(schema)
     for name in tree:
-        if name not in fields:
-            raise _unknown_key(path, name)
-    for name in fields:
+        if name not in kinds:
+            raise _unknown_key(schema, path, name)
+    for name in kinds:
         if name not in tree:
-            raise UserError(f"{_join(path, name)}: missing (configs/base.py has its default: start from base.get_config())")
-    return schema(**{name: _value(kind, tree[name], _join(path, name)) for name, kind in fields.items()})
+            raise UserError(
+                f"{join(path, name)}: missing (start from base.get_config() of configs/base.py, which has its default)"
+            )
+    return schema(**{name: _value(kind, tree[name], join(path, name)) for name, kind in kinds.items()})
 
 
 def _value(schema: Any, value: Any, path: str) -> Any:
     """The value as the field's type, or UserError."""
-    optional, schema = _unwrap_optional(schema)
+    optional, schema = unwrap_optional(schema)
     if value is None and optional:
         return None
     if dataclasses.is_dataclass(schema):
@@ -267,54 +309,57 @@ def _json_value(value: Any, path: str) -> Any:
     return value
 
 
-_WORDS: Mapping[Any, str] = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+_TYPE_NAMES: Mapping[Any, str] = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
 
 def _wrong_type(path: str, schema: Any, optional: bool, value: Any) -> UserError:
-    words = _WORDS.get(schema)
+    expected = _TYPE_NAMES.get(schema)
     if typing.get_origin(schema) is tuple:
-        words = f"a list, each entry {_WORDS[typing.get_args(schema)[0]]}"
-    return UserError(f"{path}: expected {words or 'a dict'}{' or None' if optional else ''}, got {value!r}")
+        expected = f"a list, each entry {_TYPE_NAMES[typing.get_args(schema)[0]]}"
+    return UserError(f"{path}: expected {expected or 'a dict'}{' or None' if optional else ''}, got {value!r}")
 
 
 # Names -------------------------------------------------------------------------------------------------------------------
 
 
-def _unknown_key(path: str, name: str) -> UserError:
+def leaves() -> list[str]:
+    """Every dotted key that holds a value, those of the installed engines included."""
+    return [leaf.path for leaf in walk(Config())] + [
+        leaf.path for name in entry_points.names() for leaf in _engine_leaves(name)
+    ]
+
+
+def _engine_leaves(name: str) -> list[Leaf]:
+    """Keys of an engine's section; none where it has no section, or its plugin can't be imported."""
+    try:
+        schema = engine_sections.find(name)
+    except UserError:  # another engine's trouble is not this config's
+        return []
+    return list(walk(schema(), name)) if schema else []
+
+
+def _schema_of(schema: type, path: str, name: str) -> Any:
+    """The type of a key, or the dataclass of a section.
+
+    Raises UserError for a name that isn't there.
+    """
+    if name in types_of(schema):
+        return types_of(schema)[name]
+    if schema is not Config or name not in entry_points.names():
+        raise _unknown_key(schema, path, name)
+    engine = engine_sections.find(name)
+    if engine is None:
+        raise UserError(f"{name}: the engine {name} has no settings")
+    return engine
+
+
+def _unknown_key(schema: type, path: str, name: str) -> UserError:
     """The nearest key beside it; else a key of that name elsewhere; else what is there."""
-    siblings = list(_types(_schema_at(path)))
-    close = difflib.get_close_matches(name, siblings, n=1) or [k for k in leaves() if k.rpartition(".")[2] == name]
-    remedy = f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(siblings)}"
-    return UserError(f"{_join(path, name)}: no such key ({remedy})")
-
-
-def leaves(schema: Any = Config, path: str = "") -> list[str]:
-    """Every dotted key that holds a value."""
-    keys: list[str] = []
-    for name, kind in _types(schema).items():
-        keys += leaves(kind, _join(path, name)) if dataclasses.is_dataclass(kind) else [_join(path, name)]
-    return keys
-
-
-def _schema_at(path: str) -> Any:
-    schema: Any = Config
-    for name in filter(None, path.split(".")):
-        schema = _types(schema)[name]
-    return schema
-
-
-def _types(schema: Any) -> dict[str, Any]:
-    """Field names of a config dataclass and their types."""
-    return typing.get_type_hints(schema)
-
-
-def _unwrap_optional(schema: Any) -> tuple[bool, Any]:
-    """(True, X) for `X | None`, else (False, schema)."""
-    if isinstance(schema, types.UnionType):
-        (inner,) = (kind for kind in typing.get_args(schema) if kind is not type(None))
-        return True, inner
-    return False, schema
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    siblings = list(types_of(schema))
+    engines = entry_points.names() if schema is Config else []
+    close = difflib.get_close_matches(name, siblings + engines, n=1) or [k for k in leaves() if k.rpartition(".")[2] == name]
+    if close:
+        remedy = f"did you mean {' or '.join(close)}"
+    else:
+        remedy = f"known: {', '.join(siblings)}" + (f"; installed engines: {', '.join(engines)}" if engines else "")
+    return UserError(f"{join(path, name)}: no such key ({remedy})")

@@ -1,4 +1,6 @@
-"""What a config names: something we ship, by its short name, or something of the user's, as "package.module:attribute"."""
+"""What a config names: something we ship, by its short name, or something of the user's, as
+"package.module:attribute".
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,19 @@ from rljax.errors import UserError
 def resolve(key: str, name: str, shipped: Mapping[str, str], kind: str, takes: Sequence[str] = ()) -> Any:
     """The object that `name` stands for.
 
-    Example: resolve("reward.name", "exact", {"exact": "rljax.rewards.exact:reward"}, "reward", ("prompt", "completion"))
+    Example: resolve("reward.name", "exact", {"exact": "rljax.rewards.exact:reward"}, "reward",
+    ("prompt", "completion"))
 
     Args:
       key: the config key that holds the name, for the error.
       shipped: short name -> "package.module:attribute".
       kind: what it is, in the words of the error: "reward", "workflow", ...
-      takes: the arguments that it will be called with, by position; empty where the caller looks at them.
+      takes: the arguments that it will be called with, by position; empty where the caller looks
+        at them.
 
     Raises:
-      UserError: for a name that is neither, that cannot be imported, or that stands for something that can't be called so.
+      UserError: for a name that is neither, that cannot be imported, or that stands for something
+        that can't be called so.
     """
     if name not in shipped and ":" not in name:
         raise UserError(f"{key}: no {kind} named {name!r} ({nearest(name, shipped)}, or 'package.module:attribute')")

@@ -1,4 +1,6 @@
-"""Which keys of a config may change between the runs of one workdir: all that say how to go on, none that say what was done."""
+"""Which keys of a config may change between the runs of one workdir: all that say how to go on,
+none that say what was done.
+"""
 
 from __future__ import annotations
 

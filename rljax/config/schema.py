@@ -1,352 +1,298 @@
-"""The config as frozen dataclasses: every key, its type and its unit. `configs/base.py` has every default, once.
+"""The config as frozen dataclasses: each key once, with its type, default, range or choices, unit and description.
 
+`base.get_config()` of configs/base.py, the checks of single keys and docs/config.md are all made from it. The sections of what
+is trained are in schema_training.py. An engine declares its own (`EngineConfig`), and no engine is named here.
 Binaries turn the ConfigDict into a `Config` at the edge; below that nothing reads a ConfigDict.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Self
+
+from rljax.config.keys import HALF_OPEN_UNIT, NOT_NEGATIVE, POSITIVE, UNIT, key, section
+from rljax.config.schema_training import (
+    ActorConfig,
+    CriticConfig,
+    LoraConfig,
+    MicroBatchConfig,
+    ModelConfig,
+    NormConfig,
+    OptimizerConfig,
+    WarmupConfig,
+)
+
+__all__ = [
+    "ActorConfig",
+    "Config",
+    "CriticConfig",
+    "DatasetConfig",
+    "EngineConfig",
+    "EvaluatorConfig",
+    "FrequencyConfig",
+    "GenerationConfig",
+    "GuardConfig",
+    "LoraConfig",
+    "MicroBatchConfig",
+    "ModelConfig",
+    "NormConfig",
+    "OptimizerConfig",
+    "RecoverConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "SaverConfig",
+    "ServeConfig",
+    "StatsLoggerConfig",
+    "WarmupConfig",
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerationConfig:
-    """`gconfig`: how completions are sampled."""
+    """How completions are sampled in training."""
 
-    n_samples: int  # completions a prompt
-    max_new_tokens: int
-    min_new_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int  # 0: no limit
-    greedy: bool
-    stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]  # beside the model's own EOS ids
+    n_samples: int = key(8, "Completions per prompt.", POSITIVE)
+    max_new_tokens: int = key(512, "Longest completion.", POSITIVE, unit="tokens")
+    min_new_tokens: int = key(0, "Shortest completion; before it no stop token is sampled.", NOT_NEGATIVE, unit="tokens")
+    temperature: float = key(1.0, "Logits are divided by it.", POSITIVE)
+    top_p: float = key(1.0, "Probability mass that is sampled from. 1: all of it.", HALF_OPEN_UNIT)
+    top_k: int = key(0, "Most likely tokens that are sampled from. 0: all.", NOT_NEGATIVE)
+    greedy: bool = key(False, "Take the most likely token.")
+    stop: tuple[str, ...] = key((), "Texts that end a completion.")
+    stop_token_ids: tuple[int, ...] = key((), "Tokens that end a completion, beside the model's own EOS ids.")
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """`reward`: what scores an episode, and the processes it runs in."""
+    """What scores an episode, and the processes it runs in."""
 
-    name: str  # a registered reward ("exact", "gsm8k", "math", "reasoning_gym"), or "package.module:function"
-    workers: int  # processes
-    timeout: float  # seconds a call; then the process is killed
-    memory_mb: int  # address space a process; 0: no limit
-    retries: int  # times an episode is scored again after an error or a timeout, before it is dropped
+    name: str = key("exact", 'A registered reward ("exact", "gsm8k", "math", "reasoning_gym"), or "package.module:function".')
+    workers: int = key(2, "Processes that score.", POSITIVE)
+    timeout: float = key(15.0, "Limit of one call; then its process is killed.", POSITIVE, unit="seconds")
+    memory_mb: int = key(0, "Address space of a process. 0: no limit.", NOT_NEGATIVE, unit="MiB")
+    retries: int = key(1, "Times an episode is scored again after an error or a timeout, before it is dropped.", NOT_NEGATIVE)
 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """`rollout`: the asynchronous side."""
+    """The asynchronous side: what is generated when, and where."""
 
-    max_head_offpolicyness: int  # versions; 0 is synchronous RL
-    max_concurrent_rollouts: int | None  # prompts in flight; None: (max_head_offpolicyness + 1) * consumer_batch_size
-    consumer_batch_size: int | None  # prompts an update; None: train_dataset.batch_size
-    enable_rollout_tracing: bool  # one line an episode event in trace.jsonl
-    stale_policy: str  # "drop" (and generate again) or "mask" the tokens that would exceed the bound
-    recompute_kv_on_publish: bool  # prefill in-flight requests again with the new weights
-    workflow: str  # a registered workflow ("rlvr", "multi_turn"), or "package.module:Class"
-    workflow_args: dict[str, object]  # keyword arguments of the workflow, beside tokenizer and rewards
-    should_accept_fn: str | None  # a registered filter ("mixed_rewards": DAPO's), or "package.module:function"
-    request_timeout: float  # seconds
-    request_retries: int
-    workers: int  # processes that run workflow, tokeniser and rewards; 0: the trainer's own does
-    listen: str  # "HOST:PORT" where workers from elsewhere attach (docs/runtime.md); empty: none do
-    addr: str  # "HOST:PORT" of a running server to attach to; empty: start our own sampler
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-    """`actor.optimizer`, `critic.optimizer`."""
-
-    type: str  # "adamw"
-    lr: float
-    weight_decay: float
-    beta1: float
-    beta2: float
-    eps: float
-    lr_scheduler_type: str  # "constant", "linear", "cosine"
-    min_lr_ratio: float
-    warmup_steps_proportion: float  # of all optimizer steps
-    gradient_clipping: float  # global norm; 0: none
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """`actor.init`: the shape of a model made on the spot, when `actor.init_from_scratch` is set."""
-
-    architecture: str  # "llama", "qwen2", "qwen3", "gemma3"
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    initializer_range: float  # std of every matrix; those that write to the residual stream have less
-    tokenizer: str  # "char": one token a printable ASCII character; or a directory with tokenizer.json
-
-
-@dataclasses.dataclass(frozen=True)
-class LoraConfig:
-    """`actor.lora`: rank 0 is off."""
-
-    rank: int
-    alpha: float
-    target_modules: tuple[str, ...]  # "q_proj", ... as in HF
-
-
-@dataclasses.dataclass(frozen=True)
-class MicroBatchConfig:
-    """`actor.mb_spec`: how much a device holds at once."""
-
-    max_tokens_per_row: int  # T of a packed row; at least the longest trajectory
-    rows_per_mb: int  # rows a data-parallel shard takes in one forward and backward
-
-
-@dataclasses.dataclass(frozen=True)
-class NormConfig:
-    """`actor.reward_norm`, `actor.adv_norm`: where mean and std are taken."""
-
-    mean_level: str  # "batch", "group", "none"
-    std_level: str  # "batch", "group", "none"
-    mean_leave1out: bool
-    std_leave1out: bool
-    eps: float  # added to the std
-    std_floor: float  # a std below it counts as it
-
-
-@dataclasses.dataclass(frozen=True)
-class ActorConfig:
-    """`actor`: the policy, its objective and its optimizer."""
-
-    path: str  # a HF model directory
-    init_from_scratch: bool  # make the model in WORKDIR/init from `actor.init`, seeded by `seed`
-    init: ModelConfig
-    dtype: str  # compute: "float32", "bfloat16"; master weights and moments are float32
-    gradient_checkpointing: str  # "none", "full", "dots" (keep matmul outputs)
-    mb_spec: MicroBatchConfig
-    lora: LoraConfig
-    optimizer: OptimizerConfig
-    logprob_chunk: int  # rows of the logits held at once by the log-prob op
-    # The objective
-    loss: str  # "ppo", "cispo", "sft"
-    importance_sampling_level: str  # "token", "sequence" (GSPO)
-    loss_aggregation: str  # "token-mean", "seq-mean-token-mean", "seq-mean-token-sum"
-    loss_aggregation_constant: int | None  # tokens the Dr. GRPO sum is divided by; None: gconfig.max_new_tokens
-    eps_clip: float
-    eps_clip_higher: float | None  # None: eps_clip
-    c_clip: float | None  # dual clip, > 1; None: off
-    use_decoupled_loss: bool
-    recompute_logprob: bool
-    prox_logp_method: str  # "recompute", "loglinear"
-    prox_logp_error: bool  # score as well, and tell how far loglinear is off; costs the forward pass that it saves
-    behav_imp_weight_cap: float | None
-    behav_imp_weight_mode: str  # "clamp", "mask"
-    behav_imp_weight_level: str  # "token", "sequence"
-    kl_ctl: float  # 0: no reference model
-    kl_estimator: str  # "k1", "k2", "k3"
-    kl_placement: str  # "reward", "loss"
-    entropy_coef: float
-    ppo_n_minibatches: int
-    # Advantages
-    adv_estimator: str  # "grpo", "rloo", "reinforce_pp", "gae"
-    discount: float
-    gae_lambda: float
-    reward_norm: NormConfig
-    adv_norm: NormConfig
-    # Reward shaping
-    reward_bias: float
-    reward_scaling: float
-    reward_clip: float | None
-    overlong_reward_penalty: bool
-    overlong_tokens: int  # length of the soft zone before max_new_tokens
-    overlong_penalty_factor: float
-    mask_no_eos: bool  # truncated completions are not trained on
-
-
-@dataclasses.dataclass(frozen=True)
-class CriticConfig:
-    """`critic`: used by adv_estimator "gae"; starts from the actor's weights with a value head of zeros."""
-
-    optimizer: OptimizerConfig
-    eps_clip_value: float | None  # None: no clip
-    ppo_n_minibatches: int
-
-
-@dataclasses.dataclass(frozen=True)
-class WarmupConfig:
-    """`warmup`: supervised steps on the labelled training set before RL; 0 steps is none."""
-
-    steps: int
-    batch_size: int  # examples
-    field: str  # of a record: the text that is learned ("answer"; a task may bring others)
-    optimizer: OptimizerConfig
+    max_head_offpolicyness: int = key(
+        2, "Largest lag of a token that is trained on. 0: synchronous RL.", NOT_NEGATIVE, unit="versions"
+    )
+    max_concurrent_rollouts: int | None = key(
+        None, "Prompts in flight at once. None: (max_head_offpolicyness + 1) * consumer_batch_size.", POSITIVE
+    )
+    consumer_batch_size: int | None = key(None, "Prompts per update. None: train_dataset.batch_size.", POSITIVE)
+    enable_rollout_tracing: bool = key(False, "Write one line per event of an episode to trace.jsonl.")
+    stale_policy: str = key(
+        "drop", "What happens to tokens beyond the bound: drop generates again, mask doesn't train on them.",
+        choices=("drop", "mask"),
+    )  # fmt: skip
+    recompute_kv_on_publish: bool = key(False, "Prefill in-flight requests again with the new weights.")
+    workflow: str = key("rlvr", 'A registered workflow ("rlvr", "multi_turn"), or "package.module:Class".')
+    workflow_args: dict[str, object] = key({}, "Keyword arguments of the workflow, beside tokenizer and rewards.")
+    should_accept_fn: str | None = key(
+        None, 'A registered filter of groups ("mixed_rewards": DAPO\'s), or "package.module:function". None: all are accepted.'
+    )
+    request_timeout: float = key(3600.0, "Limit of one request.", POSITIVE, unit="seconds")
+    request_retries: int = key(3, "Times a request is sent again after its sampler has lost it.", NOT_NEGATIVE)
+    workers: int = key(
+        0, "Processes that run workflow, tokenizer and rewards. 0: the trainer's own process does.", NOT_NEGATIVE
+    )
+    listen: str = key("", '"HOST:PORT" where workers from elsewhere attach (docs/runtime.md). Empty: none do.')
+    addr: str = key("", '"HOST:PORT" of a running server to attach to, several with commas between. Empty: start a sampler.')
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetConfig:
-    """`train_dataset`, `valid_dataset`."""
+    """Where prompts come from."""
 
-    # A directory with <split>.jsonl or .parquet, one such file, or "task:addition", "task:reasoning_gym/<dataset>"
-    path: str
-    type: str  # a format: "gsm8k", "prompt_answer", "task" (which a "task:" path implies), or "package.module:function"
-    split: str
-    batch_size: int  # prompts: of an update; of the validation set, at once
-    shuffle: bool
-    max_length: int | None  # prompts longer than this many tokens are skipped and counted
-    limit: int | None  # use only the first so many examples
-    system_prompt: str
-    task: dict[str, object]  # arguments of a "task:" dataset
+    path: str = key(
+        "", "A directory with SPLIT.jsonl or .parquet, one such file, task:addition, or task:reasoning_gym/DATASET."
+    )
+    type: str = key(
+        "prompt_answer",
+        'A format: "gsm8k", "prompt_answer", "task" (implied by a path of task:...), or "package.module:function".',
+    )
+    split: str = key("train", "Part of the data that is read.")
+    batch_size: int = key(8, "Prompts per update; of the validation set, prompts at once.", POSITIVE)
+    shuffle: bool = key(True, "Draw a new order for every epoch.")
+    max_length: int | None = key(
+        None, "Longer prompts are skipped and counted. None: a prompt that is too long is an error.", POSITIVE, unit="tokens"
+    )
+    limit: int | None = key(None, "Use the first so many examples only. None: all.", POSITIVE)
+    system_prompt: str = key("", "Text of a system message before the prompt. Empty: no such message.")
+    task: dict[str, object] = key({}, "Arguments of a task:... dataset.")
 
 
 @dataclasses.dataclass(frozen=True)
 class FrequencyConfig:
-    """`saver`, `evaluator`: None is never."""
+    """How often something is done; at either count, or never where both are None."""
 
-    freq_steps: int | None
-    freq_epochs: int | None
+    freq_steps: int | None = key(None, "Steps from one to the next. None: not by steps.", POSITIVE)
+    freq_epochs: int | None = key(None, "Epochs from one to the next. None: not by epochs.", POSITIVE)
 
 
 @dataclasses.dataclass(frozen=True)
 class SaverConfig(FrequencyConfig):
-    keep_last: int  # checkpoints
-    export_final: bool  # HF safetensors and tokenizer in WORKDIR/export at the end
+    """Checkpoints, and the model at the end."""
+
+    freq_steps: int | None = key(50, "Steps from one checkpoint to the next. None: not by steps.", POSITIVE)
+    keep_last: int = key(2, "Checkpoints that are kept.", POSITIVE)
+    export_final: bool = key(True, "Write Hugging Face safetensors and tokenizer to WORKDIR/export at the end.")
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatorConfig(FrequencyConfig):
-    n_samples: int
-    temperature: float
-    top_p: float
-    top_k: int  # 0: no limit
-    greedy: bool
-    max_prompts: int | None
+    """Evaluation on the validation set during a run."""
+
+    n_samples: int = key(1, "Completions per prompt.", POSITIVE)
+    temperature: float = key(1.0, "Logits are divided by it.", POSITIVE)
+    top_p: float = key(1.0, "Probability mass that is sampled from. 1: all of it.", HALF_OPEN_UNIT)
+    top_k: int = key(0, "Most likely tokens that are sampled from. 0: all.", NOT_NEGATIVE)
+    greedy: bool = key(True, "Take the most likely token.")
+    max_prompts: int | None = key(None, "Prompts of an evaluation. None: the whole set.", POSITIVE)
 
 
 @dataclasses.dataclass(frozen=True)
 class RecoverConfig:
-    """`recover`: what ends a run and what doesn't."""
+    """What ends a run, and what doesn't."""
 
-    mode: str  # "auto": continue what WORKDIR holds; "fresh": refuse a WORKDIR that holds a run
-    max_consecutive_failures: int  # groups that fail with none that works between them
-    max_prompt_failures: int  # times a prompt may fail by its own fault; then it is dropped and counted
-    max_consecutive_rejected: int  # groups that rollout.should_accept_fn rejects in a row
-    hang_timeout: float  # seconds without progress; then all stacks are dumped and the run ends non-zero
+    mode: str = key(
+        "auto", "auto continues what WORKDIR holds; fresh refuses a WORKDIR that holds a run.", choices=("auto", "fresh")
+    )
+    max_consecutive_failures: int = key(32, "Groups that may fail with none that works between them.", POSITIVE)
+    max_prompt_failures: int = key(4, "Times a prompt may fail by its own fault; then it is dropped and counted.", POSITIVE)
+    # Dynamic sampling rejects nine groups of ten at times
+    max_consecutive_rejected: int = key(1024, "Groups that rollout.should_accept_fn may reject in a row.", POSITIVE)
+    hang_timeout: float = key(
+        1800.0, "Time without progress after which all stacks are dumped and the run ends.", POSITIVE, unit="seconds"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class GuardConfig:
-    """`guard`: bounds on a step's metrics that end a run; None is no bound. A mean over the step's batch each."""
+    """Bounds on means over a step's batch, which end a run; None is no bound."""
 
-    patience: int  # steps in a row out of a bound, until the run ends; one that is far out ends it at once
-    finite: bool  # loss and gradient norm are numbers
-    max_approx_kl: float | None  # nats: of the policy from its proximal policy
-    min_entropy: float | None  # nats a token: below it the policy has collapsed
-    max_grad_norm: float | None
-    min_reward: float | None
-    max_behave_imp_weight: float | None  # proximal over behavior; 1 where sampler and learner agree
-    min_behave_imp_weight: float | None
-    max_no_eos_ratio: float | None  # share of completions that were cut
+    # On by default is only what no healthy run does; the others depend on the task.
+    patience: int = key(3, "Steps in a row out of a bound that end a run; one that is far out ends it at once.", POSITIVE)
+    finite: bool = key(True, "Loss and gradient norm have to be finite.")
+    max_approx_kl: float | None = key(
+        10.0, "Divergence of the policy from its proximal policy.", POSITIVE, unit="nats per token"
+    )
+    # A task that is solved has none left
+    min_entropy: float | None = key(None, "Entropy below which the policy has collapsed.", NOT_NEGATIVE, unit="nats per token")
+    max_grad_norm: float | None = key(None, "Global norm of the gradient, before it is clipped.", POSITIVE)
+    min_reward: float | None = key(None, "Reward of the task.")
+    max_behave_imp_weight: float | None = key(
+        10.0, "Proximal over behavior policy, which is 1 where sampler and learner agree.", POSITIVE
+    )
+    min_behave_imp_weight: float | None = key(0.1, "The same, from below.", POSITIVE)
+    # A base model may begin with all of them cut
+    max_no_eos_ratio: float | None = key(None, "Share of completions that were cut.", UNIT)
 
 
 @dataclasses.dataclass(frozen=True)
 class StatsLoggerConfig:
-    """`stats_logger`: sinks beside metrics.jsonl."""
+    """Sinks beside metrics.jsonl."""
 
-    tensorboard: bool
-    wandb: bool
-    wandb_project: str
-    live: bool  # progress on a terminal
-    samples_per_step: int  # trajectories a step in samples.jsonl
-
-
-@dataclasses.dataclass(frozen=True)
-class JaxConfig:
-    """`jax`: the JAX sampler and learner."""
-
-    slots: int  # requests decoded at once
-    context_length: int  # tokens of prompt and completion a slot holds
-    prefill_chunk: int  # prompt tokens a dispatch
-    decode_steps: int  # decode steps a dispatch
-    decode_attention: str  # "auto", or one of rljax/backends/jax/decode_attention: "pallas_gpu", "xla"
-    cache_dtype: str
-    sampler_dtype: str
-    precise: bool  # float32 sums in blocks: logits within 1e-4 of transformers on the CPU (docs/parity.md); costs time
-    bitwise: bool  # sampler scores its tokens by the learner's own program, so that law 3 is exact
-    release_memory: bool  # a sampler on the learner's devices lets go of weights and cache while it updates (synchronous runs)
-    compilation_cache: str  # a directory; empty: that of JAX_COMPILATION_CACHE_DIR, if any
-    # Of the learner. None: as many as torchrun started, else one; N: exactly so many, started on this host unless torchrun did;
-    # 0: those that jax.distributed finds by itself (a TPU pod, Slurm, Open MPI, Kubernetes). See docs/processes.md
-    processes: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class FsdpConfig:
-    """`fsdp`: the PyTorch learner."""
-
-    compile: bool  # layers through torch.compile, on a GPU: a minute at the start, then fewer passes over memory
-
-
-@dataclasses.dataclass(frozen=True)
-class SglangConfig:
-    """`sglang`: the SGLang servers that a run starts, one a data-parallel replica; what is empty or None SGLang decides."""
-
-    python: str  # interpreter of the environment SGLang is installed in; empty: this one
-    device: str  # "cuda", "cpu"; empty: SGLang's choice
-    dtype: str  # "auto", "bfloat16", "float32", "float16"
-    attention_backend: str
-    mem_fraction_static: float | None  # of a device's memory, for weights and KV cache
-    context_length: int | None  # tokens of prompt and completion
-    max_running_requests: int | None
-    stream_interval: int  # tokens a reply brings at once; fewer cost time, more are lost with a server
-    disable_overlap_schedule: bool
-    extra_args: tuple[str, ...]  # more flags of sglang.launch_server, as on its command line
-    start_timeout: float  # seconds until a server answers
-    restarts: int  # times a server that died is started again, before it is dropped
-    # How weights reach the servers, with a learner that can: "ipc" (the same devices), "nccl" (other devices), "gloo" (CPU),
-    # "directory"; empty: the first of these that is possible
-    transport: str
-    bucket_mb: int  # what ipc, nccl and gloo send at once, and each side holds beside the model
-    # Servers that share devices with the learner let go of their memory while it updates (synchronous runs only)
-    release_memory: bool
-    log_dir: str  # of the servers' logs; empty: a directory in the system's temporary one
+    tensorboard: bool = key(False, "Write TensorBoard events.")
+    wandb: bool = key(False, "Log to Weights & Biases.")
+    wandb_project: str = key("rljax", "Project of W&B.")
+    live: bool = key(True, "Show progress on a terminal.")
+    samples_per_step: int = key(4, "Trajectories per step in samples.jsonl.", NOT_NEGATIVE)
 
 
 @dataclasses.dataclass(frozen=True)
 class ServeConfig:
-    """`serve`: our own server, of `experiments.serve`. A bearer token comes from the environment variable RLJAX_TOKEN."""
+    """The server of `experiments.serve`. A bearer token comes from the environment variable RLJAX_TOKEN."""
 
-    host: str  # address to listen on
-    port: int  # 0: a free one
-    max_requests: int  # completions under way at once; more are answered 503
-    max_body_mb: float  # of a request
-    weight_roots: tuple[str, ...]  # weights are loaded from directories below these only; empty: memory-backed storage
+    # Other machines can't reach it; a token should come with any other address
+    host: str = key("127.0.0.1", "Address to listen on.")
+    port: int = key(0, "Port to listen on. 0: a free one.", NOT_NEGATIVE)
+    max_requests: int = key(1024, "Completions under way at once; more are answered 503.", POSITIVE)
+    max_body_mb: float = key(64.0, "Largest request.", POSITIVE, unit="MiB")
+    weight_roots: tuple[str, ...] = key(
+        (), "Weights are loaded from directories below these only. Empty: memory-backed storage."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """Base of an engine's section: a frozen dataclass whose fields are declared by `key` and `section`.
+
+    The engine's plugin names it as `config_class`. Its keys are below the engine's name, as in `--config.jax.slots=8`.
+
+        @dataclasses.dataclass(frozen=True)
+        class JaxConfig(EngineConfig):
+            slots: int = key(64, "Requests decoded at once.", POSITIVE)
+
+        JaxConfig.of(config).slots
+    """
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The section of a config; its defaults where the config says nothing of the engine."""
+        for values in config.engines.values():
+            if type(values) is cls:
+                return values
+        return cls()
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """A whole run."""
 
-    seed: int
-    allocation_mode: str
-    deterministic: bool  # SGLang: a completion depends on its seed alone, at some cost; the JAX sampler's always does
-    total_train_epochs: int
-    total_train_steps: int | None  # None: as many as the epochs hold
-    gconfig: GenerationConfig
-    reward: RewardConfig
-    rollout: RolloutConfig
-    actor: ActorConfig
-    critic: CriticConfig
-    warmup: WarmupConfig
-    train_dataset: DatasetConfig
-    valid_dataset: DatasetConfig
-    saver: SaverConfig
-    evaluator: EvaluatorConfig
-    recover: RecoverConfig
-    guard: GuardConfig
-    stats_logger: StatsLoggerConfig
-    jax: JaxConfig
-    fsdp: FsdpConfig
-    sglang: SglangConfig
-    serve: ServeConfig
+    seed: int = key(1, "What is drawn at random is drawn with it.", NOT_NEGATIVE)
+    allocation_mode: str = key("jax:d1", "Which engine runs where, as in sglang:d4+fsdp:d4; the sampler comes first.")
+    deterministic: bool = key(
+        False, "Completions depend on their seeds alone, at some cost, with a sampler where they otherwise don't (SGLang)."
+    )
+    total_train_epochs: int = key(1, "Times the training set is gone through at most.", POSITIVE)
+    total_train_steps: int | None = key(None, "Steps at most. None: as many as the epochs have.", NOT_NEGATIVE)
+    gconfig: GenerationConfig = section(GenerationConfig)
+    reward: RewardConfig = section(RewardConfig)
+    rollout: RolloutConfig = section(RolloutConfig)
+    actor: ActorConfig = section(ActorConfig)
+    critic: CriticConfig = section(CriticConfig)
+    warmup: WarmupConfig = section(WarmupConfig)
+    train_dataset: DatasetConfig = section(DatasetConfig)
+    valid_dataset: DatasetConfig = section(DatasetConfig, split="test", batch_size=64, shuffle=False)
+    saver: SaverConfig = section(SaverConfig)
+    evaluator: EvaluatorConfig = section(EvaluatorConfig)
+    recover: RecoverConfig = section(RecoverConfig)
+    guard: GuardConfig = section(GuardConfig)
+    stats_logger: StatsLoggerConfig = section(StatsLoggerConfig)
+    serve: ServeConfig = section(ServeConfig)
+    # By the engine's name, which is the section's: a key of the top level in config files and config.json
+    engines: Mapping[str, EngineConfig] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sections = types.MappingProxyType(dict(sorted(self.engines.items())))
+        object.__setattr__(self, "engines", sections)  # the dataclass is frozen, and so is its mapping
+
+    # Values of keys that follow others where they are None. `io.resolve` writes them down.
+
+    @property
+    def batch_size(self) -> int:
+        """Prompts per update."""
+        return self.rollout.consumer_batch_size or self.train_dataset.batch_size
+
+    @property
+    def max_in_flight(self) -> int:
+        """Prompts that are generated at once."""
+        rollout = self.rollout
+        return rollout.max_concurrent_rollouts or (rollout.max_head_offpolicyness + 1) * self.batch_size
+
+    @property
+    def clip_high(self) -> float:
+        """The ratio of an update is clipped at 1 + clip_high."""
+        return self.actor.eps_clip if self.actor.eps_clip_higher is None else self.actor.eps_clip_higher
+
+    @property
+    def aggregation_constant(self) -> int:
+        """Tokens that the sum of seq-mean-token-sum is divided by."""
+        return self.actor.loss_aggregation_constant or self.gconfig.max_new_tokens

@@ -1,4 +1,5 @@
-"""Prompts for training and evaluation: files and tasks, formats, shuffling, sharding, exact resumption.
+"""Prompts for training and evaluation: files and tasks, formats, shuffling, sharding, exact
+resumption.
 
 prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer)
 prompt = next(prompts)                  # endless over epochs
@@ -6,7 +7,7 @@ state = prompts.state()                 # JSON; restore(state) goes on with exac
 for prompt in prompts.epoch(0): ...     # one pass, for evaluation
 """
 
-from rljax.data.labelled import labelled, labelled_trajectory
+from rljax.data.labeled import labeled, labeled_trajectory
 from rljax.data.prompts import PromptSource, open_prompts
 
-__all__ = ["PromptSource", "labelled", "labelled_trajectory", "open_prompts"]
+__all__ = ["PromptSource", "labeled", "labeled_trajectory", "open_prompts"]

@@ -1,7 +1,7 @@
 """How a record becomes a prompt: chat messages, and the fields that the reward needs.
 
-A format is a function of (record, where) that returns (messages, fields) and raises UserError. Fields hold JSON values,
-"answer" among them: the text that supervised training teaches.
+A format is a function of (record, where) that returns (messages, fields) and raises UserError.
+Fields hold JSON values, "answer" among them: the text that supervised training teaches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def find_format(name: str, key: str) -> Format:
 
 
 def gsm8k(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:
-    """Grade-school mathematics: a question, and an answer whose last line is `#### N`. Field "final" is N.
+    """Grade-school mathematics: a question, and an answer whose last line is `#### N`. Field
+    "final" is N.
 
     Cobbe et al. 2021, arXiv:2110.14168.
     """
@@ -41,7 +42,8 @@ def gsm8k(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, An
 
 
 def prompt_answer(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:
-    """`prompt`, `question` or `messages`, and `answer`. Every other field of the record is kept for the reward.
+    """`prompt`, `question` or `messages`, and `answer`. Every other field of the record is kept
+    for the reward.
 
     Messages that end with an assistant's turn need no answer: that turn is it.
     """

@@ -21,7 +21,9 @@ TEMPLATE = 128  # tokens that a chat template may put around a message, and befo
 
 
 class Examples:
-    """A grain RandomAccessDataSource of prompts; their uid is the index in the dataset, still without an epoch."""
+    """A grain RandomAccessDataSource of prompts; their uid is the index in the dataset, still
+    without an epoch.
+    """
 
     def __init__(self, records: Records, form: Format, system_prompt: str) -> None:
         self._records = records
@@ -39,10 +41,11 @@ class Examples:
 
 
 class PromptSource:
-    """Endless over epochs. Each epoch has each of its prompts once, in an order that seed and epoch alone decide.
+    """Endless over epochs. Each epoch has each of its prompts once, in an order that seed and
+    epoch alone decide.
 
-    A position is a number of prompts given out. Prompts that are too long were left out before the stream was laid, so
-    that a position means the same whatever their lengths.
+    A position is a number of prompts given out. Prompts that are too long were left out before the
+    stream was laid, so that a position means the same whatever their lengths.
     """
 
     def __init__(
@@ -91,7 +94,9 @@ class PromptSource:
         return len(self._order)
 
     def share(self, count: int) -> int:
-        """How many of the first `count` prompts that all processes take together are this one's, the first of its stream."""
+        """How many of the first `count` prompts that all processes take together are this one's,
+        the first of its stream.
+        """
         epochs, rest = divmod(count, len(self._kept))
         return epochs * len(self) + len(range(self._shard[0], rest, self._shard[1]))
 
@@ -104,7 +109,9 @@ class PromptSource:
         return prompt
 
     def epoch(self, number: int) -> Iterator[Prompt]:
-        """The prompts of one epoch, in order, whatever the stream's position; it stays where it is."""
+        """The prompts of one epoch, in order, whatever the stream's position; it stays where it
+        is.
+        """
         return (self._at(number * len(self) + i) for i in range(len(self)))
 
     def prompt(self, uid: str) -> Prompt:
@@ -171,7 +178,8 @@ def open_prompts(
     tokenizer: Tokenizer | None = None,
     shard: tuple[int, int] = (0, 1),
 ) -> PromptSource:
-    """Opens and checks a dataset: every record is read once, so that a broken one fails before anything starts.
+    """Opens and checks a dataset: every record is read once, so that a broken one fails before
+    anything starts.
 
     Args:
       key: the config section, for errors.
@@ -193,7 +201,10 @@ def open_prompts(
 
 
 def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | None, key: str) -> tuple[np.ndarray, int]:
-    """Indices [n] int64 of the first `limit` examples that are not too long, and how many are. Reads every one."""
+    """Indices [n] int64 of the first `limit` examples that are not too long, and how many are.
+
+    Reads every one.
+    """
     if dataset.max_length is not None and tokenizer is None:
         raise ValueError(f"{key}.max_length counts tokens and needs a tokenizer")
     if dataset.limit is not None and dataset.limit < 1:
@@ -225,5 +236,7 @@ def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | Non
 
 
 def _grain_seed(seed: int) -> int:
-    """grain adds the epoch to its seed, so that near seeds would share epochs: spread them over 32 bits first."""
+    """grain adds the epoch to its seed, so that near seeds would share epochs: spread them over 32
+    bits first.
+    """
     return int.from_bytes(hashlib.blake2b(f"prompts/{seed}".encode(), digest_size=4).digest(), "big")

@@ -1,4 +1,7 @@
-"""Files as random-access records, the data sources that grain reads from. Everything is checked when a file is opened."""
+"""Files as random-access records, the data sources that grain reads from.
+
+Everything is checked when a file is opened.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ class Records(Protocol):
 
 
 class JsonLines:
-    """A .jsonl file by memory map: the lines stay on disk, 16 bytes a line in memory. Empty lines are no records."""
+    """A .jsonl file by memory map: the lines stay on disk, 16 bytes a line in memory.
+
+    Empty lines are no records.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,7 +68,10 @@ class JsonLines:
 
 
 class Parquet:
-    """A .parquet file as a table in memory. Values that JSON has no word for (dates, decimals) become text."""
+    """A .parquet file as a table in memory.
+
+    Values that JSON has no word for (dates, decimals) become text.
+    """
 
     def __init__(self, path: Path) -> None:
         import pyarrow
@@ -134,7 +143,8 @@ def open_records(path: str, split: str, key: str) -> Records:
     """The records of a file, or of a split in a directory.
 
     Args:
-      path: a .jsonl or .parquet file, or a directory with SPLIT.jsonl, SPLIT.parquet or SPLIT-*.parquet.
+      path: a .jsonl or .parquet file, or a directory with SPLIT.jsonl, SPLIT.parquet or
+        SPLIT-*.parquet.
       key: the config section that names it, "train_dataset", for errors.
 
     Raises:

@@ -1,7 +1,8 @@
 """Tasks whose examples are made in memory: "task:addition", "task:reasoning_gym/<dataset>".
 
-A task is a function of (split, **arguments) that returns records in the prompt_answer format. Splits are disjoint
-whatever their sizes and seeds, since a question's own hash decides which split it belongs to.
+A task is a function of (split, **arguments) that returns records in the prompt_answer format.
+Splits are disjoint whatever their sizes and seeds, since a question's own hash decides which split
+it belongs to.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def make_task(path: str, split: str, arguments: Mapping[str, Any], key: str) -> 
       key: the config section, for errors.
 
     Raises:
-      UserError: for a task, split or argument that does not exist, or more examples than there are.
+      UserError: for a task, split or argument that does not exist, or more examples than there
+        are.
     """
     name = path.removeprefix(PREFIX)
     if split not in SPLITS:
@@ -54,8 +56,9 @@ def addition(split: str, *, digits: int = 2, n: int | None = None, seed: int = 0
     Args:
       n: examples; None for every sum of the split (a tenth of all sums is test).
       seed: which examples, and their order.
-      misled: share of the records whose field "demonstration" is one more than the answer, "47"; the others give the
-        answer. A policy that learned from demonstrations knows sums, and is right in 1 - misled of what it samples.
+      misled: share of the records whose field "demonstration" is one more than the answer, "47";
+        the others give the answer. A policy that learned from demonstrations knows sums, and is
+        right in 1 - misled of what it samples.
     """
     if not 0 <= misled <= 1:
         raise UserError(f"misled: a share in [0, 1], not {misled}")
@@ -82,7 +85,8 @@ def addition(split: str, *, digits: int = 2, n: int | None = None, seed: int = 0
 
 
 def reasoning_gym(dataset: str, split: str, *, n: int = 1000, seed: int = 0, **arguments: Any) -> list[dict[str, Any]]:
-    """A dataset of the reasoning-gym package by name. The reward "reasoning_gym" scores with the dataset's own scorer.
+    """A dataset of the reasoning-gym package by name. The reward "reasoning_gym" scores with the
+    dataset's own scorer.
 
     Args:
       n: examples.
@@ -102,7 +106,10 @@ def reasoning_gym(dataset: str, split: str, *, n: int = 1000, seed: int = 0, **a
 
 
 def make_reasoning_gym(dataset: str, arguments: Mapping[str, Any]) -> Any:
-    """The package's dataset object. Raises UserError for a name or an argument it does not have."""
+    """The package's dataset object.
+
+    Raises UserError for a name or an argument it does not have.
+    """
     import reasoning_gym as package
     from reasoning_gym.factory import DATASETS
 

@@ -1,56 +1,65 @@
 """Engines: what samples, what learns, and how weights get from one to the other.
 
-    interface.py   the protocols: Sampler, Learner, and the Plugin that makes them
-    engine.py      the pair of them; publishing
-    plugins.py     engines by name: discovery, allocation, checks
-    rank.py        one process among those of a learner
+    interface.py    what engines are made of: Generator, Sampler, Learner
+    cooperative.py  a base class for samplers in the event loop
+    weights.py      what a learner is asked to export, and what it gives
+    plugin.py       the base class of plugins, which make samplers and learners
+    plugins.py      engines by name: discovery, allocation, checks
+    engine.py       the pair of them; publishing
+    storage.py      where published files lie on their way
+    rank.py         one process among those of a learner
 
-A third party needs this package and rljax.testing, nothing else.
+A third party needs this package and rljax.testing, nothing else: docs/engines.md.
 """
 
+from rljax.engine.cooperative import CooperativeSampler
 from rljax.engine.engine import Engine
-from rljax.engine.interface import (
-    HostPlugin,
-    Learner,
-    LendingSampler,
-    ManyProcesses,
-    Plugin,
-    PortablePlugin,
-    RecoveringSampler,
-    RoutedPlugin,
-    Sampler,
-    State,
-    StreamingSampler,
-    WeightSource,
-)
+from rljax.engine.interface import Generator, Learner, Sampler, State
+from rljax.engine.plugin import Plugin, check_lending
 from rljax.engine.plugins import (
     allocate,
     build,
     check,
-    check_lending,
     find_plugin,
     make_learner,
-    memory_backed,
     portable_plugin,
     require_both,
-    scratch,
+    room_for_prompt,
     transport_of,
+)
+from rljax.engine.storage import memory_backed, publish_directory
+from rljax.engine.weights import (
+    ExportTarget,
+    ExportToDirectory,
+    ExportToSampler,
+    Post,
+    Sender,
+    WeightsAtLeader,
+    WeightsBroadcast,
+    WeightsInDirectory,
+    WeightsInMemory,
+    WeightSource,
+    target_from_json,
 )
 
 __all__ = [
+    "CooperativeSampler",
     "Engine",
-    "HostPlugin",
+    "ExportTarget",
+    "ExportToDirectory",
+    "ExportToSampler",
+    "Generator",
     "Learner",
-    "LendingSampler",
-    "ManyProcesses",
     "Plugin",
-    "PortablePlugin",
-    "RecoveringSampler",
-    "RoutedPlugin",
+    "Post",
     "Sampler",
+    "Sender",
     "State",
-    "StreamingSampler",
     "WeightSource",
+    "WeightsAtLeader",
+    "WeightsBroadcast",
+    "WeightsInDirectory",
+    "WeightsInMemory",
     "allocate",
     "build",
     "check",
@@ -59,7 +68,9 @@ __all__ = [
     "make_learner",
     "memory_backed",
     "portable_plugin",
+    "publish_directory",
     "require_both",
-    "scratch",
+    "room_for_prompt",
+    "target_from_json",
     "transport_of",
 ]

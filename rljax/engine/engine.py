@@ -1,4 +1,6 @@
-"""A sampler, a learner, and the way weights get from one to the other: publishing, and memory that is lent for an update."""
+"""A sampler, a learner, and the way weights get from one to the other: publishing, and memory that
+is lent for an update.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from rljax.engine.interface import Learner, LendingSampler, RecoveringSampler, Sampler, WeightSource
+from rljax.engine.interface import Learner, Sampler
+from rljax.engine.weights import ExportTarget, ExportToDirectory, ExportToSampler, WeightsInDirectory
 from rljax.errors import SamplerError
 
 log = logging.getLogger(__name__)
@@ -18,64 +21,67 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Engine:
-    """A sampler, a learner, and the way weights get from one to the other."""
+    """A sampler, a learner, and the way weights get from one to the other.
+
+    Example: Engine(sampler, learner, ExportToSampler("memory", Pool("jax")),
+    Path("/dev/shm/rljax-5c2e"))
+    """
 
     sampler: Sampler
     learner: Learner
-    transport: str
-    publish_dir: Path  # for transport "directory"; in memory-backed storage where there is some
+    in_memory: ExportToSampler | None  # what publishes ask of the learner; None: they go through publish_dir
+    publish_dir: Path  # for weights on their way; in memory-backed storage where there is some
 
     async def publish(self, version: int) -> None:
-        """Learner weights become the sampler's. Requests in flight pause between two decode steps, then go on.
+        """Learner weights become the sampler's. Requests in flight pause between two decode steps,
+        then go on.
 
-        Where a part of the sampler dies of it, or while it takes weights from memory, they are published through a directory,
-        which those that come back can read later. In between it stays paused, and where that fails too it does so for good.
+        Where a part of the sampler dies of it, or while it takes weights from memory, they are
+        published through a directory, which those that come back can read later. In between it
+        stays paused, and where that fails too it does so for good.
         """
-        source = await self._export(version, through_directory=self.transport == "directory")
+        target = self.in_memory or self._directory_of(version)
+        source = await asyncio.to_thread(self.learner.export, target)
         await self.sampler.pause()
         whole = True  # no part of the sampler has some new and some old weights
         try:
             try:
                 await self.sampler.load_weights(source, version)
             except SamplerError as error:
-                if source.directory is not None:
+                if self.in_memory is None:
                     raise
-                log.warning("publishing by %s failed, and is done through a directory: %s", self.transport, error)
+                log.warning("publishing by %s failed, and is done through a directory: %s", self.in_memory.transport, error)
                 whole = False
-                source = await self._export(version, through_directory=True)
+                source = await asyncio.to_thread(self.learner.export, self._directory_of(version))
                 await self.sampler.load_weights(source, version)
                 whole = True
         finally:
             if whole:
                 await self.sampler.resume()
-        if source.directory is not None:
+        if isinstance(source, WeightsInDirectory):
             await asyncio.to_thread(shutil.rmtree, source.directory)
 
-    async def _export(self, version: int, *, through_directory: bool) -> WeightSource:
-        if not through_directory:
-            return await asyncio.to_thread(self.learner.export, None)
+    def _directory_of(self, version: int) -> ExportTarget:
         self.publish_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return await asyncio.to_thread(self.learner.export, self.publish_dir / str(version))
+        return ExportToDirectory(self.publish_dir / str(version))
 
     @contextlib.asynccontextmanager
     async def learning(self) -> AsyncIterator[None]:
-        """Around an update: a sampler on the same devices lends its memory, where the config wants it. A publish comes next."""
-        sampler = self.sampler
-        if not (isinstance(sampler, LendingSampler) and sampler.lends):
+        """Around an update: a sampler on the same devices lends its memory, where the config wants
+        it. A publish comes next.
+        """
+        if not self.sampler.lends:
             yield
             return
-        await sampler.release()
+        await self.sampler.release()
         try:
             yield
         finally:
-            await sampler.reclaim()
+            await self.sampler.reclaim()
 
     async def lacks_weights(self) -> None:
         """Returns when a part of the sampler waits for a publish; never, where that can't happen."""
-        if isinstance(self.sampler, RecoveringSampler):
-            await self.sampler.lacks_weights()
-        else:
-            await asyncio.Event().wait()
+        await self.sampler.lacks_weights()
 
     async def close(self) -> None:
         """Ends both sides and leaves no published weights behind."""

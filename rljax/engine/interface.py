@@ -1,4 +1,4 @@
-"""What an engine is: the protocols of samplers, learners and the plugins that make them.
+"""What an engine is made of: generators, samplers and learners.
 
 The loop they serve, in outline (`rljax/loop.py` is the real one):
 
@@ -8,112 +8,171 @@ The loop they serve, in outline (`rljax/loop.py` is the real one):
     proximal_logp = engine.learner.score(batch)
     metrics = engine.learner.update(batch)                    # one optimizer step
     await engine.publish(version + 1)                         # in-flight requests go on under the new weights
+
+`Generator` and `Sampler` are base classes: subclass them, and what is optional has a default.
+`Learner` is a protocol, for proxies stand in for learners (rljax/multiprocess/leader.py).
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import AsyncIterator, Mapping
+import abc
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
 from rljax.batching.batch import Batch
-from rljax.config.allocation import Allocation, Pool
-from rljax.config.schema import Config
-from rljax.engine.rank import ProcessRank
+from rljax.engine.weights import ExportTarget, WeightSource
 from rljax.metrics.mean import Mean
 from rljax.types import Completion, Piece, Request
 
+State = Mapping[str, Mapping[str, np.ndarray]]
+"""All that a learner has learned, in no framework's terms: rljax/checkpoints/portable.py has its parts."""
 
-@dataclasses.dataclass(frozen=True)
-class WeightSource:
-    """Where a sampler finds weights: arrays in this process, or a directory of HF safetensors.
 
-    Example: WeightSource(directory=Path("/dev/shm/rljax/17"))
+class Generator(abc.ABC):
+    """Generates completions: all that workflows, evaluation, producers and workers know of a
+    sampler.
+
+    The loop it serves, in outline (rljax/rollout/producer.py), with any number of episodes at once:
+
+        for prompt in prompts:
+            trajectory = await workflow.episode(generator, prompt, params, seed)
+
+    and what an episode does with it:
+
+        completion = await generator.generate(Request("0/17#3", prompt_ids, params, seed))
+        reward = judge(completion.token_ids)
+        ...                                                # several turns: several requests
+        async for piece in generator.stream(request):      # or as they come, to act on them early
+            text += decode(piece.token_ids)
+
+    Loading weights, pausing and closing belong to the publisher, who holds a `Sampler`.
     """
 
-    params: Any = None  # a pytree of the learner's framework, in its layout; the sampler reshards it
-    directory: Path | None = None
-
-
-class Sampler(Protocol):
-    """Generates completions. `generate` may be called any number of times at once, from the event loop."""
-
     @property
+    @abc.abstractmethod
     def version(self) -> int:
-        """Of the weights it samples from now."""
-        ...
+        """Version of the weights that it generates from now.
 
+        A subclass may have a plain attribute: `version = 0`.
+        """
+
+    @abc.abstractmethod
     async def generate(self, request: Request) -> Completion:
-        """Token ids in; token ids, log-probs and a version a token out. Raises SamplerError when the request is lost."""
-        ...
+        """Samples one completion: token ids in; token ids, log-probs and versions out, one per
+        token.
 
+        May be called any number of times at once, from the event loop. Cancelling the call aborts
+        the request.
+
+        Raises:
+          UserError: a request that can't be done, whoever is asked.
+          SamplerError: the request is lost, and may be sent again.
+          RequestLost: a SamplerError where that was tried already.
+        """
+
+    async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
+        """Yields the completion of `generate` in pieces: by default in one, when all of it is
+        there.
+
+        Closing the generator of pieces before the last (`aclose`) aborts the request.
+        """
+        done = await self.generate(request)
+        yield Piece(done.token_ids, done.logp, done.versions, done.finish)
+
+
+class Sampler(Generator):
+    """A generator with weights of its own, which the publisher replaces.
+
+    Example:
+
+        await sampler.pause()                                  # between two decode steps
+        await sampler.load_weights(learner.export(target), version + 1)
+        await sampler.resume()                                 # requests in flight go on, under the new weights
+    """
+
+    @abc.abstractmethod
     async def pause(self) -> None:
         """Returns once no decode step is running; requests in flight keep their state."""
-        ...
 
-    async def resume(self) -> None: ...
+    @abc.abstractmethod
+    async def resume(self) -> None:
+        """Goes on with what is in flight, and with requests that came meanwhile."""
 
+    @abc.abstractmethod
     async def load_weights(self, source: WeightSource, version: int) -> None:
-        """Swaps weights in place. No cache computed with older weights serves a request that starts later."""
-        ...
+        """Swaps weights in place. No cache computed with older weights serves a request that
+        starts later.
 
+        Raises UserError for a source that it does not take or can't read; then the old weights
+        stay.
+        """
+
+    @abc.abstractmethod
     async def close(self) -> None:
-        """Ends every request in flight with finish `abort` and frees what the sampler holds."""
-        ...
+        """Ends all requests in flight with finish `abort` and frees what the sampler has.
 
+        May be repeated.
+        """
 
-@runtime_checkable
-class StreamingSampler(Sampler, Protocol):
-    """A sampler that also hands out completions as they grow. Optional: a server before one that can't sends one piece."""
-
-    def stream(self, request: Request) -> AsyncIterator[Piece]:
-        """The completion of `generate`, piece by piece. Closing the iterator before its last piece aborts the request."""
-        ...
-
-
-@runtime_checkable
-class RecoveringSampler(Protocol):
-    """A sampler whose parts die and come back without weights. Optional."""
+    # A sampler whose parts die and come back
 
     async def lacks_weights(self) -> None:
-        """Returns when a part is back that waits for weights which only a publish can bring."""
-        ...
+        """Returns when a part is back that waits for weights which only a publish can bring; by
+        default never.
+        """
+        await asyncio.Event().wait()
 
+    # A sampler that shares devices with the learner
 
-@runtime_checkable
-class LendingSampler(Protocol):
-    """A sampler that can lend its memory to a learner on the same devices. Optional."""
-
-    @property
-    def lends(self) -> bool:
-        """Whether the config wants it to."""
-        ...
+    lends: bool = False
+    """Whether it gives its memory to the learner during updates, as the config may ask."""
 
     async def release(self) -> None:
-        """Lets go of weights and caches until `reclaim`. What is in flight ends with finish `abort`, or waits."""
-        ...
+        """Lets go of weights and caches until `reclaim`. What is in flight ends with finish
+        `abort`, or waits.
+
+        By default nothing happens: there is nothing that it could let go of.
+        """
 
     async def reclaim(self) -> None:
-        """Has its memory again. Nothing is generated before `load_weights` has filled it, and `resume`."""
-        ...
+        """Takes its memory again.
+
+        Nothing is generated before `load_weights` has filled it, and `resume`.
+        """
 
 
 class Learner(Protocol):
-    """Trains one policy (and a critic where the algorithm has one). Methods block; the loop calls them from a thread."""
+    """Trains one policy (and a critic where the algorithm has one). Methods block; the loop calls
+    them from a thread.
+
+    Where it lives in several processes (`Plugin.processes`) all of them make the same calls in the
+    same order.
+    """
 
     def score(self, batch: Batch) -> np.ndarray:
-        """Log-probs of the tokens under the current policy. [R, T] float32, nats; 0 where loss_mask is False."""
+        """Log-probs of the tokens under the current policy.
+
+        [R, T] float32, nats; 0 where loss_mask is False.
+        """
         ...
 
     def score_reference(self, batch: Batch) -> np.ndarray:
         """The same under the frozen reference policy. Only with kl_ctl > 0."""
         ...
 
+    def score_teacher(self, batch: Batch) -> np.ndarray:
+        """The same under the teacher of actor.distill.teacher. Only with one."""
+        ...
+
     def values(self, batch: Batch) -> np.ndarray:
-        """Critic's value at each token. [R, T] float32, reward units. Only with adv_estimator "gae"."""
+        """Critic's value at each token.
+
+        [R, T] float32, reward units. Only with adv_estimator "gae".
+        """
         ...
 
     def update(self, batch: Batch) -> dict[str, Mean]:
@@ -125,11 +184,18 @@ class Learner(Protocol):
         ...
 
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
-        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer (the policy's for "sft")."""
+        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer
+        (the policy's for "sft").
+        """
         ...
 
-    def export(self, directory: Path | None) -> WeightSource:
-        """Weights for a sampler: in memory when directory is None, else HF safetensors, config and tokenizer there."""
+    def export(self, target: ExportTarget) -> WeightSource:
+        """Makes the weights ready for whoever the target names: files in a directory, or memory by
+        the chosen transport.
+
+        In several processes, rank 0's source is the one that counts. Where its tensors are
+        gathered as they are sent, the other ranks take part before they return.
+        """
         ...
 
     def save(self, directory: Path) -> None:
@@ -137,78 +203,9 @@ class Learner(Protocol):
         ...
 
     def restore(self, directory: Path) -> None:
-        """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it was."""
+        """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it
+        was.
+        """
         ...
 
     def close(self) -> None: ...
-
-
-class Plugin(Protocol):
-    """What an entry point of `rljax.engines` resolves to. Constructors block; they may compile."""
-
-    dims: str  # letters of `allocation_mode` it can do, of "dtpcef"
-    samples: bool  # it has a sampler
-    learns: bool  # it has a learner
-    transports: tuple[str, ...]  # ways it can take or give weights, best first: "memory", "nccl", "ipc", "directory"
-
-    def check(self, config: Config, allocation: Allocation) -> None:
-        """Raises UserError for a setting that this engine, in the roles it has there, can't do; before anything starts."""
-        ...
-
-    def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
-        """Raises UserError where samples is False."""
-        ...
-
-    def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
-        """Raises UserError where learns is False."""
-        ...
-
-
-@runtime_checkable
-class RoutedPlugin(Plugin, Protocol):
-    """A plugin whose transports depend on the config. Optional: of others, all in `transports` are open."""
-
-    def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
-        """Those of `transports` that can be used there, best first. Raises UserError where the config wants another."""
-        ...
-
-
-@runtime_checkable
-class HostPlugin(Plugin, Protocol):
-    """A plugin whose sampler may do without accelerators. Optional."""
-
-    def on_host(self, config: Config) -> bool:
-        """Whether its pool takes none of the devices that `allocation_mode` counts."""
-        ...
-
-
-@runtime_checkable
-class ManyProcesses(Protocol):
-    """A plugin whose learner lives in several processes (rljax/multiprocess). Optional: another's lives in the run's process.
-
-    Every process makes the learner and makes the same calls in the same order, with the same whole batch; each takes its own
-    rows of it, what a call returns is whole everywhere, and rank 0 alone writes exports. `make_learner` finds its rank in the
-    environment, by torchrun's names and RLJAX_COORDINATOR, a HOST:PORT that is free on rank 0's host.
-    """
-
-    def processes(self, config: Config, pool: Pool) -> int | None:
-        """That the pool's learner takes; None: as many as a launcher started, one without a launcher."""
-        ...
-
-    def process(self, config: Config, pool: Pool) -> ProcessRank | None:
-        """Where the machine itself says which process this is (a framework's runtime may be joined); None: the environment."""
-        ...
-
-
-State = Mapping[str, Mapping[str, np.ndarray]]  # of a learner, in no framework's terms (rljax/checkpoints/portable.py)
-
-
-@runtime_checkable
-class PortablePlugin(Plugin, Protocol):
-    """A plugin whose learner's checkpoints other engines' learners can go on from. Optional: of others, only its own can."""
-
-    formats: tuple[str, ...]  # that meta.json of its learner's checkpoints may name
-
-    def read_checkpoint(self, directory: Path) -> State:
-        """What its learner saved there, with no such learner made. Raises UserError where it is corrupt or can't be read."""
-        ...

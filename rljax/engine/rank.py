@@ -50,7 +50,10 @@ class ProcessRank:
 
     @contextlib.contextmanager
     def in_environment(self) -> Iterator[None]:
-        """While a learner is made: frameworks read their place from the environment. Servers we start later do not see it."""
+        """While a learner is made: frameworks read their place from the environment.
+
+        Servers we start later do not see it.
+        """
         variables = self.variables() if self.size > 1 else {}
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
@@ -65,7 +68,10 @@ class ProcessRank:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> ProcessRank:
-    """The place that torchrun, or whoever sets its variables, gave this process. Raises UserError where they make no sense."""
+    """The place that torchrun, or whoever sets its variables, gave this process.
+
+    Raises UserError where they make no sense.
+    """
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return ProcessRank()
     rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")

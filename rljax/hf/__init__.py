@@ -1,4 +1,6 @@
-"""HF model directories without a framework: what config.json says, which tensors follow from it, reading and writing them."""
+"""HF model directories without a framework: what config.json says, which tensors follow from it,
+reading and writing them.
+"""
 
 from rljax.hf.init import init_directory, spec_of
 from rljax.hf.rope import RopeSpec, frequencies

@@ -25,11 +25,13 @@ COPIED = (  # beside config.json and the weights; whatever of it the source has
 
 
 def write_companions(directory: Path, spec: ModelSpec, dtype: str, source: Path | None) -> None:
-    """Makes the directory and writes config.json and, from the source if there is one, generation config and tokenizer.
+    """Makes the directory and writes config.json and, from the source if there is one, generation
+    config and tokenizer.
 
     Args:
       dtype: of the weights that are written there.
-      source: the directory the model came from. None: config.json is made of the spec, and there is no tokenizer.
+      source: the directory the model came from. None: config.json is made of the spec, and there
+        is no tokenizer.
 
     Raises:
       UserError: the disk is full or not writable.

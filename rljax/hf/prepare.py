@@ -1,4 +1,6 @@
-"""The Hugging Face directory that a run starts from: one that exists, or one that is made on the spot."""
+"""The Hugging Face directory that a run starts from: one that exists, or one that is made on the
+spot.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _TOKENIZER_FILES = (
 
 
 def prepare(actor: ActorConfig, init: Path, *, seed: int) -> Path:
-    """The directory of `actor.path`; with `actor.init_from_scratch`, a random model that is made in `init` unless it is there.
+    """The directory of `actor.path`; with `actor.init_from_scratch`, a random model that is made
+    in `init` unless it is there.
 
     Raises:
       UserError: when there is no such directory, or its tokenizer is missing.

@@ -18,7 +18,8 @@ TYPES = ("default", "linear", "llama3", "yarn")
 class RopeSpec:
     """One kind of rotary embedding; Gemma 3 has two, one for sliding and one for full layers.
 
-    Example: RopeSpec(500000.0, "llama3", factor=8.0, original_length=8192, low_freq_factor=1.0, high_freq_factor=4.0)
+    Example: RopeSpec(500000.0, "llama3", factor=8.0, original_length=8192, low_freq_factor=1.0,
+    high_freq_factor=4.0)
     """
 
     theta: float
@@ -93,8 +94,8 @@ def rope_fields(rope: RopeSpec) -> dict[str, Any]:
 def frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
     """Angle a position adds to each pair of dimensions. [head_dim / 2] float32, radians a token.
 
-    Su et al. 2021, arXiv:2104.09864 (default); linear interpolation: Chen et al. 2023, arXiv:2306.15595; llama3: Llama 3.1;
-    yarn: Peng et al. 2023, arXiv:2309.00071.
+    Su et al. 2021, arXiv:2104.09864 (default); linear interpolation: Chen et al. 2023,
+    arXiv:2306.15595; llama3: Llama 3.1; yarn: Peng et al. 2023, arXiv:2309.00071.
     """
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     base = (1.0 / (np.float32(rope.theta) ** exponent)).astype(np.float32)
@@ -116,7 +117,9 @@ def _llama3(base: np.ndarray, rope: RopeSpec) -> np.ndarray:
 
 
 def _yarn(base: np.ndarray, rope: RopeSpec, head_dim: int) -> np.ndarray:
-    """Dimensions that turn more than beta_fast times over the original length are kept, fewer than beta_slow stretched."""
+    """Dimensions that turn more than beta_fast times over the original length are kept, fewer than
+    beta_slow stretched.
+    """
 
     def dimension(turns: float) -> float:
         return head_dim * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))

@@ -89,7 +89,9 @@ class ModelSpec:
 
     @classmethod
     def from_directory(cls, directory: Path | str) -> ModelSpec:
-        """Raises UserError where there is no directory, no config.json, or a model that is not implemented."""
+        """Raises UserError where there is no directory, no config.json, or a model that is not
+        implemented.
+        """
         return cls.from_config(read_config(directory), str(Path(directory) / CONFIG))
 
     @classmethod
@@ -154,7 +156,9 @@ class _Fields:
         return value
 
     def optional(self, name: str) -> Any:
-        """The field; the default where the config is silent; None where there is no default, or the config says null."""
+        """The field; the default where the config is silent; None where there is no default, or
+        the config says null.
+        """
         return self.config[name] if name in self.config else self.defaults.get(name)
 
     def size(self, name: str) -> int:
@@ -231,7 +235,9 @@ def _layer_types(fields: _Fields, architecture: str, layers: int) -> list[str]:
 
 
 def _ropes(fields: _Fields, architecture: str, layer_types: list[str]) -> tuple[tuple[RopeSpec, ...], tuple[int, ...]]:
-    """transformers 5 writes `rope_parameters`, flat or by layer type; earlier `rope_theta` and `rope_scaling`."""
+    """transformers 5 writes `rope_parameters`, flat or by layer type; earlier `rope_theta` and
+    `rope_scaling`.
+    """
     length = fields.size("max_position_embeddings")
     theta = float(fields["rope_theta"])
     new, old = fields.optional("rope_parameters"), fields.optional("rope_scaling")

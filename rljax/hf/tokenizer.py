@@ -4,7 +4,8 @@
     prompt_ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is 12+30?"}])
     text = tokenizer.decode(completion.token_ids)
 
-transformers renders the chat template, in its sandbox, so that a prompt here has the ids that it has there.
+transformers renders the chat template, in its sandbox, so that a prompt here has the ids that it
+has there.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Tokenizer(Protocol):
         ...
 
     def unknown(self, text: str) -> str:
-        """The first character for which there is no token, so that the policy would see a stand-in; empty: there is none."""
+        """The first character for which there is no token, so that the policy would see a
+        stand-in; empty: there is none.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = True) -> str: ...
@@ -52,14 +55,19 @@ class Tokenizer(Protocol):
         """Ids that follow a sampled reply, up to where the next one is sampled.
 
         Args:
-          messages: the conversation; its last assistant turn is the reply, what follows it is what the ids say.
-          last_token_id: the last id that was sampled for the reply: a turn's end that the policy sampled is not repeated.
+          messages: the conversation; its last assistant turn is the reply, what follows it is what
+            the ids say.
+          last_token_id: the last id that was sampled for the reply: a turn's end that the policy
+            sampled is not repeated.
         """
         ...
 
 
 class HFTokenizer:
-    """A Tokenizer over one of transformers. Every method may be called from any thread once constructed."""
+    """A Tokenizer over one of transformers.
+
+    Every method may be called from any thread once constructed.
+    """
 
     def __init__(self, inner: Any, directory: Path, eos_token_ids: Sequence[int]) -> None:
         self._inner = inner
@@ -73,6 +81,10 @@ class HFTokenizer:
         self.eos_token_id: int = known[0] if turn_end is None else turn_end
         self.pad_token_id: int = self.eos_token_id if inner.pad_token_id is None else int(inner.pad_token_id)
         self.vocab_size: int = 1 + max(inner.get_vocab().values())
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token, added ones too."""
+        return dict(self._inner.get_vocab())
 
     def encode(self, text: str) -> list[int]:
         return list(self._inner.encode(text, add_special_tokens=False, verbose=False))
@@ -91,7 +103,8 @@ class HFTokenizer:
         return self.encode(self.render(messages, add_generation_prompt=add_generation_prompt))
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The chat template's text. A template with no system role gets the system message atop the first user turn.
+        """The chat template's text. A template with no system role gets the system message atop
+        the first user turn.
 
         Raises:
           UserError: when the directory has no chat template, or the template refuses the messages.
@@ -149,43 +162,6 @@ class HFTokenizer:
         return ids[0] if ids and ids[0] in special else None
 
 
-class IncrementalDecoder:
-    """Text of a completion that grows by a few tokens at a time, without decoding all of it each time.
-
-    A token may end in the middle of a character, and some decoders drop a leading space, so a short tail of ids is
-    decoded again with each push, and text is held back until its characters are whole.
-
-    Example: "".join(decoder.push(i) for i in ids) + decoder.flush() == tokenizer.decode(ids)
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._ids: list[int] = []  # the tail: [: _told] has been given out as text, and gives context to the rest
-        self._told = 0
-
-    def push(self, *token_ids: int) -> str:
-        """The text that these ids complete; empty while a character is not whole."""
-        self._ids.extend(token_ids)
-        before, now = self._texts()
-        if len(now) <= len(before) or now.endswith("�"):
-            return ""
-        self._ids, self._told = self._ids[self._told :], len(self._ids) - self._told
-        return now[len(before) :]
-
-    def flush(self) -> str:
-        """What was held back: at the end of a completion a broken character stays one."""
-        before, now = self._texts()
-        self._ids, self._told = [], 0
-        return now[len(before) :]
-
-    def _texts(self) -> tuple[str, str]:
-        decode = self._tokenizer.decode
-        return decode(self._ids[: self._told], skip_special_tokens=self._skip), decode(
-            self._ids, skip_special_tokens=self._skip
-        )
-
-
 def load(directory: str | Path) -> HFTokenizer:
     """The tokenizer of a HF model directory. Imports transformers (about a second), not torch.
 
@@ -206,10 +182,11 @@ def load(directory: str | Path) -> HFTokenizer:
 
 
 def build_char_tokenizer(directory: str | Path) -> int:
-    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, which transformers and SGLang load as well.
+    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, which transformers and
+    SGLang load as well.
 
-    One token a character, 100 in all; text outside ASCII becomes `<unk>`. The chat template is the messages' content
-    and nothing around it.
+    One token a character, 100 in all; text outside ASCII becomes `<unk>`. The chat template is the
+    messages' content and nothing around it.
 
     Returns:
       The vocabulary's size, for config.json.
@@ -253,7 +230,9 @@ def _transformers_class(directory: Path) -> Any:
 
 
 def _eos_ids(directory: Path, inner: Any) -> list[int]:
-    """EOS ids of generation_config.json, config.json (and its text_config) and the tokenizer, joined, in that order."""
+    """EOS ids of generation_config.json, config.json (and its text_config) and the tokenizer,
+    joined, in that order.
+    """
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         path = directory / name

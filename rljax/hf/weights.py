@@ -1,4 +1,6 @@
-"""Safetensors of a model directory: read tensor by tensor, or slice by slice; written file by file."""
+"""Safetensors of a model directory: read tensor by tensor, or slice by slice; written file by
+file.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ class WeightReader:
     """
 
     def __init__(self, directory: Path | str) -> None:
-        """Opens every file and reads its header. Raises UserError on a missing, truncated or corrupt one."""
+        """Opens every file and reads its header.
+
+        Raises UserError on a missing, truncated or corrupt one.
+        """
         self.directory = Path(directory)
         self._files = {path: _open(path) for path in _weight_files(self.directory)}
         self._where = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
@@ -41,7 +46,9 @@ class WeightReader:
         }
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UserError unless the directory holds exactly the tensors of `spec`, in their shapes."""
+        """Raises UserError unless the directory holds exactly the tensors of `spec`, in their
+        shapes.
+        """
         expected = tensors(spec)
         for name, shape in expected.items():
             if name not in self.shapes:
@@ -100,11 +107,13 @@ def write_weights(
     dtype: str,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Writes model.safetensors, or numbered files and their index where it would exceed `max_file_bytes`.
+    """Writes model.safetensors, or numbered files and their index where it would exceed
+    `max_file_bytes`.
 
     Args:
       shapes: what is written, in order.
-      read: a tensor by name; called when its file is written, so that one file's tensors are in memory at a time.
+      read: a tensor by name; called when its file is written, so that one file's tensors are in
+        memory at a time.
       dtype: stored type: "float32", "float16", "bfloat16".
 
     Raises:
@@ -139,7 +148,10 @@ def _split(shapes: Mapping[str, Shape], itemsize: int, limit: int) -> list[list[
 
 
 def write_tensors(path: Path, arrays: Mapping[str, np.ndarray], dtype: str) -> None:
-    """One safetensors file, written aside and renamed. Raises UserError where the disk is full or not writable."""
+    """One safetensors file, written aside and renamed.
+
+    Raises UserError where the disk is full or not writable.
+    """
     aside = path.with_name(path.name + ".part")
     stored = {name: np.ascontiguousarray(np.asarray(array).astype(DTYPES[dtype], copy=False)) for name, array in arrays.items()}
     try:

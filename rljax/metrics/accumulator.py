@@ -11,9 +11,11 @@ from rljax.metrics.mean import Mean
 
 
 class Accumulator:
-    """Counts and values that gather until they are drained. The order they come in changes no bit of what is drained.
+    """Counts and values that gather until they are drained. The order they come in changes no bit
+    of what is drained.
 
-    Example: accumulator.count("rollout/rejected"); accumulator.observe("rollout/reward", [1.0]); accumulator.drain()
+    Example: accumulator.count("rollout/rejected"); accumulator.observe("rollout/reward", [1.0]);
+    accumulator.drain()
     """
 
     def __init__(self) -> None:

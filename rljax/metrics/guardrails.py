@@ -1,7 +1,9 @@
-"""Guardrails: bounds on a step's metrics that end a run which has gone wrong, before it spends another day.
+"""Guardrails: bounds on a step's metrics that end a run which has gone wrong, before it spends
+another day.
 
-A bound that is exceeded `guard.patience` steps in a row ends the run, and so does one step that is far out. From the first of
-those steps on no ordinary checkpoint is made (`suspect`): the one that a later run goes on from is from before it all began.
+A bound that is exceeded `guard.patience` steps in a row ends the run, and so does one step that is
+far out. From the first of those steps on no ordinary checkpoint is made (`suspect`): the one that
+a later run goes on from is from before it all began.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Guard(NamedTuple):
 
 UPDATE = "ppo_actor/update"
 ADVANTAGE = "ppo_actor/advantage"
-DISAGREE = "sampler and learner disagree: lower rollout.max_head_offpolicyness, compare their dtypes, run experiments.parity"
+DISAGREE = "sampler and learner disagree: lower rollout.max_head_offpolicyness, compare their dtypes, run `rljax parity`"
 GUARDS = (
     Guard(
         "max_approx_kl",
@@ -101,12 +103,17 @@ class Guardrails:
             self._count(guard.key, bad, line, guard.remedy, far)
 
     def at_the_end(self) -> None:
-        """A run does not end well on numbers that are none, however few the steps. Raises GuardrailError."""
+        """A run does not end well on numbers that are none, however few the steps.
+
+        Raises GuardrailError.
+        """
         if "finite" in self._lines:
             raise GuardrailError(f"guard.finite: {self._lines['finite']} ({NOT_FINITE})")
 
     def hint(self, metrics: Mapping[str, Mean]) -> str:
-        """What is no fault of the numbers and yet will come to nothing, in a line, once; else empty."""
+        """What is no fault of the numbers and yet will come to nothing, in a line, once; else
+        empty.
+        """
         advantage = metrics.get(ADVANTAGE)
         if advantage is None or not advantage.min == advantage.max == 0:
             self._idle = 0
@@ -133,7 +140,10 @@ class Guardrails:
 
 
 def _finite(metrics: Mapping[str, Mean]) -> tuple[bool, str]:
-    """(whether a loss or a gradient is not finite, which). Learners skip such an update and count it."""
+    """(whether a loss or a gradient is not finite, which).
+
+    Learners skip such an update and count it.
+    """
     for name, mean in metrics.items():
         last = name.rpartition("/")[2]
         if last == "skipped" and mean.sum > 0:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mean:
-    """A weighted mean that merges exactly; min and max are kept where the metric is a distribution.
+    """A weighted mean that merges exactly; min and max are kept where the metric is a
+    distribution.
 
     Example: Mean(6.0, 3) + Mean(4.0, 1) == Mean(10.0, 4); its value is 2.5
     """
@@ -44,7 +45,10 @@ def merge(parts: Iterable[Mapping[str, Mean]]) -> dict[str, Mean]:
 
 
 def flatten(metrics: Mapping[str, Mean]) -> dict[str, float]:
-    """The scalars of metrics.jsonl: `name`, or `name/{avg,min,max}` for a distribution. Empty means are left out."""
+    """The scalars of metrics.jsonl: `name`, or `name/{avg,min,max}` for a distribution.
+
+    Empty means are left out.
+    """
     scalars: dict[str, float] = {}
     for name, mean in metrics.items():
         if not mean.count:

@@ -1,4 +1,6 @@
-"""A follower that the leader started on its own host: `python -m rljax.multiprocess WORKDIR`, its rank in the environment."""
+"""A follower on the leader's own host: `python -m rljax.multiprocess WORKDIR`, with its rank in
+the environment.
+"""
 
 from __future__ import annotations
 

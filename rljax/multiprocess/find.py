@@ -1,18 +1,22 @@
-"""Which of a learner's processes this one is: the engine says it, a launcher's environment does, or it is alone."""
+"""Finds this process's rank in a learner: the engine says it, a launcher's environment, or it is
+alone.
+"""
 
 from __future__ import annotations
 
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engine import ManyProcesses, find_plugin
+from rljax.engine import find_plugin
 from rljax.engine.rank import ProcessRank, from_environment
 from rljax.errors import UserError
 
 
 def find_rank(config: Config, pool: Pool | None) -> tuple[ProcessRank, int]:
-    """Where this process stands among those of a pool's learner, and how many the learner takes.
+    """Returns this process's rank among those of a pool's learner, and how many processes the
+    learner takes.
 
-    A rank of size 1 beside a larger number: no launcher started the others, so the leader does (`Leader`).
+    When the rank's size is 1 and the learner takes more, no launcher started the others: `Leader`
+    does.
 
     Raises:
       UserError: a launcher started another number of processes than the pool takes.
@@ -20,11 +24,8 @@ def find_rank(config: Config, pool: Pool | None) -> tuple[ProcessRank, int]:
     if pool is None:
         return ProcessRank(), 1
     plugin = find_plugin(pool.engine)
-    process: ProcessRank | None = None
-    count: int | None = 1
-    if isinstance(plugin, ManyProcesses):
-        process, count = plugin.process(config, pool), plugin.processes(config, pool)
-    process = process or from_environment()
+    process = plugin.process(config, pool) or from_environment()
+    count = plugin.processes(config, pool)
     if count is None:
         return process, process.size
     if process.size > 1 and process.size != count:

@@ -1,4 +1,4 @@
-"""The leader's connections to its followers: what is asked of all, what they answer, and which of them is lost."""
+"""The leader's connections to its followers: calls, replies, and which rank failed first."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from rljax.errors import RankFailed, UserError
-from rljax.multiprocess import wire
-from rljax.multiprocess.wire import Closed, Frame, WireError
+from rljax.messaging.framing import ConnectionClosed, FramingError, Message, receive, send
 
-BLAME = 1.0  # seconds from the first error of a rank until it is settled whether another's death is the cause
-APART = 30.0  # seconds that ranks have to come to the same error
+SETTLING_TIME = 1.0  # seconds from a rank's first error until the verdict: another's death may be the cause
+SAME_ERROR_TIME = 30.0  # seconds within which all ranks must raise an error for it to be a common one
 
 log = logging.getLogger(__name__)
 
 
 class LearnerThread:
-    """One thread for everything that the leader's own learner does: what is current in a thread (a device) stays so.
+    """One thread for all calls of the leader's own learner, so that what is current in a thread (a
+    device) stays so.
 
-    It is a daemon: a collective that waits for a dead rank never returns, and must not hold up the end of the process.
+    It is a daemon: a collective that waits for a dead rank never returns, and must not keep the
+    process alive.
     """
 
     def __init__(self) -> None:
@@ -50,25 +51,28 @@ class LearnerThread:
 
 
 class FollowerConnection:
-    """One follower. A thread reads what it sends; another writes, so that a follower that doesn't read blocks nobody."""
+    """One follower, from the leader's side.
+
+    One thread reads and another writes, so that a follower that doesn't read blocks nobody.
+    """
 
     def __init__(self, connection: socket.socket, rank: int, name: str, followers: Followers) -> None:
         self.rank, self.name = rank, name
-        self.heard = time.monotonic()
+        self.last_heard = time.monotonic()
         self.error: dict[str, Any] | None = None  # of its last reply
-        self.answered = 0  # number of the last call it answered
+        self.answered = 0  # number of the last call that it answered
         self._connection, self._followers = connection, followers
-        self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=f, daemon=True, name=f"rank {rank}") for f in (self._read, self._write)]
         for thread in self._threads:
             thread.start()
 
-    def post(self, frame: Frame | None) -> None:
-        """Sends a frame after those before it; None ends the sending."""
-        self._outbox.put(frame)
+    def post(self, message: Message | None) -> None:
+        """Sends a message after those before it; None ends the sending."""
+        self._outbox.put(message)
 
     def close(self) -> None:
-        """The follower sees it hang up."""
+        """Closes the connection, which ends the follower."""
         self._outbox.put(None)
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -77,31 +81,40 @@ class FollowerConnection:
         self._connection.close()
 
     def _write(self) -> None:
-        while (frame := self._outbox.get()) is not None:
+        while (message := self._outbox.get()) is not None:
             try:
-                wire.send(self._connection, frame)
+                send(self._connection, message)
             except OSError as error:
                 self._followers.lost(self, f"could not be reached: {error.strerror or error}")
                 return
-            del frame
+            del message
 
     def _read(self) -> None:
         try:
             while True:
-                frame = wire.receive(self._connection)
-                self.heard = time.monotonic()
-                if frame.kind == "reply":
-                    self._followers.replied(self, frame.fields)
-                elif frame.kind == "hung":
-                    self._followers.hung(self, str(frame.fields["method"]))
-        except Closed:
+                message = receive(self._connection)
+                self.last_heard = time.monotonic()
+                if message.kind == "reply":
+                    self._followers.replied(self, message.fields)
+                elif message.kind == "hung":
+                    self._followers.hung(self, str(message.fields["method"]))
+        except ConnectionClosed:
             self._followers.lost(self, "is gone")
-        except (WireError, OSError) as error:
+        except (FramingError, OSError) as error:
             self._followers.lost(self, f"can't be understood: {error}")
 
 
+class Trouble(NamedTuple):
+    """What was noticed of a rank."""
+
+    died: bool  # silently: its connection or process is gone
+    follower: FollowerConnection | None  # None for rank 0
+    what: str
+    detail: str
+
+
 class Followers:
-    """All followers of a leader, who has each do what it does itself.
+    """All followers of a leader. Each call of the leader's learner is made by every one of them.
 
     Example:
 
@@ -120,27 +133,29 @@ class Followers:
     ) -> None:
         """
         Args:
-          silence: seconds without any sign of life after which a rank that still holds its connection is lost.
-          explain: (how a rank's process ended, the end of its log) where that is known; may wait a moment for it.
-          on_trouble: called once, in a thread of ours, at the first sign of trouble.
-          on_failure: called once, in the same thread, when it is settled which rank is lost.
+          silence: seconds without any sign of life after which a rank is lost, though its
+            connection is open.
+          explain: returns (how a rank's process ended, the end of its log) where that is known;
+            may block for seconds.
+          on_trouble: called once, in a thread of this class, at the first sign of trouble.
+          on_failure: called once, in the same thread, with the verdict: which rank failed first.
         """
         self.failure: RankFailed | None = None
         self._silence, self._explain = silence, explain
         self._on_trouble, self._on_failure = on_trouble, on_failure
         self._followers: dict[int, FollowerConnection] = {}
         self._worker = LearnerThread()
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._calling = threading.Lock()
         self._number = 0
-        self._owed = 0  # number of the last call that went well here and whose replies nobody waits for
-        self._trouble: list[tuple[bool, FollowerConnection | None, str, str]] = []  # died without a word, rank, what, detail
+        self._unawaited = 0  # number of the last call that went well here and whose replies nobody waits for
+        self._trouble: list[Trouble] = []  # in the order in which it was noticed
         self._hung: dict[int, str] = {}
         self._closing = False
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def add(self, connection: socket.socket, rank: int, name: str) -> None:
-        with self._news:
+        with self._changed:
             self._followers[rank] = FollowerConnection(connection, rank, name, self)
 
     # Calls
@@ -154,12 +169,12 @@ class Followers:
         later: bool = False,
         **fields: Any,
     ) -> Any:
-        """Has every follower do the call and does it here, in the order of the calls. Returns what it gave here.
+        """Makes a call in every rank, in one order everywhere. Returns this rank's result.
 
         Args:
-          own: the call, here.
-          later: followers may end the call only when something else is done with its result, or the next call is made: their
-            replies are not waited for.
+          own: makes the call in this rank.
+          later: doesn't wait for the followers, which may end the call only when its result is
+            used here.
 
         Raises:
           UserError: every rank raised one.
@@ -167,17 +182,20 @@ class Followers:
         """
         with self._calling:
             self._number += 1
-            frame = Frame("call", {"method": method, "number": self._number, **fields}, arrays or {})
+            message = Message("call", {"method": method, "number": self._number, **fields}, arrays or {})
             for follower in self._followers.values():
-                follower.post(frame)
+                follower.post(message)
             future = self._worker.submit(own)
             future.add_done_callback(lambda _: self._wake())
             return self._outcome(future, self._number, later)
 
     def _outcome(self, future: concurrent.futures.Future[Any], number: int, later: bool) -> Any:
-        """Waits until the call is done everywhere, or it is plain that it never will be."""
+        """Waits until the call is done everywhere, or can't be any more.
+
+        Returns, raises as `together`.
+        """
         deadline: float | None = None
-        with self._news:
+        with self._changed:
             while True:
                 if self.failure is not None:
                     raise self.failure
@@ -189,15 +207,15 @@ class Followers:
                     follower.error for follower in self._followers.values() if follower.answered == number
                 )
                 if future.done() and not refused and later:
-                    self._owed = number
+                    self._unawaited = number
                     return future.result()
                 if future.done() and not behind:
                     break
                 if refused and deadline is None:
-                    deadline = time.monotonic() + APART
+                    deadline = time.monotonic() + SAME_ERROR_TIME
                 if deadline is not None and time.monotonic() > deadline:
                     break
-                self._news.wait(1.0)
+                self._changed.wait(1.0)
         return self._settled(future, number)
 
     def _settled(self, future: concurrent.futures.Future[Any], number: int) -> Any:
@@ -213,19 +231,19 @@ class Followers:
             raise UserError(f"{own_error} ({others[0]})") if others else own_error
         if future.done() and own_error is None and not refusing:
             return future.result()
-        with self._news:  # some refuse and some don't: nothing that comes after can be done together
+        with self._changed:  # some refuse and some don't: nothing that comes after can be done together
             if own_error is not None:
                 self._suspect(None, f"failed alone: {own_error}", "", died=False)
             else:
                 self._suspect(refusing[0], f"failed alone: {_message(refusing[0])}", "", died=False)
-        self._wait_for_failure(2 * BLAME + 5)
+        self._wait_for_failure(2 * SETTLING_TIME + 5)
         assert self.failure is not None
         raise self.failure
 
     def _blame_another(self, error: BaseException) -> None:
-        """A collective that breaks here is the doing of a rank that died: that one is named."""
+        """Raises RankFailed if another rank's death broke the collective here."""
         self._wait_for_failure(5.0)
-        with self._news:
+        with self._changed:
             if self.failure is None:
                 self.failure = RankFailed(f"rank 0: {type(error).__name__}: {' '.join(str(error).split())}")
                 return
@@ -233,96 +251,103 @@ class Followers:
 
     def _wait_for_failure(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        with self._news:
+        with self._changed:
             while self.failure is None and time.monotonic() < until:
-                self._news.wait(0.1)
+                self._changed.wait(0.1)
 
-    # What followers do
+    # What followers report, from their threads
 
-    def replied(self, follower: FollowerConnection, fields: dict[str, Any]) -> None:
-        with self._news:
+    def replied(self, follower: FollowerConnection, fields: Mapping[str, Any]) -> None:
+        with self._changed:
             follower.answered, follower.error = int(fields["number"]), fields.get("error")
             if follower.error is not None and follower.error["kind"] != "user":
                 self._suspect(follower, f"failed: {_message(follower)}", str(follower.error["traceback"]), died=False)
-            elif follower.error is not None and follower.answered == self._owed:
+            elif follower.error is not None and follower.answered == self._unawaited:
                 self._suspect(follower, f"failed alone: {_message(follower)}", "", died=False)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def hung(self, follower: FollowerConnection, method: str) -> None:
-        with self._news:
+        with self._changed:
             self._hung[follower.rank] = f"rank {follower.rank} ({follower.name}) in {method}"
             self._suspect(follower, "hung", "", died=False)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def lost(self, follower: FollowerConnection, what: str) -> None:
-        with self._news:
+        with self._changed:
             if not self._closing:
                 self._suspect(follower, what, "", died=True)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _suspect(self, follower: FollowerConnection | None, what: str, detail: str, *, died: bool) -> None:
-        """To be called with the lock held. The watching thread settles who began it."""
-        if not any(known is follower for _, known, *_ in self._trouble):
-            self._trouble.append((died, follower, what, detail))
+        """Notes the first trouble of a rank, for the watching thread.
+
+        To be called with the lock taken.
+        """
+        if not any(trouble.follower is follower for trouble in self._trouble):
+            self._trouble.append(Trouble(died, follower, what, detail))
 
     def _watch(self) -> None:
-        with self._news:
+        with self._changed:
             while not self._trouble:
-                self._news.wait(0.2)
+                self._changed.wait(0.2)
                 if self._closing:
                     return
                 now = time.monotonic()
                 for follower in self._followers.values():
-                    if now - follower.heard > self._silence:
+                    if now - follower.last_heard > self._silence:
                         self._suspect(
                             follower, f"has been silent for {self._silence:.0f} s (recover.hang_timeout)", "", died=True
                         )
-            died = self._trouble[0][0]
+            died = self._trouble[0].died
         self._on_trouble()
         if not died:
-            time.sleep(BLAME)
+            time.sleep(SETTLING_TIME)
         failure = self._verdict()
-        with self._news:
+        with self._changed:
             self.failure = self.failure or failure
-            self._news.notify_all()
+            self._changed.notify_all()
         self._on_failure(self.failure)
 
     def _verdict(self) -> RankFailed:
-        """The first that died without a word, else the first that failed: others fail because of it."""
-        with self._news:
+        """Names the first rank that died silently, else the first that failed: others fail by it."""
+        with self._changed:
             if self._hung:  # who waits in a collective for one that hangs hangs too, and is not to be told from it
                 who = ", ".join(self._hung[rank] for rank in sorted(self._hung))
                 return RankFailed(f"recover.hang_timeout: nothing moved: {who}; the stacks are in hang.rank*.txt and ranks/")
-            _, follower, what, detail = min(self._trouble, key=lambda trouble: not trouble[0])
-        if follower is None:
-            return RankFailed(f"rank 0 {what}")
-        ended, tail = self._explain(follower.rank)
-        return RankFailed(f"rank {follower.rank} ({follower.name}) {ended or what}", detail or tail)
+            first = min(self._trouble, key=lambda trouble: not trouble.died)
+        if first.follower is None:
+            return RankFailed(f"rank 0 {first.what}")
+        ended, tail = self._explain(first.follower.rank)
+        return RankFailed(f"rank {first.follower.rank} ({first.follower.name}) {ended or first.what}", first.detail or tail)
 
     def _wake(self) -> None:
-        with self._news:
-            self._news.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self, own: Callable[[], Any] | None, seconds: float) -> None:
-        """Lets followers go: each closes its learner and ends, and so do we, within so many seconds or not at all."""
-        with self._news:
+        """Has every rank close its learner, within so many seconds, and closes the connections.
+
+        Args:
+          own: closes this rank's learner; None where there is none.
+        """
+        with self._changed:
             if self._closing:
                 return
             sound = self.failure is None and not self._trouble
             self._closing = True
-            self._news.notify_all()
+            self._changed.notify_all()
         if sound:
             self._number += 1
             for follower in self._followers.values():
-                follower.post(Frame("close", {"number": self._number}))
+                follower.post(Message("close", {"number": self._number}))
             future = self._worker.submit(own or (lambda: None))
             future.add_done_callback(lambda _: self._wake())
             until = time.monotonic() + seconds
-            with self._news:
+            with self._changed:
                 while time.monotonic() < until and not (
                     future.done() and all(follower.answered >= self._number for follower in self._followers.values())
                 ):
-                    self._news.wait(0.1)
+                    self._changed.wait(0.1)
         for follower in self._followers.values():
             follower.close()
         self._followers.clear()

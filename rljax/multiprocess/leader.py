@@ -1,4 +1,4 @@
-"""The leader's side: starts or awaits the followers, makes one learner of them all, and ends with them."""
+"""Rank 0: starts or awaits the followers, makes one learner of all processes, and ends with them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
+import numpy as np
+
 from rljax.batching.batch import Batch
 from rljax.config import io as config_io
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, WeightSource, make_learner
+from rljax.engine import ExportTarget, ExportToSampler, Learner, WeightSource, make_learner
 from rljax.engine.rank import LOOPBACK, ProcessRank, free_port
 from rljax.errors import RankFailed, UserError
 from rljax.metrics.mean import Mean
-from rljax.multiprocess import wire
-from rljax.multiprocess.follower import PULSE, SOONER
+from rljax.multiprocess.follower import HANG_SHARE, HEARTBEAT
 from rljax.multiprocess.followers import Followers
-from rljax.multiprocess.rendezvous import FOLDER, START_TIMEOUT, Listener
+from rljax.multiprocess.rendezvous import FOLDER, START_TIMEOUT, Rendezvous
 
 GRACE = 30.0  # seconds that a run has to end in order after a rank is lost; then the process is ended
 LEAVE = 20.0  # seconds for ranks to close their learners
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 
 class DistributedLearner:
-    """The learner of a leader: every call is made by every rank. Implements `rljax.engine.Learner`."""
+    """A learner whose every call is made by every rank. Implements `rljax.engine.Learner`."""
 
     def __init__(self, followers: Followers, learner: Learner) -> None:
         self._followers, self._learner = followers, learner
@@ -50,6 +51,9 @@ class DistributedLearner:
 
     def score_reference(self, batch: Batch) -> Any:
         return self._on_batch("score_reference", batch)
+
+    def score_teacher(self, batch: Batch) -> Any:
+        return self._on_batch("score_teacher", batch)
 
     def values(self, batch: Batch) -> Any:
         return self._on_batch("values", batch)
@@ -63,9 +67,12 @@ class DistributedLearner:
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
         return self._on_batch("update_supervised", batch)
 
-    def export(self, directory: Path | None) -> WeightSource:
-        """In memory, what comes may be gathered while it is read: then the followers are done when the reader is."""
-        return self._on_path("export", directory, later=directory is None)
+    def export(self, target: ExportTarget) -> WeightSource:
+        """In memory, what comes may be gathered while it is read: then the followers are done when
+        the reader is.
+        """
+        own, later = self._learner.export, isinstance(target, ExportToSampler)
+        return self._followers.together("export", own=lambda: own(target), later=later, target=target.to_json())
 
     def save(self, directory: Path) -> None:
         self._on_path("save", directory)
@@ -74,21 +81,21 @@ class DistributedLearner:
         self._on_path("restore", directory)
 
     def close(self) -> None:
-        """Every rank closes its learner and ends."""
+        """Has every rank close its learner and end."""
         self._followers.close(self._learner.close, LEAVE)
 
     def _on_batch(self, method: str, batch: Batch) -> Any:
         call = getattr(self._learner, method)
-        return self._followers.together(method, own=lambda: call(batch), arrays=wire.arrays_of(batch))
+        return self._followers.together(method, own=lambda: call(batch), arrays=_arrays(batch))
 
-    def _on_path(self, method: str, path: Path | None, later: bool = False) -> Any:
-        call, whole = getattr(self._learner, method), None if path is None else Path(path).absolute()
-        text = None if whole is None else str(whole)
-        return self._followers.together(method, own=lambda: call(path), later=later, path=text)
+    def _on_path(self, method: str, path: Path) -> None:
+        call = getattr(self._learner, method)
+        self._followers.together(method, own=lambda: call(path), path=str(path.absolute()))
 
 
 class Leader:
-    """The processes of one learner, from the leader. With one process it does nothing, at no cost.
+    """The processes of one learner, as their leader sees them. With one process it does nothing,
+    at no cost.
 
     Example:
 
@@ -100,10 +107,12 @@ class Leader:
     def __init__(self, process: ProcessRank, count: int, config: Config, workdir: Path, fail: Callable[[str], None]) -> None:
         """
         Args:
-          process: rank 0's; of size 1 beside a larger count: this process starts the others as its children.
+          process: rank 0's; of size 1 beside a larger count: this process starts the others as its
+            children.
           count: processes of the learner, this one included.
-          workdir: which every process sees.
-          fail: records why the run failed, in one line, where this process has no time left to end in order.
+          workdir: a directory that every process sees.
+          fail: records why the run failed, in one line, where this process has no time left to end
+            in order.
         """
         self._workdir, self._config, self._fail = workdir, config, fail
         self._own = count > process.size
@@ -115,7 +124,7 @@ class Leader:
         self._lost, self._ended = threading.Event(), threading.Event()
         self._on_lost: list[Callable[[], None]] = []
         self._followers: Followers | None = None
-        self._listener: Listener | None = None
+        self._rendezvous: Rendezvous | None = None
 
     @staticmethod
     def _leads(count: int) -> ProcessRank:
@@ -136,13 +145,13 @@ class Leader:
             )
         timeout = self._config.recover.hang_timeout
         self._followers = Followers(
-            silence=max(SOONER * timeout, 3 * PULSE),
+            silence=max(HANG_SHARE * timeout, 3 * HEARTBEAT),
             explain=self._explain,
             on_trouble=self._write_stacks,
             on_failure=self._failed,
         )
-        self._listener = Listener(self.process, self._workdir, timeout, self._admit)
-        self.process = dataclasses.replace(self.process, coordinator=self._listener.coordinator)
+        self._rendezvous = Rendezvous(self.process, self._workdir, timeout, self._admit)
+        self.process = dataclasses.replace(self.process, coordinator=self._rendezvous.coordinator)
         if self._own:
             try:
                 for rank in range(1, self.size):
@@ -186,7 +195,10 @@ class Leader:
             self._here.notify_all()
 
     def _await_all(self) -> None:
-        """Raises UserError when a rank isn't there in time, or ends before it is."""
+        """Blocks until every rank is connected.
+
+        Raises UserError when one isn't in time, RankFailed when one ends before.
+        """
         until = time.monotonic() + START_TIMEOUT
         with self._here:
             while self._connected < self.size - 1:
@@ -199,11 +211,14 @@ class Leader:
                         f" (all run the same command and share --workdir={self._workdir})"
                     )
                 self._here.wait(0.2)
-        assert self._listener is not None
-        self._listener.close()
+        assert self._rendezvous is not None
+        self._rendezvous.close()
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
-        """One learner, made in every process. Raises UserError as each would alone, RankFailed when one of them is lost."""
+        """Makes one learner of all processes.
+
+        Raises UserError as each would alone, RankFailed when one of them is lost.
+        """
         if self._followers is None:
             return make_learner(config, pool, model_dir)
         self._await_all()
@@ -224,7 +239,10 @@ class Leader:
     # Losing a rank
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs it, cancelled when a rank is lost, whatever it waits for. Raises RankFailed then."""
+        """Runs the coroutine, and cancels it when a rank is lost, whatever it waits for.
+
+        Raises RankFailed then.
+        """
         task = asyncio.ensure_future(work)
         if self._followers is None:
             return await task
@@ -250,12 +268,15 @@ class Leader:
             self._on_lost.clear()
 
     def _write_stacks(self) -> None:
-        """Where this process was when a rank got into trouble."""
+        """Writes where this process is when a rank gets into trouble."""
         with contextlib.suppress(OSError), (self._workdir / FOLDER / "leader.stacks.txt").open("w") as report:
             faulthandler.dump_traceback(report)
 
     def _failed(self, failure: RankFailed) -> None:
-        """In a thread of the followers. What waits in a collective can't be woken: the run has GRACE to end without it."""
+        """Ends the run, from a thread of `Followers`.
+
+        What waits in a collective can't be woken: the run gets GRACE to end.
+        """
         if self._ended.is_set():
             return
         self._lost.set()
@@ -288,8 +309,8 @@ class Leader:
     # Ending
 
     def _end(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
         if self._followers is not None:
             self._followers.close(None, LEAVE)
         until = time.monotonic() + 5.0
@@ -305,8 +326,13 @@ class Leader:
                 child.wait()
 
 
+def _arrays(batch: Batch) -> dict[str, np.ndarray]:
+    """The arrays that a batch has, by field: what a follower makes the same batch of."""
+    return {name: array for name, array in vars(batch).items() if array is not None}
+
+
 def _shared_cores(processes: int) -> dict[str, str]:
-    """Where the user hasn't said how many threads a process takes: else each takes all cores."""
+    """Environment in which each process uses its share of the cores, unless the user has set it."""
     return {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // processes, 1))}
 
 
@@ -315,14 +341,14 @@ def _this_interpreter() -> dict[str, str]:
 
 
 def _ending(status: int) -> str:
-    """How a process ended, in words."""
+    """Says how a process ended."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with status {status}"
 
 
 def _last(log: IO[bytes], start: int) -> list[str]:
-    """Its last lines, of those behind a position."""
+    """Reads the last lines of a log, of those behind a position."""
     end = log.seek(0, os.SEEK_END)
     log.seek(max(start, end - (64 << 10)))
     return log.read().decode(errors="replace").splitlines()[-TAIL:]

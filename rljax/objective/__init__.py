@@ -1,6 +1,6 @@
 """The arithmetic of an update, in float64 numpy: the definition that every backend is held to.
 
-spec.py             what a policy update minimises, as one hashable value
+spec.py             what a policy update minimizes, as one hashable value
 losses.py           the terms, with gradients by hand
 logprobs.py         log-probs and entropy from hidden states, with the gradient by hand
 oracle.py           the terms put together

@@ -1,7 +1,9 @@
-"""Advantages, in float64 numpy, of whole groups and before anything is split: a token's advantage never depends on rows.
+"""Advantages, in float64 numpy, of whole groups and before anything is split: a token's advantage
+never depends on rows.
 
-Critic-free estimators turn each trajectory's reward into a score relative to its group (or the batch) and hand it to every
-trained token; GAE uses a critic's values. Both go through one recursion over the trained tokens.
+Critic-free estimators turn each trajectory's reward into a score relative to its group (or the
+batch) and hand it to every trained token; GAE uses a critic's values. Both go through one
+recursion over the trained tokens.
 """
 
 from __future__ import annotations
@@ -12,13 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljax.config.schema import Config, NormConfig
-from rljax.errors import UserError
 from rljax.metrics.mean import Mean
 from rljax.objective.losses import kl_penalty
 from rljax.objective.reward_shaping import shaped_rewards
 from rljax.types import Group, Trajectory
-
-ESTIMATORS = ("grpo", "rloo", "reinforce_pp", "gae")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +39,16 @@ def advantages_of(
 ) -> Advantages:
     """Advantages of every trained token of a batch.
 
-    - grpo: the reward normalised as `actor.reward_norm` says (GRPO, arXiv:2402.03300; with std_level "none", Dr. GRPO,
+    - grpo: the reward normalized as `actor.reward_norm` says (GRPO, arXiv:2402.03300; with
+    std_level "none", Dr. GRPO,
       arXiv:2503.20783)
     - rloo: minus the mean of the others in the group (arXiv:2402.14740)
-    - reinforce_pp: minus and over the batch's mean and std, taken over tokens (REINFORCE++, arXiv:2501.03262)
+    - reinforce_pp: minus and over the batch's mean and std, taken over tokens (REINFORCE++,
+    arXiv:2501.03262)
     - gae: arXiv:1506.02438, with a critic's values
 
-    then `actor.adv_norm` over the trained tokens. With kl_placement "reward", each trained token's reward is lowered by
-    kl_ctl times the KL estimate there.
+    then `actor.adv_norm` over the trained tokens. With kl_placement "reward", each trained token's
+    reward is lowered by kl_ctl times the KL estimate there.
 
     Args:
       values: [T] each, of the context before token t, reward units; for "gae".
@@ -55,8 +56,6 @@ def advantages_of(
       reference_logp: [T] each, nats; for the KL reward.
     """
     actor = config.actor
-    if actor.adv_estimator not in ESTIMATORS:
-        raise UserError(f"actor.adv_estimator: {actor.adv_estimator!r} is not one of {', '.join(ESTIMATORS)}")
     if (values is None) == (actor.adv_estimator == "gae"):
         raise ValueError(f"adv_estimator {actor.adv_estimator!r} with{'out' if values is None else ''} values")
     trajectories = [t for group in groups for t in group.trajectories]
@@ -82,19 +81,21 @@ def advantages_of(
     if actor.adv_estimator == "reinforce_pp":
         norm = dataclasses.replace(norm, mean_level="batch", std_level="batch", mean_leave1out=False, std_leave1out=False)
     token_groups = np.broadcast_to(group_ids[:, None], mask.shape)[mask]
-    advantage[mask] = normalised(advantage[mask], token_groups, norm)
+    advantage[mask] = normalized(advantage[mask], token_groups, norm)
     metrics["ppo_actor/advantage"] = Mean.of(advantage[mask])
     return Advantages(
         _unpadded(advantage, trajectories), None if returns is None else _unpadded(returns, trajectories), metrics
     )
 
 
-def normalised(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig) -> np.ndarray:
-    """(x - mean) / (max(std, std_floor) + eps), mean and population std each over the batch, over x's own group, or left out.
+def normalized(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig) -> np.ndarray:
+    """(x - mean) / (max(std, std_floor) + eps), mean and population std each over the batch, over
+    x's own group, or left out.
 
-    Leave-one-out takes them over the others. Where the others do not vary, as for the one winner of a group, their std would
-    blow the winner up without bound: there it is the whole set's, the winner included. Members of a set that are all equal
-    get exactly 0 where the mean is taken over that set, whatever the std.
+    Leave-one-out takes them over the others. Where the others do not vary, as for the one winner
+    of a group, their std would blow the winner up without bound: there it is the whole set's, the
+    winner included. Members of a set that are all equal get exactly 0 where the mean is taken over
+    that set, whatever the std.
 
     Args:
       x: [N] float64.
@@ -102,8 +103,8 @@ def normalised(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig) -> np.nda
     """
     mean, _, equal = _moments(x, group_ids, norm.mean_level, norm.mean_leave1out, norm.std_floor)
     _, std, _ = _moments(x, group_ids, norm.std_level, norm.std_leave1out, norm.std_floor)
-    centred = x if norm.mean_level == "none" else np.where(equal, 0.0, x - mean)
-    return centred if norm.std_level == "none" else centred / (np.maximum(std, norm.std_floor) + norm.eps)
+    centered = x if norm.mean_level == "none" else np.where(equal, 0.0, x - mean)
+    return centered if norm.std_level == "none" else centered / (np.maximum(std, norm.std_floor) + norm.eps)
 
 
 def gae(
@@ -114,13 +115,15 @@ def gae(
     discount: float,
     gae_lambda: float,
 ) -> np.ndarray:
-    r"""Generalised advantage estimation over the trained tokens alone, as if the others were not there.
+    r"""Generalized advantage estimation over the trained tokens alone, as if the others were not
+    there.
 
     .. math:: A_t = \delta_t + \gamma \lambda A_{t'},\quad \delta_t = r_t + \gamma V_{t'} - V_t
 
-    t' is the next trained token, in a later turn if need be; V and A are 0 after the last. A reward that falls on a token
-    that is not trained belongs to the last trained one before it. arXiv:1506.02438, eq. 16. With values 0 and lambda 1 this
-    is the discounted sum of the rewards that follow.
+    t' is the next trained token, in a later turn if need be; V and A are 0 after the last. A
+    reward that falls on a token that is not trained belongs to the last trained one before it.
+    arXiv:1506.02438, eq. 16. With values 0 and lambda 1 this is the discounted sum of the rewards
+    that follow.
 
     Args:
       rewards, values: [N, T]; values of untrained tokens are not read.
@@ -144,10 +147,10 @@ def gae(
 
 def _scores(shaped: np.ndarray, group_ids: np.ndarray, estimator: str, norm: NormConfig) -> np.ndarray:
     if estimator == "grpo":
-        return normalised(shaped, group_ids, norm)
+        return normalized(shaped, group_ids, norm)
     if estimator == "rloo":
         leave_one_out = dataclasses.replace(norm, mean_level="group", mean_leave1out=True, std_level="none")
-        return normalised(shaped, group_ids, leave_one_out)
+        return normalized(shaped, group_ids, leave_one_out)
     return shaped
 
 
@@ -155,8 +158,6 @@ def _moments(
     x: np.ndarray, group_ids: np.ndarray, level: str, leave_one_out: bool, floor: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean and std for each member of x, and whether its set is all equal."""
-    if level not in ("batch", "group", "none"):
-        raise UserError(f"actor.reward_norm, actor.adv_norm: {level!r} is not one of batch, group, none")
     _, ids = np.unique(np.zeros_like(group_ids) if level == "batch" else group_ids, return_inverse=True)
     n = np.bincount(ids)
     mean = np.bincount(ids, x) / n

@@ -1,7 +1,9 @@
-"""How token losses add up to the loss of a minibatch: a weight a token, with the global normaliser in it.
+"""How token losses add up to the loss of a minibatch: a weight a token, with the global normalizer
+in it.
 
-It is computed once over all trajectories of a minibatch (one optimizer step), before they are cut into rows,
-micro-batches or ranks; after that a loss is a plain sum, and cutting it changes nothing.
+It is computed once over all trajectories of a minibatch (one optimizer step), before they are cut
+into rows, micro-batches or ranks; after that a loss is a plain sum, and cutting it changes
+nothing.
 """
 
 from __future__ import annotations
@@ -9,10 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-
-from rljax.errors import UserError
-
-AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
 
 
 def loss_weights(masks: Sequence[np.ndarray], aggregation: str, constant: int | None = None) -> list[np.ndarray]:
@@ -25,22 +23,22 @@ def loss_weights(masks: Sequence[np.ndarray], aggregation: str, constant: int | 
     - seq-mean-token-sum: 1 / (S constant) (Dr. GRPO, arXiv:2503.20783: no bias to length)
 
     Args:
-      masks: [T_i] bool, the trained tokens of every trajectory of the minibatch, all ranks together.
+      masks: [T_i] bool, the trained tokens of every trajectory of the minibatch, all ranks
+        together.
       constant: tokens; only for seq-mean-token-sum (usually max_new_tokens).
 
     Returns:
-      [T_i] float32, 0 where a mask is False; all zeros when nothing is trained, never a division by 0.
+      [T_i] float32, 0 where a mask is False; all zeros when nothing is trained, never a division
+      by 0.
     """
-    if aggregation not in AGGREGATIONS:
-        raise UserError(f"actor.loss_aggregation: {aggregation!r} is not one of {', '.join(AGGREGATIONS)}")
     counts = [int(np.count_nonzero(mask)) for mask in masks]
     sequences = max(sum(count > 0 for count in counts), 1)
     if aggregation == "token-mean":
         scales = [1.0 / max(sum(counts), 1)] * len(counts)
     elif aggregation == "seq-mean-token-mean":
         scales = [1.0 / (sequences * max(count, 1)) for count in counts]
-    else:
-        if constant is None or constant < 1:
-            raise UserError("actor.loss_aggregation_constant: seq-mean-token-sum needs a positive number of tokens")
+    elif aggregation == "seq-mean-token-sum" and constant:
         scales = [1.0 / (sequences * constant)] * len(counts)
+    else:
+        raise ValueError(f"no aggregation {aggregation!r} with the constant {constant}")
     return [np.where(mask, np.float32(scale), np.float32(0)) for mask, scale in zip(masks, scales, strict=True)]

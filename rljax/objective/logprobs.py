@@ -1,4 +1,6 @@
-"""Log-probabilities and entropy from hidden states: the definition, in float64 numpy, with the gradient by hand."""
+"""Log-probabilities and entropy from hidden states: the definition, in float64 numpy, with the
+gradient by hand.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ def token_logprobs(
     .. math:: z = \mathrm{cap} \tanh(h W^T / \mathrm{cap}) / \tau,\quad
               \log p_y = z_y - \mathrm{lse}(z),\quad H = \mathrm{lse}(z) - \sum_j p_j z_j
 
-    Differentiable in hidden and unembedding through both results:
-    :math:`\partial \log p_y / \partial z_j = 1_{jy} - p_j`, :math:`\partial H / \partial z_j = -p_j (\log p_j + H)`.
+    Differentiable in hidden and unembedding through both results: :math:`\partial \log p_y /
+    \partial z_j = 1_{jy} - p_j`, :math:`\partial H / \partial z_j = -p_j (\log p_j + H)`.
 
     Args:
       hidden: [M, H], final hidden states, each predicting its label; float64, float32 or bfloat16.

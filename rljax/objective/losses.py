@@ -1,11 +1,13 @@
 """The terms of the objective: their definition, in float64 numpy, with gradients derived by hand.
 
-`rljax.backends.jax.losses` and `rljax.backends.torch.losses` implement the same functions, which have the same names,
-arguments and docstrings; tests/parity holds them to these. Here a `Term` also carries the gradient of its sum.
+`rljax.backends.jax.losses` and `rljax.backends.torch.losses` implement the same functions, which
+have the same names, arguments and docstrings; tests/parity holds them to these. Here a `Term` also
+carries the gradient of its sum.
 
-Arrays are [R, m]: m tokens of each of R rows. `mask` says which are trained on; elsewhere every input may hold anything,
-NaN included. `weight` multiplies each token's loss: it holds aggregation, the global normaliser and, in the decoupled
-objective, `behavior_weight`; no gradient flows through it. Segments are local to a row, so rows may be cut apart.
+Arrays are [R, m]: m tokens of each of R rows. `mask` says which are trained on; elsewhere every
+input may hold anything, NaN included. `weight` multiplies each token's loss: it holds aggregation,
+the global normalizer and, in the decoupled objective, `behavior_weight`; no gradient flows through
+it. Segments are local to a row, so rows may be cut apart.
 """
 
 from __future__ import annotations
@@ -13,8 +15,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from rljax.objective.logprobs import log_softmax
 
 # A log-ratio beyond this counts as this and has no gradient: e^20 is a fault, not an estimate, and its square still fits
 # a float32, so that one broken token cannot turn a global gradient norm into inf.
@@ -42,13 +42,13 @@ def clipped_surrogate(
     clip_high: float,
     dual_clip: float | None,
 ) -> Term:
-    r"""Clipped surrogate, to be minimised; times `behavior_weight` it is the decoupled objective.
+    r"""Clipped surrogate, to be minimized; times `behavior_weight` it is the decoupled objective.
 
     .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad r = \pi_\theta / \pi_{prox};\qquad
               A < 0:\ -\max(\cdot, c A)
 
-    PPO, arXiv:1707.06347, eq. 7; decoupled: Hilton et al. 2021, arXiv:2110.00641; asymmetric clip: DAPO,
-    arXiv:2503.14476, eq. 8; dual clip: Ye et al. 2019, arXiv:1912.09729.
+    PPO, arXiv:1707.06347, eq. 7; decoupled: Hilton et al. 2021, arXiv:2110.00641; asymmetric clip:
+    DAPO, arXiv:2503.14476, eq. 8; dual clip: Ye et al. 2019, arXiv:1912.09729.
 
     Args:
       logp, proximal_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -80,7 +80,8 @@ def sequence_surrogate(
     clip_high: float,
     dual_clip: float | None,
 ) -> Term:
-    r"""Clipped surrogate of the whole sequence's ratio, per token the geometric mean over its n trained tokens.
+    r"""Clipped surrogate of the whole sequence's ratio, per token the geometric mean over its n
+    trained tokens.
 
     .. math:: L_t = -\min(s A_t, \mathrm{clip}(s, 1-\epsilon_l, 1+\epsilon_h) A_t),\quad
               s = \exp\Big(\frac1n \sum_u \log\frac{\pi_\theta(u)}{\pi_{prox}(u)}\Big),\quad
@@ -89,7 +90,8 @@ def sequence_surrogate(
     GSPO, arXiv:2507.18071.
 
     Args:
-      logp, proximal_logp: of the sampled tokens, nats; gradient flows through logp alone, to every token of the sequence.
+      logp, proximal_logp: of the sampled tokens, nats; gradient flows through logp alone, to every
+        token of the sequence.
       advantage: of each token, no gradient.
       mask: tokens that are trained on.
       weight: of each token's loss.
@@ -155,13 +157,14 @@ def behavior_weight(
 
     .. math:: w = \pi_{prox} / \pi_{behave},\quad \text{clamp: } \min(w, cap),\quad \text{mask: } w\,[w \le cap]
 
-    Hilton et al. 2021, arXiv:2110.00641; with asynchronous sampling: AReaL, arXiv:2505.24298; the cap: truncated importance
-    sampling, Ionides 2008.
+    Hilton et al. 2021, arXiv:2110.00641; with asynchronous sampling: AReaL, arXiv:2505.24298; the
+    cap: truncated importance sampling, Ionides 2008.
 
     Args:
       proximal_logp, behavior_logp: of the sampled tokens, nats.
       mask: tokens that are trained on.
-      segment_ids: the sequence of each token, in [1, m] where mask, local to a row; used at level "sequence".
+      segment_ids: the sequence of each token, in [1, m] where mask, local to a row; used at level
+        "sequence".
       cap: None for no cap.
       mode: "clamp" or "mask".
       level: "token", or "sequence": each token has the product of its sequence's weights.
@@ -179,11 +182,13 @@ def behavior_weight(
 
 
 def interpolated_proximal(logp: Array, behavior_logp: Array, interpolation: Array, mask: Array) -> Array:
-    r"""Proximal log-probs without a forward pass, log-linear between behavior and current policy. No gradient.
+    r"""Proximal log-probs without a forward pass, log-linear between behavior and current policy.
+    No gradient.
 
     .. math:: \log \pi_{prox} = \log \pi_{behave} + a (\log \pi_\theta - \log \pi_{behave})
 
-    The coefficient is `rljax.objective.proximal.interpolation`; at a = 1 the result is logp exactly.
+    The coefficient is `rljax.objective.proximal.interpolation`; at a = 1 the result is logp
+    exactly.
 
     Args:
       logp, behavior_logp: of the sampled tokens, nats.
@@ -198,7 +203,8 @@ def interpolated_proximal(logp: Array, behavior_logp: Array, interpolation: Arra
 
 
 def kl_penalty(logp: Array, reference_logp: Array, mask: Array, *, estimator: str) -> Array:
-    r"""Estimate of KL(pi_theta, pi_ref) at each token: for a reward or a metric. In a loss use `kl_loss`.
+    r"""Estimate of KL(pi_theta, pi_ref) at each token: for a reward or a metric. In a loss use
+    `kl_loss`.
 
     .. math:: \Delta = \log \pi_\theta - \log \pi_{ref}:\quad
               k_1 = \Delta,\quad k_2 = \Delta^2 / 2,\quad k_3 = e^{-\Delta} - 1 + \Delta
@@ -230,13 +236,15 @@ def kl_loss(
     *,
     estimator: str,
 ) -> Term:
-    r"""KL to a reference inside the loss: the value is the estimator's, the gradient that of reverse KL, whichever it is.
+    r"""KL to a reference inside the loss: the value is the estimator's, the gradient that of
+    reverse KL, whichever it is.
 
     .. math:: \nabla KL(\pi_\theta, \pi_{ref}) = E_{\pi_\theta}[\Delta\, \nabla \log \pi_\theta]
               = E_{\pi_{behave}}[\rho\, \Delta\, \nabla \log \pi_\theta],\quad \rho = \pi_\theta / \pi_{behave}
 
-    Differentiated through the samples, k1 would give a gradient of 0 in expectation and k3 that of forward KL; k2's is right
-    as it stands. arXiv:2510.01555; with the ratio, by differentiating rho k3: DeepSeek-V3.2, arXiv:2512.02556.
+    Differentiated through the samples, k1 would give a gradient of 0 in expectation and k3 that of
+    forward KL; k2's is right as it stands. arXiv:2510.01555; with the ratio, by differentiating
+    rho k3: DeepSeek-V3.2, arXiv:2512.02556.
 
     Args:
       logp, reference_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -254,7 +262,7 @@ def kl_loss(
 
 
 def entropy_bonus(entropy: Array, mask: Array, weight: Array) -> Term:
-    r"""Negative entropy of the policy, to be minimised.
+    r"""Negative entropy of the policy, to be minimized.
 
     .. math:: L = -H,\quad H = -\sum_j p_j \log p_j
 
@@ -280,14 +288,16 @@ def value_loss(
     *,
     clip: float | None,
 ) -> Term:
-    r"""Squared error of the critic; clipped, the larger of it and that of values held near those at the update's start.
+    r"""Squared error of the critic; clipped, the larger of it and that of values held near those
+    at the update's start.
 
     .. math:: L = \tfrac12 \max\big((V - R)^2, (\mathrm{clip}(V, V_{prox} - \epsilon, V_{prox} + \epsilon) - R)^2\big)
 
     PPO's reference implementation; described in arXiv:2006.05990.
 
     Args:
-      values, proximal_values, returns: of each token's context, reward units; gradient flows through values alone.
+      values, proximal_values, returns: of each token's context, reward units; gradient flows
+        through values alone.
       mask: tokens that are trained on.
       weight: of each token's loss.
       clip: in reward units; None for no clip, and then proximal_values may hold anything.
@@ -313,7 +323,9 @@ def distillation(logp: Array, teacher_logp: Array, importance: Array, mask: Arra
     .. math:: KL(\pi_\theta, \pi_{teacher}) = E_{\pi_\theta}[\log \pi_\theta - \log \pi_{teacher}],\quad
               \nabla = E[\rho\, (\log \pi_\theta - \log \pi_{teacher})\, \nabla \log \pi_\theta]
 
-    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with k1.
+    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with
+    k1: the policy gradient of the advantage log pi_teacher - log pi_theta, taken anew at each
+    update.
 
     Args:
       logp, teacher_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -327,34 +339,13 @@ def distillation(logp: Array, teacher_logp: Array, importance: Array, mask: Arra
     return kl_loss(logp, teacher_logp, importance, mask, weight, estimator="k1")
 
 
-def full_distillation(logits: Array, teacher_logits: Array, mask: Array, weight: Array) -> Term:
-    r"""Reverse KL to a teacher over the whole vocabulary, exact at every token.
-
-    .. math:: L = \sum_j p_j (\log p_j - \log q_j),\quad \partial L / \partial z_j = p_j (\log p_j - \log q_j - L)
-
-    GKD, arXiv:2306.13649, with its beta at 1.
-
-    Args:
-      logits, teacher_logits: [R, m, V], already divided by the temperature; gradient flows through logits alone.
-      mask: [R, m], tokens that are trained on.
-      weight: [R, m], of each token's loss.
-
-    Returns:
-      Weighted sum over trained tokens, and their number.
-    """
-    log_p, log_q = (log_softmax(np.where(mask[..., None], wide(z), 0.0)) for z in (logits, teacher_logits))
-    p, difference, weight = np.exp(log_p), log_p - log_q, select(weight, mask)
-    loss = np.sum(p * difference, axis=-1)
-    return _term(loss, mask, weight, logits=weight[..., None] * p * (difference - loss[..., None]))
-
-
 def negative_log_likelihood(logp: Array, mask: Array, weight: Array) -> Term:
     r"""Supervised fine-tuning.
 
     .. math:: L = -\log \pi_\theta
 
     Args:
-      logp: of the labelled tokens, nats; gradient flows through it.
+      logp: of the labeled tokens, nats; gradient flows through it.
       mask: tokens that are trained on.
       weight: of each token's loss.
 
@@ -382,7 +373,9 @@ def log_ratio(logp: Array, other: Array, mask: Array) -> tuple[Array, Array]:
 
 
 def clipped_ratio(ratio: Array, advantage: Array, clip_low: float, clip_high: float, dual_clip: float | None) -> Array:
-    """The ratio that counts: bounded from above where the advantage is positive, from below where it is negative."""
+    """The ratio that counts: bounded from above where the advantage is positive, from below where
+    it is negative.
+    """
     upper = np.where(advantage >= 0, 1 + clip_high, np.inf if dual_clip is None else dual_clip)
     lower = np.where(advantage >= 0, 0.0, 1 - clip_low)
     return np.where(ratio.real > upper, upper, np.where(ratio.real < lower, lower, ratio))

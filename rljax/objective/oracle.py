@@ -1,7 +1,10 @@
-"""The policy objective in float64 numpy: the terms of rljax/objective/losses.py put together, with the gradient by hand."""
+"""The policy objective in float64 numpy: the terms of rljax/objective/losses.py put together, with
+the gradient by hand.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +20,10 @@ class LossAndGradient(NamedTuple):
 
 
 def policy_objective(logp: np.ndarray, entropy: np.ndarray, tokens: TokenArrays, objective: Objective) -> LossAndGradient:
-    """What `policy_objective` of every backend computes, less the metrics. Arguments as there, numpy arrays."""
+    """What `policy_objective` of every backend computes, less the metrics.
+
+    Arguments as there, numpy arrays.
+    """
     mask, zeros = tokens.mask, np.zeros(logp.shape)
     weight = losses.select(tokens.loss_weight, mask)
     if objective.loss == "sft":
@@ -37,20 +43,31 @@ def policy_objective(logp: np.ndarray, entropy: np.ndarray, tokens: TokenArrays,
         )
     term = _surrogate(logp, proximal, tokens, weighted, objective)
     loss, d_logp, d_entropy = term.sum, term.grads["logp"], zeros
-    if objective.kl_coef:
-        rho = losses.behavior_weight(
-            logp, tokens.behavior_logp, mask, tokens.segment_ids, cap=objective.weight_cap, mode="clamp", level="token"
-        )
-        term = losses.kl_loss(logp, tokens.reference_logp, rho, mask, weight, estimator=objective.kl_estimator)
-        loss, d_logp = loss + objective.kl_coef * term.sum, d_logp + objective.kl_coef * term.grads["logp"]
+    for coef, term in _kl_terms(logp, tokens, weight, objective):
+        loss, d_logp = loss + coef * term.sum, d_logp + coef * term.grads["logp"]
     if objective.entropy_coef:
         term = losses.entropy_bonus(entropy, mask, weight)
         loss, d_entropy = loss + objective.entropy_coef * term.sum, objective.entropy_coef * term.grads["entropy"]
     return LossAndGradient(loss, d_logp, d_entropy)
 
 
+def _kl_terms(
+    logp: np.ndarray, tokens: TokenArrays, weight: np.ndarray, objective: Objective
+) -> Iterator[tuple[float, losses.Term]]:
+    """KL to the reference and to the teacher, each with its coefficient."""
+    mask, given = tokens.mask, (tokens.behavior_logp, tokens.mask, tokens.segment_ids)
+    rho = losses.behavior_weight(logp, *given, cap=objective.weight_cap, mode="clamp", level="token")
+    if objective.kl_coef:
+        estimator = objective.kl_estimator
+        yield objective.kl_coef, losses.kl_loss(logp, tokens.reference_logp, rho, mask, weight, estimator=estimator)
+    if objective.distill_coef:
+        yield objective.distill_coef, losses.distillation(logp, tokens.teacher_logp, rho, mask, weight)
+
+
 def proximal_of(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> np.ndarray:
-    """Log-probs of the proximal policy: given, the behavior policy's, interpolated, or the current one's. [R, m], nats."""
+    """Log-probs of the proximal policy: given, the behavior policy's, interpolated, or the current
+    one's. [R, m], nats.
+    """
     if objective.proximal == "behavior":
         return tokens.behavior_logp
     if objective.proximal == "interpolated" and tokens.interpolation is not None:

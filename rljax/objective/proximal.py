@@ -1,4 +1,6 @@
-"""Proximal log-probs without a forward pass: where the proximal policy lies between behavior and current, by version."""
+"""Proximal log-probs without a forward pass: where the proximal policy lies between behavior and
+current, by version.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,20 @@ import numpy as np
 
 
 def interpolation(versions: np.ndarray, version: int, minibatch: int, n_minibatches: int) -> np.ndarray:
-    """Coefficient a of the log-linear proximal policy, log pi_prox = log pi_behave + a (log pi_theta - log pi_behave).
+    """Coefficient a of the log-linear proximal policy, log pi_prox = log pi_behave + a (log
+    pi_theta - log pi_behave).
 
-    A token of version v was sampled v updates in; the update under way starts at `version` and, in its minibatch k of n,
-    has come to version + k / n. The proximal policy lies at `version`: a = (version - v) / (version + k / n - v).
-    So a is exactly 1 in the first minibatch (proximal is current), and 0 for a token of no lag (proximal is behavior).
-    It is the shortcut of AReaL's `prox_logp_method="loglinear"` (docs/algorithms/prox_approx.md there), counted from the start
-    of the update where theirs puts the proximal policy one version before the current one in every minibatch.
+    A token of version v was sampled v updates in; the update under way starts at `version` and, in
+    its minibatch k of n, has come to version + k / n. The proximal policy lies at `version`: a =
+    (version - v) / (version + k / n - v). So a is exactly 1 in the first minibatch (proximal is
+    current), and 0 for a token of no lag (proximal is behavior). It is the shortcut of AReaL's
+    `prox_logp_method="loglinear"` (docs/algorithms/prox_approx.md there), counted from the start
+    of the update where theirs puts the proximal policy one version before the current one in every
+    minibatch.
 
     Args:
-      versions: [...] int, of each token; PROMPT_VERSION where none was sampled (the result there is not used).
+      versions: [...] int, of each token; PROMPT_VERSION where none was sampled (the result there
+        is not used).
       version: of the learner at the start of the update, at least that of every token.
 
     Returns:

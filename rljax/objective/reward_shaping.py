@@ -1,6 +1,8 @@
-"""What is done to a reward before advantages see it: bias, scale, clip, and a penalty on overlong completions.
+"""What is done to a reward before advantages see it: bias, scale, clip, and a penalty on overlong
+completions.
 
-The unshaped reward stays on the trajectory and is logged as it was; each change is logged under a name of its own.
+The unshaped reward stays on the trajectory and is logged as it was; each change is logged under a
+name of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljax.config.schema import ActorConfig
-from rljax.errors import UserError
 from rljax.metrics.mean import Mean
 from rljax.types import PROMPT_VERSION, Finish, Group, Trajectory
 
@@ -18,7 +19,9 @@ from rljax.types import PROMPT_VERSION, Finish, Group, Trajectory
 def shaped_rewards(
     trajectories: Sequence[Trajectory], actor: ActorConfig, max_new_tokens: int
 ) -> tuple[np.ndarray, dict[str, Mean]]:
-    """Shaped rewards [N] float64: clip((reward + bias) * scaling, +-clip) - overlong penalty; and their metrics."""
+    """Shaped rewards [N] float64: clip((reward + bias) * scaling, +-clip) - overlong penalty; and
+    their metrics.
+    """
     task = np.array([t.reward for t in trajectories], dtype=np.float64)
     shaped = (task + actor.reward_bias) * actor.reward_scaling
     if actor.reward_clip is not None:
@@ -39,15 +42,16 @@ def overlong_penalty(lengths: np.ndarray, max_new_tokens: int, overlong_tokens: 
 
     Args:
       lengths: [N], sampled tokens of each trajectory, all its turns together.
+      overlong_tokens: in [1, max_new_tokens].
     """
-    if not 0 < overlong_tokens <= max_new_tokens:
-        raise UserError(f"actor.overlong_tokens: {overlong_tokens} is not in [1, gconfig.max_new_tokens = {max_new_tokens}]")
     return np.clip((lengths - (max_new_tokens - overlong_tokens)) / overlong_tokens, 0.0, 1.0) * factor
 
 
 def without_truncated(groups: Sequence[Group]) -> list[Group]:
-    """For `actor.mask_no_eos`: trajectories cut at a length limit are not trained on, and still count for their group's mean.
-    By the finish reason, never by a token: the padding id may be the EOS id."""
+    """For `actor.mask_no_eos`: trajectories cut at a length limit are not trained on, and still
+    count for their group's mean. By the finish reason, never by a token: the padding id may be the
+    EOS id.
+    """
 
     def masked(trajectory: Trajectory) -> Trajectory:
         if trajectory.finish != Finish.LENGTH:

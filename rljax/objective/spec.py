@@ -1,34 +1,34 @@
-"""What a policy update minimises, as one hashable value, and the arrays it is computed from. No framework.
+"""What a policy update minimizes, as one hashable value, and the arrays it is computed from. No
+framework.
 
-    loss = sum over tokens of loss_weight * (w * surrogate(r, A) + kl_ctl * KL - entropy_coef * H)
+    loss = sum over tokens of
+        loss_weight * (w * surrogate(r, A) + kl_ctl * KL(reference) + distill.coef * KL(teacher) - entropy_coef * H)
 
     r = pi_theta / pi_proximal            the ratio that is clipped
     w = pi_proximal / pi_behave           the decoupled weight, no gradient, capped
 
-`backends/<framework>/objective.py` computes it; `rljax/losses` is the float64 definition of every term.
+`backends/<framework>/objective.py` computes it; `rljax/losses` is the float64 definition of every
+term.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rljax.config.schema import ActorConfig, Config
-from rljax.errors import UserError
-from rljax.metrics.mean import Mean
 
 PREFIX = "ppo_actor/update"  # of the metrics' names
 
 
 class TokenArrays(NamedTuple):
-    """The trained tokens of R rows, m a row, as arrays of any framework. Index t speaks of token t itself.
+    """The trained tokens of R rows, m a row, as arrays of any framework. Index t speaks of token t
+    itself.
 
     Where `mask` is False every other array may hold anything, NaN included.
     """
 
-    loss_weight: Any  # [R, m] float: aggregation and global normaliser (rljax/objective/aggregation.py)
+    loss_weight: Any  # [R, m] float: aggregation and global normalizer (rljax/objective/aggregation.py)
     mask: Any  # [R, m] bool
     advantage: Any  # [R, m] float
     behavior_logp: Any  # [R, m] float, nats
@@ -37,10 +37,13 @@ class TokenArrays(NamedTuple):
     reference_logp: Any = None  # [R, m] float, nats; only with a KL term in the loss
     interpolation: Any = None  # [R, m] float in [0, 1], rljax/objective/proximal.py; only with prox_logp_method "loglinear"
     versions: Any = None  # [R, m] int
+    teacher_logp: Any = None  # [R, m] float, nats; only with distillation
 
 
 class MeanArrays(NamedTuple):
-    """A `Mean` (rljax/metrics/mean.py) on the device: scalars of any framework. min is inf and max -inf when not kept."""
+    """A `Mean` (rljax/metrics/mean.py) on the device: scalars of any framework. min is inf and max
+    -inf when not kept.
+    """
 
     sum: Any
     count: Any
@@ -68,38 +71,17 @@ class Objective:
     kl_coef: float = 0.0  # of the KL to the reference inside the loss
     kl_estimator: str = "k3"  # "k1", "k2", "k3": of its value; the gradient is that of reverse KL for all three
     entropy_coef: float = 0.0
-
-    def __post_init__(self) -> None:
-        _one_of("actor.loss", self.loss, ("ppo", "cispo", "sft"))
-        _one_of("actor.importance_sampling_level", self.ratio_level, ("token", "sequence"))
-        _one_of("actor.behav_imp_weight_mode", self.cap_mode, ("clamp", "mask"))
-        _one_of("actor.behav_imp_weight_level", self.cap_level, ("token", "sequence"))
-        _one_of("actor.kl_estimator", self.kl_estimator, ("k1", "k2", "k3"))
-        _one_of("proximal", self.proximal, ("recomputed", "behavior", "interpolated"))
-        if not 0 <= self.clip_low <= 1:
-            raise UserError(
-                f"actor.eps_clip: {self.clip_low} is not in [0, 1], and 1 - eps_clip bounds a ratio of probabilities"
-            )
-        if self.clip_high < 0:
-            raise UserError(f"actor.eps_clip_higher: {self.clip_high} is negative (0.28 clips the ratio at 1.28)")
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise UserError(f"actor.c_clip: {self.dual_clip} is not above 1 (3.0 is usual; null turns it off)")
-        if self.weight_cap is not None and self.weight_cap <= 0:
-            raise UserError(f"actor.behav_imp_weight_cap: {self.weight_cap} is not positive (5.0 is usual; null is no cap)")
-        if self.loss == "cispo" and self.ratio_level == "sequence":
-            raise UserError(
-                "actor.importance_sampling_level: cispo weighs single tokens; set it to token, or actor.loss to ppo"
-            )
+    distill_coef: float = 0.0  # of the reverse KL to the teacher
 
     @classmethod
     def from_config(cls, config: Config) -> Objective:
-        """Raises UserError, naming the key, for settings that contradict each other."""
+        """The objective of a config that `rljax.config.checks` has passed."""
         actor = config.actor
         return cls(
             loss=actor.loss,
             ratio_level=actor.importance_sampling_level,
             clip_low=actor.eps_clip,
-            clip_high=actor.eps_clip if actor.eps_clip_higher is None else actor.eps_clip_higher,
+            clip_high=config.clip_high,
             dual_clip=actor.c_clip,
             decoupled=actor.use_decoupled_loss,
             proximal=_proximal(actor),
@@ -109,47 +91,32 @@ class Objective:
             kl_coef=actor.kl_ctl if actor.kl_placement == "loss" else 0.0,
             kl_estimator=actor.kl_estimator,
             entropy_coef=actor.entropy_coef,
+            distill_coef=actor.distill.coef if actor.distill.teacher else 0.0,
         )
 
     @property
     def by_token(self) -> bool:
-        """Whether a token's loss depends on that token alone, so that the fused log-prob op may cut rows anywhere."""
+        """Whether a token's loss depends on that token alone, so that the fused log-prob op may
+        cut rows anywhere.
+        """
         return self.ratio_level == "token" and not (self.decoupled and self.cap_level == "sequence")
 
     @property
     def trains_zero_advantage(self) -> bool:
-        """Whether a token of advantage 0 still has a gradient, so that it must not be compacted away."""
-        return self.kl_coef != 0 or self.entropy_coef != 0 or self.loss == "sft"
+        """Whether a token of advantage 0 still has a gradient, so that it must not be compacted
+        away.
+        """
+        return self.kl_coef != 0 or self.distill_coef != 0 or self.entropy_coef != 0 or self.loss == "sft"
 
     def needs_score(self, n_minibatches: int) -> bool:
-        """Whether a forward pass must supply proximal log-probs: not when the first minibatch is the only one, for then
-        the proximal policy is the current one, nor when it is the behavior policy or interpolated."""
+        """Whether a forward pass must supply proximal log-probs: not when the first minibatch is
+        the only one, for then the proximal policy is the current one, nor when it is the behavior
+        policy or interpolated.
+        """
         return self.proximal == "recomputed" and n_minibatches > 1 and self.loss != "sft"
 
 
-def explained_variance(metrics: Mapping[str, Mean]) -> float:
-    """1 - Var[return - value] / Var[return], from the merged metrics of `value_objective`; NaN where returns do not vary.
-
-    Its names: critic/value, critic/return, critic/squared_error, critic/squared_return.
-    """
-    value, target = metrics["critic/value"].value, metrics["critic/return"].value
-    variance = metrics["critic/squared_return"].value - target**2
-    error = metrics["critic/squared_error"].value - (target - value) ** 2
-    return 1 - error / variance if variance > 0 else math.nan
-
-
 def _proximal(actor: ActorConfig) -> str:
-    _one_of("actor.prox_logp_method", actor.prox_logp_method, ("recompute", "loglinear"))
-    _one_of("actor.kl_placement", actor.kl_placement, ("reward", "loss"))
     if actor.prox_logp_method == "loglinear":
-        if not actor.use_decoupled_loss:
-            raise UserError("actor.prox_logp_method: loglinear is for the decoupled loss; set actor.use_decoupled_loss=True")
         return "interpolated"
-    if actor.use_decoupled_loss and not actor.recompute_logprob:
-        raise UserError("actor.use_decoupled_loss: needs actor.recompute_logprob=True or actor.prox_logp_method=loglinear")
     return "recomputed" if actor.recompute_logprob else "behavior"
-
-
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UserError(f"{key}: {value!r} is not one of {', '.join(allowed)}")

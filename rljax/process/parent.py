@@ -13,7 +13,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with(parent: int) -> None:
-    """Ends this process when its parent is gone, in the middle of any call. Called by the child, with the parent's id."""
+    """Ends this process when its parent is gone, in the middle of any call.
+
+    Called by the child, with the parent's id.
+    """
     if sys.platform == "linux":  # the kernel does it, even while a C extension holds the interpreter
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:

@@ -13,8 +13,10 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextmanager
 def stopping(act: Callable[[], None]) -> Iterator[None]:
-    """Calls `act` on the event loop at the first of them. A second one ends the process as it always did, and one that the
-    process was started to ignore (nohup) stays ignored. Off the main thread there are no signals."""
+    """Calls `act` on the event loop at the first of them. A second one ends the process as it
+    always did, and one that the process was started to ignore (nohup) stays ignored. Off the main
+    thread there are no signals.
+    """
     loop = asyncio.get_running_loop()
     mine = threading.current_thread() is threading.main_thread()
     names = [name for name in STOPPING if mine and signal.getsignal(name) is not signal.SIG_IGN]

@@ -1,7 +1,9 @@
-"""Ends a run that hangs: when nothing has moved for so long, every stack is written down and the process exits.
+"""Ends a run that hangs: when nothing has moved for so long, every stack is written down and the
+process exits.
 
-Two dogs: a Python thread that writes a readable account (what was last heard of, the tasks of the event loop, all stacks), and
-behind it faulthandler's, which needs no lock of the interpreter's and bites when a C call holds that for good.
+Two dogs: a Python thread that writes a readable account (what was last heard of, the tasks of the
+event loop, all stacks), and behind it faulthandler's, which needs no lock of the interpreter's and
+bites when a C call holds that for good.
 """
 
 from __future__ import annotations
@@ -95,7 +97,9 @@ def _where(task: asyncio.Task[object]) -> str:
 
 
 def _stderr_copy() -> IO[str]:
-    """The process's stderr under a descriptor of our own, whatever sys.stderr has been replaced by."""
+    """The process's stderr under a descriptor of our own, whatever sys.stderr has been replaced
+    by.
+    """
     try:
         return os.fdopen(os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2), "w")
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """Rewards: what scores a completion, and the processes it runs in.
 
-A reward is a function of (prompt, completion text), plain or async, that returns a number, or a mapping of named numbers
-among which "reward" is the total:
+A reward is a function of (prompt, completion text), plain or async, that returns a number, or a
+mapping of named numbers among which "reward" is the total:
 
     def reward(prompt: Prompt, completion: str) -> float | Mapping[str, float]:
         return float(completion.strip() == prompt.fields["answer"])

@@ -1,8 +1,10 @@
-"""1 when the completion's final answer equals the gold answer as mathematics, else 0 (math-verify).
+"""1 when the completion's final answer equals the gold answer as mathematics, else 0
+(math-verify).
 
-The final answer is what follows the last "####" where there is one, as in the data set's own solutions; else what
-math-verify finds: the last \\boxed{}, "the answer is ...", or the last expression. Where the gold answer is a number, one
-that still has to be worked out is none: "9 + 9" equals 18, and a policy soon finds that the question equals its answer.
+The final answer is what follows the last "####" where there is one, as in the data set's own
+solutions; else what math-verify finds: the last \\boxed{}, "the answer is ...", or the last
+expression. Where the gold answer is a number, one that still has to be worked out is none: "9 + 9"
+equals 18, and a policy soon finds that the question equals its answer.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def _right(answer: Any, completion: str) -> float:
 
 
 def _is_worked_out(expression: Any) -> bool:
-    """Signs, quotients and percentages are how numbers are written; a sum, a product or a power is left to the reader."""
+    """Signs, quotients and percentages are how numbers are written; a sum, a product or a power is
+    left to the reader.
+    """
     import sympy
 
     if not isinstance(expression, sympy.Basic):

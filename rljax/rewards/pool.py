@@ -4,7 +4,7 @@
     a call of score    a free process, in order       a call that ends, fails or is killed after reward.timeout
     a process          a job, on a pipe               score; the pipe's end when the pool or the parent is gone
 
-Law 6: a reward that fails is an error of its kind, never a zero.
+Failures are counted: a reward that fails is an error of its kind, never a zero.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class _Slot:
         return self._start.result() if self._start and started and self._start.exception() is None else None
 
     async def running(self) -> RewardProcess:
-        """The process, started if need be. Raises UserError when that fails; the next call tries again."""
+        """The process, started if need be.
+
+        Raises UserError when that fails; the next call tries again.
+        """
         if self._start is None or (self._start.done() and (self.process is None or not self.process.alive)):
             self._start = asyncio.create_task(RewardProcess.start(self._config))
         return await asyncio.shield(self._start)  # a caller that is cancelled leaves the process to the next one
@@ -63,10 +66,6 @@ class RewardPool:
     """
 
     def __init__(self, config: RewardConfig) -> None:
-        if config.workers < 1:
-            raise UserError(f"reward.workers: {config.workers} (at least 1)")
-        if not config.timeout > 0:
-            raise UserError(f"reward.timeout: {config.timeout} (seconds, more than 0)")
         self._config = config
         self._slots: list[_Slot] = []
         # A slot is in it once for each call that it could take now; None: closed
@@ -78,7 +77,10 @@ class RewardPool:
         self.counts: Counter[str] = Counter()  # "reward_error", "reward_timeout": attempts that failed, since the start
 
     async def start(self) -> None:
-        """Starts every process. Raises UserError with one line when the reward cannot be imported."""
+        """Starts every process.
+
+        Raises UserError with one line when the reward cannot be imported.
+        """
         self._slots = [_Slot(self._config) for _ in range(self._config.workers)]
         started = await asyncio.gather(*(slot.running() for slot in self._slots), return_exceptions=True)
         failures = [outcome for outcome in started if isinstance(outcome, BaseException)]
@@ -109,14 +111,19 @@ class RewardPool:
         raise AssertionError("unreachable")
 
     def take_metrics(self) -> dict[str, Mean]:
-        """What was measured since the last call: seconds a scored completion took, waiting for a process not counted, and
-        attempts that failed and were made again, by kind. (Those that were not are failures of their episodes.)"""
+        """What was measured since the last call: seconds a scored completion took, waiting for a
+        process not counted, and attempts that failed and were made again, by kind. (Those that
+        were not are failures of their episodes.)
+        """
         taken = self._metrics | {f"rollout/retried/{kind}": Mean(count, 1) for kind, count in self._retried.items()}
         self._metrics, self._retried = {}, Counter(dict.fromkeys(self._retried, 0))
         return taken
 
     async def close(self) -> None:
-        """Kills every process and waits until it is gone. Calls of score that still wait get RewardError."""
+        """Kills every process and waits until it is gone.
+
+        Calls of score that still wait get RewardError.
+        """
         self._closed = True
         self._free.put_nowait(None)
         await asyncio.gather(*(slot.close() for slot in self._slots), *(process.ended() for process in self._retired))

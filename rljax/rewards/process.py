@@ -82,7 +82,10 @@ class RewardProcess:
         return self._process.returncode is not None
 
     async def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """The process's answer. Raises TimeoutError after `timeout` seconds, ProcessDied when it ended before."""
+        """The process's answer.
+
+        Raises TimeoutError after `timeout` seconds, ProcessDied when it ended before.
+        """
         assert self._process.stdin is not None
         if self._reader is None or self._reader.done():
             raise ProcessDied(f"the reward process {self._how_it_ended()}", self._killed)

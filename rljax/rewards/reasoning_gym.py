@@ -1,6 +1,8 @@
-"""The score of a reasoning-gym dataset's own scorer, in [0, 1], for prompts of "task:reasoning_gym/<dataset>".
+"""The score of a reasoning-gym dataset's own scorer, in [0, 1], for prompts of
+"task:reasoning_gym/<dataset>".
 
-The answer is what stands in the last <answer>...</answer>, or the whole completion when it has none.
+The answer is what stands in the last <answer>...</answer>, or the whole completion when it has
+none.
 """
 
 from __future__ import annotations

@@ -38,7 +38,10 @@ class Rewards(Protocol):
 
 
 def score_of(returned: Any) -> Score:
-    """What a reward function returned, as a Score. Raises ValueError when it is no finite number or lacks "reward"."""
+    """What a reward function returned, as a Score.
+
+    Raises ValueError when it is no finite number or lacks "reward".
+    """
     if not isinstance(returned, Mapping):
         return Score(_number("the reward", returned), {})
     if "reward" not in returned:

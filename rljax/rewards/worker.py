@@ -1,12 +1,13 @@
-"""The process that reward functions run in: one JSON object a line in, one a line out, until the input ends.
+"""The process that reward functions run in: one JSON object a line in, one a line out, until the
+input ends.
 
     {"id": 7, "prompt": {...}, "completion": "46"}  ->  {"id": 7, "reward": 1.0, "components": {"exact": 1.0}}
                                                     or  {"id": 7, "error": "ValueError: ...", "traceback": "..."}
                                                     or  {"id": 7, "timeout": true}        (async functions)
 
-The first line out is {"ready": true, "async": false} or {"refused": "why"}. The process imports neither jax nor torch.
-A plain function has the process for itself, and a call that does not end is killed with it. Calls of an async function
-run side by side and are cancelled one by one.
+The first line out is {"ready": true, "async": false} or {"refused": "why"}. The process imports
+neither jax nor torch. A plain function has the process for itself, and a call that does not end is
+killed with it. Calls of an async function run side by side and are cancelled one by one.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def _say(answers: BinaryIO, message: dict[str, Any]) -> None:
 
 
 def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The two pipes for us alone: what user code prints goes to stderr, and it reads an empty stdin."""
+    """The two pipes for us alone: what user code prints goes to stderr, and it reads an empty
+    stdin.
+    """
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     nothing = os.open(os.devnull, os.O_RDONLY)

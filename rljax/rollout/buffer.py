@@ -4,16 +4,18 @@
                  ^          |                     |
                  +-- again -+---- too old --------+
 
-The buffer is the one book of a run: where the data stands, what is in flight, what is finished, how much was consumed. It does
-no I/O and knows no timer, so its state is copied, saved and restored whole. It belongs to the event loop's thread.
+The buffer is the one book of a run: where the data stands, what is in flight, what is finished,
+how much was consumed. It does no I/O and knows no timer, so its state is copied, saved and
+restored whole. It belongs to the event loop's thread.
 
 Two rules keep tokens fresh. Admission lets in
 
     min(max_concurrent_rollouts - running, (max_head_offpolicyness + version + 1) * consumer_batch_size - accepted - running)
 
-prompts, so that a group admitted now is used within the bound if groups finish in order. They don't, so on top of it stands
-a hard bound: what would exceed the lag at its update is generated again (`drop`), or its stale tokens are no longer trained
-on (`mask`). Every entry in `ready` is within the bound at the present version, so whatever `take` gives is.
+prompts, so that a group admitted now is used within the bound if groups finish in order. They
+don't, so on top of it stands a hard bound: what would exceed the lag at its update is generated
+again (`drop`), or its stale tokens are no longer trained on (`mask`). Every entry in `ready` is
+within the bound at the present version, so whatever `take` gives is.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class PromptSource(Protocol):
 class Limits:
     """How much may be under way.
 
-    Example: Limits(max_lag=2, batch_size=8, max_concurrent=24, prompts=2 * 7473, groups=None, stale_policy="drop")
+    Example: Limits(max_lag=2, batch_size=8, max_concurrent=24, prompts=2 * 7473, groups=None,
+    stale_policy="drop")
     """
 
     max_lag: int  # versions: rollout.max_head_offpolicyness
@@ -65,7 +68,10 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ticket:
-    """A prompt that was admitted. `index` orders prompts over the whole run, whatever is generated again."""
+    """A prompt that was admitted.
+
+    `index` orders prompts over the whole run, whatever is generated again.
+    """
 
     index: int
     prompt: Prompt
@@ -142,7 +148,9 @@ class Buffer:
 
     @property
     def waits_for(self) -> str:
-        """What keeps the producer from admitting: "lag", "concurrency", "data", or "" when nothing does."""
+        """What keeps the producer from admitting: "lag", "concurrency", "data", or "" when nothing
+        does.
+        """
         if self.capacity <= 0:
             return "concurrency" if self.running >= self.limits.max_concurrent else "lag"
         return "data" if self._drained and not self._again else ""
@@ -177,7 +185,10 @@ class Buffer:
         return ticket
 
     def finish(self, ticket: Ticket, group: Group) -> None:
-        """A group is accepted. One that is too old by now is treated by the stale policy at once."""
+        """A group is accepted.
+
+        One that is too old by now is treated by the stale policy at once.
+        """
         oldest = oldest_version(group.trajectories)
         if oldest == NEVER:
             raise ValueError(f"group {group.uid} has no token to train on: reject it")
@@ -207,9 +218,11 @@ class Buffer:
     # The learner's side
 
     def take(self) -> list[Entry] | None:
-        """The oldest `batch_size` groups, or None when there are not so many yet. At the end of the data, what is left.
+        """The oldest `batch_size` groups, or None when there are not so many yet. At the end of
+        the data, what is left.
 
-        Every token to be trained on is at most `max_lag` versions old, now and until the next `publish`.
+        Every token to be trained on is at most `max_lag` versions old, now and until the next
+        `publish`.
         """
         size = self.limits.batch_size
         if len(self._ready) < size:
@@ -255,7 +268,9 @@ class Buffer:
     # Waiting
 
     def change(self) -> asyncio.Future[None]:
-        """Awaitable: something has happened, from this call on, that may let the producer or the learner go on."""
+        """Awaitable: something has happened, from this call on, that may let the producer or the
+        learner go on.
+        """
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         return waiter
@@ -271,7 +286,10 @@ class Buffer:
     # Saving
 
     def state(self) -> dict[str, Any]:
-        """Everything but the finished groups, as JSON values. Prompts in flight are to be generated again."""
+        """Everything but the finished groups, as JSON values.
+
+        Prompts in flight are to be generated again.
+        """
         pending = sorted([*self._running.values(), *self._again], key=lambda ticket: ticket.index)
         return {
             "version": self.version,
@@ -287,7 +305,9 @@ class Buffer:
         return sorted(self._ready)
 
     def restore(self, state: Mapping[str, Any], entries: Iterable[Entry]) -> None:
-        """Takes up where `state()` and `entries()` were taken; what was in flight is admitted first."""
+        """Takes up where `state()` and `entries()` were taken; what was in flight is admitted
+        first.
+        """
         self.version, self.drawn, self.consumed = state["version"], state["drawn"], state["consumed"]
         self.counts = Counter(state["counts"])
         self._source.restore(state["source"])

@@ -1,4 +1,5 @@
-"""Groups of trajectories as files: what `experiments.rollout` writes and `experiments.replay` trains on.
+"""Groups of trajectories as files: what `experiments.rollout` writes and `experiments.replay`
+trains on.
 
 DIR/batch.safetensors    token_ids, loss_mask, behavior_logp, versions of all trajectories, one after another: [N]
 DIR/batch.json           what the numbers belong to: groups with uid; trajectories with length, reward, text, ...
@@ -25,7 +26,10 @@ FORMAT = "rljax-groups-1"
 
 
 def save(directory: Path, groups: Sequence[Group], tokenizer: Tokenizer) -> None:
-    """Writes both files; directory is made where it is missing. Text is for the reader: loading never tokenises it."""
+    """Writes both files; directory is made where it is missing.
+
+    Text is for the reader: loading never tokenizes it.
+    """
     from safetensors.numpy import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -64,7 +68,8 @@ def load(directory: Path) -> list[Group]:
 
 
 def load_shards(directories: Sequence[Path]) -> list[Group]:
-    """The dumps of all shards of a batch, in their order (0/N, 1/N, ...), as the one batch they are, prompts in its order.
+    """The dumps of all shards of a batch, in their order (0/N, 1/N, ...), as the one batch they
+    are, prompts in its order.
 
     Raises UserError as `load` does, and where a prompt is in two of them.
     """
@@ -93,7 +98,7 @@ def _read(directory: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         tree = json.loads((directory / "batch.json").read_text())
         arrays = load_file(directory / "batch.safetensors")
     except FileNotFoundError as error:
-        raise UserError(f"{directory}: no {Path(error.filename).name} (a directory that experiments.rollout wrote)") from None
+        raise UserError(f"{directory}: no {Path(error.filename).name} (a directory that `rljax rollout` wrote)") from None
     except (ValueError, SafetensorError) as error:
         raise UserError(f"{directory}: not a dumped batch: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:

@@ -1,4 +1,7 @@
-"""Evaluation: the same workflow with no learner, on other prompts. A failed episode is counted, never a zero reward."""
+"""Evaluation: the same workflow with no learner, on other prompts.
+
+A failed episode is counted, never a zero reward.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rljax.config.schema import Config
-from rljax.engine import Sampler
+from rljax.engine import Generator
 from rljax.metrics.mean import Mean
-from rljax.rollout.producer import PatientSampler, run_episode
+from rljax.rollout.producer import PatientGenerator, run_episode
 from rljax.rollout.result import Failure
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
 from rljax.rollout.workflow import Workflow
@@ -33,14 +36,17 @@ class Evaluation:
     n_samples: int
 
 
-async def evaluate(sampler: Sampler, evaluation: Evaluation, config: Config, beat: Callable[[str], None]) -> dict[str, Mean]:
+async def evaluate(
+    generator: Generator, evaluation: Evaluation, config: Config, beat: Callable[[str], None]
+) -> dict[str, Mean]:
     """Metrics of n_samples episodes a prompt, `valid_dataset.batch_size` prompts at once.
 
-    Samples are those of the run's seed and the prompt alone, so evaluations of a run are about the same draws.
+    Samples are those of the run's seed and the prompt alone, so evaluations of a run are about the
+    same draws.
     """
     lost: Counter[str] = Counter()
-    patient = PatientSampler(
-        sampler,
+    patient = PatientGenerator(
+        generator,
         timeout=config.rollout.request_timeout,
         retries=config.rollout.request_retries,
         lost=lambda error: lost.update([error.kind]),

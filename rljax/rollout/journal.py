@@ -1,40 +1,42 @@
-"""The journal: finished groups on disk the moment they are finished, so that kill -9 loses none that can still be used.
+"""The journal: finished groups on disk the moment they are finished, so that kill -9 loses none
+that can still be used.
 
-A file is a sequence of records: magic, lengths and a CRC-32, then a JSON header, then raw little-endian numpy bytes. Nothing is
-pickled. A record whose bytes are not all there, or don't match their checksum, ends the file: it is the one that was being
-written when the process died.
+A file is a sequence of messages (rljax/messaging/framing.py), one per record. A record whose bytes
+are not all there, or don't match their checksum, ends the file: it is the one that was being
+written when the process died. A file in another version of the format is refused.
 
-What is recoverable, and why that is everything. A checkpoint at version v holds the book (buffer.py): data position, prompts
-in flight, groups ready. Prompts admitted later are drawn from the source again, in the same order, with the same seeds.
-What they gave is looked up in the journal first, and used if every token of it was sampled by versions up to v: those
-weights belong to the run that goes on. Groups sampled by later versions come from weights that died with the process; they
-are generated again. So the journal only ever takes groups of versions up to v, at most what admission lets in at v, and its
-size is bounded however rarely checkpoints are made.
+What is recoverable, and why that is everything. A checkpoint at version v holds the book
+(buffer.py): data position, prompts in flight, groups ready. Prompts admitted later are drawn from
+the source again, in the same order, with the same seeds. What they gave is looked up in the
+journal first, and used if every token of it was sampled by versions up to v: those weights belong
+to the run that goes on. Groups sampled by later versions come from weights that died with the
+process; they are generated again. So the journal only ever takes groups of versions up to v, at
+most what admission lets in at v, and its size is bounded however rarely checkpoints are made.
 
-One file belongs to one checkpoint, `<directory>/<step>.journal`, and is deleted with it. The same format holds the finished
-groups inside a checkpoint.
+One file belongs to one checkpoint, `<directory>/<step>.journal`, and is deleted with it. The same
+format holds the finished groups inside a checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rljax.errors import UserError
+from rljax.messaging import framing
+from rljax.messaging.framing import FramingError, Message
 from rljax.rollout.buffer import Entry, Ticket, newest_version, oldest_version, ticket_from_json, ticket_to_json
 from rljax.types import Finish, Group, Trajectory
 
-MAGIC = b"RLJ1"
-FRAME = struct.Struct("<4sIQI")  # magic, bytes of the header, bytes of the arrays, CRC-32 of both
+UNVERSIONED = struct.Struct("<4sIQI")  # begins a record of the format before version 1: RLJ1, two lengths, CRC-32 of the rest
 ARRAYS = (("token_ids", "<i4"), ("loss_mask", "|b1"), ("behavior_logp", "<f4"), ("versions", "<i4"))
 
 log = logging.getLogger(__name__)
@@ -50,77 +52,95 @@ class Record:
 
 
 def encode(record: Record) -> bytes:
-    """One framed record."""
-    header: dict[str, Any] = {"ticket": ticket_to_json(record.ticket), "rewards": record.rewards, "trajectories": None}
-    body = b""
+    """Encodes a record as one message."""
+    fields: dict[str, Any] = {"ticket": ticket_to_json(record.ticket), "rewards": record.rewards, "trajectories": None}
+    arrays: dict[str, np.ndarray] = {}
     if record.group is not None:
-        header["trajectories"], body = pack(record.group.trajectories)
-    head = json.dumps(header).encode()
-    return FRAME.pack(MAGIC, len(head), len(body), zlib.crc32(body, zlib.crc32(head))) + head + body
+        fields["trajectories"], arrays = pack(record.group.trajectories)
+    return b"".join(framing.encode(Message("record", fields, arrays)))
 
 
-def pack(trajectories: Sequence[Trajectory]) -> tuple[list[dict[str, Any]], bytes]:
-    """JSON values, and the arrays of all of them as little-endian bytes."""
+def decode(message: Message) -> Record:
+    """Decodes a record; its arrays are views of the message's."""
+    ticket = ticket_from_json(message.fields["ticket"])
+    if message.fields["trajectories"] is None:
+        return Record(ticket, None, tuple(message.fields["rewards"]))
+    return Record(ticket, Group(ticket.prompt.uid, unpack(message.fields["trajectories"], message.arrays)))
+
+
+def pack(trajectories: Sequence[Trajectory]) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """Packs trajectories into JSON values, one per trajectory, and arrays [tokens of all of them]."""
     entries = [
         {"length": len(t), "reward": t.reward, "components": dict(t.components), "finish": t.finish.value} for t in trajectories
     ]
-    parts = [np.ascontiguousarray(getattr(t, name), dtype).tobytes() for t in trajectories for name, dtype in ARRAYS]
-    return entries, b"".join(parts)
+    arrays = {
+        name: np.concatenate([np.zeros(0, dtype), *(np.asarray(getattr(t, name), dtype) for t in trajectories)])
+        for name, dtype in ARRAYS
+    }
+    return entries, arrays
 
 
-def unpack(entries: Sequence[Mapping[str, Any]], body: bytes | memoryview) -> tuple[Trajectory, ...]:
-    """What `pack` packed; the arrays are views of the bytes. Raises ValueError, KeyError where the two don't fit."""
-    trajectories, at = [], 0
-    for entry in entries:
-        arrays, length = {}, entry["length"]
-        if not isinstance(length, int) or length < 0:  # numpy would take -1 for all there is
-            raise ValueError(f"a trajectory of {length} tokens")
-        for name, dtype in ARRAYS:
-            arrays[name] = np.frombuffer(body, dtype, length, at) if length else np.zeros(0, dtype)
-            at += arrays[name].nbytes
+def unpack(entries: Sequence[Mapping[str, Any]], arrays: Mapping[str, np.ndarray]) -> tuple[Trajectory, ...]:
+    """Unpacks what `pack` packed, into views of the arrays.
+
+    Raises ValueError, KeyError, TypeError where the two don't fit.
+    """
+    lengths = [entry["length"] for entry in entries]
+    if not all(type(length) is int and length >= 0 for length in lengths):
+        raise ValueError(f"trajectories of {lengths} tokens")
+    for name, dtype in ARRAYS:
+        if arrays[name].dtype != np.dtype(dtype) or arrays[name].shape != (sum(lengths),):
+            raise ValueError(f"{name}: {arrays[name].dtype} of shape {arrays[name].shape} for {sum(lengths)} tokens")
+    trajectories, start = [], 0
+    for entry, length in zip(entries, lengths, strict=True):
+        own = {name: arrays[name][start : start + length] for name, _ in ARRAYS}
+        start += length
         trajectories.append(
-            Trajectory(**arrays, reward=entry["reward"], components=entry["components"], finish=Finish(entry["finish"]))
+            Trajectory(**own, reward=entry["reward"], components=entry["components"], finish=Finish(entry["finish"]))
         )
-    if at != len(body):
-        raise ValueError(f"{len(body)} bytes of arrays, not {at}")
     return tuple(trajectories)
 
 
-def decode(data: bytes) -> Iterator[Record]:
-    """The whole records at the beginning of data."""
-    end = 0
-    for start, body, end in _frames(data):
-        yield _record(json.loads(data[start:body]), memoryview(data)[body:end])
+def _whole_messages(path: Path) -> list[tuple[Message, int]]:
+    """The whole messages of a file, each with the position behind it; none if there is no file.
+
+    Raises:
+      UserError: the file is in another version of the format.
+    """
+    data = path.read_bytes() if path.exists() else b""
+    try:
+        if _is_unversioned(data):
+            raise FramingError("of the version before 1")
+        found = list(framing.scan(data))
+    except FramingError as error:
+        raise UserError(
+            f"journal: {path} can't be read: {error} (go on with the rljax that wrote it, or in another --workdir)"
+        ) from None
+    end = found[-1][1] if found else 0
     if end != len(data):
-        log.warning("journal: %d bytes after the last whole record are ignored", len(data) - end)
+        log.warning("journal: %d bytes after the last whole record of %s are ignored", len(data) - end, path)
+    return found
 
 
-def _frames(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Of each whole record: where its header starts, where its arrays start, where they end."""
-    end = 0
-    while len(data) - end >= FRAME.size:
-        magic, head_size, body_size, checksum = FRAME.unpack_from(data, end)
-        start = end + FRAME.size
-        end = start + head_size + body_size
-        if magic != MAGIC or end > len(data) or zlib.crc32(memoryview(data)[start:end]) != checksum:
-            return
-        yield start, start + head_size, end
-
-
-def _record(header: dict[str, Any], body: memoryview) -> Record:
-    ticket = ticket_from_json(header["ticket"])
-    if header["trajectories"] is None:
-        return Record(ticket, None, tuple(header["rewards"]))
-    return Record(ticket, Group(ticket.prompt.uid, unpack(header["trajectories"], body)))
+def _is_unversioned(data: bytes) -> bool:
+    """Whether a file begins with a whole record of the format before version 1."""
+    if len(data) < UNVERSIONED.size:
+        return False
+    magic, header, body, checksum = UNVERSIONED.unpack_from(data)
+    rest = memoryview(data)[UNVERSIONED.size : UNVERSIONED.size + header + body]
+    return bool(magic == b"RLJ1" and len(rest) == header + body > 0 and zlib.crc32(rest) == checksum)
 
 
 class Journal:
-    """An append-only file of records. `append` hands the record to the kernel before it returns."""
+    """An append-only file of records.
+
+    `append` hands the record to the kernel before it returns.
+    """
 
     def __init__(self, path: Path) -> None:
         """Opens the file, cutting off a torn record that a kill left at its end."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = max((end for _, _, end in _frames(path.read_bytes())), default=0) if path.exists() else 0
+        whole = max((end for _, end in _whole_messages(path)), default=0)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         os.ftruncate(self._file, whole)
         os.lseek(self._file, whole, os.SEEK_SET)
@@ -135,19 +155,25 @@ class Journal:
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file, in order; none if there is no file."""
-    return list(decode(path.read_bytes())) if path.exists() else []
+    """Reads the records of a file, in order; none if there is no file.
+
+    Raises UserError at another version's.
+    """
+    return [decode(message) for message, _ in _whole_messages(path)]
 
 
 def write_entries(path: Path, entries: Iterable[Entry]) -> None:
-    """The buffer's finished groups as one file of records."""
+    """Writes the buffer's finished groups as one file of records."""
     with path.open("wb") as file:
         for entry in entries:
             file.write(encode(Record(entry.ticket, entry.group)))
 
 
 def read_entries(path: Path, count: int) -> list[Entry]:
-    """Raises ValueError when the file does not hold `count` groups."""
+    """Reads what `write_entries` wrote.
+
+    Raises ValueError when the file does not hold `count` groups.
+    """
     records = read(path)
     if len(records) != count:
         raise ValueError(f"{path.name} holds {len(records)} groups, not {count}")
@@ -160,7 +186,7 @@ def read_entries(path: Path, count: int) -> list[Entry]:
 
 
 class GroupLog:
-    """The journals of a run: one a checkpoint.
+    """The journals of a run: one per checkpoint.
 
     Example:
 
@@ -176,10 +202,12 @@ class GroupLog:
         self._version = 0
 
     def begin(self, step: int, version: int, *, fresh: bool = False) -> dict[tuple[str, int], Record]:
-        """Records from here on belong to the checkpoint of this step. Returns those it has, by uid and attempt.
+        """Records from here on belong to the checkpoint of this step. Returns those it has, by uid
+        and attempt.
 
         Args:
-          fresh: the checkpoint is being made now: a file of its name is of a run that took another course.
+          fresh: the checkpoint is being made now: a file of its name is of a run that took another
+            course.
         """
         self.close()
         path = self._directory / f"{step}.journal"

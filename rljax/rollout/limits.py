@@ -8,24 +8,19 @@ from rljax.config.schema import Config
 from rljax.rollout.buffer import Limits
 
 
-def most_in_flight(config: Config) -> int:
-    """Prompts generated at once."""
-    rollout = config.rollout
-    batch_size = rollout.consumer_batch_size or config.train_dataset.batch_size
-    return rollout.max_concurrent_rollouts or (rollout.max_head_offpolicyness + 1) * batch_size
-
-
 def limits_of(config: Config, prompts_per_epoch: int) -> Limits:
-    """The buffer's limits. Epochs and steps both bound a run; it ends with whichever comes first."""
-    rollout, steps = config.rollout, config.total_train_steps
-    batch_size = rollout.consumer_batch_size or config.train_dataset.batch_size
+    """The buffer's limits.
+
+    Epochs and steps both bound a run; it ends with whichever comes first.
+    """
+    steps = config.total_train_steps
     return Limits(
-        max_lag=rollout.max_head_offpolicyness,
-        batch_size=batch_size,
-        max_concurrent=most_in_flight(config),
+        max_lag=config.rollout.max_head_offpolicyness,
+        batch_size=config.batch_size,
+        max_concurrent=config.max_in_flight,
         prompts=config.total_train_epochs * prompts_per_epoch,
-        groups=None if steps is None else steps * batch_size,
-        stale_policy=rollout.stale_policy,
+        groups=None if steps is None else steps * config.batch_size,
+        stale_policy=config.rollout.stale_policy,
     )
 
 

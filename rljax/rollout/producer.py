@@ -1,10 +1,12 @@
-"""The producer: prompts become groups, all at once, and whatever users' code does is a value with a kind.
+"""The producer: prompts become groups, all at once, and whatever users' code does is a value with
+a kind.
 
-a request    ends after rollout.request_timeout; lost ones are sent again rollout.request_retries times    (PatientSampler)
+a request    ends within rollout.request_timeout; a lost one is sent again rollout.request_retries times   (PatientGenerator)
 an episode   gives a trajectory, or None (rejected), or fails; a failed one is left out of its group       (run_episode)
 a group      is made of the episodes that worked                                                           (Rollouts)
 
-What becomes of a prompt then, tracker.py says. Groups are made in this process (Producer), or in others (rljax/workers).
+What becomes of a prompt then, tracker.py says. Groups are made in this process (Producer), or in
+others (rljax/workers).
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from rljax.engine import Sampler, WeightSource
-from rljax.errors import EpisodeError, SamplerError
+from rljax.engine import Generator
+from rljax.errors import EpisodeError, RequestLost, SamplerError
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import NEVER, Buffer, Ticket, oldest_version
 from rljax.rollout.result import Failure, Result
@@ -35,51 +37,50 @@ def pause_before(attempt: int) -> float:
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (attempt - 1)) if attempt else 0.0
 
 
-class PatientSampler:
-    """A sampler whose every request ends: with a completion, or with SamplerError."""
+class PatientGenerator(Generator):
+    """A generator whose every request ends in time: with a completion, or with SamplerError.
 
-    def __init__(self, sampler: Sampler, *, timeout: float, retries: int, lost: Callable[[SamplerError], None]) -> None:
+    It owns the time limit of a request, whatever samples. It owns the retries too, but for
+    samplers that retry by themselves (a client of servers sends the rest to another, behind the
+    tokens that came): those raise RequestLost.
+    """
+
+    def __init__(self, generator: Generator, *, timeout: float, retries: int, lost: Callable[[SamplerError], None]) -> None:
         """
         Args:
-          timeout: seconds a request may take.
-          lost: told of each time a request was lost, sent again or not.
+          timeout: seconds a request may take, with all its attempts and the pauses between them.
+          retries: attempts after the first.
+          lost: called with the error each time a request was lost, sent again or not.
         """
-        self._sampler = sampler
+        self._generator = generator
         self._timeout = timeout
         self._retries = retries
         self._lost = lost
 
     @property
     def version(self) -> int:
-        return self._sampler.version
+        return self._generator.version
 
     async def generate(self, request: Request) -> Completion:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._with_retries(request)
+        except TimeoutError:
+            error = SamplerError(f"request {request.id}: no answer in {self._timeout:g} s (rollout.request_timeout)")
+            self._lost(error)
+            raise error from None
+
+    async def _with_retries(self, request: Request) -> Completion:
         attempt = 0
         while True:
             try:
-                async with asyncio.timeout(self._timeout):
-                    return await self._sampler.generate(request)
-            except TimeoutError:
-                error = SamplerError(f"request {request.id}: no answer in {self._timeout:g} s (rollout.request_timeout)")
-            except SamplerError as lost:
-                error = lost
-            self._lost(error)
-            attempt += 1
-            if attempt > self._retries:
-                raise error
+                return await self._generator.generate(request)
+            except SamplerError as error:
+                self._lost(error)
+                attempt += 1
+                if isinstance(error, RequestLost) or attempt > self._retries:
+                    raise
             await asyncio.sleep(pause_before(attempt))
-
-    async def pause(self) -> None:
-        await self._sampler.pause()
-
-    async def resume(self) -> None:
-        await self._sampler.resume()
-
-    async def load_weights(self, source: WeightSource, version: int) -> None:
-        await self._sampler.load_weights(source, version)
-
-    async def close(self) -> None:
-        await self._sampler.close()
 
 
 @dataclasses.dataclass
@@ -87,7 +88,7 @@ class Rollouts:
     """Makes groups: in the trainer's process, or in a worker's (rljax/workers/client.py)."""
 
     workflow: Workflow
-    sampler: Sampler
+    generator: Generator
     params: SamplingParams
     n_samples: int
     seed: int  # of the run
@@ -95,7 +96,10 @@ class Rollouts:
     told: bool = False  # of a first failed episode; the others are counted
 
     async def group(self, ticket: Ticket) -> Result:
-        """All samples of one prompt, after a pause where it failed before. Never raises what users' code raises."""
+        """All samples of one prompt, after a pause where it failed before.
+
+        Never raises what users' code raises.
+        """
         await asyncio.sleep(pause_before(ticket.failures))
         results = await asyncio.gather(*(self._episode(ticket, sample) for sample in range(self.n_samples)))
         trajectories = tuple(r for r in results if isinstance(r, Trajectory))
@@ -111,7 +115,7 @@ class Rollouts:
 
     async def _episode(self, ticket: Ticket, sample: int) -> Trajectory | Failure | None:
         seed = seed_for(self.seed, ticket.prompt.uid, sample, ticket.attempt)
-        result = await run_episode(self.workflow, self.sampler, ticket.prompt, self.params, seed)
+        result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed)
         if isinstance(result, Failure) and not self.told:
             self.told = True  # at once: a group ends with its slowest episode, minutes later where rewards time out
             log.warning("an episode of prompt %s failed: %s", ticket.prompt.uid, result.reason)
@@ -119,11 +123,11 @@ class Rollouts:
 
 
 async def run_episode(
-    workflow: Workflow, sampler: Sampler, prompt: Prompt, params: SamplingParams, seed: int
+    workflow: Workflow, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int
 ) -> Trajectory | Failure | None:
     """One episode, its failure as a value: nothing a workflow does ends the others."""
     try:
-        return await workflow.episode(sampler, prompt, params, seed)
+        return await workflow.episode(generator, prompt, params, seed)
     except EpisodeError as error:
         return Failure(error.kind, error)
     except Exception as error:  # whatever users' code raises

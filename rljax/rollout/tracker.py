@@ -1,4 +1,5 @@
-"""What becomes of a prompt: counted, journaled and put into the buffer; or tried again, dropped, or the end of the run.
+"""What becomes of a prompt: counted, journaled and put into the buffer; or tried again, dropped,
+or the end of the run.
 
 a failed group     every episode failed: its prompt is generated again after a pause, later ones go on meanwhile
 a prompt           that failed recover.max_prompt_failures times by its own fault is dropped, and counted
@@ -89,8 +90,9 @@ class PromptTracker:
         self._end(ticket, group if result.wanted else None, tuple(t.reward for t in group.trajectories))
 
     def _unless_stale(self, result: Result, admitted: int) -> Result:
-        """A group that began after the last publish has no token too old, unless the sampler doesn't take what is published:
-        then it would be generated again without end."""
+        """A group that began after the last publish has no token too old, unless the sampler
+        doesn't take what is published: then it would be generated again without end.
+        """
         version, oldest = self._buffer.version, oldest_version(result.trajectories)
         if not result.wanted or admitted < version or oldest >= version - self._buffer.limits.max_lag:
             return result

@@ -1,6 +1,8 @@
-"""Trajectories from token ids: of one completion, of several with text put between them, and of labelled targets.
+"""Trajectories from token ids: of one completion, of several with text put between them, and of
+labeled targets.
 
-Text is never tokenised again: what the sampler returned is what a trajectory holds, and what the next request begins with.
+Text is never tokenized again: what the sampler returned is what a trajectory holds, and what the
+next request begins with.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Episode:
         self._add(token_ids, np.zeros(length), np.full(length, PROMPT_VERSION), trained=False)
 
     def sampled(self, completion: Completion) -> None:
-        """Adds a completion, id by id as it was sampled: every token is trained on, an EOS at its end included."""
+        """Adds a completion, id by id as it was sampled: every token is trained on, an EOS at its
+        end included.
+        """
         self._add(completion.token_ids, completion.logp, completion.versions, trained=True)
         self._finish = completion.finish
 
@@ -81,7 +85,10 @@ def trajectory_of(
 
 
 def supervised(prompt_ids: Sequence[int], target_ids: Sequence[int]) -> Trajectory:
-    """A prompt and the ids to learn after it. No policy of ours sampled them: versions and log-probs say so."""
+    """A prompt and the ids to learn after it.
+
+    No policy of ours sampled them: versions and log-probs say so.
+    """
     ids = np.array([*prompt_ids, *target_ids], np.int32)
     trained = np.arange(len(ids)) >= max(len(prompt_ids), 1)  # token 0 has no context
     return Trajectory(

@@ -1,4 +1,5 @@
-"""Where a run's metrics, samples and status go: the run directory always, TensorBoard, W&B and the terminal beside it.
+"""Where a run's metrics, samples and status go: the run directory always, TensorBoard, W&B and the
+terminal beside it.
 
 run = RunDirectory(workdir)                   # locked: two runs never share a directory
 sinks = build(config, run, tokenizer, first_step=12)
@@ -33,7 +34,8 @@ class State(enum.StrEnum):
 class Status:
     """Where a run is.
 
-    Example: Status(State.FAILED, step=12, version=12, total_steps=100, error="full disk: checkpoints/13")
+    Example: Status(State.FAILED, step=12, version=12, total_steps=100, error="full disk:
+    checkpoints/13")
     """
 
     state: State

@@ -15,7 +15,8 @@ def build(config: Config, run: RunDirectory, tokenizer: Tokenizer, *, first_step
     """Opens them all.
 
     Args:
-      first_step: training steps that are finished: a resumed run goes on after it, and what a file says of later ones is cut.
+      first_step: training steps that are finished: a resumed run goes on after it, and what a file
+        says of later ones is cut.
 
     Raises:
       UserError: when an optional one is asked for and not installed.

@@ -32,7 +32,9 @@ ON_A_LINE = ("rollout/reward", "eval-rollout/reward", "warmup/loss", "sft/loss",
 
 
 class LineSink:
-    """One line a step, and one for what comes after it, as an evaluation does: for logs, pipes and dumb terminals."""
+    """One line a step, and one for what comes after it, as an evaluation does: for logs, pipes and
+    dumb terminals.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -116,7 +118,9 @@ class LiveSink:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One block character a value, from the least (▁) to the greatest (█); a space where it isn't finite."""
+    """One block character a value, from the least (▁) to the greatest (█); a space where it isn't
+    finite.
+    """
     blocks = "▁▂▃▄▅▆▇█"
     finite = [value for value in values if abs(value) < float("inf")]
     low, high = min(finite, default=0.0), max(finite, default=0.0)

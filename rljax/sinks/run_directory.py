@@ -79,7 +79,11 @@ class RunDirectory:
         return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
 
     def begin(self, config: Config) -> None:
-        """Writes config.json. Raises UserError where `recover.mode`, or another config, forbids to go on with what is there."""
+        """Writes config.json.
+
+        Raises UserError where `recover.mode`, or another config, forbids to go on with what is
+        there.
+        """
         if config.recover.mode == "fresh" and self.holds_a_run:
             raise UserError(f"--workdir: {self.path} holds a run (choose another, or recover.mode=auto to go on with it)")
         if any(self.checkpoints.glob("[0-9]*")):
@@ -99,8 +103,8 @@ class RunDirectory:
         self.write_text("status.json", dump(dataclasses.asdict(status) | {"pid": os.getpid(), "time": time.time()}) + "\n")
 
     def fail(self, error: str) -> None:
-        """Marks the run as failed at the step that status.json last told of; one that has finished stays so, for what failed is
-        a command that did nothing to it.
+        """Marks the run as failed at the step that status.json last told of; one that has finished
+        stays so, for what failed is a command that did nothing to it.
         """
         status = self.read_status()
         if status.state is State.FINISHED:
@@ -125,7 +129,9 @@ class RunDirectory:
 
 
 class RunDirectorySink:
-    """metrics.jsonl, samples.jsonl and status.json of a run that goes on after `first_step` finished steps."""
+    """metrics.jsonl, samples.jsonl and status.json of a run that goes on after `first_step`
+    finished steps.
+    """
 
     def __init__(self, run: RunDirectory, tokenizer: Tokenizer, *, first_step: int, samples_per_step: int) -> None:
         self._run = run
@@ -170,7 +176,10 @@ class RunDirectorySink:
 
 
 def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A trajectory as one object of samples.jsonl. Versions are runs of [version, tokens], over the sampled part."""
+    """A trajectory as one object of samples.jsonl.
+
+    Versions are runs of [version, tokens], over the sampled part.
+    """
     sampled = np.flatnonzero(trajectory.versions >= 0)
     start = int(sampled[0]) if sampled.size else len(trajectory)
     runs = itertools.groupby(trajectory.versions[start:].tolist())
@@ -190,7 +199,8 @@ def cut(path: Path, step: int) -> tuple[int, int | None, dict[str, Any]]:
     """Cuts a JSONL file behind its last whole line of a step up to `step`.
 
     Returns:
-      Where its last line starts (bytes), that line's step (None in an empty file) and its other keys.
+      Where its last line starts (bytes), that line's step (None in an empty file) and its other
+      keys.
     """
     if not path.exists():
         return 0, None, {}

@@ -13,7 +13,10 @@ from rljax.types import Trajectory
 
 
 class TensorBoardSink:
-    """Scalars under the names of metrics.jsonl. Steps after `first_step` of an earlier process are purged."""
+    """Scalars under the names of metrics.jsonl.
+
+    Steps after `first_step` of an earlier process are purged.
+    """
 
     def __init__(self, directory: Path, *, first_step: int) -> None:
         try:

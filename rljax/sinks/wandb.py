@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean, flatten, merge
@@ -16,7 +16,10 @@ from rljax.types import Trajectory
 
 
 class WandbSink:
-    """Scalars under the names of metrics.jsonl. WORKDIR/wandb_id keeps the run's id, for a resumed run to go on in it."""
+    """Scalars under the names of metrics.jsonl.
+
+    WORKDIR/wandb_id keeps the run's id, for a resumed run to go on in it.
+    """
 
     def __init__(self, run: RunDirectory, config: Config) -> None:
         try:
@@ -32,7 +35,7 @@ class WandbSink:
             id=id_file.read_text(),
             resume="allow",
             dir=str(run.path),
-            config=dataclasses.asdict(config),
+            config=config_io.to_dict(config),
         )
         self._step: int | None = None
         self._means: dict[str, Mean] = {}

@@ -1,8 +1,9 @@
-"""A whole run on the fake engine in milliseconds: a task, a workflow, a learner that remembers what it was trained on.
+"""A whole run on the fake engine in milliseconds: a task, a workflow, a learner that remembers
+what it was trained on.
 
     run = make_run(workdir, {"rollout.max_head_offpolicyness": 2}, n_prompts=12)
     outcome = loop.train(run)
-    run.engine.learner.trained        # uid -> the steps that trained on it: [one] each, if law 5 holds
+    run.engine.learner.trained        # uid -> the steps that trained on it: [one] each: exactly once
 
 The task: say the last token of the prompt again, then stop.
 """
@@ -20,14 +21,15 @@ import numpy as np
 
 from rljax.batching.batch import Batch
 from rljax.config import io as config_io
+from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.configs import base
-from rljax.engine import Engine, Sampler
+from rljax.engine import Engine, ExportToSampler, Generator
 from rljax.engines.fake import model
 from rljax.engines.fake.learner import FakeLearner
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import RewardError
-from rljax.loop import Labelled, Run
+from rljax.loop import Labeled, Run
 from rljax.metrics.mean import Mean, flatten
 from rljax.rollout.evaluation import Evaluation
 from rljax.rollout.producer import Rollouts
@@ -38,6 +40,7 @@ from rljax.workers.client import Parts, work
 from rljax.workers.server import WorkerServer
 
 TOKEN = "between us"
+IN_MEMORY = ExportToSampler("memory", Pool("fake"))
 STOP, EPOCHS, HIGH, LOW = 0, 40, 40, 16  # the vocabulary: the stop token, then those that spell an epoch and an index
 VOCAB = 1 + EPOCHS + HIGH + LOW
 
@@ -83,15 +86,17 @@ def example(prompt: Prompt) -> Trajectory:
 
 
 class Repeat:
-    """Half a point for the right first token, half for stopping after it, and a tenth for odd tokens: never all equal."""
+    """Half a point for the right first token, half for stopping after it, and a tenth for odd
+    tokens: never all equal.
+    """
 
     def __init__(self, trouble: Trouble | None = None) -> None:
         self._trouble = trouble
 
-    async def episode(self, sampler: Sampler, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
+    async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
         prompt_ids = spell(prompt)
         request = Request(f"{prompt.uid}#{seed}", np.array(prompt_ids, np.int32), params, seed)
-        completion = await sampler.generate(request)
+        completion = await generator.generate(request)
         if self._trouble and self._trouble.random.random() < self._trouble.failure_rate:
             raise RewardError(f"no reward for {prompt.uid}")
         right = float(completion.token_ids[0] == prompt_ids[-1])
@@ -193,13 +198,15 @@ def make_run(
     workflow: Any = None,
     accept: Callable[[Group], bool] = lambda group: True,
     sink: Callable[[int], MemorySink] = MemorySink,
-    transport: str = "memory",
-    fed: bool = False,
+    in_memory: bool = True,
+    by_workers: bool = False,
 ) -> Run:
     """A run of the task over n_prompts an epoch. The same workdir again resumes.
 
     Args:
-      fed: other processes generate: whoever attaches to what WORKDIR/workers.json names, as `worker` does.
+      in_memory: weights are published as arrays; else through a directory.
+      by_workers: other processes generate: those that attach to the address in
+        WORKDIR/workers.json, as `worker` does.
     """
     config = make_config(overrides)
     model_dir = workdir / "model"
@@ -212,23 +219,32 @@ def make_run(
     scratch, address_file = workdir / "server", workdir / "workers.json"
     return Run(
         config=config,
-        engine=Engine(sampler, learner, transport, workdir / "publish"),
+        engine=Engine(sampler, learner, IN_MEMORY if in_memory else None, workdir / "publish"),
         prompts=Numbers(n_prompts),
         workflow=workflow,
         params=params,
         open_sinks=sink,
         workdir=workdir,
         accept=accept,
-        labelled=Labelled(Numbers(n_prompts), example),
+        labeled=Labeled(Numbers(n_prompts), example),
         evaluation=Evaluation([next(validation) for _ in range(n_prompts)], Repeat(), params, 1),
-        worker_server=WorkerServer(config, model_dir, token=TOKEN, scratch=scratch, address_file=address_file) if fed else None,
+        worker_server=WorkerServer(config, model_dir, token=TOKEN, scratch=scratch, address_file=address_file)
+        if by_workers
+        else None,
     )
 
 
 async def worker(
-    workdir: Path, *, address: str = "", own: bool = False, workflow: Any = None, trouble: Trouble | None = None, **options: Any
+    workdir: Path,
+    *,
+    address: str = "",
+    own_sampler: bool = False,
+    workflow: Any = None,
+    trouble: Trouble | None = None,
+    **options: Any,
 ) -> None:
-    """A worker for the run in workdir, as soon as that listens, until it ends. `options` are `work`'s.
+    """A worker for the run in workdir, as soon as that listens, until it ends. `options` are
+    `work`'s.
 
     Args:
       address: where it listens, if that is known.
@@ -240,13 +256,13 @@ async def worker(
         await asyncio.sleep(0.01)
 
     @contextlib.asynccontextmanager
-    async def build(config: Config, words: Path, model_dir: Path | None, remote: Sampler) -> AsyncIterator[Parts]:
+    async def build(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Generator) -> AsyncIterator[Parts]:
         params = SamplingParams(config.gconfig.max_new_tokens, temperature=config.gconfig.temperature, stop_token_ids=(STOP,))
         mine = FakeSampler(config, model_dir, trouble) if model_dir else None
         makes = workflow or Repeat(trouble)
         yield Parts(Rollouts(makes, mine or remote, params, config.gconfig.n_samples, config.seed, lambda group: True), mine)
 
-    await work(lambda: (address, TOKEN), build, own=own, **options)
+    await work(lambda: (address, TOKEN), build, own_sampler=own_sampler, **options)
 
 
 async def settle() -> None:

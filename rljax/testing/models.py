@@ -32,8 +32,10 @@ def config_of(**overrides: Any) -> Config:
 
 
 def make_model(directory: Path, *, seed: int = 0, architecture: str = "qwen3", **changes: Any) -> Path:
-    """A HF directory of a random two-layer model with grouped-query attention, and the character-level tokenizer."""
-    shape = dict(
+    """A HF directory of a random two-layer model with grouped-query attention, and the
+    character-level tokenizer.
+    """
+    shape: dict[str, Any] = dict(
         architecture=architecture,
         hidden_size=32,
         intermediate_size=64,

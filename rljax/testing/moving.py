@@ -1,4 +1,6 @@
-"""A learner at work on one kind of run, the same steps whatever the engine: for tests of runs that move (law 9)."""
+"""A learner at work on one kind of run, the same steps whatever the engine: for tests of runs that
+move.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engine import Learner, State, find_plugin
 from rljax.metrics.mean import Mean
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_contract import config_of, episodes, first_fit, pack, untimed
 from rljax.testing.models import VOCABULARY
 
 SPECIAL = 3  # ids below it are not characters
@@ -34,7 +36,9 @@ CRITIC = {"actor.adv_estimator": "gae", "actor.kl_ctl": 0.1, "warmup.steps": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of run: settings, and how many supervised steps and training steps come before it moves, and after."""
+    """A kind of run: settings, and how many supervised steps and training steps come before it
+    moves, and after.
+    """
 
     settings: Mapping[str, Any]
     before: tuple[int, int]
@@ -60,7 +64,10 @@ def make(engine: str, kind: Kind, model: Path) -> Learner:
 
 
 def go(learner: Any, kind: Kind, steps: tuple[int, int], *, seed: int = 0) -> list[dict[str, Mean]]:
-    """Takes supervised steps, then training steps, on batches that follow from the seed. Metrics of each."""
+    """Takes supervised steps, then training steps, on batches that follow from the seed.
+
+    Metrics of each.
+    """
     supervised, training = steps
     found = [learner.update_supervised(_batch(seed + step)) for step in range(supervised)]
     for step in range(training):
@@ -71,7 +78,7 @@ def go(learner: Any, kind: Kind, steps: tuple[int, int], *, seed: int = 0) -> li
         means = learner.update(batch)
         if actor.adv_estimator == "gae":
             means |= learner.update_critic(batch.replace(values=learner.values(batch)))
-        found.append(means)
+        found.append(untimed(means))
     return found
 
 

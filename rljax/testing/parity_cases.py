@@ -1,4 +1,7 @@
-"""Inputs of the parity suite: what every term is tried on. Where nothing is trained the arrays hold NaN, inf and 89."""
+"""Inputs of the parity suite: what every term is tried on.
+
+Where nothing is trained the arrays hold NaN, inf and 89.
+"""
 
 import numpy as np
 
@@ -18,7 +21,6 @@ TERMS = [
     ("value_loss", dict(clip=None)),
     ("value_loss", dict(clip=0.2)),
     ("distillation", {}),
-    ("full_distillation", {}),
     ("negative_log_likelihood", {}),
 ]
 
@@ -43,8 +45,8 @@ def inputs(kind: str, seed: int = 0) -> dict[str, np.ndarray]:
     random = np.random.default_rng([KINDS.index(kind), seed])
     shape = (R, 0) if kind == "empty" else (R, M)
 
-    def normal(mean: float, std: float, of: tuple[int, ...] = shape) -> np.ndarray:
-        return random.normal(mean, std, of)
+    def normal(mean: float, std: float) -> np.ndarray:
+        return random.normal(mean, std, shape)
 
     drift = {"clipped": 0.6, "extreme": 12.0}.get(kind, 0.1)
     lag = {"stale": 2.0, "extreme": 12.0}.get(kind, 0.2)
@@ -64,8 +66,6 @@ def inputs(kind: str, seed: int = 0) -> dict[str, np.ndarray]:
         "values": normal(0, 1),
         "proximal_values": normal(0, 1),
         "returns": normal(0, 1),
-        "logits": normal(0, 2, (*shape, 5)),
-        "teacher_logits": normal(0, 2, (*shape, 5)),
     }
     mask = random.random(shape) < 0.7
     if kind == "all_masked":
@@ -75,5 +75,5 @@ def inputs(kind: str, seed: int = 0) -> dict[str, np.ndarray]:
     segment_ids = np.minimum(1 + np.cumsum(random.random(shape) < 0.3, axis=1), M)
     for name, array in arrays.items():
         garbage = random.choice([np.nan, np.inf, -np.inf, 89.0, -89.0], array.shape)
-        arrays[name] = np.where(mask if array.ndim == 2 else mask[..., None], array, garbage)
+        arrays[name] = np.where(mask, array, garbage)
     return arrays | {"mask": mask, "segment_ids": np.where(mask, segment_ids, 0)}

@@ -1,18 +1,16 @@
-"""The parity suite: what a backend's arithmetic must equal, and the laws it must keep.
+"""The parity suite: what a backend's arithmetic must equal, and the invariants it must keep.
 
-A backend subclasses `ParitySuite` and says how arrays go in and out and how a function is differentiated; see
-test_jax_parity.py and docs/parity.md. Expectations come from the float64 oracle, from identities, or from the laws.
+A backend subclasses `ParitySuite` and fills in what `Backend` leaves open; docs/parity.md shows
+one. Expectations come from the float64 oracle, from identities, or from invariants. It needs
+hypothesis beside pytest.
 """
 
 from __future__ import annotations
 
-import abc
-import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,27 +18,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rljax.objective import logprobs as logprob_oracle
+from rljax.metrics.mean import Mean, merge
 from rljax.objective import losses as oracle
 from rljax.objective import oracle as objective_oracle
+from rljax.objective.explained_variance import explained_variance
 from rljax.objective.spec import PREFIX, Objective, TokenArrays
+from rljax.testing.parity_backend import BY_TOKEN, DTYPES, GRADIENT, OBJECTIVES, VALUE, assert_close, tokens_of
 from rljax.testing.parity_cases import ARRAYS, KINDS, TERMS, M, R, inputs
-
-DTYPES = ("float64", "float32", "bfloat16")
-# Arithmetic is in float32 at least, so that only gradients, which come back in the inputs' dtype, are rounded to bfloat16.
-VALUE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-5}
-GRADIENT = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2**-7}
-
-BY_TOKEN = Objective(clip_high=0.28, dual_clip=3.0, weight_cap=2.0, kl_coef=0.1, entropy_coef=0.02)
-OBJECTIVES = [
-    BY_TOKEN,
-    Objective(weight_cap=2.0, cap_mode="mask", cap_level="sequence"),
-    Objective(decoupled=False, proximal="behavior", clip_high=0.28),
-    Objective(ratio_level="sequence", clip_low=0.05, clip_high=0.05, kl_coef=0.1, kl_estimator="k1"),
-    Objective(loss="cispo", clip_low=1.0, clip_high=0.3, entropy_coef=0.1, weight_cap=5.0),
-    Objective(proximal="interpolated", weight_cap=5.0),
-    Objective(loss="sft"),
-]
+from rljax.testing.parity_logprobs import LogprobSuite
 
 # One test function serves every backend: what hypothesis calls differing executors, harmless with no database.
 quick = settings(
@@ -49,31 +34,8 @@ quick = settings(
 masks = st.lists(st.booleans(), min_size=R * M, max_size=R * M).map(lambda bits: np.array(bits).reshape(R, M))
 
 
-class ParitySuite(abc.ABC):
+class ParitySuite(LogprobSuite):
     """Subclass it as Test..., fill in what is abstract, and pytest does the rest."""
-
-    losses: ModuleType  # the terms
-    token_logprobs: Callable[..., Any]
-    policy_objective: Callable[..., Any]
-    value_objective: Callable[..., Any]
-    fused_objective: Callable[..., Any] | None = None  # None: the backend has none
-
-    @abc.abstractmethod
-    def array(self, x: np.ndarray, dtype: str) -> Any:
-        """The backend's array of dtype "float64", "float32" or "bfloat16"; bool and int arrays keep their kind."""
-
-    @abc.abstractmethod
-    def numpy(self, x: Any) -> np.ndarray:
-        """A float64 (or bool or int) numpy array of a backend's array, of any dtype."""
-
-    @abc.abstractmethod
-    def gradient(self, function: Callable[..., Any], arrays: Sequence[Any], *rest: Any) -> tuple[Any, Sequence[Any]]:
-        """Value of the scalar function(*arrays, *rest), and its gradient in each of arrays. The same function object comes
-        again with other arrays, so that a compiled form of it may be kept."""
-
-    def precision(self, dtype: str) -> contextlib.AbstractContextManager[Any]:
-        """Entered around everything of one dtype, for backends that must be told about float64."""
-        return contextlib.nullcontext()
 
     # Terms
 
@@ -123,7 +85,7 @@ class ParitySuite(abc.ABC):
         with self.precision(dtype):
             ours, exact = self._rounded(inputs(kind), dtype)
             loss, grads = self._objective(ours, objective)
-            expected = objective_oracle.policy_objective(exact["logp"], exact["entropy"], _tokens(exact), objective)
+            expected = objective_oracle.policy_objective(exact["logp"], exact["entropy"], tokens_of(exact), objective)
             assert np.isfinite(loss)
             assert abs(loss - expected.loss) <= VALUE[dtype] * (1 + 100 * abs(expected.loss))
             assert_close(grads[0], expected.d_logp, GRADIENT[dtype])
@@ -135,7 +97,7 @@ class ParitySuite(abc.ABC):
         with self.precision("float64"):
             ours, exact = self._rounded(_masked(inputs("stale", 1), mask), "float64")
             loss, grads = self._objective(ours, BY_TOKEN)
-            expected = objective_oracle.policy_objective(exact["logp"], exact["entropy"], _tokens(exact), BY_TOKEN)
+            expected = objective_oracle.policy_objective(exact["logp"], exact["entropy"], tokens_of(exact), BY_TOKEN)
             assert_close(np.array([loss]), np.array([expected.loss]), 1e-12)
             assert_close(grads[0], expected.d_logp, 1e-12)
 
@@ -150,8 +112,8 @@ class ParitySuite(abc.ABC):
 
     @quick
     @given(masks, st.sampled_from(OBJECTIVES))
-    def test_trap_03_splitting_changes_neither_loss_nor_gradient(self, part: np.ndarray, objective: Objective) -> None:
-        """Law 2. Parts are any sets of tokens where the objective works by token, else any sets of rows."""
+    def test_split_invariance_of_loss_and_gradient(self, part: np.ndarray, objective: Objective) -> None:
+        """Parts are any sets of tokens where the objective works by token, else any sets of rows."""
         if objective.ratio_level == "sequence" or objective.cap_level == "sequence":
             part = np.repeat(part[:, :1], M, axis=1)
         with self.precision("float64"):
@@ -184,7 +146,9 @@ class ParitySuite(abc.ABC):
             assert_close(wide[0], np.pad(grads[0], [(0, 0), (0, columns)]), 1e-13)
 
     def test_ratio_one_gives_the_reinforce_gradient(self) -> None:
-        """At pi_theta = pi_prox = pi_behave the surrogate's gradient is -weight * A, whatever the clips."""
+        """At pi_theta = pi_prox = pi_behave the surrogate's gradient is -weight * A, whatever the
+        clips.
+        """
         with self.precision("float64"):
             case = inputs("ordinary", 5)
             case |= {"proximal_logp": case["logp"], "behavior_logp": case["logp"]}
@@ -195,14 +159,14 @@ class ParitySuite(abc.ABC):
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("objective", OBJECTIVES[:-1], ids=lambda o: f"{o.loss}-{o.ratio_level}-{o.proximal}-{o.cap_level}")
-    def test_trap_11_with_no_step_taken_the_ratio_is_one_exactly(self, objective: Objective, dtype: str) -> None:
-        """Law 3: the proximal policy is the current one, by its own log-probs or given the same numbers."""
+    def test_unit_ratio_is_exact_with_no_step_taken(self, objective: Objective, dtype: str) -> None:
+        """The proximal policy is the current one, by its own log-probs or given the same numbers."""
         objective = dataclasses.replace(objective, proximal="recomputed")
         with self.precision(dtype):
             ours, exact = self._rounded(inputs("ordinary", 6), dtype)
             for proximal in (None, ours["logp"]):
                 _, metrics = type(self).policy_objective(
-                    ours["logp"], ours["entropy"], _tokens(ours)._replace(proximal_logp=proximal), objective
+                    ours["logp"], ours["entropy"], tokens_of(ours)._replace(proximal_logp=proximal), objective
                 )
                 weight = metrics[f"{PREFIX}/importance_weight"]
                 assert self.numpy(weight.min) == self.numpy(weight.max) == 1
@@ -213,7 +177,7 @@ class ParitySuite(abc.ABC):
     def test_metrics_are_unweighted_moments_of_the_trained_tokens(self) -> None:
         with self.precision("float64"):
             ours, exact = self._rounded(inputs("stale", 7), "float64")
-            _, metrics = type(self).policy_objective(ours["logp"], ours["entropy"], _tokens(ours), BY_TOKEN)
+            _, metrics = type(self).policy_objective(ours["logp"], ours["entropy"], tokens_of(ours), BY_TOKEN)
             mask = exact["mask"]
             exact = {name: array[mask] for name, array in exact.items()}
             ratio = np.exp(exact["logp"] - exact["proximal_logp"])
@@ -237,7 +201,7 @@ class ParitySuite(abc.ABC):
         with self.precision("float64"):
             ours, exact = self._rounded(inputs("stale", 8), "float64")
             _, metrics = type(self).policy_objective(
-                ours["logp"], ours["entropy"], _tokens(ours), Objective(proximal="interpolated")
+                ours["logp"], ours["entropy"], tokens_of(ours), Objective(proximal="interpolated")
             )
             exact = {name: array[exact["mask"]] for name, array in exact.items()}
             behave = exact["behavior_logp"]
@@ -247,29 +211,30 @@ class ParitySuite(abc.ABC):
             np.testing.assert_allclose(self.numpy(error.sum), expected.sum(), rtol=1e-12)
             np.testing.assert_allclose(self.numpy(error.max), expected.max(), rtol=1e-12)
 
-    def test_trap_20_nothing_trained_gives_zeros_and_empty_means(self) -> None:
+    def test_nothing_to_train_gives_zeros_and_empty_means(self) -> None:
         with self.precision("float32"):
             ours, _ = self._rounded(inputs("all_masked"), "float32")
             loss, grads = self._objective(ours, BY_TOKEN)
             assert loss == 0 and not grads[0].any() and not grads[1].any()
-            _, metrics = type(self).policy_objective(ours["logp"], ours["entropy"], _tokens(ours), BY_TOKEN)
+            _, metrics = type(self).policy_objective(ours["logp"], ours["entropy"], tokens_of(ours), BY_TOKEN)
             assert all(self.numpy(mean.count) == 0 and self.numpy(mean.sum) == 0 for mean in metrics.values())
 
-    def test_trap_07_a_masked_log_ratio_of_89_is_finite(self) -> None:
+    def test_masked_overflow_of_a_log_ratio_of_89_is_finite(self) -> None:
         with self.precision("float32"):
             case = _masked(inputs("ordinary", 9), np.arange(R * M).reshape(R, M) % 2 == 0)
             case["logp"] = np.where(case["mask"], case["logp"], 89.0)
-            case |= {
-                name: np.where(case["mask"], case[name], 0.0) for name in ("proximal_logp", "behavior_logp", "reference_logp")
-            }
+            others = ("proximal_logp", "behavior_logp", "reference_logp", "teacher_logp")
+            case |= {name: np.where(case["mask"], case[name], 0.0) for name in others}
             for objective in OBJECTIVES:
                 loss, grads = self._objective(self._rounded(case, "float32")[0], objective)
                 assert np.isfinite(loss) and np.isfinite(grads[0]).all()
                 assert not grads[0][~case["mask"]].any()
 
     @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-    def test_trap_10_the_gradient_of_kl_in_the_loss_is_that_of_reverse_kl(self, estimator: str) -> None:
-        """In expectation over samples: every token of the vocabulary once, weighted by its probability."""
+    def test_reverse_kl_gradient_of_kl_in_the_loss(self, estimator: str) -> None:
+        """In expectation over samples: every token of the vocabulary once, weighted by its
+        probability.
+        """
         logits, reference = np.array([0.3, -0.2, 0.5]), np.array([0.0, 0.1, -0.1])
         log_p, log_q = (z - np.log(np.exp(z).sum()) for z in (logits, reference))
         p = np.exp(log_p)
@@ -282,131 +247,25 @@ class ParitySuite(abc.ABC):
         np.testing.assert_allclose(d_logp - p * d_logp.sum(), reverse, atol=1e-14)  # through log-softmax
 
     def test_explained_variance_comes_from_merged_moments(self) -> None:
-        from rljax.metrics.mean import Mean, merge
-        from rljax.objective.spec import explained_variance
-
         with self.precision("float64"):
-            parts, values, returns = [], [], []
+            parts: list[dict[str, Mean]] = []
+            errors, targets = [], []
             for seed in range(2):
                 ours, exact = self._rounded(inputs("ordinary", seed), "float64")
                 arguments = [ours[name] for name in ("values", "proximal_values", "returns", "weight", "mask")]
                 _, metrics = type(self).value_objective(*arguments, clip=0.2)
                 parts.append({name: Mean(*(float(self.numpy(x)) for x in mean)) for name, mean in metrics.items()})
-                values.append(exact["values"][exact["mask"]])
-                returns.append(exact["returns"][exact["mask"]])
-            values, returns = np.concatenate(values), np.concatenate(returns)
-            expected = 1 - np.var(returns - values) / np.var(returns)
-            assert abs(explained_variance(merge(parts)) - expected) < 1e-10
-
-    # The log-prob op
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("rows, chunk, softcap", [(13, 4, None), (13, 4, 4.0), (1, 4, None), (0, 4, None), (8, 100, None)])
-    def test_logprobs_equal_the_oracle(self, rows: int, chunk: int, softcap: float | None, dtype: str) -> None:
-        bounds = {"float64": (1e-13, 1e-12), "float32": (2e-6, 1e-5), "bfloat16": (2e-6, 2**-7)}[dtype]
-        with self.precision(dtype):
-            ours, exact = self._scoring_case(rows, dtype)
-            static = dict(temperature=0.6, softcap=softcap)
-            logp, entropy = type(self).token_logprobs(*ours[:3], **static, chunk=chunk)
-            expected = logprob_oracle.token_logprobs(*exact[:3], **static)
-            assert_close(self.numpy(logp), expected[0], bounds[0], floor=1.0)
-            assert_close(self.numpy(entropy), expected[1], bounds[0], floor=1.0)
-
-            def weighted(hidden: Any, unembedding: Any, labels: Any, d_logp: Any, d_entropy: Any) -> Any:
-                logp, entropy = type(self).token_logprobs(hidden, unembedding, labels, **static, chunk=chunk)
-                return (logp * d_logp).sum() + (entropy * d_entropy).sum()
-
-            _, grads = self.gradient(weighted, ours[:2], *ours[2:])
-            for grad, derived in zip(grads, logprob_oracle.token_logprobs_grad(*exact, **static), strict=True):
-                assert_close(self.numpy(grad), derived, bounds[1])
-
-    def test_trap_02_logits_are_divided_by_the_temperature(self) -> None:
-        with self.precision("float64"):
-            logits = np.array([[2.0, 0.0, -1.0]])
-            arrays = [self.array(x, "float64") for x in (logits, np.eye(3), np.array([0]))]
-            for temperature, expected in ((0.6, -0.041537), (1.0, -0.169846)):
-                logp = self.numpy(type(self).token_logprobs(*arrays, temperature=temperature)[0])[0]
-                z = logits[0] / temperature
-                assert abs(logp - (z[0] - np.log(np.exp(z).sum()))) < 1e-14
-                assert abs(logp - expected) < 1e-6
-
-    @pytest.mark.parametrize("chunk", [1, 5, 12])
-    def test_any_chunk_gives_the_same(self, chunk: int) -> None:
-        with self.precision("float64"):
-            ours, exact = self._scoring_case(13, "float64")
-            logp, entropy = type(self).token_logprobs(*ours[:3], chunk=chunk)
-            expected = logprob_oracle.token_logprobs(*exact[:3])
-            assert_close(self.numpy(logp), expected[0], 1e-13)
-            assert_close(self.numpy(entropy), expected[1], 1e-13)
-
-    @pytest.mark.parametrize(
-        "objective, softcap, dtype",
-        [(objective, None, "float64") for objective in OBJECTIVES if objective.by_token]
-        + [(BY_TOKEN, 4.0, dtype) for dtype in DTYPES],
-        ids=lambda x: f"{x.loss}-{x.proximal}" if isinstance(x, Objective) else str(x),
-    )
-    def test_fused_equals_the_oracle(self, objective: Objective, softcap: float | None, dtype: str) -> None:
-        if type(self).fused_objective is None:
-            pytest.skip("this backend has no fused objective")
-        static = dict(temperature=0.8, softcap=softcap)
-        with self.precision(dtype):
-            case = self._rounded(inputs("stale", 10), dtype)
-            ours, exact = self._scoring_case(R * M, dtype)
-            logp, entropy = logprob_oracle.token_logprobs(*exact[:3], **static)
-            expected = objective_oracle.policy_objective(logp.reshape(R, M), entropy.reshape(R, M), _tokens(case[1]), objective)
-            slopes = expected.d_logp.ravel(), expected.d_entropy.ravel()
-            derived = logprob_oracle.token_logprobs_grad(*exact[:3], *slopes, **static)
-
-            def fused(hidden: Any, unembedding: Any) -> Any:
-                return type(self).fused_objective(hidden, unembedding, ours[2], _tokens(case[0]), objective, **static, chunk=7)[
-                    0
-                ]
-
-            loss, grads = self.gradient(fused, ours[:2])
-            assert abs(self.numpy(loss) - expected.loss) <= VALUE[dtype] * (1 + 100 * abs(expected.loss))
-            for grad, exactly in zip(grads, derived, strict=True):
-                assert_close(self.numpy(grad), exactly, {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2}[dtype])
-
-    def test_fused_metrics_are_the_objectives(self) -> None:
-        if type(self).fused_objective is None:
-            pytest.skip("this backend has no fused objective")
-        with self.precision("float64"):
-            tokens = _tokens(self._rounded(inputs("stale", 11), "float64")[0])
-            ours, _ = self._scoring_case(R * M, "float64")
-            logp, entropy = type(self).token_logprobs(*ours[:3])
-            _, expected = type(self).policy_objective(logp.reshape(R, M), entropy.reshape(R, M), tokens, BY_TOKEN)
-            _, metrics = type(self).fused_objective(*ours[:3], tokens, BY_TOKEN, chunk=5)
-            assert metrics.keys() == expected.keys()
-            for name, mean in metrics.items():
-                np.testing.assert_allclose(
-                    [self.numpy(x) for x in mean], [self.numpy(x) for x in expected[name]], rtol=1e-11, err_msg=name
-                )
-
-    def test_a_sequence_level_objective_is_not_fused(self) -> None:
-        if type(self).fused_objective is None:
-            pytest.skip("this backend has no fused objective")
-        ours, _ = self._scoring_case(R * M, "float32")
-        tokens = _tokens(self._rounded(inputs("ordinary"), "float32")[0])
-        with pytest.raises(ValueError, match="sequence-level"):
-            type(self).fused_objective(*ours[:3], tokens, Objective(ratio_level="sequence"))
+                errors.append(exact["returns"][exact["mask"]] - exact["values"][exact["mask"]])
+                targets.append(exact["returns"][exact["mask"]])
+            expected = 1 - np.var(np.concatenate(errors)) / np.var(np.concatenate(targets))
+            assert abs(explained_variance(merge(parts)).value - expected) < 1e-10
 
     # Helpers
 
-    def _rounded(self, case: dict[str, np.ndarray], dtype: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The backend's arrays, and what they hold after rounding, for the oracle."""
-        ours = {name: self.array(array, dtype) for name, array in case.items()}
-        return ours, {name: self.numpy(array) for name, array in ours.items()}
-
-    def _scoring_case(self, rows: int, dtype: str) -> tuple[list[Any], list[np.ndarray]]:
-        """hidden, unembedding, labels, d_logp, d_entropy: 300 words, 16 dimensions."""
-        random = np.random.default_rng(rows)
-        arrays = [random.normal(size=(rows, 16)), random.normal(size=(300, 16)) * 0.5, random.integers(0, 300, rows)]
-        arrays += [random.normal(size=rows), random.normal(size=rows)]
-        ours = [self.array(x, dtype) for x in arrays]
-        return ours, [self.numpy(x) for x in ours]
-
     def _term_of(self, name: str, static: tuple[Any, ...], arguments: tuple[str, ...], wrt: tuple[str, ...]) -> Any:
-        """A function of the differentiable arguments, then the others; one object for each combination, for jit's sake."""
+        """A function of the differentiable arguments, then the others; one object for each
+        combination, for jit's sake.
+        """
         key = (type(self), name, static, wrt)
         if key not in _FUNCTIONS:
             kernel = getattr(self.losses, name)
@@ -424,7 +283,7 @@ class ParitySuite(abc.ABC):
 
         key = (type(self), objective)
         function = _FUNCTIONS.setdefault(key, loss)
-        total, grads = self.gradient(function, [ours["logp"], ours["entropy"]], _tokens(ours))
+        total, grads = self.gradient(function, [ours["logp"], ours["entropy"]], tokens_of(ours))
         return float(self.numpy(total)), [self.numpy(grad) for grad in grads]
 
     def _kl(self, *arrays: Any, estimator: str) -> Any:
@@ -434,35 +293,9 @@ class ParitySuite(abc.ABC):
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
 
-def assert_close(ours: np.ndarray, exact: np.ndarray, tolerance: float, floor: float = 0.0) -> None:
-    """Largest difference at most tolerance times the largest entry (and at least floor)."""
-    assert ours.shape == exact.shape
-    assert np.isfinite(ours).all()
-    if exact.size:
-        assert np.abs(ours - exact).max() <= tolerance * max(np.abs(exact).max(), floor)
-
-
 def _masked(case: dict[str, np.ndarray], mask: np.ndarray) -> dict[str, np.ndarray]:
     """The case with another mask; what a token of it holds that was masked before is made finite."""
     finite = {
         name: np.where(np.isfinite(x) & (np.abs(x) < 50), x, 0.5) if x.dtype.kind == "f" else x for name, x in case.items()
     }
     return finite | {"mask": mask, "segment_ids": np.where(mask, np.maximum(case["segment_ids"], 1), 0)}
-
-
-def _tokens(arrays: dict[str, Any]) -> TokenArrays:
-    return TokenArrays(
-        loss_weight=arrays["weight"],
-        **{
-            name: arrays[name]
-            for name in (
-                "mask",
-                "advantage",
-                "behavior_logp",
-                "segment_ids",
-                "proximal_logp",
-                "reference_logp",
-                "interpolation",
-            )
-        },
-    )

@@ -1,13 +1,22 @@
-"""What every sampler must do, whatever its engine: subclass `SamplerContract` and say how one is made.
+"""What every sampler must do, whatever its engine: subclass `SamplerContract` and say how one is
+made.
 
     class TestMySampler(SamplerContract):
-        def make(self, model):
-            return MySampler(...)          # of the first or the second of two models of one shape
-        def source(self, model):
-            return WeightSource(...)       # the same weights, to be loaded
+        without = frozenset({"stop strings"})         # what yours can't do is skipped
 
-Everything goes through the `Sampler` protocol. Expectations are derived: from another run of the same request, from a
-sampler that started with the weights that another was given, from what the request asked for.
+        def make(self, model):                        # 0 or 1: two models of one shape with other weights
+            return MySampler(config_of(), DIRECTORIES[model])
+
+        def source(self, model):                      # the same weights, to be loaded
+            return WeightsInDirectory(DIRECTORIES[model])
+
+Everything goes through the interface of `rljax.engine.Sampler`. Expectations are derived: from
+another run of the same request, from a sampler that started with the weights that another was
+given, from what the request asked for.
+
+Models are kept for a whole class, and so are the samplers `sampler` and `second`, of model 0 and
+1; a test that ends its sampler takes `own`. All of a class run in one event loop, in a thread of
+its own (`loop`).
 """
 
 from __future__ import annotations
@@ -15,6 +24,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -23,15 +33,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from rljax.engine import Sampler, WeightSource
+from rljax.engine import Sampler, WeightsInDirectory, WeightSource
 from rljax.errors import SamplerError, UserError
-from rljax.types import Completion, Finish, Request, SamplingParams
+from rljax.types import Completion, Finish, Piece, Request, SamplingParams
 
 WAIT = 60.0  # seconds after which something hangs
 
 
 class Loop:
-    """An event loop in a thread: one for all tests of a class, as a client's connections belong to one loop."""
+    """An event loop in a thread: one for all tests of a class, for a client's connections belong
+    to one loop.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -51,9 +63,12 @@ class Loop:
 
 
 class SamplerContract(abc.ABC):
-    """Subclasses set the figures of their model and sampler."""
+    """The tests.
 
-    vocabulary = 100
+    Subclasses say how a sampler is made, and set the figures of their model where they differ.
+    """
+
+    vocabulary = 100  # token ids of the models
     context = 64  # tokens of prompt and completion
     tolerance = 1e-4  # nats, between two computations of one log-prob
     reproducible = True  # one request gives the same tokens whatever runs beside it
@@ -63,15 +78,21 @@ class SamplerContract(abc.ABC):
 
     @abc.abstractmethod
     def make(self, model: int) -> Sampler:
-        """A new sampler of model 0 or 1, at version 0."""
+        """Returns a new sampler with the weights of model 0 or 1, at version 0.
+
+        Called outside of `loop`.
+        """
 
     @abc.abstractmethod
     def source(self, model: int) -> WeightSource:
-        """Weights of model 0 or 1."""
+        """Returns the weights of model 0 or 1, as a learner would publish them."""
 
-    @abc.abstractmethod
     def text(self, token_ids: np.ndarray) -> str:
-        """The text of a completion, special tokens included."""
+        """The text of a completion, special tokens included.
+
+        Not needed `without` "stop strings".
+        """
+        raise NotImplementedError("a sampler that knows stop strings says how its tokens are decoded")
 
     # Helpers
 
@@ -134,7 +155,7 @@ class SamplerContract(abc.ABC):
 
     # One completion
 
-    def test_a_completion_has_one_log_prob_and_one_version_a_token(self, sampler, loop):
+    def test_a_completion_has_one_log_prob_and_one_version_a_token(self, sampler: Sampler, loop: Loop) -> None:
         completion = loop.run(sampler.generate(self.request("shape", seed=3)))
         assert completion.token_ids.dtype == completion.versions.dtype == np.int32
         assert completion.logp.dtype == np.float32
@@ -144,11 +165,11 @@ class SamplerContract(abc.ABC):
         assert np.all(np.isfinite(completion.logp)) and np.all(completion.logp <= 0)
         assert np.all(completion.versions == sampler.version)
 
-    def test_greedy_is_deterministic_and_needs_no_seed(self, sampler, loop):
+    def test_greedy_is_deterministic_and_needs_no_seed(self, sampler: Sampler, loop: Loop) -> None:
         first = loop.run(sampler.generate(self.request("greedy", greedy=True, seed=1)))
         self.same(loop.run(sampler.generate(self.request("again", greedy=True, seed=2))), first)
 
-    def test_a_seed_gives_the_same_completion_and_another_seed_another(self, sampler, loop):
+    def test_a_seed_gives_the_same_completion_and_another_seed_another(self, sampler: Sampler, loop: Loop) -> None:
         first, again, other = (
             loop.run(sampler.generate(self.request(name, seed=seed, max_new_tokens=16)))
             for name, seed in (("first", 11), ("again", 11), ("other", 12))
@@ -156,13 +177,13 @@ class SamplerContract(abc.ABC):
         self.same(first, again)
         assert first.token_ids.tolist() != other.token_ids.tolist()
 
-    def test_the_samples_of_a_group_differ(self, sampler, loop):
+    def test_the_samples_of_a_group_differ(self, sampler: Sampler, loop: Loop) -> None:
         async def group() -> list[Completion]:
             return await asyncio.gather(*(sampler.generate(self.request(f"g#{i}", seed=i)) for i in range(8)))
 
         assert len({tuple(completion.token_ids) for completion in loop.run(group())}) == 8
 
-    def test_company_and_length_change_no_token(self, sampler, loop):
+    def test_company_and_length_change_no_token(self, sampler: Sampler, loop: Loop) -> None:
         requests = [
             self.request(f"c{i}", self.prompt(3 + i % 5, seed=i % 3), seed=i, max_new_tokens=3 + i, temperature=0.5 + 0.1 * i)
             for i in range(11)
@@ -177,14 +198,41 @@ class SamplerContract(abc.ABC):
             for request, completion in zip(requests, crowd, strict=True):
                 self.same(loop.run(sampler.generate(request)), completion)
 
-    def test_a_shorter_limit_gives_a_prefix(self, sampler, loop):
+    def test_a_shorter_limit_gives_a_prefix(self, sampler: Sampler, loop: Loop) -> None:
         long = loop.run(sampler.generate(self.request("long", seed=5, max_new_tokens=12)))
         short = loop.run(sampler.generate(self.request("short", seed=5, max_new_tokens=7)))
         np.testing.assert_array_equal(short.token_ids, long.token_ids[:7])
 
+    def test_the_pieces_of_a_stream_are_the_completion(self, sampler: Sampler, loop: Loop) -> None:
+        request = self.request("free", seed=13, max_new_tokens=12)
+
+        async def collect() -> list[Piece]:
+            return [piece async for piece in sampler.stream(request)]
+
+        pieces = loop.run(collect())
+        assert [piece.finish for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+        last = pieces[-1].finish
+        assert last is not None
+        joined = Completion(
+            np.concatenate([piece.token_ids for piece in pieces]),
+            np.concatenate([piece.logp for piece in pieces]),
+            np.concatenate([piece.versions for piece in pieces]),
+            last,
+        )
+        self.same(joined, loop.run(sampler.generate(request)))
+
+    def test_a_stream_that_is_left_early_leaves_the_others_alone(self, sampler: Sampler, loop: Loop) -> None:
+        async def leave() -> Completion:
+            other = asyncio.create_task(sampler.generate(self.request("other", seed=1, max_new_tokens=20)))
+            async with contextlib.aclosing(sampler.stream(self.request("left", max_new_tokens=40))) as pieces:
+                await anext(pieces)
+            return await other
+
+        assert len(loop.run(leave()).token_ids) == 20
+
     # Distribution
 
-    def test_trap_01_one_kept_token_has_probability_one(self, sampler, loop):
+    def test_truncated_sampling_gives_one_kept_token_probability_one(self, sampler: Sampler, loop: Loop) -> None:
         self.needs("top")
         greedy = loop.run(sampler.generate(self.request("greedy", greedy=True)))
         for narrow in ({"top_k": 1}, {"top_p": 1e-6}):
@@ -192,8 +240,10 @@ class SamplerContract(abc.ABC):
             np.testing.assert_array_equal(completion.token_ids, greedy.token_ids)
             np.testing.assert_allclose(completion.logp, 0.0, atol=self.tolerance)
 
-    def test_trap_02_log_probs_are_at_the_sampling_temperature(self, sampler, loop):
-        """Of one step: greedy reports temperature 1; at a temperature near 0 the same token has probability 1."""
+    def test_sampling_temperature_is_that_of_the_log_probs(self, sampler: Sampler, loop: Loop) -> None:
+        """Of one step: greedy reports temperature 1; at a temperature near 0 the same token has
+        probability 1.
+        """
         warm = loop.run(sampler.generate(self.request("warm", greedy=True, max_new_tokens=1)))
         cold = loop.run(sampler.generate(self.request("cold", temperature=1e-4, max_new_tokens=1, seed=9)))
         hot = [loop.run(sampler.generate(self.request(f"h{i}", temperature=1e4, max_new_tokens=1, seed=i))) for i in range(4)]
@@ -203,7 +253,7 @@ class SamplerContract(abc.ABC):
 
     # Ends
 
-    def test_a_stop_id_ends_a_completion_and_is_part_of_it(self, sampler, loop):
+    def test_a_stop_id_ends_a_completion_and_is_part_of_it(self, sampler: Sampler, loop: Loop) -> None:
         free = loop.run(sampler.generate(self.request("free", seed=6, max_new_tokens=12)))
         stop = int(free.token_ids[4])
         first = free.token_ids.tolist().index(stop)
@@ -211,7 +261,7 @@ class SamplerContract(abc.ABC):
         np.testing.assert_array_equal(ended.token_ids, free.token_ids[: first + 1])
         assert ended.finish is Finish.STOP
 
-    def test_stop_ids_are_not_drawn_before_the_minimum(self, sampler, loop):
+    def test_stop_ids_are_not_drawn_before_the_minimum(self, sampler: Sampler, loop: Loop) -> None:
         free = loop.run(sampler.generate(self.request("free", greedy=True, max_new_tokens=1)))
         stop = int(free.token_ids[0])  # the likeliest token of all would end it at once
         held = loop.run(
@@ -220,7 +270,7 @@ class SamplerContract(abc.ABC):
         assert stop not in held.token_ids[:3]
         assert len(held.token_ids) == 4 or held.finish is Finish.STOP
 
-    def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(self, sampler, loop):
+    def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(self, sampler: Sampler, loop: Loop) -> None:
         self.needs("stop strings")
         free = loop.run(sampler.generate(self.request("free", seed=7, max_new_tokens=12)))
         texts = [self.text(free.token_ids[:count]) for count in range(13)]
@@ -231,7 +281,7 @@ class SamplerContract(abc.ABC):
         np.testing.assert_array_equal(ended.token_ids, free.token_ids[:first])
         assert ended.finish is Finish.STOP
 
-    def test_a_full_context_ends_a_completion_by_length(self, sampler, loop):
+    def test_a_full_context_ends_a_completion_by_length(self, sampler: Sampler, loop: Loop) -> None:
         self.needs("context")
         prompt = self.prompt(self.context - 3)
         completion = loop.run(sampler.generate(self.request("full", prompt, max_new_tokens=50)))
@@ -239,12 +289,12 @@ class SamplerContract(abc.ABC):
         assert completion.finish is Finish.LENGTH
 
     @pytest.mark.parametrize("length", ["empty", "context", "longer"])
-    def test_a_prompt_that_does_not_fit_fails_alone(self, sampler, loop, length):
+    def test_a_prompt_that_does_not_fit_fails_alone(self, sampler: Sampler, loop: Loop, length: str) -> None:
         if length != "empty":
             self.needs("context")
         prompt = self.prompt({"empty": 0, "context": self.context, "longer": self.context + 40}[length])
 
-        async def both() -> list[Any]:
+        async def both() -> tuple[Any, Any]:
             good, bad = self.request("good", max_new_tokens=4), self.request("bad", prompt)
             return await asyncio.gather(sampler.generate(good), sampler.generate(bad), return_exceptions=True)
 
@@ -254,7 +304,7 @@ class SamplerContract(abc.ABC):
 
     # Many at once
 
-    def test_more_requests_than_room_all_complete(self, sampler, loop):
+    def test_more_requests_than_room_all_complete(self, sampler: Sampler, loop: Loop) -> None:
         async def flood() -> list[Completion]:
             prompts = [self.prompt(1 + i % 9, seed=i) for i in range(60)]
             calls = (self.request(f"f{i}", p, seed=i, max_new_tokens=1 + i % 7) for i, p in enumerate(prompts))
@@ -262,7 +312,7 @@ class SamplerContract(abc.ABC):
 
         assert [len(completion.token_ids) for completion in loop.run(flood())] == [1 + i % 7 for i in range(60)]
 
-    def test_a_cancelled_request_leaves_the_others_alone(self, sampler, loop):
+    def test_a_cancelled_request_leaves_the_others_alone(self, sampler: Sampler, loop: Loop) -> None:
         async def cancel_some() -> list[Any]:
             tasks = [asyncio.create_task(sampler.generate(self.request(f"t{i}", seed=i, max_new_tokens=40))) for i in range(20)]
             await asyncio.sleep(0.01)
@@ -277,7 +327,7 @@ class SamplerContract(abc.ABC):
 
     # Pauses and weights
 
-    def test_nothing_is_generated_in_a_pause(self, sampler, loop):
+    def test_nothing_is_generated_in_a_pause(self, sampler: Sampler, loop: Loop) -> None:
         loop.run(sampler.pause())
         loop.run(sampler.pause())
         waiting = loop.start(sampler.generate(self.request("waiting", max_new_tokens=4)))
@@ -286,7 +336,7 @@ class SamplerContract(abc.ABC):
         loop.run(sampler.resume())
         assert len(waiting.result(WAIT).token_ids) == 4
 
-    def test_a_pause_nobody_waits_for_any_more_harms_nothing(self, sampler, loop):
+    def test_a_pause_nobody_waits_for_any_more_harms_nothing(self, sampler: Sampler, loop: Loop) -> None:
         async def cancelled() -> None:
             for _ in range(5):
                 pausing = asyncio.create_task(sampler.pause())
@@ -298,8 +348,10 @@ class SamplerContract(abc.ABC):
         loop.run(cancelled())
         assert len(loop.run(sampler.generate(self.request("after", max_new_tokens=4))).token_ids) == 4
 
-    def test_trap_14_after_a_publish_requests_see_the_new_weights_alone(self, sampler, second, loop):
-        """Law 7: the prompts' keys and values were cached under the old weights, and the completions' too."""
+    def test_no_stale_cache_after_a_publish(self, sampler: Sampler, second: Sampler, loop: Loop) -> None:
+        """The prompts' keys and values were cached under the old weights, and the completions'
+        too.
+        """
         prompts = [self.prompt(20, seed=i) for i in range(3)]
         requests = [self.request(f"p{i}", prompt, greedy=True) for i, prompt in enumerate(prompts)]
 
@@ -316,7 +368,9 @@ class SamplerContract(abc.ABC):
             assert np.all(new.versions == version)
         assert any(np.abs(new.logp - old.logp).max() > 10 * self.tolerance for new, old in zip(after, before, strict=True))
 
-    def test_requests_in_a_pause_start_with_the_weights_loaded_in_it(self, sampler, second, loop):
+    def test_requests_in_a_pause_start_with_the_weights_loaded_in_it(
+        self, sampler: Sampler, second: Sampler, loop: Loop
+    ) -> None:
         request = self.request("w", self.prompt(20), greedy=True)
         loop.run(sampler.generate(request))
 
@@ -332,7 +386,7 @@ class SamplerContract(abc.ABC):
         self.same(completion, loop.run(second.generate(request)))
         assert np.all(completion.versions == sampler.version)
 
-    def test_a_request_in_flight_goes_on_under_new_weights(self, sampler, loop):
+    def test_a_request_in_flight_goes_on_under_new_weights(self, sampler: Sampler, loop: Loop) -> None:
         """Its versions rise at one token, and the tokens before are those of the old weights."""
         request = self.request("flight", self.prompt(4), seed=8, max_new_tokens=self.context - 4)
         old = loop.run(sampler.generate(request))
@@ -359,18 +413,50 @@ class SamplerContract(abc.ABC):
 
         return await asyncio.gather(sampler.generate(request), swap())
 
-    def test_weights_that_cannot_be_loaded_leave_the_old_ones(self, sampler, loop, tmp_path):
+    def test_weights_that_cannot_be_loaded_leave_the_old_ones(self, sampler: Sampler, loop: Loop, tmp_path: Path) -> None:
         request = self.request("kept", greedy=True)
         version = sampler.version
         before = loop.run(sampler.generate(request))
         with pytest.raises(UserError):
-            loop.run(publish(sampler, WeightSource(directory=Path(tmp_path / "nothing")), version + 1))
+            loop.run(publish(sampler, WeightsInDirectory(tmp_path / "nothing"), version + 1))
         self.same(loop.run(sampler.generate(request)), before)
         assert sampler.version == version
 
+    def test_memory_that_was_lent_comes_back_with_the_next_publish(self, sampler: Sampler, second: Sampler, loop: Loop) -> None:
+        """What waited meanwhile has lost its keys and values too: it goes on as a request of the
+        new weights alone would.
+        """
+        if not sampler.lends:
+            pytest.skip("this sampler lends no memory")
+        prompt, length = self.prompt(4), self.context - 4
+        request = self.request("free", prompt, greedy=True, max_new_tokens=length)
+        delay, kept = 1e-4, 0
+        for _ in range(40):
+            flown = loop.run(self._lent_under(sampler, request, delay))
+            kept = int((flown.versions < sampler.version).sum())
+            if kept and (flown.finish is Finish.ABORT or kept < length):
+                break
+            loop.run(publish(sampler, self.source(0), sampler.version + 1))
+            delay *= 0.7 if kept else 1.3
+        assert kept, "nothing was in flight when the memory was lent"
+        if flown.finish is not Finish.ABORT:
+            behind = np.concatenate([prompt, flown.token_ids[:kept]])
+            rest = loop.run(second.generate(self.request("free", behind, greedy=True, max_new_tokens=length - kept)))
+            np.testing.assert_array_equal(flown.token_ids[kept:], rest.token_ids)
+            np.testing.assert_allclose(flown.logp[kept:], rest.logp, atol=self.tolerance)
+        self.same(loop.run(sampler.generate(request)), loop.run(second.generate(request)))
+
+    async def _lent_under(self, sampler: Sampler, request: Request, delay: float) -> Completion:
+        flying = asyncio.create_task(sampler.generate(request))
+        await asyncio.sleep(delay)
+        await sampler.release()
+        await sampler.reclaim()
+        await publish(sampler, self.source(1), sampler.version + 1)
+        return await flying
+
     # The end
 
-    def test_closing_ends_what_is_in_flight_and_keeps_its_tokens(self, own, loop):
+    def test_closing_ends_what_is_in_flight_and_keeps_its_tokens(self, own: Sampler, loop: Loop) -> None:
         requests = [self.request(f"e{i}", seed=i, max_new_tokens=self.context - 6) for i in range(30)]
         whole = [loop.run(own.generate(request)) for request in requests[:2]]
 
@@ -391,7 +477,7 @@ class SamplerContract(abc.ABC):
             loop.run(own.generate(requests[0]))
         loop.run(own.close())  # again does nothing
 
-    def test_closing_a_paused_sampler_hangs_nobody(self, own, loop):
+    def test_closing_a_paused_sampler_hangs_nobody(self, own: Sampler, loop: Loop) -> None:
         async def close_paused() -> Completion:
             await own.pause()
             waiting = asyncio.create_task(own.generate(self.request("never")))

@@ -1,4 +1,4 @@
-"""Worker processes that a run starts itself: started again when they die, ended with it however it ends."""
+"""Worker processes that a run starts itself: restarted when they die, ended with the run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class WorkerProcesses:
-    """`count` processes of one command, to which `--attach=HOST:PORT` is added. What they print is in `logs`.
+    """Keeps `count` processes of one command running, with `--attach=HOST:PORT` added. What they
+    print is in `logs`.
 
-    Example: WorkerProcesses([sys.executable, "-m", "experiments.rollout"], 4, workdir / "workers")
+    Example:
+
+        WorkerProcesses([sys.executable, "-m", "rljax.experiments.rollout"], 4, workdir / "workers")
     """
 
     def __init__(self, command: Sequence[str], count: int, logs: Path) -> None:
@@ -35,9 +38,11 @@ class WorkerProcesses:
         self._closing = False
 
     def start(self, address: str, token: str, failed: Callable[[BaseException], None]) -> None:
-        """
+        """Starts the workers.
+
         Args:
-          failed: is told once, by UserError or TooManyFailures, when workers can't be kept running.
+          failed: called once, with UserError or TooManyFailures, when workers can't be kept
+            running.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         command = [*self._command, f"--attach={address}", f"--parent={os.getpid()}"]
@@ -46,11 +51,11 @@ class WorkerProcesses:
             self._keepers.append(asyncio.create_task(self._keep(index, command, environment, failed)))
 
     def worked(self) -> None:
-        """A group was finished: those that died before are forgotten."""
+        """Forgets the deaths so far; to be called when a group was finished."""
         self._deaths = 0
 
     async def close(self) -> None:
-        """Waits for those that end by themselves, and kills the others."""
+        """Waits a while for the workers to end by themselves, and kills the others."""
         self._closing = True
         if not self._keepers:
             return

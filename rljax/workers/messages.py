@@ -1,4 +1,13 @@
-"""Requests and groups as the fields and bytes of messages, there and back (rljax/workers/connection.py)."""
+"""The messages between a trainer and its workers, and what they carry.
+
+from the trainer    lease {ticket}                                       a prompt to work on
+                    completion {id} or {id, error, kind}                 the answer to a `generate`
+                    file {name}, files_complete {version}                a tokenizer, then weights (files.py)
+                    end {}                                               the run is over
+from the worker     group {index, attempt, ...}                          a finished group
+                    generate {id, ...}, cancel {id}                      a request for the trainer's sampler
+from both           heartbeat {}
+"""
 
 from __future__ import annotations
 
@@ -10,31 +19,43 @@ from typing import Any
 
 import numpy as np
 
-from rljax.errors import EpisodeError, error_of
+from rljax.errors import EpisodeError, RequestLost, SamplerError, UserError, error_of
+from rljax.messaging.framing import Message
 from rljax.metrics.mean import Mean
 from rljax.rollout.buffer import NEVER, Ticket, oldest_version
 from rljax.rollout.journal import pack, unpack
 from rljax.rollout.result import Failure, Result
 from rljax.types import Completion, Finish, Request, SamplingParams
-from rljax.workers.connection import Message
 
-Packed = tuple[dict[str, Any], bytes]
+SAMPLER_ERRORS: dict[str, type[Exception]] = {
+    "refused": UserError,
+    "given_up": RequestLost,
+    "lost": SamplerError,
+}  # a class before those that it is of
 
 
-def done(ticket: Ticket, result: Result) -> tuple[dict[str, Any], bytes]:
-    """The message of a group that is finished, less what was measured."""
-    trajectories, body = pack(result.trajectories)
+# Groups -----------------------------------------------------------------------------------------------------------------
+
+
+def encode_group(ticket: Ticket, result: Result, means: Mapping[str, Mean], counts: Mapping[str, int]) -> Message:
+    """Encodes what became of a prompt.
+
+    `means`, `counts`: what the worker measured and counted since its last group.
+    """
+    entries, arrays = pack(result.trajectories)
     fields = {
         "index": ticket.index,
         "attempt": ticket.attempt,
         "wanted": result.wanted,
-        "trajectories": trajectories,
-        "failures": [_described(failure) for failure in result.failures],
+        "trajectories": entries,
+        "failures": [_encode_failure(failure) for failure in result.failures],
+        "means": {name: dataclasses.astuple(mean) for name, mean in means.items()},
+        "counts": dict(counts),
     }
-    return fields, body
+    return Message("group", fields, arrays)
 
 
-def _described(failure: Failure) -> dict[str, str]:
+def _encode_failure(failure: Failure) -> dict[str, str]:
     error = failure.error
     ours = type(error).__module__ == "rljax.errors"  # its kind says its name
     text = " ".join((str(error) if ours else f"{type(error).__name__}: {error}").split())
@@ -42,10 +63,13 @@ def _described(failure: Failure) -> dict[str, str]:
     return {"kind": failure.kind, "error": text[:2000], "traceback": trace}
 
 
-def result_of(message: Message) -> Result:
-    """Of a `done`. Raises ValueError, KeyError, TypeError for what a learner could not be given."""
-    trajectories = unpack(message.fields["trajectories"], message.body)
-    failures = tuple(_failure(entry) for entry in message.fields["failures"])
+def decode_group(message: Message) -> Result:
+    """Decodes what became of a prompt.
+
+    Raises ValueError, KeyError, TypeError for what a learner could not be given.
+    """
+    trajectories = unpack(message.fields["trajectories"], message.arrays)
+    failures = tuple(_decode_failure(entry) for entry in message.fields["failures"])
     wanted = message.fields["wanted"] is True
     for t in trajectories:
         numbers = (t.reward, *t.components.values())
@@ -60,40 +84,73 @@ def result_of(message: Message) -> Result:
     return Result(trajectories, failures, wanted)
 
 
-def measured_of(message: Message) -> tuple[dict[str, Mean], dict[str, float]]:
-    """What a worker measured and counted: of a `done`. Raises ValueError, KeyError, TypeError, AttributeError."""
-    means = {name: Mean(*map(float, mean)) for name, mean in message.fields["measured"].items()}
-    return means, {name: float(count) for name, count in message.fields["counts"].items()}
-
-
-def _failure(entry: Mapping[str, str]) -> Failure:
+def _decode_failure(entry: Mapping[str, str]) -> Failure:
     error: EpisodeError = error_of(entry["kind"], entry["error"])
     error.add_note(entry["traceback"])
     return Failure(error.kind, error)
 
 
-def request_of(message: Message) -> Request:
+def decode_measurements(message: Message) -> tuple[dict[str, Mean], dict[str, float]]:
+    """Decodes the means and counts in a `group`.
+
+    Raises ValueError, KeyError, TypeError, AttributeError.
+    """
+    means = {name: Mean(*map(float, mean)) for name, mean in message.fields["means"].items()}
+    return means, {name: float(count) for name, count in message.fields["counts"].items()}
+
+
+# Requests ---------------------------------------------------------------------------------------------------------------
+
+
+def encode_request(number: int, request: Request) -> Message:
+    """Encodes a request for the trainer's sampler, under a number that its answer brings back."""
+    fields = {"id": number, "request": request.id, "params": dataclasses.asdict(request.params), "seed": int(request.seed)}
+    return Message("generate", fields, {"prompt_ids": np.asarray(request.prompt_ids, "<i4")})
+
+
+def decode_request(message: Message) -> tuple[int, Request]:
+    """Decodes a request and its number; the inverse of `encode_request`.
+
+    Raises ValueError, KeyError, TypeError.
+    """
     fields = message.fields
     params = fields["params"]
     listed = {name: tuple(params[name]) for name in ("stop", "stop_token_ids")}
-    return Request(fields["request"], np.frombuffer(message.body, "<i4"), SamplingParams(**params | listed), fields["seed"])
+    prompt_ids = _vector(message, "prompt_ids", "<i4")
+    return int(fields["id"]), Request(fields["request"], prompt_ids, SamplingParams(**params | listed), fields["seed"])
 
 
-def asked(request: Request) -> Packed:
-    """The message of a request."""
-    fields = {"request": request.id, "params": dataclasses.asdict(request.params), "seed": int(request.seed)}
-    return fields, np.ascontiguousarray(request.prompt_ids, "<i4").tobytes()
+def encode_completion(number: int, completion: Completion) -> Message:
+    """Encodes the answer to the request of that number."""
+    arrays = {
+        "token_ids": completion.token_ids.astype("<i4"),
+        "logp": completion.logp.astype("<f4"),
+        "versions": completion.versions.astype("<i4"),
+    }
+    return Message("completion", {"id": number, "finish": completion.finish.value}, arrays)
 
 
-def completed(completion: Completion) -> Packed:
-    """The message of a completion."""
-    arrays = (completion.token_ids.astype("<i4"), completion.logp.astype("<f4"), completion.versions.astype("<i4"))
-    fields = {"finish": completion.finish.value, "tokens": len(completion.token_ids)}
-    return fields, b"".join(array.tobytes() for array in arrays)
+def encode_sampler_error(number: int, error: Exception) -> Message:
+    """Encodes why there is no answer to the request of that number."""
+    kind = next(kind for kind, known in SAMPLER_ERRORS.items() if isinstance(error, known))
+    return Message("completion", {"id": number, "error": str(error), "kind": kind})
 
 
-def completion_of(message: Message) -> Completion:
-    """Of what `completed` made."""
-    n, body = message.fields["tokens"], message.body
-    ids, logp, versions = (np.frombuffer(body, dtype, n, 4 * n * at) for at, dtype in enumerate(("<i4", "<f4", "<i4")))
+def decode_completion(message: Message) -> Completion | Exception:
+    """Decodes the answer to a request: the completion, or the sampler's error.
+
+    Raises ValueError, KeyError, TypeError.
+    """
+    if "error" in message.fields:
+        return SAMPLER_ERRORS[message.fields["kind"]](message.fields["error"])
+    ids, logp, versions = (_vector(message, *array) for array in (("token_ids", "<i4"), ("logp", "<f4"), ("versions", "<i4")))
+    if not len(ids) == len(logp) == len(versions):
+        raise ValueError("arrays of several lengths")
     return Completion(ids, logp, versions, Finish(message.fields["finish"]))
+
+
+def _vector(message: Message, name: str, dtype: str) -> np.ndarray[Any, Any]:
+    array = message.arrays[name]
+    if array.ndim != 1 or array.dtype != np.dtype(dtype):
+        raise ValueError(f"{name} of {array.dtype}, {array.shape}")
+    return array

@@ -1,6 +1,8 @@
-"""Workflows: what an episode is. Named by `rollout.workflow`; the interface is rljax/rollout/workflow.py.
+"""Workflows: what an episode is. Named by `rollout.workflow`; the interface is
+rljax/rollout/workflow.py.
 
-A workflow is a class whose constructor takes `tokenizer`, `rewards` and, as keywords, `rollout.workflow_args`.
+A workflow is a class whose constructor takes `tokenizer`, `rewards` and, as keywords,
+`rollout.workflow_args`.
 """
 
 from rljax.workflows.build import WORKFLOWS, build_workflow, sampling_params

@@ -39,22 +39,22 @@ def build_workflow(name: str, *, tokenizer: Tokenizer, rewards: Rewards, argumen
 
 
 def sampling_params(config: GenerationConfig, tokenizer: Tokenizer) -> SamplingParams:
-    """`gconfig` with the tokenizer's EOS ids among the stop ids. Raises UserError when a value is out of range."""
+    """`gconfig` with the tokenizer's EOS ids among the stop ids.
+
+    Raises UserError for a stop id that is no token.
+    """
     for token in config.stop_token_ids:
         if not 0 <= token < tokenizer.vocab_size:
             raise UserError(
                 f"gconfig.stop_token_ids: {token} is no token (the tokenizer's are 0 to {tokenizer.vocab_size - 1})"
             )
-    try:
-        return SamplingParams(
-            max_new_tokens=config.max_new_tokens,
-            min_new_tokens=config.min_new_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            greedy=config.greedy,
-            stop=tuple(config.stop),
-            stop_token_ids=tuple(dict.fromkeys([*tokenizer.eos_token_ids, *config.stop_token_ids])),
-        )
-    except ValueError as error:
-        raise UserError(f"gconfig: {error}") from None
+    return SamplingParams(
+        max_new_tokens=config.max_new_tokens,
+        min_new_tokens=config.min_new_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        greedy=config.greedy,
+        stop=config.stop,
+        stop_token_ids=tuple(dict.fromkeys([*tokenizer.eos_token_ids, *config.stop_token_ids])),
+    )

@@ -3,12 +3,13 @@
     prompt --> completion --> reward --> feedback --> completion --> ...
     given      sampled                   given        sampled
 
-The ids of all that was sampled stand in the next request's prompt as they were sampled, not as their text would encode.
+The ids of all that was sampled stand in the next request's prompt as they were sampled, not as
+their text would encode.
 """
 
 from __future__ import annotations
 
-from rljax.engine import Sampler
+from rljax.engine import Generator
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, Score
@@ -20,9 +21,11 @@ FEEDBACK = "Your answer is not right. Read the question again, find the mistake,
 
 
 class MultiTurn:
-    """Ends with the first answer whose reward is `success`, after `max_turns`, or when a completion is cut short.
+    """Ends with the first answer whose reward is `success`, after `max_turns`, or when a
+    completion is cut short.
 
-    The reward is that of the last turn, times turn_discount for each turn before it; component "turns" counts them.
+    The reward is that of the last turn, times turn_discount for each turn before it; component
+    "turns" counts them.
 
     Args:
       feedback: the user's words after a wrong answer.
@@ -50,13 +53,13 @@ class MultiTurn:
         self._turn_discount = turn_discount
         self._max_tokens = max_tokens
 
-    async def episode(self, sampler: Sampler, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
+    async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
         messages = list(prompt.messages)
         episode = Episode(self._tokenizer.apply_chat_template(messages))
         turn = 0
         while True:
             request_id = f"{prompt.uid}#{seed}.{turn}"
-            completion = await generate(sampler, request_id, episode.token_ids, params, _turn_seed(seed, turn))
+            completion = await generate(generator, request_id, episode.token_ids, params, _turn_seed(seed, turn))
             episode.sampled(completion)
             turn += 1
             text = self._tokenizer.decode(completion.token_ids)
@@ -78,5 +81,7 @@ class MultiTurn:
 
 
 def _turn_seed(seed: int, turn: int) -> int:
-    """Turn 0 has the episode's own seed; later ones are spread over [0, 2**31) by a multiplicative hash."""
+    """Turn 0 has the episode's own seed; later ones are spread over [0, 2**31) by a multiplicative
+    hash.
+    """
     return (seed + turn * 0x9E3779B1) % 2**31

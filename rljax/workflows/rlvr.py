@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rljax.engine import Sampler
+from rljax.engine import Generator
 from rljax.errors import SamplerError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards
@@ -15,24 +15,30 @@ from rljax.types import Completion, Finish, Prompt, Request, SamplingParams, Tra
 
 
 class RLVR:
-    """Reinforcement learning from a verifiable reward. The reward sees the completion's text without special tokens."""
+    """Reinforcement learning from a verifiable reward.
+
+    The reward sees the completion's text without special tokens.
+    """
 
     def __init__(self, tokenizer: Tokenizer, rewards: Rewards) -> None:
         self._tokenizer = tokenizer
         self._rewards = rewards
 
-    async def episode(self, sampler: Sampler, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
+    async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
         prompt_ids = self._tokenizer.apply_chat_template(prompt.messages)
-        completion = await generate(sampler, f"{prompt.uid}#{seed}", prompt_ids, params, seed)
+        completion = await generate(generator, f"{prompt.uid}#{seed}", prompt_ids, params, seed)
         score = await self._rewards.score(prompt, self._tokenizer.decode(completion.token_ids))
         return trajectory_of(prompt_ids, completion, score.reward, score.components)
 
 
 async def generate(
-    sampler: Sampler, request_id: str, prompt_ids: Sequence[int] | np.ndarray, params: SamplingParams, seed: int
+    generator: Generator, request_id: str, prompt_ids: Sequence[int] | np.ndarray, params: SamplingParams, seed: int
 ) -> Completion:
-    """A completion that may be scored. Raises SamplerError when it was aborted: what came so far says nothing."""
-    completion = await sampler.generate(Request(request_id, np.asarray(prompt_ids, np.int32), params, seed))
+    """A completion that may be scored.
+
+    Raises SamplerError when it was aborted: what came so far says nothing.
+    """
+    completion = await generator.generate(Request(request_id, np.asarray(prompt_ids, np.int32), params, seed))
     if completion.finish is Finish.ABORT:
         raise SamplerError(f"request {request_id} was aborted after {len(completion.token_ids)} tokens")
     return completion

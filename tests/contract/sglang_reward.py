@@ -1,4 +1,6 @@
-"""A reward that differs between samples of one prompt, whatever the model: weights move at every step."""
+"""A reward that differs between samples of one prompt, whatever the model: weights move at every
+step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A learner of three ranks, under the contract of all learners: the leader's proxy, two followers, frames between them.
+"""A learner of three ranks, under the contract of all learners: the leader's proxy, two followers,
+frames between them.
 
 The ranks are threads here; tests/unit/multiprocess has them as processes.
 """

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rljax.engine import WeightSource
+from rljax.engine import WeightsInDirectory
 from rljax.engines.fake import model
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.testing.models import VOCABULARY, config_of
@@ -34,7 +34,4 @@ class TestFakeSampler(SamplerContract):
         return self._loop.run(made())
 
     def source(self, which):
-        return WeightSource(directory=models()[1][which])
-
-    def text(self, token_ids):
-        raise AssertionError("it has no stop strings")
+        return WeightsInDirectory(models()[1][which])

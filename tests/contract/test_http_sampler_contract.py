@@ -1,4 +1,6 @@
-"""Our server and its client under the contract of all samplers: what a sampler must do, it does behind HTTP."""
+"""Our server and its client under the contract of all samplers: what a sampler must do, it does
+behind HTTP.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rljax.config.allocation import Pool
-from rljax.engine import Sampler, WeightSource
+from rljax.engine import Sampler, WeightsInDirectory
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.remote import Remote, inspect
 from rljax.engines.http.server import SamplerServer, ServerOptions
@@ -57,12 +59,12 @@ class TestOurServer(SamplerContract):
         base = f"http://{host}:{port}"
         facts, version = inspect(base, None)
         assert version == 0
-        client = Served([Remote(base, facts, None)], version=0, request_timeout=120.0)
+        client = Served([Remote(base, facts, None)], version=0)
         client.server, client.behind, client.server_loop = server, behind, loop
         return client
 
     def source(self, model):
-        return WeightSource(directory=models()[1][model])
+        return WeightsInDirectory(models()[1][model])
 
     def text(self, token_ids):
         return load(models()[1][0]).decode(token_ids, skip_special_tokens=False)

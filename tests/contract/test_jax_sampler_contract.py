@@ -1,4 +1,6 @@
-"""The JAX sampler under the contract of all samplers, its weights published through memory and through a directory."""
+"""The JAX sampler under the contract of all samplers, its weights published through memory and
+through a directory.
+"""
 
 import functools
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import ClassVar
 
 from rljax.backends.jax import hf
 from rljax.config.allocation import Pool
-from rljax.engine import WeightSource
+from rljax.engine import WeightsInDirectory, WeightsInMemory
 from rljax.engines.jax.sampler import JaxSampler
 from rljax.hf.tokenizer import load
 from rljax.testing.models import VOCABULARY, config_of, make_model
@@ -28,19 +30,21 @@ class TestJaxSampler(SamplerContract):
         return JaxSampler(config_of(**self.settings), Pool("jax"), models()[1][model])
 
     def source(self, model):
-        return WeightSource(params=hf.load(models()[1][model])[1])
+        return WeightsInMemory(hf.load(models()[1][model])[1])
 
     def text(self, token_ids):
         return load(models()[1][0]).decode(token_ids, skip_special_tokens=False)
 
 
 class TestJaxSamplerFromDirectories(TestJaxSampler):
-    """Results read one dispatch later, as on a device; keys and values recomputed; weights from files."""
+    """Results read one dispatch later, as on a device; keys and values recomputed; weights from
+    files; memory is lent.
+    """
 
-    settings: ClassVar[dict[str, object]] = {"rollout.recompute_kv_on_publish": True}
+    settings: ClassVar[dict[str, object]] = {"rollout.recompute_kv_on_publish": True, "jax.release_memory": True}
 
     def make(self, model):
         return JaxSampler(config_of(**self.settings), Pool("jax"), models()[1][model], ahead=1)
 
     def source(self, model):
-        return WeightSource(directory=models()[1][model])
+        return WeightsInDirectory(models()[1][model])

@@ -1,8 +1,9 @@
 """Whole training runs, by the command line, over real SGLang servers on the CPU.
 
-At a lag of 0 the proximal policy is the one that sampled, so `behave_imp_weight` is exp of the difference between the learner's
-log-probs and the server's. In float32 it is 1 to rounding, and only if the server samples from the learner's very weights:
-the tiny models here move by several times that bound at every step.
+At a lag of 0 the proximal policy is the one that sampled, so `behave_imp_weight` is exp of the
+difference between the learner's log-probs and the server's. In float32 it is 1 to rounding, and
+only if the server samples from the learner's very weights: the tiny models here move by several
+times that bound at every step.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def started(workdir: Path, config: str, flags: dict[str, Any]) -> subprocess.Pop
 
 
 def finished(process: subprocess.Popen[str], workdir: Path, *, broken: bool = False) -> list[dict[str, float]]:
-    """The metrics of a run that ends well, and in which no publish had to be done over unless one was broken."""
+    """The metrics of a run that ends well, and in which no publish had to be done over unless one
+    was broken.
+    """
     out = process.communicate()[0]
     assert process.returncode == 0, out
     assert not processes(workdir), out
@@ -104,7 +107,7 @@ def trained(workdir: Path) -> Counter[tuple[int, str]]:
 
 
 def check_once(workdir: Path, steps: int, prompts: int, samples: int) -> None:
-    """Law 5: every prompt of a step with all its samples, and in no other step."""
+    """Every prompt of a step with all its samples, and in no other step."""
     found = trained(workdir)
     assert len(found) == steps * prompts
     assert len({uid for _, uid in found}) == steps * prompts
@@ -168,7 +171,10 @@ def test_servers_sample_from_the_very_weights_of_the_learner(tmp_path, tiny, mod
 
 @pytest.mark.parametrize(("servers", "learner", "transport"), [(1, "jax", "directory"), (2, "fsdp", "gloo")])
 def test_a_killed_server_costs_nothing_and_comes_back_with_the_present_weights(tmp_path, tiny, servers, learner, transport):
-    """kill -9 in the middle. The only server is waited for; of two, the other one takes its requests over until it is back."""
+    """kill -9 in the middle.
+
+    The only server is waited for; of two, the other one takes its requests over until it is back.
+    """
     flags = tiny | {
         "allocation_mode": f"sglang:d{servers}+{learner}:d1",
         "sglang.transport": transport,
@@ -217,7 +223,9 @@ def smollm2(tmp_path_factory) -> Path:
     ],
 )
 def test_smollm2_takes_asynchronous_steps_on_gsm8k(tmp_path, smollm2, mode, transport):
-    """Two of them at a lag of at most 1; log-probs of a server in bfloat16 agree with those of a learner in float32."""
+    """Two of them at a lag of at most 1; log-probs of a server in bfloat16 agree with those of a
+    learner in float32.
+    """
     flags = {
         "allocation_mode": mode,
         "sglang.transport": transport,

@@ -1,4 +1,5 @@
-"""The PyTorch learner on a CUDA device: FlashAttention in bfloat16, memory, and a publish that holds one tensor at a time.
+"""The PyTorch learner on a CUDA device: FlashAttention in bfloat16, memory, and a publish that
+holds one tensor at a time.
 
 pytest -m gpu tests/gpu
 """
@@ -9,6 +10,7 @@ import torch
 
 from rljax.backends.torch import attention
 from rljax.config.allocation import Pool
+from rljax.engine import ExportToSampler
 from rljax.engines.cuda.learner import TorchLearner
 from rljax.testing import models
 from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
@@ -65,7 +67,7 @@ def test_flash_attention_in_bfloat16_is_as_near_to_float32_as_the_masked_kind(mo
     assert np.mean(errors["flash"]) < 1.5 * np.mean(errors["masked"])
 
 
-def test_trap_19_packing_changes_bfloat16_log_probs_by_rounding_alone(model_dir):
+def test_packed_rows_change_bfloat16_log_probs_by_rounding_alone(model_dir):
     items = episodes(16, longest=60)
     learner = make(model_dir, **BFLOAT16)
     alone = learner.score(pack(items, [[i] for i in range(16)], 64))
@@ -97,7 +99,7 @@ def test_memory_is_masters_moments_gradients_and_a_layer_and_a_publish_adds_a_te
     assert peak < 16 * parameters * 1.1 + 2**27  # and gradients; a layer's weights and activations are little beside them
     largest = max(p.numel() for p in learner._policy.trained.values())
     torch.cuda.reset_peak_memory_stats()
-    for _, tensor in learner.export(None).params.tensors:
+    for _, tensor in learner.export(ExportToSampler("ipc", Pool("sglang"))).sender.tensors:
         assert tensor.dtype == torch.bfloat16
         del tensor
     assert torch.cuda.max_memory_allocated() - before - held < 4 * 2 * largest + 2**22

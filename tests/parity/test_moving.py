@@ -1,4 +1,6 @@
-"""Law 9: what one engine's learner saved, the other's goes on from: to the bit, and then to float32 rounding."""
+"""Engine portability: what one engine's learner saved, the other's goes on from: to the bit, and
+then to float32 rounding.
+"""
 
 import json
 import math
@@ -54,7 +56,7 @@ def marked(name):
 
 
 @pytest.mark.parametrize("name", [marked(name) for name in KINDS])
-def test_law_9_a_learner_moves(name, way, model, tmp_path):
+def test_engine_portability_of_a_learner(name, way, model, tmp_path):
     kind, (source, target) = KINDS[name], way
     unmoved = make(source, kind, model)
     go(unmoved, kind, kind.before)

@@ -1,6 +1,8 @@
-"""Our losses against TRL's own GRPOTrainer on the same logits: equal wherever the definitions are (docs/losses.md).
+"""Our losses against TRL's own GRPOTrainer on the same logits: equal wherever the definitions are
+(docs/losses.md).
 
-A real trainer is made around a tiny model and its loss function is called with the log-probs it would have been given.
+A real trainer is made around a tiny model and its loss function is called with the log-probs it
+would have been given.
 """
 
 import numpy as np
@@ -17,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from rljax.backends.torch.logprobs import token_logprobs  # noqa: E402
 from rljax.backends.torch.objective import policy_objective  # noqa: E402
 from rljax.config.schema import NormConfig  # noqa: E402
-from rljax.objective.advantages import normalised  # noqa: E402
+from rljax.objective.advantages import normalized  # noqa: E402
 from rljax.objective.aggregation import loss_weights  # noqa: E402
 from rljax.objective.spec import Objective, TokenArrays  # noqa: E402
 
@@ -67,7 +69,9 @@ def make_trainer(tmp_path_factory):
 
 
 def case(trainer):
-    """Inputs as GRPOTrainer passes them from generation to loss, and the log-probs of the model as it is."""
+    """Inputs as GRPOTrainer passes them from generation to loss, and the log-probs of the model as
+    it is.
+    """
     random = np.random.default_rng(0)
     lengths = [8, 5, 1, 7]
     completion_mask = torch.tensor(np.arange(COMPLETION)[None] < np.array(lengths)[:, None]).long()
@@ -164,7 +168,9 @@ def test_cispo_with_its_lower_bound_off_and_their_upper_bound_counted_from_zero(
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("mode", ["clamp", "mask"])
 def test_the_decoupled_weight_is_their_correction_for_the_sampler(make_trainer, mode, level):
-    """Their ratio is made at generation, by the trainer's own lines for it: exp(old - sampling), truncated or masked."""
+    """Their ratio is made at generation, by the trainer's own lines for it: exp(old - sampling),
+    truncated or masked.
+    """
     cap = 1.3
     trainer = make_trainer(loss_type="dapo", epsilon=0.2)
     inputs, behavior = case(trainer)
@@ -178,7 +184,9 @@ def test_the_decoupled_weight_is_their_correction_for_the_sampler(make_trainer, 
 
 
 def test_kl_in_the_loss_is_theirs_with_their_bias_correction(make_trainer):
-    """Their correction differentiates r k3, whose slope in logp is r times the log-ratio: what ours puts there outright."""
+    """Their correction differentiates r k3, whose slope in logp is r times the log-ratio: what
+    ours puts there outright.
+    """
     trainer = make_trainer(loss_type="dapo", use_bias_correction_kl=True)
     trainer.beta = 0.5
     inputs, _ = case(trainer)
@@ -187,7 +195,9 @@ def test_kl_in_the_loss_is_theirs_with_their_bias_correction(make_trainer):
 
 
 def test_kl_in_the_loss_without_it_has_the_value_and_another_gradient(make_trainer):
-    """On policy, where r is 1, k3 itself has the same value; its slope in expectation is that of forward KL (trap 10)."""
+    """On policy, where r is 1, k3 itself has the same value; its slope in expectation is that of
+    forward KL.
+    """
     trainer = make_trainer(loss_type="dapo", use_bias_correction_kl=False)
     trainer.beta = 0.5
     inputs, _ = case(trainer)
@@ -203,5 +213,5 @@ def test_our_group_advantages_are_theirs_but_for_the_std():
     rewards = torch.tensor([[1.0, 0.0, 0.25, 0.0], [0.5, 0.5, 0.5, 1.0]])
     expected = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
     norm = NormConfig("group", "group", False, False, eps=1e-4, std_floor=1e-3)
-    got = normalised(rewards.numpy().astype(np.float64).ravel(), np.repeat([0, 1], 4), norm).reshape(2, 4)
+    got = normalized(rewards.numpy().astype(np.float64).ravel(), np.repeat([0, 1], 4), norm).reshape(2, 4)
     np.testing.assert_allclose(got * np.sqrt(3 / 4), expected, rtol=1e-3)

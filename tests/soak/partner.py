@@ -1,4 +1,5 @@
-"""What stands beside the trainer in the soak: a sampling server, or a rollout worker. It runs until it is killed.
+"""What stands beside the trainer in the soak: a sampling server, or a rollout worker. It runs
+until it is killed.
 
 python -m tests.soak.partner server WORKDIR PORT SEED
 python -m tests.soak.partner worker WORKDIR PORT SEED        (with a sampler of its own where SEED is odd)
@@ -29,7 +30,7 @@ async def serve(workdir: Path, port: int, trouble: Trouble) -> None:
 async def work(workdir: Path, port: int, seed: int, trouble: Trouble) -> None:
     while True:  # a run that ends is followed by the next
         try:
-            await worker(workdir, address=f"127.0.0.1:{port}", own=seed % 2 == 1, trouble=trouble, patience=600.0)
+            await worker(workdir, address=f"127.0.0.1:{port}", own_sampler=seed % 2 == 1, trouble=trouble, patience=600.0)
         except UserError as error:
             print(error, file=sys.stderr)
         await asyncio.sleep(0.1)

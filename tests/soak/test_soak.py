@@ -1,6 +1,8 @@
-"""A soak: delays, lost requests, failed rewards, publishes when they come; kill -9 of trainer, servers and workers at random.
+"""A soak: delays, lost requests, failed rewards, publishes when they come; kill -9 of trainer,
+servers and workers at random.
 
-At the end every prompt was trained on exactly once, no token was older than the bound, and nothing was left open or grew.
+At the end every prompt was trained on exactly once, no token was older than the bound, and nothing
+was left open or grew.
 
 pytest tests/soak            a minute or two
 pytest tests/soak -m slow -s    ten minutes
@@ -95,7 +97,9 @@ class Partners:
 
 
 def _soak(workdir, *, epochs, prompts, kills, seed, lag=2, servers=0, workers=0):
-    """Runs the trainer, killing it `kills` times, and a partner in between; returns its report and how many kills hit what."""
+    """Runs the trainer, killing it `kills` times, and a partner in between; returns its report and
+    how many kills hit what.
+    """
     dice = random.Random(seed)
     workdir.mkdir(exist_ok=True)
     partners = Partners(workdir, dice, servers, workers)
@@ -145,26 +149,28 @@ def _check(report, *, epochs, prompts):
     assert all(files < 100 for files in report["partners_hold"])
 
 
-def test_two_epochs_through_faults_and_kills_law_5(tmp_path):
+def test_exactly_once_through_faults_and_kills(tmp_path):
     report, hits = _soak(tmp_path, epochs=2, prompts=90, kills=6, seed=1)
     assert hits["trainer"]  # else no kill came before the end
     _check(report, epochs=2, prompts=90)
 
 
-def test_two_epochs_through_kills_of_servers_law_5(tmp_path):
+def test_exactly_once_through_kills_of_servers(tmp_path):
     report, hits = _soak(tmp_path, epochs=2, prompts=60, kills=3, seed=2, servers=2)
     assert hits["trainer"] and hits["server"]
     _check(report, epochs=2, prompts=60)
 
 
-def test_two_epochs_through_kills_of_workers_law_5(tmp_path):
+def test_exactly_once_through_kills_of_workers(tmp_path):
     report, hits = _soak(tmp_path, epochs=2, prompts=60, kills=3, seed=3, workers=3)
     assert hits["trainer"] and hits["worker"]
     _check(report, epochs=2, prompts=60)
 
 
 def _lines(path):
-    """The last line of each step, as a file that is cut at each resumption would hold; less what the machine's time is in."""
+    """The last line of each step, as a file that is cut at each resumption would hold; less what
+    the machine's time is in.
+    """
     lines = {}
     for text in path.read_text().splitlines():
         line = json.loads(text)
@@ -172,7 +178,7 @@ def _lines(path):
     return lines
 
 
-def test_killed_synchronous_runs_write_the_metrics_of_one_that_was_not_law_10(tmp_path):
+def test_resume_equivalence_of_synchronous_runs_killed_many_times(tmp_path):
     for name, kills in (("straight", 0), ("killed", 4)):
         report, hits = _soak(tmp_path / name, epochs=2, prompts=60, kills=kills, seed=7, lag=0)
         assert (hits["trainer"] > 0) == (kills > 0) and report["most_lag"] == 0
@@ -181,7 +187,7 @@ def test_killed_synchronous_runs_write_the_metrics_of_one_that_was_not_law_10(tm
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_ten_minutes_of_faults_and_kills_law_5(tmp_path):
+def test_exactly_once_through_ten_minutes_of_faults_and_kills(tmp_path):
     """One soak after another: the trainer's own sampler, servers, workers, and both."""
     start, hits, steps, most = time.monotonic(), Counter(), 0, {"files_grown": 0, "bytes_grown": 0}
     beside = [{}, {"servers": 2}, {"workers": 3}, {"servers": 2, "workers": 2}]

@@ -1,8 +1,11 @@
-"""One process of the soak: trains on the fake engine with delays and faults until it is done, or killed.
+"""One process of the soak: trains on the fake engine with delays and faults until it is done, or
+killed.
 
-python -m tests.soak.trainer WORKDIR '{"epochs": 2, "prompts": 90, "seed": 1, "lag": 2, "addr": "", "listen": ""}'
+python -m tests.soak.trainer WORKDIR '{"epochs": 2, "prompts": 90, "seed": 1, "lag": 2, "addr": "",
+"listen": ""}'
 
-lag 0: delays, and no faults. addr: sampling servers to attach to. listen: where workers do the generating.
+lag 0: delays, and no faults. addr: sampling servers to attach to. listen: where workers do the
+generating.
 """
 
 import json
@@ -66,10 +69,10 @@ def main() -> None:
         return sinks[-1]
 
     files = _open_files()
-    run = make_run(workdir, overrides, n_prompts=how["prompts"], trouble=trouble, sink=sink, fed=bool(how["listen"]))
+    run = make_run(workdir, overrides, n_prompts=how["prompts"], trouble=trouble, sink=sink, by_workers=bool(how["listen"]))
     run.engine.learner = learner = Unsteady(run.config, workdir / "model")
     if how["addr"]:
-        run.engine.sampler, run.engine.transport = attach(run.config), "directory"
+        run.engine.sampler, run.engine.in_memory = attach(run.config), None
     outcome = loop.train(run)
     report = {
         "trained": learner.trained,

@@ -1,7 +1,10 @@
-"""The Bazel workspace forgets no file; where Bazel is installed it builds, and an import that points up does not."""
+"""The Bazel workspace forgets no file; where Bazel is installed it builds, and an import that
+points up does not.
+"""
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +15,7 @@ import pytest
 from tests.import_rule import BARE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FOLDERS = ("rljax", *BARE, "experiments", "tests")
+FOLDERS = ("rljax", *BARE, "tests")
 
 
 def python_folders() -> set[Path]:
@@ -29,7 +32,8 @@ def test_every_folder_with_python_has_a_build_file():
 def test_the_files_of_every_folder_are_in_a_library():
     """Its own, or the one of a folder above, which names it."""
     named = "".join(
-        (REPOSITORY / file).read_text() for file in ("rljax/BUILD", "configs/BUILD", "experiments/BUILD", "tests/BUILD")
+        (REPOSITORY / file).read_text()
+        for file in ("rljax/BUILD", "backends/jax/BUILD", "configs/BUILD", "experiments/BUILD", "tests/BUILD")
     )
     for folder in python_folders():
         lines = (folder / "BUILD").read_text()
@@ -38,17 +42,19 @@ def test_the_files_of_every_folder_are_in_a_library():
             label = f"//rljax/{place}" if place.startswith(BARE) else f"//{place}"
             assert f'"{label}:sources"' in named, label
         else:
-            assert 'srcs = glob(["*.py"])' in lines, folder
+            assert 'srcs = glob(["*.py"]' in lines, folder
+            for left_out in re.findall(r'exclude = \["(.+?)"\]', lines):
+                assert f'"//{folder.relative_to(REPOSITORY)}:{left_out}"' in named, left_out
 
 
 def test_every_binary_is_a_target():
     for folder in (REPOSITORY / "experiments", REPOSITORY / "experiments" / "bench"):
         build = (folder / "BUILD").read_text()
         for file in folder.glob("*.py"):
-            assert _is_run(file) == (f'"{file.stem}",' in build), file.name
+            assert is_program(file) == (f'"{file.stem}",' in build), file.name
 
 
-def _is_run(file: Path) -> bool:
+def is_program(file: Path) -> bool:
     """As a program. The peer's half of a benchmark is one in the peer's environment alone."""
     statements = ast.parse(file.read_text()).body
     guards = [node for node in statements if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"]
@@ -71,7 +77,9 @@ PLANTED = {  # file -> a line at its end, and why it does not build
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bazel") is None, reason="left out: Bazel is not installed (docs/bazel.md)")
 def test_what_is_planted_does_not_build(tmp_path):
-    """An upward import, and one of a library that is no dependency; the libraries alone, before anything is run."""
+    """An upward import, and one of a library that is no dependency; the libraries alone, before
+    anything is run.
+    """
     tree, cache = tmp_path / "tree", tmp_path / "cache"
     shutil.copytree(REPOSITORY, tree, symlinks=True, ignore=_not_of_the_tree)
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}

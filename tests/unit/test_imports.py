@@ -1,5 +1,5 @@
-"""Imports point one way: experiments -> testing -> engines -> backends -> rljax, from room to room of rljax as the rule's table
-says, and what is optional is imported when it is used.
+"""Imports point one way: experiments -> testing -> engines -> backends -> rljax, from room to room
+of rljax as the rule's table says, and what is optional is imported when it is used.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def _package(file: Path) -> str:
 
 
 def _known(module: str, modules: dict[str, Path]) -> str | None:
-    """The module that an import reads: `from a.b import c` is of a.b.c where that is a module, else of a.b."""
+    """The module that an import reads: `from a.b import c` is of a.b.c where that is a module,
+    else of a.b.
+    """
     while module and module not in modules:
         module = module.rpartition(".")[0]
     return module or None
@@ -93,15 +95,18 @@ PLANTED = {
     "up from the core, by from": ("rljax/loop.py", "from rljax import backends"),
     "up from the core, relative": ("rljax/data/x.py", "from ..engines import jax"),
     "up from a backend": ("backends/jax/x.py", "from rljax.engines import jax"),
-    "up from an engine": ("engines/jax/x.py", "def f():\n    from experiments import main"),
+    "up from an engine": ("engines/jax/x.py", "def f():\n    from rljax.experiments import main"),
+    "the suites from the tests": ("rljax/testing/x.py", "def f():\n    from tests import shared"),
     "jax in the core": ("rljax/objective/losses.py", "import jax.numpy as jnp"),
     "torch in the core, lazily": ("rljax/hf/x.py", "def f():\n    import torch"),
     "flax in a config": ("configs/x.py", "from flax import nnx"),
     "bare engines": ("experiments/x.py", "from engines.jax import sampler"),
     "bare configs": ("configs/x.py", "import configs.base"),
+    "bare experiments": ("experiments/x.py", "from experiments import main"),
     "torch with the module": ("experiments/x.py", "import torch"),
     "torch in the JAX engine": ("engines/jax/x.py", "try:\n    import torch\nexcept ImportError:\n    pass"),
     "sglang in a backend": ("backends/torch/x.py", "import sglang"),
+    "the command in the core": ("rljax/loop.py", "def f():\n    from rljax.experiments import cli"),
     "by name": ("rljax/loop.py", "import importlib\ndef f():\n    importlib.import_module('jax')"),
 }
 
@@ -123,6 +128,7 @@ ALLOWED = {
         "engines/jax/x.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
     ),
+    "the command, which is no core": ("rljax/__main__.py", "from rljax.experiments.cli import main"),
     "relative": ("rljax/data/x.py", "from . import formats\nfrom ..errors import UserError"),
 }
 
@@ -138,7 +144,7 @@ DECLARED = {
     "a backend": ("engines/jax/x.py", "def f():\n    from rljax.backends.jax import model", "//rljax/backends/jax"),
     "a config": ("rljax/loop.py", "from rljax.configs.algorithms import grpo", "//rljax/configs"),
     "the folder of the engines": ("experiments/x.py", "from rljax import engines", "//rljax/engines"),
-    "another binary": ("experiments/x.py", "from experiments.bench import packing", "//experiments"),
+    "another binary": ("experiments/x.py", "from rljax.experiments.bench import packing", "//rljax/experiments"),
 }
 
 

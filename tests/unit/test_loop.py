@@ -1,4 +1,4 @@
-"""The loop on the fake engine: laws 3 to 6 and 10, and the traps that live in the loop."""
+"""The loop on the fake engine: the invariants that the loop keeps, those of resuming among them."""
 
 import asyncio
 import dataclasses
@@ -18,7 +18,7 @@ from rljax.errors import RewardTimeout, TooManyFailures, UserError
 from rljax.metrics.mean import Mean
 from rljax.rollout.trajectories import trajectory_of
 from rljax.sinks import State, Status
-from rljax.testing.harness import MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
+from rljax.testing.harness import IN_MEMORY, MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
 from rljax.types import Completion, Finish, Request, SamplingParams
 
 ASYNC = {"rollout.max_head_offpolicyness": 2}
@@ -51,7 +51,9 @@ class Sinks:
         return self.opened[-1]
 
     def lines(self):
-        """What metrics.jsonl would hold: later runs cut what earlier ones wrote past their first step."""
+        """What metrics.jsonl would hold: later runs cut what earlier ones wrote past their first
+        step.
+        """
         lines = {}
         for sink in self.opened:
             lines = {step: line for step, line in lines.items() if step <= sink.first_step}
@@ -70,7 +72,7 @@ def _compared(lines):
 
 
 def _assert_once(run, n_prompts, epochs):
-    """Law 5."""
+    """Exactly once."""
     trained = run.engine.learner.trained
     assert {uid: len(steps) for uid, steps in trained.items()} == {
         f"{epoch}/{index}": 1 for epoch in range(epochs) for index in range(n_prompts)
@@ -78,7 +80,7 @@ def _assert_once(run, n_prompts, epochs):
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
-def test_every_prompt_is_trained_on_once_and_no_token_is_too_old_laws_4_and_5(tmp_path, max_lag):
+def test_exactly_once_within_the_lag_bound(tmp_path, max_lag):
     trouble = Trouble(np.random.default_rng(0), delay=0.002)
     overrides = {"rollout.max_head_offpolicyness": max_lag, "total_train_epochs": 2}
     run = make_run(tmp_path, overrides, n_prompts=18, trouble=trouble)  # 36 prompts by fours; 18 is no multiple of 4
@@ -104,7 +106,7 @@ def test_steps_end_a_run_before_its_epochs_do(tmp_path):
 
 
 @pytest.mark.parametrize("minibatches", [1, 4])
-def test_a_learning_rate_of_zero_gives_ratio_one_exactly_trap_11_law_3(tmp_path, minibatches):
+def test_zero_learning_rate_gives_ratio_one_exactly(tmp_path, minibatches):
     sinks = Sinks()
     overrides = {"actor.optimizer.lr": 0.0, "actor.ppo_n_minibatches": minibatches, "total_train_steps": 3}
     loop.train(make_run(tmp_path, overrides, sink=sinks))
@@ -146,9 +148,9 @@ def _mostly(group):
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_a_resumed_run_has_the_metrics_of_one_that_was_never_stopped_law_10(tmp_path, feature):
+def test_resume_equivalence_of_the_loops_metrics(tmp_path, feature):
     overrides = FEATURES[feature] | {"total_train_epochs": 2, "saver.freq_steps": 2}
-    how = {"transport": "directory" if feature == "directory" else "memory"}
+    how = {"in_memory": feature != "directory"}
     if feature == "filter":
         how["accept"] = _mostly
     straight = Sinks()
@@ -164,20 +166,22 @@ def test_a_resumed_run_has_the_metrics_of_one_that_was_never_stopped_law_10(tmp_
     assert killed.opened[1].first_step == 4
     assert _compared(killed.lines()) == _compared(straight.lines())
     assert resumed.engine.learner.trained == whole.engine.learner.trained
-    np.testing.assert_array_equal(resumed.engine.learner.export(None).params, whole.engine.learner.export(None).params)
+    np.testing.assert_array_equal(
+        resumed.engine.learner.export(IN_MEMORY).params, whole.engine.learner.export(IN_MEMORY).params
+    )
 
 
 def test_the_transports_publish_the_same_weights(tmp_path):
     lines = []
-    for transport in ("memory", "directory"):
+    for in_memory in (True, False):
         sinks = Sinks()
-        loop.train(make_run(tmp_path / transport, {}, sink=sinks, transport=transport))
+        loop.train(make_run(tmp_path / str(in_memory), {}, sink=sinks, in_memory=in_memory))
         lines.append(_compared(sinks.lines()))
     assert lines[0] == lines[1] and len(lines[0]) == 3
 
 
 @pytest.mark.parametrize("kill_at", [1, 4, 6, 7])
-def test_an_asynchronous_run_loses_and_doubles_nothing_trap_15(tmp_path, kill_at):
+def test_resume_position_of_an_asynchronous_run_loses_and_doubles_nothing(tmp_path, kill_at):
     overrides = ASYNC | {"total_train_epochs": 2, "saver.freq_steps": 3}
     sinks = Sinks(at=kill_at, act=_kill)
     with pytest.raises(Killed):
@@ -192,7 +196,9 @@ def test_an_asynchronous_run_loses_and_doubles_nothing_trap_15(tmp_path, kill_at
 
 @pytest.mark.parametrize("policy", ["mask", "drop"])
 def test_a_sampler_that_does_not_take_what_is_published_ends_the_run(tmp_path, policy):
-    """Its groups are stale however often they are generated again: without an end of its own that would go on for ever."""
+    """Its groups are stale however often they are generated again: without an end of its own that
+    would go on for ever.
+    """
     overrides = ASYNC | {"rollout.stale_policy": policy, "recover.max_consecutive_failures": 5}
     run = make_run(tmp_path, overrides, n_prompts=40)
 
@@ -205,7 +211,9 @@ def test_a_sampler_that_does_not_take_what_is_published_ends_the_run(tmp_path, p
 
 
 class Straggles(Repeat):
-    """Prompt 0/1 takes three publishes: each of its completions has two tokens of version 0, and two of version 3."""
+    """Prompt 0/1 takes three publishes: each of its completions has two tokens of version 0, and
+    two of version 3.
+    """
 
     def __init__(self):
         super().__init__()
@@ -244,7 +252,7 @@ class Counting(RememberingLearner):
 
 
 @pytest.mark.parametrize("policy", ["mask", "drop"])
-def test_a_straggler_is_masked_or_generated_again_as_the_stale_policy_says_law_4(tmp_path, policy):
+def test_lag_bound_masks_or_generates_again_as_the_stale_policy_says(tmp_path, policy):
     sinks = Sinks()
     overrides = {"rollout.max_head_offpolicyness": 1, "rollout.stale_policy": policy, "train_dataset.batch_size": 2}
     run = make_run(tmp_path, overrides, n_prompts=16, workflow=(workflow := Straggles()), sink=sinks)
@@ -302,7 +310,7 @@ class AlwaysFails:
         raise ZeroDivisionError(f"in the reward of {prompt.uid}")
 
 
-def test_a_workflow_that_always_fails_ends_the_run_with_the_first_error_trap_17(tmp_path):
+def test_failing_workflow_ends_the_run_with_the_first_error(tmp_path):
     run = make_run(tmp_path, {"recover.max_consecutive_failures": 7}, workflow=AlwaysFails())
     with pytest.raises(TooManyFailures, match="7 groups failed in a row; the first: workflow_error: ZeroDivisionError") as info:
         loop.train(run)
@@ -331,7 +339,7 @@ class FailsOften(Repeat):
         return await super().episode(sampler, prompt, params, seed)
 
 
-def test_failures_are_counted_by_kind_and_never_pass_for_a_reward_law_6(tmp_path):
+def test_failures_are_counted_by_kind_and_never_pass_for_a_reward(tmp_path):
     sinks = Sinks()
     run = make_run(tmp_path, ASYNC, workflow=FailsOften(), sink=sinks)
     assert loop.train(run).finished
@@ -347,7 +355,7 @@ def test_failures_are_counted_by_kind_and_never_pass_for_a_reward_law_6(tmp_path
         }
 
 
-def test_rejected_groups_are_counted_and_the_batch_is_filled_from_later_prompts_trap_20(tmp_path):
+def test_nothing_to_train_is_counted_and_the_batch_filled_from_later_prompts(tmp_path):
     sinks = Sinks()
     odd = lambda group: int(group.uid.split("/")[1]) % 2 == 1  # noqa: E731
     run = make_run(tmp_path, {"total_train_epochs": 2}, n_prompts=12, accept=odd, sink=sinks)
@@ -420,7 +428,7 @@ def test_a_critic_survives_a_batch_in_which_every_completion_was_cut_and_none_co
     assert loop.train(run).finished
 
 
-def test_sft_is_the_learner_alone_and_resumes_law_10(tmp_path):
+def test_resume_equivalence_of_sft(tmp_path):
     overrides = {"actor.loss": "sft", "total_train_epochs": 3, "saver.freq_steps": 2, "evaluator.freq_steps": 3}
     straight, killed = Sinks(), Sinks(at=5, act=_kill)
     outcome = loop.train(make_run(tmp_path / "a", overrides, sink=straight))
@@ -520,7 +528,7 @@ def test_export_holds_the_final_weights_and_tracing_one_line_an_event(tmp_path):
 
     run = make_run(tmp_path, {"saver.export_final": True, "rollout.enable_rollout_tracing": True})
     loop.train(run)
-    np.testing.assert_array_equal(model.read(tmp_path / "export"), run.engine.learner.export(None).params)
+    np.testing.assert_array_equal(model.read(tmp_path / "export"), run.engine.learner.export(IN_MEMORY).params)
     events = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
     assert [e["event"] for e in events].count("accepted") == 12 == [e["event"] for e in events].count("start")
 
@@ -535,7 +543,9 @@ def test_prompts_spell_their_uid():
 
 
 class Forgetful(FakeSampler):
-    """Once, when it has version 2, it comes back without weights, as a server that died and was started again."""
+    """Once, when it has version 2, it comes back without weights, as a server that died and was
+    started again.
+    """
 
     def __init__(self, *args):
         super().__init__(*args)

@@ -6,7 +6,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljax.seeding import generator_for, seed_for
+from rljax.seeding import seed_for
 
 NAMES = st.tuples(st.integers(0, 9), st.text(max_size=6), st.integers(0, 40), st.integers(0, 9))
 
@@ -21,9 +21,3 @@ def test_another_process_draws_the_same_seed():
     code = "from rljax.seeding import seed_for; print(seed_for(3, '0/17', 2, 1))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(out.stdout) == seed_for(3, "0/17", 2, 1)
-
-
-def test_a_generator_is_of_its_purpose_and_step():
-    draws = [tuple(generator_for(1, p, s).integers(0, 2**31, 4)) for p in ("a", "b") for s in (0, 1)]
-    assert len(set(draws)) == 4
-    assert tuple(generator_for(1, "a", 1).integers(0, 2**31, 4)) == draws[1]

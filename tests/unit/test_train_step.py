@@ -1,4 +1,6 @@
-"""What one step hands to the learner: groups whole, weights global, passes only where they are needed."""
+"""What one step hands to the learner: groups whole, weights global, passes only where they are
+needed.
+"""
 
 import dataclasses
 
@@ -10,7 +12,7 @@ from rljax.engines.fake.learner import FakeLearner
 from rljax.errors import UserError
 from rljax.metrics.accumulator import PhaseTimer
 from rljax.objective.advantages import advantages_of
-from rljax.testing.harness import VOCAB, make_config
+from rljax.testing.harness import IN_MEMORY, VOCAB, make_config
 from rljax.train_step import batch_metrics, learn, split, supervise
 from rljax.types import Finish, Group, Trajectory
 
@@ -29,6 +31,10 @@ class Recording(FakeLearner):
     def score(self, batch):
         self.calls.append(("score", batch))
         return super().score(batch)
+
+    def score_teacher(self, batch):
+        self.calls.append(("score_teacher", batch))
+        return super().score_teacher(batch)
 
     def named(self, name):
         return [batch for call, batch in self.calls if call == name]
@@ -71,7 +77,7 @@ def _by_first_tokens(batches, name):
 
 
 @pytest.mark.parametrize("minibatches,tokens", [(1, 16), (3, 16), (3, 64), (5, 32)])
-def test_advantages_are_of_whole_groups_however_they_are_split_traps_5_and_18(tmp_path, minibatches, tokens):
+def test_whole_groups_give_advantages_however_they_are_split(tmp_path, minibatches, tokens):
     groups = _groups()
     overrides = {"actor.ppo_n_minibatches": minibatches, "actor.mb_spec.max_tokens_per_row": tokens}
     learner, _ = _learn(tmp_path, overrides, groups)
@@ -85,7 +91,7 @@ def test_advantages_are_of_whole_groups_however_they_are_split_traps_5_and_18(tm
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
-def test_packing_changes_no_gradient_law_2_trap_3(tmp_path, aggregation):
+def test_split_invariance_of_the_gradient_over_packing(tmp_path, aggregation):
     tables = []
     for tokens, rows in ((13, 1), (16, 4), (512, 1)):
         overrides = {"actor.mb_spec.max_tokens_per_row": tokens, "actor.mb_spec.rows_per_mb": rows}
@@ -99,7 +105,7 @@ def test_packing_changes_no_gradient_law_2_trap_3(tmp_path, aggregation):
     assert np.abs(tables[0]).max() > 1e-4
 
 
-def test_weights_of_a_minibatch_are_normalised_over_it_all(tmp_path):
+def test_weights_of_a_minibatch_are_normalized_over_it_all(tmp_path):
     learner, _ = _learn(tmp_path, {"actor.ppo_n_minibatches": 3, "actor.mb_spec.max_tokens_per_row": 16})
     for batch in learner.named("update"):
         assert batch.loss_weight.sum() == pytest.approx(1.0, rel=1e-6)  # token-mean
@@ -126,7 +132,7 @@ def test_the_error_of_the_loglinear_proximal_policy_is_told_where_it_is_asked_fo
     plain, without = _learn(tmp_path, loglinear)
     asked, metrics = _learn(tmp_path, loglinear | {"actor.prox_logp_error": True})
     assert [call for call, _ in asked.calls] == ["score", "update", "update", "update"]
-    np.testing.assert_array_equal(asked.export(None).params, plain.export(None).params)
+    np.testing.assert_array_equal(asked.export(IN_MEMORY).params, plain.export(IN_MEMORY).params)
     error = metrics["ppo_actor/update/proximal_error"]
     assert error.min == 0 < error.max  # the first minibatch is at the proximal policy itself
     assert "ppo_actor/update/proximal_error" not in without
@@ -140,6 +146,19 @@ def test_several_minibatches_share_one_score_pass_of_the_weights_before_them(tmp
         np.testing.assert_array_equal(batch.proximal_logp, fresh.score(batch))
     spread = metrics["ppo_actor/update/importance_weight"]
     assert spread.min < 1 < spread.max  # the later minibatches see weights that moved
+
+
+def test_the_teacher_scores_the_batch_once_and_every_minibatch_has_its_log_probs(tmp_path):
+    table = np.random.default_rng(6).normal(size=(VOCAB, VOCAB)).astype(np.float32)
+    model.write(tmp_path / "teacher", table)
+    overrides = {"actor.ppo_n_minibatches": 2, "actor.distill.teacher": str(tmp_path / "teacher")}
+    learner, _ = _learn(tmp_path, overrides)
+    assert [call for call, _ in learner.calls] == ["score_teacher", "score", "update", "update"]
+    teacher = FakeLearner(make_config({}), tmp_path / "teacher")
+    for batch in learner.named("update"):
+        np.testing.assert_array_equal(batch.teacher_logp, teacher.score(batch))
+    learner, _ = _learn(tmp_path, {"actor.ppo_n_minibatches": 2})
+    assert all(batch.teacher_logp is None for batch in learner.named("update"))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 14, 99])

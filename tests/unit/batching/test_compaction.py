@@ -59,7 +59,9 @@ OBJECTIVES = [
 @settings(deadline=None, derandomize=True, max_examples=30)
 @given(st.integers(0, 1000), st.sampled_from(OBJECTIVES))
 def test_the_objective_of_the_kept_tokens_is_that_of_the_batch(seed, objective):
-    """Loss and gradient of the compacted batch, put back where they came from, are those of the whole."""
+    """Loss and gradient of the compacted batch, put back where they came from, are those of the
+    whole.
+    """
     batch = batch_of(seed)
     random = np.random.default_rng(seed + 1)
     logp, entropy = random.normal(-1, 0.3, (2, *batch.shape))
@@ -89,7 +91,7 @@ def test_a_score_pass_puts_every_trained_token_back():
     assert (small.scatter(small.tokens.behavior_logp) == np.where(batch.loss_mask, batch.behavior_logp, 0)).all()
 
 
-def test_trap_20_nothing_kept_is_a_bucket_of_padding():
+def test_nothing_to_train_is_a_bucket_of_padding():
     batch = batch_of(3)
     small = compact(batch.replace(advantage=np.zeros_like(batch.advantage)), np.zeros(batch.shape, bool))
     assert not small.tokens.mask.any() and small.labels.shape[1] >= 1

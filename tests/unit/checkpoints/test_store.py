@@ -8,7 +8,9 @@ import textwrap
 
 import pytest
 
-from rljax.checkpoints.store import MANIFEST, Checkpoints
+from rljax.checkpoints import integrity
+from rljax.checkpoints.integrity import MANIFEST
+from rljax.checkpoints.store import Checkpoints
 from rljax.errors import UserError
 
 
@@ -65,17 +67,80 @@ def test_a_corrupt_one_is_passed_over_with_a_warning(tmp_path, caplog, harm):
     assert len(caplog.records) == 1 and "2 is not whole" in caplog.text
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_every_byte_that_the_checksum_covers_counts(tmp_path, monkeypatch, large):
-    monkeypatch.setattr("rljax.checkpoints.store.WHOLE_BELOW", 4 if large else 100)
+def test_every_byte_counts_whatever_is_read_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("rljax.checkpoints.integrity._CHUNK", 4)
     checkpoints = Checkpoints(tmp_path, keep_last=1)
     text = "0123456789abcdef"
     checkpoints.save(1, _write(text))
     params = tmp_path / "1" / "learner" / "params"
+    assert _newest(checkpoints).step == 1
     for at in range(len(text)):
         params.write_text(text[:at] + "X" + text[at + 1 :])
-        covered = not large or at < 4 or at >= 12
-        assert (_newest(checkpoints) is None) == covered
+        assert _newest(checkpoints) is None
+
+
+def _write_arrays(directory):
+    """As a learner does that records its own arrays."""
+    (directory / "learner" / "tree").mkdir(parents=True)
+    (directory / "learner" / "tree" / "a").write_text("arrays")
+    integrity.write_meta(directory / "learner", {"format": "a test's"})
+    (directory / "learner" / "more").write_text("beside the arrays")
+    (directory / "loop.json").write_text("{}")
+
+
+def _takes(checkpoint):
+    """Whether a run would go on from it: the learner verifies what it reads."""
+    try:
+        integrity.verify(checkpoint.path / "learner")
+    except UserError:
+        return False
+    return True
+
+
+def test_every_file_is_recorded_once_and_any_harm_to_any_is_found(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    checkpoints.save(1, _write_arrays)
+    manifest = json.loads((tmp_path / "1" / MANIFEST).read_text())["files"]
+    recorded = integrity.read_meta(tmp_path / "1" / "learner")["files"]
+    named = sorted([*manifest, *(f"learner/tree/{name}" for name in recorded)])
+    there = sorted(p.relative_to(tmp_path / "1").as_posix() for p in (tmp_path / "1").rglob("*") if p.is_file())
+    assert sorted([*named, MANIFEST]) == there
+    assert _takes(_newest(checkpoints))
+    for name in there:
+        path = tmp_path / "1" / name
+        content = path.read_bytes()
+        for harmed in (content[:-1], content[:-1] + bytes([content[-1] ^ 1])):
+            path.write_bytes(harmed)
+            newest = _newest(checkpoints)
+            assert newest is None or not _takes(newest), name
+        path.write_bytes(content)
+    assert _takes(_newest(checkpoints))
+
+
+def test_no_byte_is_read_twice_to_save_or_to_check(tmp_path, monkeypatch):
+    read, checksum = [], integrity._checksum
+
+    def counting(path):
+        read.append(path.name)
+        return checksum(path)
+
+    monkeypatch.setattr(integrity, "_checksum", counting)
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    everything = ["a", "loop.json", "meta.json", "more"]
+    checkpoints.save(1, _write_arrays)
+    assert sorted(read) == everything
+    read.clear()
+    assert _takes(_newest(checkpoints))
+    assert sorted(read) == everything
+
+
+def test_a_learners_directory_can_be_verified_wherever_it_is_moved(tmp_path):
+    Checkpoints(tmp_path / "run", keep_last=1).save(1, _write_arrays)
+    moved = (tmp_path / "run" / "1" / "learner").rename(tmp_path / "moved")
+    integrity.verify(moved)
+    (moved / "tree" / "a").write_text("ARRAYS")
+    with pytest.raises(UserError, match=r"moved/tree/a is corrupt"):
+        integrity.verify(moved)
 
 
 def test_saving_the_same_step_again_replaces_it(tmp_path):
@@ -107,7 +172,9 @@ def test_a_fault_that_is_not_the_disks_is_raised_as_it_is_and_leaves_nothing(tmp
 
 
 def test_a_full_disk_is_one_line_and_the_last_good_one_loads(tmp_path):
-    """The kernel refuses to write: a limit on the size of a file stands for a full disk, which root can't make here."""
+    """The kernel refuses to write: a limit on the size of a file stands for a full disk, which
+    root can't make here.
+    """
     code = textwrap.dedent("""
         import resource, sys
         from pathlib import Path

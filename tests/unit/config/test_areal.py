@@ -16,12 +16,22 @@ from rljax.config import io as config_io
 from rljax.config.allocation import parse
 from rljax.config.areal_keys import OURS, READ, REPEATED, SAME
 from rljax.engine import find_plugin
+from rljax.engines.http.config import SglangConfig
+from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 from rljax.testing.models import make_model
 from tests.shared import REPOSITORY
 
 YAML = Path(__file__).with_name("areal_gsm8k.yaml")
 SFT = Path(__file__).with_name("areal_sft.yaml")
+
+
+def value_at(config, key):
+    """The value of a dotted key, of an engine's section too."""
+    value = config_io.to_dict(config)
+    for name in key.split("."):
+        value = value[name]
+    return value
 
 
 @pytest.fixture
@@ -57,6 +67,7 @@ def test_each_key_lands_on_ours():
     assert (config.seed, config.total_train_epochs, config.total_train_steps) == (3, 1, 2)
     assert (config.gconfig.n_samples, config.gconfig.max_new_tokens, config.gconfig.temperature) == (3, 24, 0.7)
     assert (config.gconfig.top_k, config.gconfig.stop) == (0, ())
+    sglang = SglangConfig.of(config)
     assert (config.rollout.max_concurrent_rollouts, config.rollout.consumer_batch_size) == (8, 2)
     assert config.rollout.max_head_offpolicyness == 2
     assert (actor.path, actor.dtype, actor.gradient_checkpointing) == ("Qwen/Qwen2.5-1.5B-Instruct", "bfloat16", "full")
@@ -73,9 +84,9 @@ def test_each_key_lands_on_ours():
     assert (config.valid_dataset.split, config.valid_dataset.shuffle, config.train_dataset.max_length) == ("test", False, 96)
     assert (config.evaluator.n_samples, config.evaluator.temperature, config.evaluator.greedy) == (3, 0.7, False)
     assert (config.evaluator.freq_epochs, config.saver.freq_epochs, config.saver.freq_steps) == (1, 1, None)
-    assert (config.sglang.dtype, config.sglang.context_length, config.sglang.mem_fraction_static) == ("bfloat16", 32768, 0.8)
-    assert config.sglang.extra_args == ("--disable-radix-cache", "--chunked-prefill-size", "-1")
-    assert (config.recover.mode, config.stats_logger.wandb, config.jax.context_length) == ("fresh", False, 96 + 24)
+    assert (sglang.dtype, sglang.context_length, sglang.mem_fraction_static) == ("bfloat16", 32768, 0.8)
+    assert sglang.extra_args == ("--disable-radix-cache", "--chunked-prefill-size", "-1")
+    assert (config.recover.mode, config.stats_logger.wandb, JaxConfig.of(config).context_length) == ("fresh", False, 96 + 24)
 
 
 def test_what_is_of_no_use_is_named_once(monkeypatch):
@@ -179,9 +190,7 @@ def test_silent_keys_have_their_defaults(variant):
 )
 def test_other_spellings(variant, changes, key, value):
     config = variant(**changes)
-    for name in key.split("."):
-        config = getattr(config, name)
-    assert config == value
+    assert value_at(config, key) == value
 
 
 @pytest.mark.parametrize(
@@ -214,9 +223,7 @@ def test_what_is_said_once_more_is_compared_with_the_default_of_a_key_that_is_si
     name, default = SAME[first]
     silent = {other: None for other, of in REPEATED.items() if of == first} | {first: OUT}
     config = variant(**silent | {key: default})
-    for part in name.split("."):
-        config = getattr(config, part)
-    assert config == default
+    assert value_at(config, name) == default
     with pytest.raises(UserError, match=rf"{key}: {default + 1} is not {first} \({default}\), and it must be"):
         variant(**silent | {key: default + 1})
 

@@ -1,15 +1,29 @@
-"""Cross-checks: every rule refuses what breaks it, in one line that names a key, and lets a sound config through."""
-
-import typing
+"""Cross-checks: every rule refuses what breaks it, in one line that names a key, and lets a sound
+config through.
+"""
 
 import pytest
 
 from rljax.config import checks as config_checks
 from rljax.config import io as config_io
-from rljax.config.allocation import Allocation, Pool
+from rljax.config.keys import (
+    ABOVE_ONE,
+    BELOW_ONE,
+    HALF_OPEN_UNIT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    UNIT,
+    unwrap_optional,
+    walk,
+)
 from rljax.config.schema import Config
 from rljax.configs import base
+from rljax.engines.cuda.config import FsdpConfig
+from rljax.engines.http.config import SglangConfig
+from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
+
+SECTIONS = [(JaxConfig, "jax"), (FsdpConfig, "fsdp"), (SglangConfig, "sglang")]
 
 
 def config_with(*overrides: str) -> Config:
@@ -37,8 +51,10 @@ def test_sound_config_passes():
 # What breaks each rule, and how its message begins.
 BROKEN = [
     (["gconfig.min_new_tokens=9", "gconfig.max_new_tokens=8"], "gconfig.min_new_tokens: 9 exceeds gconfig.max_new_tokens=8"),
+    (["gconfig.stop=('a','')"], "gconfig.stop: has an empty string"),
     (["actor.path="], "actor.path: empty"),
     (["actor.init_from_scratch=true"], "actor.path: 'model' would be ignored"),
+    (["actor.distill.teacher=models/teacher", "actor.loss=sft"], "actor.distill.teacher: a teacher scores what"),
     (["actor.init.num_heads=4", "actor.init.num_kv_heads=3"], "actor.init.num_kv_heads: 3 does not divide"),
     (["actor.init.head_dim=33"], "actor.init.head_dim: 33 is odd"),
     (["gconfig.top_p=0.8"], "gconfig.top_p: training needs top_p=1, not 0.8"),
@@ -46,6 +62,10 @@ BROKEN = [
     (["gconfig.min_new_tokens=1"], "gconfig.min_new_tokens: training needs 0, not 1"),
     (["gconfig.greedy=true"], "gconfig.greedy: training needs sampling"),
     (["train_dataset.path="], "train_dataset.path: empty"),
+    (
+        ["actor.use_decoupled_loss=false", "actor.prox_logp_method=loglinear"],
+        "actor.prox_logp_method: loglinear is for the decoupled loss",
+    ),
     (["actor.prox_logp_error=true", "actor.ppo_n_minibatches=2"], "actor.prox_logp_error: compares"),
     (["actor.prox_logp_error=true", "actor.prox_logp_method=loglinear"], "actor.prox_logp_error: compares"),
     (["actor.recompute_logprob=false"], "actor.use_decoupled_loss: needs the proximal policy's log-probs"),
@@ -129,60 +149,32 @@ def test_supervised_training_has_no_sampling_rules():
     config_checks.check(config_with("actor.loss=sft", "gconfig.n_samples=1", "gconfig.top_p=0.9"))
 
 
-@pytest.mark.parametrize("key", config_checks.WORDS)
-def test_words_are_checked_and_the_nearest_is_named(key):
-    word = config_checks.WORDS[key][-1]
-    message = refusal(f"{key}={word}x")
-    assert message.startswith(f"{key}: no such value: '{word}x'") and word in message
-    assert all(choice in refusal(f"{key}=12345") for choice in config_checks.WORDS[key])
+LEAVES = [*walk(Config()), *(leaf for cls, name in SECTIONS for leaf in walk(cls(), name))]
 
 
-@pytest.mark.parametrize(
-    ("context", "row", "most", "culprit"),
-    [(64, 128, 63, "jax.context_length=64"), (200, 128, 96, "max_tokens_per_row=128"), (128, 128, 127, "jax.context_length")],
-)
-def test_room_for_a_prompt_is_what_context_and_row_leave(context, row, most, culprit):
-    """A completion ends where the context does, so the longest trajectory is min(prompt + 32, context)."""
-    config = config_with(
-        f"jax.context_length={context}", f"actor.mb_spec.max_tokens_per_row={row}", "gconfig.max_new_tokens=32"
-    )
-    room, why = config_checks.room_for_prompt(config, Allocation(sampler=Pool("jax"), learner=Pool("jax")))
-    assert room == most and culprit in why
-    fits = [n for n in range(1, 300) if n < context and min(n + 32, context) <= row]
-    assert room == max(fits)
-    config = config_with(f"actor.mb_spec.max_tokens_per_row={row}", "gconfig.max_new_tokens=32")
-    assert config_checks.room_for_prompt(config, Allocation(sampler=Pool("http"), learner=None))[0] == row - 32
+@pytest.mark.parametrize("leaf", [leaf for leaf in LEAVES if leaf.key.choices], ids=lambda leaf: leaf.path)
+def test_choices_are_checked_and_the_nearest_is_named(leaf):
+    choice = leaf.key.choices[-1]
+    message = refusal(f"{leaf.path}={choice}x")
+    assert message.startswith(f"{leaf.path}: no such value: '{choice}x'") and choice in message
+    assert all(choice in refusal(f"{leaf.path}=12345") for choice in leaf.key.choices)
 
 
 def test_every_number_has_a_range():
     """A number that no range speaks of is one that nobody thought about."""
-    ranged = {key for keys in config_checks.RANGES.values() for key in keys}
     free = {"actor.entropy_coef", "actor.reward_bias", "actor.reward_scaling", "guard.min_reward"}
-    numbers = set()
-    for key in config_io.leaves():
-        kind = _field_type(key)
-        if kind in (int, float, int | None, float | None) and not key.endswith("optimizer.eps"):
-            numbers.add(key)
-    assert ranged | free == numbers
+    numbers = {leaf.path for leaf in LEAVES if unwrap_optional(leaf.type)[1] in (int, float)}
+    assert {leaf.path for leaf in LEAVES if leaf.key.within} == numbers - free
 
 
 def test_out_of_range_numbers_are_refused():
-    outside = {
-        "positive": "0",
-        "0 or more": "-1",
-        "in [0, 1]": "2",
-        "in (0, 1]": "0",
-        "in [0, 1)": "1",
-        "above 1": "1",
-    }
-    for within, keys in config_checks.RANGES.items():
-        for key in keys:
-            message = refusal(f"{key}={outside[within.words]}")
-            assert message.startswith(f"{key}: must be {within.words}, not ")
+    outside = {POSITIVE: "0", NOT_NEGATIVE: "-1", UNIT: "2", HALF_OPEN_UNIT: "0", BELOW_ONE: "1", ABOVE_ONE: "1"}
+    for leaf in LEAVES:
+        if within := leaf.key.within:
+            message = refusal(f"{leaf.path}={outside[within]}")
+            assert message.startswith(f"{leaf.path}: must be {within.text}, not ")
 
 
-def _field_type(key: str) -> object:
-    kind: typing.Any = Config
-    for name in key.split("."):
-        kind = typing.get_type_hints(kind)[name]
-    return kind
+def test_every_default_is_allowed():
+    for leaf in LEAVES:
+        leaf.key.check(leaf.path, leaf.value)

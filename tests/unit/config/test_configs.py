@@ -16,7 +16,7 @@ FILES = [
     for file in sorted((REPOSITORY / "configs").rglob("*.py"))
     if file.name not in ("__init__.py", "base.py") and file.parent.name != "bench"
 ]
-ALGORITHMS = {"ppo", "grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo", "cispo", "sft"}
+ALGORITHMS = {"ppo", "grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo", "cispo", "distill", "sft"}
 
 
 def load(name: str) -> Config:
@@ -48,7 +48,7 @@ def test_algorithms_differ_from_the_quickstart_in_what_they_are():
         assert name == "sft" or config.warmup == quickstart.warmup
         if name == "sft":  # it samples nothing
             continue
-        samples = (config.rollout.consumer_batch_size or config.train_dataset.batch_size) * config.gconfig.n_samples
+        samples = config.batch_size * config.gconfig.n_samples
         assert samples == quickstart.train_dataset.batch_size * quickstart.gconfig.n_samples
         assert config.actor != quickstart.actor
 

@@ -1,5 +1,8 @@
-"""Config files, overrides and config.json: what is accepted means what it says, everything else is one clear line."""
+"""Config files, overrides and config.json: what is accepted means what it says, everything else is
+one clear line.
+"""
 
+import copy
 import dataclasses
 import json
 import textwrap
@@ -8,10 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ml_collections import ConfigDict
 
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.configs import base
+from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 
 
@@ -37,6 +42,13 @@ def changed(config: Config, **sections: dict) -> Config:
     return dataclasses.replace(config, **parts)
 
 
+def complete() -> ConfigDict:
+    """The base config with the section of every engine that has one."""
+    config = base.get_config()
+    assert "jax" in config and "fsdp" in config and "sglang" in config
+    return config
+
+
 def test_base_config_is_complete_and_round_trips():
     config = config_io.from_dict(base.get_config())
     assert config_io.from_json(config_io.to_json(config)) == config
@@ -44,7 +56,7 @@ def test_base_config_is_complete_and_round_trips():
 
 @given(st.sets(st.sampled_from(config_io.leaves()), max_size=3))
 def test_round_trip_after_any_change_of_type_preserving_values(keys):
-    tree = base.get_config().to_dict()
+    tree = complete().to_dict()
     for key in keys:
         *path, leaf = key.split(".")
         section = tree
@@ -56,11 +68,11 @@ def test_round_trip_after_any_change_of_type_preserving_values(keys):
     assert config_io.from_json(config_io.to_json(config)) == config
 
 
-def test_trap_16_unknown_key_names_the_nearest():
+def test_misspelled_key_is_refused_with_the_nearest():
     assert refusal("actor.eps_clip_highr=0.3") == "actor.eps_clip_highr: no such key (did you mean eps_clip_higher)"
 
 
-def test_trap_16_in_a_config_file_too(tmp_path: Path):
+def test_misspelled_key_in_a_config_file_too(tmp_path: Path):
     file = tmp_path / "typo.py"
     file.write_text(
         textwrap.dedent("""
@@ -214,6 +226,30 @@ def test_resolve_fills_what_other_keys_say_and_keeps_what_is_set():
     again = config_io.resolve(kept)
     assert (again.rollout.consumer_batch_size, again.rollout.max_concurrent_rollouts) == (2, 7)
     assert again.actor.eps_clip_higher == 0.0
+
+
+@pytest.mark.parametrize("value", [None, 3])
+def test_values_that_follow_others_are_the_same_before_and_after_they_are_written_down(value):
+    """Of a config that no binary has resolved, the loop's parts read what resolve would have
+    written.
+    """
+    config = changed(
+        read("rollout.max_head_offpolicyness=1", "gconfig.max_new_tokens=9"),
+        rollout={"consumer_batch_size": value, "max_concurrent_rollouts": value},
+        actor={"eps_clip_higher": value and 0.0, "loss_aggregation_constant": value},
+    )
+    for read_from in (config, config_io.resolve(config)):
+        size = value or config.train_dataset.batch_size
+        assert (read_from.batch_size, read_from.max_in_flight) == (size, value or 2 * size)
+        assert (read_from.clip_high, read_from.aggregation_constant) == (0.0 if value else config.actor.eps_clip, value or 9)
+
+
+def test_a_copy_of_the_base_config_is_one():
+    config = base.get_config()
+    config.jax.slots = 3
+    for copied in (copy.deepcopy(config), config.copy_and_resolve_references()):
+        copied.jax.slots += 1
+        assert JaxConfig.of(config_io.from_dict(copied)).slots == 4 and config.jax.slots == 3
 
 
 def test_config_json_is_plain_json():

@@ -1,4 +1,6 @@
-"""The stream of prompts: each once an epoch, resumable anywhere, and one clear line for each kind of bad input."""
+"""The stream of prompts: each once an epoch, resumable anywhere, and one clear line for each kind
+of bad input.
+"""
 
 import dataclasses
 import json
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from rljax.config.schema import DatasetConfig
-from rljax.data import labelled, open_prompts
+from rljax.data import labeled, open_prompts
 from rljax.errors import UserError
 from rljax.hf.tokenizer import build_char_tokenizer, load
 
@@ -82,7 +84,7 @@ def test_every_epoch_has_every_prompt_once_in_its_own_order(eleven, shuffle):
     shard=st.sampled_from([(0, 1), (1, 3)]),
 )
 @hypothesis.settings(max_examples=12, deadline=None)
-def test_trap_15_resume_is_exact_at_any_position_whatever_the_lengths(hundreds, tokenizer, position, max_length, limit, shard):
+def test_resume_position_is_exact_anywhere_whatever_the_lengths(hundreds, tokenizer, position, max_length, limit, shard):
     dataset = config(hundreds, max_length=max_length, limit=limit)
     straight, resumed = (open_prompts(dataset, seed=3, tokenizer=tokenizer, shard=shard) for _ in range(2))
     uids(straight, position)
@@ -287,16 +289,16 @@ def test_a_directory_without_the_split_says_what_it_has(tmp_path):
         open_prompts(config(tmp_path), seed=1, shard=(0, 2))
 
 
-def test_trap_08_labelled_targets_train_the_eos_and_nothing_of_the_prompt(tokenizer):
+def test_padding_is_eos_in_labeled_targets_trains_the_eos_and_nothing_of_the_prompt(tokenizer):
     prompts = open_prompts(config("task:addition", task={"n": 5}), seed=1)
     expected = list(prompts.epoch(0))
-    for prompt, trajectory in zip(expected, labelled(prompts, tokenizer), strict=False):
+    for prompt, trajectory in zip(expected, labeled(prompts, tokenizer), strict=False):
         text = prompt.messages[0]["content"] + prompt.fields["answer"]
         assert trajectory.token_ids.tolist() == [*tokenizer.encode(text), tokenizer.eos_token_id]
         target = len(prompt.fields["answer"]) + 1
         assert trajectory.loss_mask.tolist() == [False] * (len(text) + 1 - target) + [True] * target
     with pytest.raises(UserError, match=r"warmup.field: prompt .* has no field 'solution'"):
-        next(labelled(prompts, tokenizer, "solution"))
+        next(labeled(prompts, tokenizer, "solution"))
 
 
 def test_gsm8k_on_the_real_files(gsm8k_dir):

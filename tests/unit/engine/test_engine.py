@@ -1,17 +1,22 @@
-"""Plugins are found by name, asked before anything starts, and paired by a transport that both have."""
+"""Plugins are found by name, asked before anything starts, and paired by a transport that both
+have.
+"""
 
 import asyncio
 import dataclasses
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from rljax import engine
+from rljax import engine, entry_points
 from rljax.config import io as config_io
 from rljax.config.allocation import Allocation, Pool, parse
 from rljax.configs import base
-from rljax.engine import plugins
+from rljax.engine import ExportToDirectory, ExportToSampler, WeightsInDirectory, WeightsInMemory, storage
 from rljax.errors import SamplerError, UserError
+from rljax.types import Completion, Finish
 
 
 @dataclasses.dataclass
@@ -20,22 +25,26 @@ class NotingLearner:
 
     log: list
 
-    def export(self, directory):
-        self.log.append(("export", directory))
-        if directory is not None:
-            directory.mkdir(parents=True)
-        return engine.WeightSource(directory=directory)
+    def export(self, target):
+        self.log.append(("export", target))
+        if isinstance(target, ExportToSampler):
+            return WeightsInMemory(None)
+        target.directory.mkdir(parents=True)
+        return WeightsInDirectory(target.directory)
 
     def close(self):
         self.log.append("learner closed")
 
 
 @dataclasses.dataclass
-class NotingSampler:
+class NotingSampler(engine.Sampler):
     """Notes what is done to it."""
 
     log: list
     version: int = 0
+
+    async def generate(self, request):
+        raise AssertionError("nothing is generated here")
 
     async def pause(self):
         self.log.append("pause")
@@ -47,26 +56,32 @@ class NotingSampler:
         if version < 0:
             raise ValueError("no such version")
         self.version = version
-        self.log.append(("load", source.directory))
+        self.log.append(("load", source))
 
     async def close(self):
         self.log.append("sampler closed")
 
 
 @dataclasses.dataclass
-class ThirdParty:
+class ThirdParty(engine.Plugin):
     """A plugin as somebody else would write it."""
 
     transports: tuple[str, ...]
-    dims: str = "d"
     samples: bool = True
     learns: bool = True
+    attaches: bool = False
+    formats: tuple[str, ...] = ()
     refused: str = ""
+    context: int | None = None
+    config_class: type | None = None
     log: list = dataclasses.field(default_factory=list)
 
     def check(self, config, allocation):
         if self.refused:
             raise UserError(self.refused)
+
+    def context_length(self, config):
+        return self.context
 
     def make_sampler(self, config, pool, model_dir):
         return NotingSampler(self.log)
@@ -89,8 +104,8 @@ class EntryPoint:
 def register(monkeypatch, tmp_path):
     """Registers plugins under names, as if each were installed by a package of its own."""
     points = []
-    monkeypatch.setattr(plugins, "_entry_points", lambda: points)
-    monkeypatch.setattr(engine, "memory_backed", lambda: tmp_path)
+    monkeypatch.setattr(entry_points, "installed", lambda: points)
+    monkeypatch.setattr(storage, "memory_backed", lambda: tmp_path)
     return lambda name, plugin, value="package:PLUGIN": points.append(EntryPoint(name, value, plugin))
 
 
@@ -101,12 +116,19 @@ def build(mode: str) -> engine.Engine:
     return engine.build(CONFIG, parse(mode, engine.find_plugin), Path("model"), Path("run"))
 
 
+def transport(mode: str) -> str:
+    return engine.transport_of(CONFIG, parse(mode, engine.find_plugin))
+
+
 def test_best_transport_that_both_have(register):
     register("one", ThirdParty(("memory", "nccl", "directory")))
     register("two", ThirdParty(("memory", "directory", "nccl")))
-    assert build("one:d1").transport == "memory"
-    assert build("one:d1+two:d1").transport == "nccl"  # the sampler's order; memory is for one engine's own arrays
-    assert build("two:d1+one:d1").transport == "directory"
+    assert transport("one:d1") == "memory"
+    assert transport("one:d1+two:d1") == "nccl"  # the sampler's order; memory is for one engine's own arrays
+    assert transport("two:d1+one:d1") == "directory"
+    pools = parse("one:d3+two:d1", engine.find_plugin)
+    assert build("one:d3+two:d1").in_memory == ExportToSampler("nccl", pools.sampler)  # what the learner is told
+    assert build("two:d1+one:d1").in_memory is None
 
 
 def test_a_plugin_may_close_ways(register):
@@ -116,7 +138,7 @@ def test_a_plugin_may_close_ways(register):
 
     register("one", Choosy(("nccl", "directory", "pigeon")))
     register("two", ThirdParty(("nccl", "pigeon", "directory")))
-    assert build("one:d2+two:d1").transport == "pigeon"
+    assert transport("one:d2+two:d1") == "pigeon"
 
 
 def test_no_transport_and_half_an_engine_are_refused(register):
@@ -145,7 +167,8 @@ def test_publish_by_directory_pauses_loads_resumes_and_leaves_nothing(register):
     asyncio.run(built.publish(7))
     directory = built.publish_dir / "7"
     assert built.sampler.version == 7
-    assert built.sampler.log == [("export", directory), "pause", ("load", directory), "resume"]
+    export, load = ("export", ExportToDirectory(directory)), ("load", WeightsInDirectory(directory))
+    assert built.sampler.log == [export, "pause", load, "resume"]
     assert list(built.publish_dir.iterdir()) == []
 
 
@@ -176,8 +199,8 @@ class Breaking(NotingSampler):
     directories = 1
 
     async def load_weights(self, source, version):
-        if source.directory is None or not self.directories:
-            self.log.append(("half a load", source.directory))
+        if not isinstance(source, WeightsInDirectory) or not self.directories:
+            self.log.append("half a load")
             raise SamplerError("the server is gone")
         await super().load_weights(source, version)
 
@@ -188,14 +211,17 @@ class WithBreaking(ThirdParty):
 
 
 def test_a_publish_that_a_server_breaks_is_done_through_a_directory_with_nothing_sampled_in_between(register):
-    """Servers that got some of the weights would sample from a mixture, and call it the old version."""
+    """Servers that got some of the weights would sample from a mixture, and call it the old
+    version.
+    """
     register("one", WithBreaking(("nccl",)))
     built = build("one:d1")
     asyncio.run(built.publish(7))
     assert built.sampler.version == 7
     directory = built.publish_dir / "7"
-    steps = ["pause", ("half a load", None), ("export", directory), ("load", directory), "resume"]
-    assert built.sampler.log == [("export", None), *steps]
+    export, load = ("export", ExportToDirectory(directory)), ("load", WeightsInDirectory(directory))
+    steps = ["pause", "half a load", export, load, "resume"]
+    assert built.sampler.log == [("export", ExportToSampler("nccl", Pool("one"))), *steps]
     assert list(built.publish_dir.iterdir()) == []
 
 
@@ -255,5 +281,95 @@ def test_a_name_registered_twice_is_an_error_unless_it_is_the_same_object(regist
         engine.find_plugin("one")
 
 
-def test_a_checkout_brings_its_own_entry_points():
-    assert {"jax", "fake"} <= {point.name for point in plugins._entry_points()}
+def test_an_entry_point_that_is_no_plugin_or_cannot_be_loaded_is_named(register):
+    class Absent(EntryPoint):
+        def load(self):
+            raise ImportError("No module named 'gone'")
+
+    register("one", object())
+    with pytest.raises(UserError, match=r"^allocation_mode: the engine 'one' is a object, not an rljax.engine.Plugin$"):
+        engine.find_plugin("one")
+    entry_points.installed().append(Absent("two", "gone:PLUGIN", None))
+    with pytest.raises(UserError, match=r"^allocation_mode: the engine 'two' can't be loaded from gone:PLUGIN: ImportError"):
+        engine.find_plugin("two")
+    register("three", ThirdParty((), formats=("paper",)))
+    assert engine.portable_plugin("paper") is engine.find_plugin("three")  # another engine's trouble is its own
+    assert engine.portable_plugin("stone") is None
+
+
+def test_an_engine_that_only_learns_or_only_samples_says_so(register):
+    register("idle", engine.Plugin())
+    plugin, pool = engine.find_plugin("idle"), Pool("idle", data=2)
+    with pytest.raises(UserError, match=r"^allocation_mode: idle cannot sample \(.*SAMPLER:d1\+idle:d2\)$"):
+        plugin.make_sampler(CONFIG, pool, Path())
+    with pytest.raises(UserError, match=r"^allocation_mode: idle cannot learn \(.*idle:d2\+LEARNER:d1\)$"):
+        plugin.make_learner(CONFIG, pool, Path())
+
+
+def test_servers_that_run_already_are_those_of_the_engine_that_attaches(register):
+    addressed = dataclasses.replace(CONFIG, rollout=dataclasses.replace(CONFIG.rollout, addr="10.0.0.1:1"))
+
+    def sampler(mode: str) -> Pool:
+        return engine.allocate(dataclasses.replace(addressed, allocation_mode=mode)).sampler
+
+    register("one", ThirdParty(("directory",)))
+    with pytest.raises(UserError, match=r"^rollout\.addr: no engine attaches to servers"):
+        sampler("one:d4")
+    register("near", ThirdParty(("directory",), attaches=True, learns=False))
+    assert sampler("one:d4") == Pool("near")
+    register("far", ThirdParty(("directory",), attaches=True, learns=False))
+    with pytest.raises(UserError, match=r"^rollout\.addr: several engines attach to servers: far, near \(name the one"):
+        sampler("one:d4")
+    assert sampler("far:d1+one:d1") == Pool("far")
+
+
+def test_a_target_reaches_other_processes_as_it_is():
+    for target in (ExportToDirectory(Path("/a/b")), ExportToSampler("nccl", Pool("one", data=2, tensor=4))):
+        assert engine.target_from_json(json.loads(json.dumps(target.to_json()))) == target
+    assert engine.target_from_json(ExportToDirectory(Path("here")).to_json()) == ExportToDirectory(Path.cwd() / "here")
+
+
+def test_what_a_generator_and_a_sampler_need_not_write():
+    """A stream is the completion in one piece; nothing is lent; nothing ever lacks weights."""
+    done = Completion(np.array([3], np.int32), np.array([-1.0], np.float32), np.array([4], np.int32), Finish.STOP)
+
+    class Least(NotingSampler):
+        async def generate(self, request):
+            return done
+
+    async def run() -> None:
+        sampler = Least([])
+        (piece,) = [piece async for piece in sampler.stream(None)]
+        assert (piece.token_ids, piece.logp, piece.versions) == (done.token_ids, done.logp, done.versions)
+        assert piece.finish is Finish.STOP
+        assert not sampler.lends
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(sampler.lacks_weights(), 0.01)
+
+    asyncio.run(run())
+
+
+def test_what_a_generator_must_write_is_missed_when_it_is_made():
+    class Forgotten(engine.Generator):
+        version = 0
+
+    with pytest.raises(TypeError, match=r"abstract method '?generate"):
+        Forgotten()
+
+
+@pytest.mark.parametrize(
+    ("context", "row", "most", "culprit"),
+    [(64, 128, 63, "one.context_length=64"), (200, 128, 96, "max_tokens_per_row=128"), (128, 128, 127, "one.context_length")],
+)
+def test_room_for_a_prompt_is_what_context_and_row_leave(register, context, row, most, culprit):
+    """A completion ends where the context does, so the longest trajectory is min(prompt + 32,
+    context).
+    """
+    register("one", ThirdParty((), context=context))
+    register("two", ThirdParty(()))
+    config = config_io.changed(CONFIG, [("actor.mb_spec.max_tokens_per_row", str(row)), ("gconfig.max_new_tokens", "32")])
+    room, why = engine.room_for_prompt(config, Allocation(sampler=Pool("one"), learner=Pool("one")))
+    assert room == most and culprit in why
+    fits = [n for n in range(1, 300) if n < context and min(n + 32, context) <= row]
+    assert room == max(fits)
+    assert engine.room_for_prompt(config, Allocation(sampler=Pool("two"), learner=None))[0] == row - 32

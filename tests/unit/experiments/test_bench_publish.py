@@ -31,17 +31,18 @@ LEAVES = """
 import asyncio, sys
 from types import SimpleNamespace
 from absl import flags
-from experiments.bench import publish
+from rljax.experiments.bench import publish
 from rljax import engine
 from rljax.errors import SamplerError, UserError
 
 class Learner:
-    def export(self, directory):
-        if directory is None and sys.argv[1] == "refuse":
+    def export(self, target):
+        if isinstance(target, engine.ExportToDirectory):
+            target.directory.mkdir()
+            return engine.WeightsInDirectory(target.directory)
+        if sys.argv[1] == "refuse":
             raise UserError("no such route")
-        if directory is not None:
-            directory.mkdir()
-        return engine.WeightSource(params={})
+        return engine.WeightsInMemory({})
 
     def close(self):
         print("closed")

@@ -1,6 +1,10 @@
-"""Binaries: --help works, bad input is one clear line and exit status 1, and neither waits for jax."""
+"""Binaries: --help works, bad input is one clear line and exit status 1, and neither waits for
+jax.
+"""
 
 import errno
+import functools
+import importlib
 import json
 import os
 import re
@@ -11,8 +15,8 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from experiments import main
 from rljax.errors import TooManyFailures, UserError
+from rljax.experiments import main
 from rljax.sinks import State
 from rljax.sinks.run_directory import RunDirectory
 
@@ -21,7 +25,9 @@ HEAVY = ("jax", "torch", "transformers", "grain", "flax", "orbax")
 
 
 def train(*arguments: str) -> subprocess.CompletedProcess:
-    """Runs experiments.train from the repository's root; names the heavy modules that it imported on stdout's last line."""
+    """Runs experiments.train from the repository's root; names the heavy modules that it imported
+    on stdout's last line.
+    """
     script = (
         "import runpy, sys, atexit\n"
         f"atexit.register(lambda: print(*(m for m in {HEAVY} if m in sys.modules), sep=','))\n"
@@ -171,6 +177,16 @@ def test_a_full_disk_is_one_line_whoever_writes(tmp_path, capfd):
     for error in (OSError(errno.ENOSPC, full, "runs/one/metrics.jsonl"), rust):
         code, err = _status_of(error, capfd)
         assert code == 1 and full in err and "run the same command again" in err and len(err.splitlines()) == 1
+
+
+def test_a_missing_extra_is_one_line_and_any_other_module_a_fault(capfd):
+    assert _status_of(ModuleNotFoundError("No module named 'torch'", name="torch"), capfd) == (
+        1,
+        "error: torch: not installed (pip install 'rljax[torch]')\n",
+    )
+    with pytest.raises(ModuleNotFoundError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["binary"])
+        main.run_main(functools.partial(importlib.import_module, "no_such_module"))
 
 
 def test_too_many_failures_show_the_frames_of_the_failure_and_not_the_loops(capfd):

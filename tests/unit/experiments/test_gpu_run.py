@@ -1,4 +1,6 @@
-"""The whole experiment of the GPU machine, with the fake engine in SGLang's place: what fails is said, and the rest is done."""
+"""The whole experiment of the GPU machine, with the fake engine in SGLang's place: what fails is
+said, and the rest is done.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_a_run_that_fails_leaves_the_others_their_table_and_curves(tmp_path):
 
 
 def test_pieces_of_a_file_are_put_together_and_a_bundle_gets_an_interpreter_of_its_own(tmp_path):
-    """A file that is no model is refused by the converter, once whole; the small model takes its place."""
+    """A file that is no model is refused by the converter, once whole; the small model takes its
+    place.
+    """
     pieces = [tmp_path / "model.gguf.0", tmp_path / "model.gguf.1"]
     for index, piece in enumerate(pieces):
         piece.write_bytes(b"GG" if index == 0 else b"UF and nothing behind it")

@@ -1,5 +1,6 @@
-"""Law 9 by the command line: the same --workdir with another allocation_mode goes on, and its metrics are those of a run that
-stayed. The JAX sampler samples in all of them."""
+"""Engine portability by the command line: the same --workdir with another allocation_mode goes on,
+and its metrics are those of a run that stayed. The JAX sampler samples in all of them.
+"""
 
 import math
 
@@ -59,7 +60,7 @@ def assert_near(found, wanted, first):
 @pytest.mark.timeout(900)  # the first of them has the runs that stay before it
 @pytest.mark.parametrize("step", [3, 6], ids=["in the warm-up", "in RL"])
 @pytest.mark.parametrize(("source", "target"), [("jax", "fsdp"), ("fsdp", "jax")])
-def test_law_9_a_run_moves(stayed, source, target, step, tmp_path):
+def test_engine_portability_of_a_run(stayed, source, target, step, tmp_path):
     workdir = tmp_path / "moved"
     kill_after_checkpoint(step, workdir, *SMALL, ENGINES[source])
     first = max(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())

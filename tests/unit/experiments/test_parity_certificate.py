@@ -1,4 +1,6 @@
-"""The certificate of the quickstart's model and objective, and that it is not given to a wrong gradient or optimizer."""
+"""The certificate of the quickstart's model and objective, and that it is not given to a wrong
+gradient or optimizer.
+"""
 
 import dataclasses
 import json
@@ -9,10 +11,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the certificate needs the extra [torch]")
 
-from experiments import parity, parity_jax, parity_torch
 from rljax.backends.torch import optim
 from rljax.config import io as config_io
 from rljax.errors import UserError
+from rljax.experiments import parity, parity_jax, parity_torch
 from rljax.hf import prepare as model_directory
 from rljax.objective.spec import Objective
 from rljax.testing.models import config_of, make_model

@@ -1,4 +1,6 @@
-"""experiments.train on the fake engine: a run directory that is whole, a kill that costs nothing, a lock that holds."""
+"""experiments.train on the fake engine: a run directory that is whole, a kill that costs nothing,
+a lock that holds.
+"""
 
 import json
 import os
@@ -93,7 +95,7 @@ def test_run_directory_is_whole(uninterrupted):
     assert (uninterrupted / "export").is_dir()
 
 
-def test_metrics_of_section_6_are_there_and_finite(uninterrupted):
+def test_documented_metrics_are_there_and_finite(uninterrupted):
     entries = lines(uninterrupted / "metrics.jsonl")
     trained = entries[-1]
     for name in ("importance_weight", "behave_imp_weight", "approx_kl", "clip_ratio", "entropy", "grad_norm", "lr"):
@@ -134,7 +136,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert lines(one / "samples.jsonl") == lines(other / "samples.jsonl")
 
 
-def test_law_10_killed_and_resumed_is_as_if_never_killed(uninterrupted, tmp_path):
+def test_resume_equivalence_of_a_killed_run(uninterrupted, tmp_path):
     kill_after_checkpoint(9, tmp_path / "killed", SYNCHRONOUS)
     code, _, err = train(tmp_path / "killed", SYNCHRONOUS)
     assert code == 0, err
@@ -145,7 +147,7 @@ JAX = ("--config.allocation_mode=jax:d1", "--config.train_dataset.batch_size=8",
 
 
 @pytest.mark.slow
-def test_law_10_on_the_jax_path_killed_and_resumed_is_the_same_to_the_bit(tmp_path):
+def test_resume_equivalence_on_the_jax_path_to_the_bit(tmp_path):
     code, _, err = train(tmp_path / "whole", SYNCHRONOUS, *JAX)
     assert code == 0, err
     kill_after_checkpoint(9, tmp_path / "killed", SYNCHRONOUS, *JAX)
@@ -156,7 +158,9 @@ def test_law_10_on_the_jax_path_killed_and_resumed_is_the_same_to_the_bit(tmp_pa
 
 @pytest.mark.slow
 def test_quickstart_over_eight_forced_devices(tmp_path, monkeypatch):
-    """Sampler and learner on pools of their own: the first supervised steps agree with one device's to float32 rounding."""
+    """Sampler and learner on pools of their own: the first supervised steps agree with one
+    device's to float32 rounding.
+    """
     code, _, err = train(tmp_path / "one", SYNCHRONOUS, *JAX)
     assert code == 0, err
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -183,7 +187,7 @@ def test_a_second_run_in_the_same_directory_is_refused_while_the_first_lives(tmp
     assert json.loads((workdir / "status.json").read_text())["state"] == "stopped"
 
 
-def test_trap_17_a_workflow_that_always_fails_ends_the_run_with_its_traceback(tmp_path):
+def test_failing_workflow_ends_the_run_with_its_traceback(tmp_path):
     (tmp_path / "broken_reward.py").write_text("def reward(prompt, completion):\n    raise KeyError('no such field')\n")
     (tmp_path / "config.py").write_text(CONFIG)
     workdir = tmp_path / "failing"
@@ -205,8 +209,10 @@ def test_trap_17_a_workflow_that_always_fails_ends_the_run_with_its_traceback(tm
 
 
 @pytest.mark.slow
-def test_a_jax_worker_samples_with_the_weights_of_the_run_law_3(tmp_path):
-    """Its own JAX sampler, in another process, with weights sent over: synchronous steps are on policy."""
+def test_unit_ratio_of_a_jax_workers_samples(tmp_path):
+    """Its own JAX sampler, in another process, with weights sent over: synchronous steps are on
+    policy.
+    """
     workdir = tmp_path / "jax"
     process = start(
         workdir,
@@ -242,7 +248,9 @@ def test_a_guardrail_ends_the_run_in_one_line_and_the_failed_state_is_kept(tmp_p
 
 
 def test_rollout_and_replay_are_the_first_step_of_train(tmp_path):
-    """The same prompts, samples, advantages and update, apart and together: their metrics agree to the bit."""
+    """The same prompts, samples, advantages and update, apart and together: their metrics agree to
+    the bit.
+    """
     (tmp_path / "some_reward.py").write_text("def reward(prompt, completion):\n    return len(completion) % 3\n")
     (tmp_path / "config.py").write_text(CONFIG)
     common = [
@@ -293,9 +301,11 @@ def told(entries: list[dict]) -> list[dict]:
     return [{k: v for k, v in e.items() if k != "rollout/workers"} for e in comparable(entries)]
 
 
-def test_workers_of_a_run_give_the_metrics_of_one_without_though_one_is_killed_law_10(uninterrupted, tmp_path):
-    """Two worker processes with the run's sampler; the first is killed with leases in its hands and started again."""
-    workdir = tmp_path / "fed"
+def test_resume_equivalence_with_workers_though_one_is_killed(uninterrupted, tmp_path):
+    """Two worker processes with the run's sampler; the first is killed with leases in its hands
+    and started again.
+    """
+    workdir = tmp_path / "workers"
     process = start(workdir, SYNCHRONOUS, "--config.rollout.workers=2")
     while not (workdir / "metrics.jsonl").exists() or len(lines(workdir / "metrics.jsonl")) < 8:
         assert process.poll() is None, process.stderr.read()
@@ -306,15 +316,17 @@ def test_workers_of_a_run_give_the_metrics_of_one_without_though_one_is_killed_l
     code, _, err = finish(process)
     assert code == 0, err
     assert not psutil.pid_exists(children[1].pid)
-    fed, alone = told(lines(workdir / "metrics.jsonl")), told(lines(uninterrupted / "metrics.jsonl"))
-    assert [e["step"] for e in fed] == [e["step"] for e in alone] == list(range(1, 35))
+    attached, alone = told(lines(workdir / "metrics.jsonl")), told(lines(uninterrupted / "metrics.jsonl"))
+    assert [e["step"] for e in attached] == [e["step"] for e in alone] == list(range(1, 35))
     # A lease that died is generated again with other seeds: from there on the runs differ. Until then they are the same.
-    same = next((i for i, e in enumerate(fed) if e.get("rollout/again")), len(fed))
-    assert same >= 8 and fed[:same] == alone[:same]
+    same = next((i for i, e in enumerate(attached) if e.get("rollout/again")), len(attached))
+    assert same >= 8 and attached[:same] == alone[:same]
 
 
 def test_a_worker_from_elsewhere_with_a_sampler_of_its_own_waits_for_a_run_that_was_killed(tmp_path):
-    """It attaches by address and token, outlives the trainer, and goes on with the next one, at the same address."""
+    """It attaches by address and token, outlives the trainer, and goes on with the next one, at
+    the same address.
+    """
     (port,) = (s.getsockname()[1] for s in [socket.create_server(("127.0.0.1", 0))])
     workdir, listen = tmp_path / "listening", f"--config.rollout.listen=127.0.0.1:{port}"
     environment = os.environ | {"RLJAX_TOKEN": "a secret"}

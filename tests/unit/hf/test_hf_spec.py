@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljax.config.keys import walk
 from rljax.config.schema import ModelConfig
 from rljax.errors import UserError
 from rljax.hf import ModelSpec, parameter_count, read_config, spec_of, tensors
+from rljax.hf.spec import CLASSES
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -90,7 +92,6 @@ def test_directories_that_are_none(tmp_path):
         read_config(tmp_path)
 
 
-def test_unknown_architecture_of_a_model_made_on_the_spot():
-    model = ModelConfig("gpt2", 32, 64, 2, 4, 4, 8, 64, True, 0.02, "char")
-    with pytest.raises(UserError, match=r"actor\.init\.architecture: no 'gpt2' \(implemented: llama, qwen2, qwen3, gemma3\)"):
-        spec_of(model, vocab_size=10)
+def test_a_model_can_be_made_on_the_spot_of_every_architecture_that_is_read():
+    (choices,) = [leaf.key.choices for leaf in walk(ModelConfig()) if leaf.path == "architecture"]
+    assert set(choices) == set(CLASSES)

@@ -25,7 +25,9 @@ def contents(directory):
 
 
 def test_model_made_on_the_spot(directory, tmp_path_factory):
-    """The same bytes from the same seed, other ones from another; residual projections are smaller by sqrt(2 layers)."""
+    """The same bytes from the same seed, other ones from another; residual projections are smaller
+    by sqrt(2 layers).
+    """
     spec = ModelSpec.from_directory(directory)
     WeightReader(directory).check(spec)
     held = contents(directory)

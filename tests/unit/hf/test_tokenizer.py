@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from rljax.errors import UserError
-from rljax.hf.tokenizer import CHAR_ALPHABET, CHAR_SPECIAL, IncrementalDecoder, build_char_tokenizer, load
+from rljax.hf.tokenizer import CHAR_ALPHABET, CHAR_SPECIAL, build_char_tokenizer, load
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -125,7 +125,7 @@ def test_eos_ids_are_joined_from_every_file_and_the_template(tmp_path):
     assert load(tmp_path).eos_token_ids == (5, 6, start, end_of_text, end)
 
 
-def test_trap_12_the_next_turn_goes_on_from_the_ids_that_were_sampled(bpe):
+def test_tokens_in_tokens_out_in_the_next_turn(bpe):
     reply, feedback = {"role": "assistant", "content": "12"}, {"role": "user", "content": "the answer is not right"}
     prompt_ids = bpe.apply_chat_template([USER])
     whole = bpe.apply_chat_template([USER, reply, feedback])
@@ -138,24 +138,6 @@ def test_trap_12_the_next_turn_goes_on_from_the_ids_that_were_sampled(bpe):
     inserted = bpe.next_turn([USER, reply, feedback], other[-1])
     assert prompt_ids + cut + inserted == whole
     assert bpe.next_turn([SYSTEM, USER, reply, USER, reply, feedback], sampled[-1]) == whole[len(prompt_ids + sampled) :]
-
-
-@hypothesis.given(st.data())
-@hypothesis.settings(deadline=None, max_examples=150)
-def test_text_decoded_piece_by_piece_is_the_text_decoded_at_once(bpe, data):
-    ids = data.draw(
-        st.one_of(
-            st.text(max_size=20).map(bpe.encode),  # characters of several tokens
-            st.lists(st.integers(0, bpe.vocab_size - 1), max_size=25),  # broken ones too
-        )
-    )
-    skip = data.draw(st.booleans())
-    decoder = IncrementalDecoder(bpe, skip_special_tokens=skip)
-    pieces = []
-    for i in ids:
-        pieces.append(decoder.push(i))
-        assert not pieces[-1].endswith("�")
-    assert "".join(pieces) + decoder.flush() == bpe.decode(ids, skip_special_tokens=skip)
 
 
 def test_what_is_missing_or_broken_is_one_line(tmp_path):

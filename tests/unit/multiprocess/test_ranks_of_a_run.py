@@ -1,4 +1,6 @@
-"""Whole runs of experiments.train whose fake learner lives in three processes: the same numbers, and what a lost rank does."""
+"""Whole runs of experiments.train whose fake learner lives in three processes: the same numbers,
+and what a lost rank does.
+"""
 
 from __future__ import annotations
 
@@ -172,7 +174,7 @@ def test_a_killed_rank_ends_the_run_and_the_same_command_goes_on(start, three, t
     code, err = finish(start(tmp_path / "run"))
     assert code == 0, err
     assert status(tmp_path / "run")["state"] == "finished"
-    assert metrics(tmp_path / "run") == metrics(three)  # law 10, to the bit
+    assert metrics(tmp_path / "run") == metrics(three)  # resume equivalence, to the bit
 
 
 @pytest.mark.parametrize(
@@ -291,7 +293,9 @@ LEARNERS = {
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_real_learner_in_two_processes_trains_is_killed_and_goes_on(start, tmp_path, learner):
-    """Both learn as the JAX learner does in one process; a killed rank is noticed in the middle of gloo's collectives."""
+    """Both learn as the JAX learner does in one process; a killed rank is noticed in the middle of
+    gloo's collectives.
+    """
     arguments = (*REAL, *LEARNERS[learner])
     run = start(tmp_path / "run", *arguments, **TWO_DEVICES)
     wait_for(tmp_path / "run" / "checkpoints" / "6", run)

@@ -1,4 +1,4 @@
-"""How followers find their leader: each once, and again where a greeting broke off."""
+"""How followers find their leader: each once, and again where a handshake broke off."""
 
 import threading
 
@@ -6,13 +6,14 @@ import pytest
 
 from rljax.engine.rank import ProcessRank
 from rljax.errors import UserError
-from rljax.multiprocess import follower, rendezvous, wire
+from rljax.messaging.handshake import ListenerHandshake
+from rljax.multiprocess import follower, rendezvous
 
 LEADER, FOLLOWER = (ProcessRank(rank, 2, rank, 2, "127.0.0.1", 1, "launch") for rank in range(2))
 
 
 @pytest.fixture
-def listener(tmp_path):
+def leader(tmp_path):
     admitted: list[int] = []
     there = threading.Event()
 
@@ -21,33 +22,33 @@ def listener(tmp_path):
         connection.close()
         there.set()
 
-    found = rendezvous.Listener(LEADER, tmp_path, 60.0, admit)
+    found = rendezvous.Rendezvous(LEADER, tmp_path, 60.0, admit)
     found.admitted, found.there = admitted, there
     yield found
     found.close()
 
 
-def test_a_follower_whose_greeting_broke_off_comes_again(listener, tmp_path, monkeypatch):
-    accept, broken = wire.accept, []
+def test_a_follower_whose_handshake_broke_off_comes_again(leader, tmp_path, monkeypatch):
+    welcome, broken = ListenerHandshake.welcome, []
 
-    def breaks_once(connection, proof):
+    def breaks_once(handshake):
         if not broken:
             broken.append(True)
             raise TimeoutError("timed out")
-        accept(connection, proof)
+        return welcome(handshake)
 
-    monkeypatch.setattr(wire, "accept", breaks_once)
+    monkeypatch.setattr(ListenerHandshake, "welcome", breaks_once)
     joined = rendezvous.join(FOLLOWER, tmp_path, timeout=20.0)
-    assert listener.there.wait(10) and broken and listener.admitted == [1]
+    assert leader.there.wait(10) and broken and leader.admitted == [1]
     joined.connection.close()
 
 
-def test_a_rank_that_is_there_is_not_let_in_twice(listener, tmp_path):
+def test_a_rank_that_is_there_is_not_let_in_twice(leader, tmp_path):
     joined = rendezvous.join(FOLLOWER, tmp_path, timeout=20.0)
-    assert listener.there.wait(10)
+    assert leader.there.wait(10)
     with pytest.raises(UserError, match=r"rank 1: no leader in 1 s: .*rank 1 of 2 is here already"):
         rendezvous.join(FOLLOWER, tmp_path, timeout=1.0)
-    assert listener.admitted == [1]
+    assert leader.admitted == [1]
     joined.connection.close()
 
 

@@ -1,6 +1,8 @@
-"""A third party's engine, `troubled`: the fake one, of which one process does something wrong in its third update.
+"""A third party's engine, `troubled`: the fake one, of which one process does something wrong in
+its third update.
 
-TROUBLE says what: raise, hang, refuse (as a user's mistake), start (it never comes up), die. Nothing when it is not set.
+TROUBLE says what: raise, hang, refuse (as a user's mistake), start (it never comes up), die.
+Nothing when it is not set.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import os
 import time
 from pathlib import Path
 
+from rljax.engine import Plugin
 from rljax.engine.rank import from_environment
 from rljax.engines.fake.collective import Alone, Collective
 from rljax.engines.fake.learner import FakeLearner
@@ -46,13 +49,10 @@ class TroubledPlugin(FakePlugin):
 PLUGIN = TroubledPlugin()
 
 
-class LonelyPlugin:
+class LonelyPlugin(Plugin):
     """Knows nothing of ranks."""
 
-    dims, samples, learns, transports = "d", True, True, ("memory", "directory")
-
-    def check(self, config, allocation):
-        pass
+    samples, learns, transports = True, True, ("memory", "directory")
 
     def make_sampler(self, config, pool, model_dir):
         return PLUGIN.make_sampler(config, pool, model_dir)

@@ -3,8 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljax.errors import UserError
-from rljax.objective.aggregation import AGGREGATIONS, loss_weights
+from rljax.config.keys import walk
+from rljax.config.schema import ActorConfig
+from rljax.objective.aggregation import loss_weights
+
+(AGGREGATIONS,) = [leaf.key.choices for leaf in walk(ActorConfig()) if leaf.path == "loss_aggregation"]
 
 lengths = st.lists(st.sampled_from([0, 0, 1, 3, 17, 250, 900]), min_size=1, max_size=12)
 
@@ -34,14 +37,16 @@ def test_each_aggregation_is_its_formula(counts):
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_trap_20_nothing_trained_is_not_divided_by(aggregation):
+def test_nothing_to_train_is_not_divided_by(aggregation):
     weights = loss_weights(masks_of([0, 0]), aggregation, 16)
     assert all(np.isfinite(w).all() and not w.any() for w in weights)
     assert loss_weights([], aggregation, 16) == []
 
 
-def test_trap_03_a_mean_of_micro_batch_means_is_something_else():
-    """12 rows of 3 to 900 tokens: weights of the whole batch add up to its loss; those of its parts, averaged, do not."""
+def test_mean_of_means_is_another_loss():
+    """12 rows of 3 to 900 tokens: weights of the whole batch add up to its loss; those of its
+    parts, averaged, do not.
+    """
     counts = [3, 900, 17, 250, 4, 610, 88, 5, 333, 29, 741, 12]
     losses = [np.random.default_rng(i).normal(1, 1, count + 3) for i, count in enumerate(counts)]
     masks = masks_of(counts)
@@ -59,8 +64,6 @@ def test_trap_03_a_mean_of_micro_batch_means_is_something_else():
         assert abs(averaged - whole) > 1e-3
 
 
-def test_bad_settings_are_named():
-    with pytest.raises(UserError, match="loss_aggregation: 'mean'"):
-        loss_weights([], "mean")
-    with pytest.raises(UserError, match="loss_aggregation_constant"):
+def test_a_sum_needs_its_constant():
+    with pytest.raises(ValueError, match="seq-mean-token-sum"):
         loss_weights([], "seq-mean-token-sum")

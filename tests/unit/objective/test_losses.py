@@ -1,4 +1,6 @@
-"""The oracle's hand-derived gradients against complex steps: exact to rounding, unlike finite differences."""
+"""The oracle's hand-derived gradients against complex steps: exact to rounding, unlike finite
+differences.
+"""
 
 import inspect
 
@@ -56,18 +58,24 @@ def test_cispo_is_the_derivative_of_the_log_likelihood_with_its_weight_held():
 
 @pytest.mark.parametrize("name", ["kl_loss", "distillation"])
 def test_kl_has_the_gradient_of_reverse_kl_in_expectation(name):
-    """Enumerate the vocabulary with its probabilities; the exact full_distillation gives value and gradient of reverse KL."""
+    """Enumerate the vocabulary with its probabilities, against reverse KL over it and its
+    derivative by the logits.
+    """
     random = np.random.default_rng(3)
     logits, other = random.normal(size=(2, 7))
     log_p, log_q = logprobs.log_softmax(logits), logprobs.log_softmax(other)
     p, ones = np.exp(log_p)[None], np.ones((1, 7))
     static = [dict(estimator=e) for e in ("k1", "k3")] if name == "kl_loss" else [{}]
-    exact = losses.full_distillation(logits[None, None], other[None, None], np.ones((1, 1), bool), np.ones((1, 1)))
+
+    def reverse_kl(z):
+        log_policy = z - np.log(np.exp(z).sum())
+        return (np.exp(log_policy) * (log_policy - log_q)).sum()
+
     for keywords in static:
         term = getattr(losses, name)(log_p[None], log_q[None], ones, np.ones((1, 7), bool), p, **keywords)
         through_logits = term.grads["logp"][0] - p[0] * term.grads["logp"].sum()
-        np.testing.assert_allclose(through_logits, exact.grads["logits"][0, 0], atol=1e-15)
-        np.testing.assert_allclose(term.sum, exact.sum, rtol=1e-13)  # k1 and k3 are unbiased
+        np.testing.assert_allclose(through_logits, complex_step(reverse_kl, logits), atol=1e-15)
+        np.testing.assert_allclose(term.sum, reverse_kl(logits), rtol=1e-13)  # k1 and k3 are unbiased
 
 
 def test_samples_of_another_policy_are_reweighted():
@@ -126,7 +134,9 @@ def test_the_log_prob_ops_gradient_is_the_derivative(softcap):
 
 @pytest.mark.parametrize("objective", [Objective(ratio_level="sequence"), Objective(entropy_coef=0.3, weight_cap=2.0)])
 def test_the_objectives_gradient_is_the_derivative(objective):
-    """With the proximal policy given, the surrogate and the entropy bonus are plain functions of logp and entropy."""
+    """With the proximal policy given, the surrogate and the entropy bonus are plain functions of
+    logp and entropy.
+    """
     case = inputs("stale", seed=23)
     names = ("mask", "advantage", "behavior_logp", "segment_ids", "proximal_logp")
     tokens = TokenArrays(loss_weight=case["weight"], **{name: case[name] for name in names})
@@ -138,3 +148,22 @@ def test_the_objectives_gradient_is_the_derivative(objective):
     np.testing.assert_allclose(result.d_logp, by_logp, atol=1e-12)
     np.testing.assert_allclose(result.d_entropy, by_entropy, atol=1e-12)
     assert result.d_logp.shape == (R, M)
+
+
+def test_distillation_is_the_policy_gradient_of_what_the_teacher_thinks_better():
+    """At the sampling policy, with coefficient c, it is the surrogate of the advantage c (log
+    pi_teacher - log pi_theta).
+    """
+    case = inputs("ordinary", seed=24)
+    names = ("mask", "segment_ids", "teacher_logp")
+    tokens = TokenArrays(
+        loss_weight=case["weight"],
+        behavior_logp=case["logp"],
+        advantage=np.where(case["mask"], 0.3 * (case["teacher_logp"] - case["logp"]), 0.0),
+        **{name: case[name] for name in names},
+    )
+    unmoved = tokens._replace(advantage=np.zeros_like(case["logp"]))
+    taught = oracle.policy_objective(case["logp"], case["entropy"], unmoved, Objective(distill_coef=0.3))
+    rewarded = oracle.policy_objective(case["logp"], case["entropy"], tokens, Objective())
+    np.testing.assert_allclose(taught.d_logp, rewarded.d_logp, rtol=1e-12)
+    assert taught.loss == pytest.approx(-0.3 * np.sum((case["weight"] * (case["teacher_logp"] - case["logp"]))[case["mask"]]))

@@ -1,9 +1,7 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
-from rljax.errors import UserError
 from rljax.objective.reward_shaping import overlong_penalty, shaped_rewards, without_truncated
 from rljax.types import PROMPT_VERSION, Finish, Group, Trajectory
 
@@ -42,8 +40,6 @@ def test_the_overlong_penalty_is_a_ramp_and_is_logged_apart():
     shaped, metrics = shaped_rewards([trajectory(1.0, 14), trajectory(1.0, 3)], actor_of(overlong_reward_penalty=True), 16)
     np.testing.assert_allclose(shaped, [0.75, 1.0])  # by sampled tokens, not by the prompt's
     assert metrics["reward/overlong_penalty"].sum == 0.25
-    with pytest.raises(UserError, match="overlong_tokens"):
-        shaped_rewards([trajectory(1.0, 3)], actor_of(overlong_reward_penalty=True, overlong_tokens=0), 16)
 
 
 def test_truncated_completions_keep_their_reward_and_lose_their_mask():

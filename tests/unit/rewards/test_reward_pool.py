@@ -33,7 +33,7 @@ def pool(name="example_rewards:act", workers=1, timeout=20.0, memory_mb=0, retri
 
 
 def run(function):
-    """Runs a coroutine function in a thread of its own: everything here works off the main thread (trap 13)."""
+    """Runs a coroutine function in a thread of its own: everything here works off the main thread."""
     outcome = []
 
     def target():
@@ -94,7 +94,7 @@ def test_scores_errors_and_what_user_code_does_to_its_process():
     assert children() == before
 
 
-def test_trap_13_a_reward_that_never_returns_is_killed_and_starves_nobody():
+def test_hung_reward_is_killed_and_starves_nobody():
     async def main():
         async with pool(workers=2, timeout=2.0) as rewards:
             first = (await rewards.score(PROMPT, "pid")).reward
@@ -108,7 +108,7 @@ def test_trap_13_a_reward_that_never_returns_is_killed_and_starves_nobody():
     run(main)
 
 
-def test_trap_13_a_slow_reward_stalls_neither_the_others_nor_the_event_loop():
+def test_hung_reward_stalls_neither_the_others_nor_the_event_loop():
     async def main():
         async with pool(workers=2, timeout=60.0) as rewards:
             slow = asyncio.create_task(rewards.score(PROMPT, "hang"))
@@ -175,16 +175,16 @@ def test_async_rewards_run_side_by_side_and_time_out_one_by_one():
     run(main)
 
 
-def test_an_async_reward_that_blocks_is_killed_and_its_neighbours_are_asked_again():
+def test_an_async_reward_that_blocks_is_killed_and_its_neighbors_are_asked_again():
     async def main():
         async with pool("example_rewards:act_async", timeout=1.5) as rewards:
             first = (await rewards.score(PROMPT, "pid")).reward
             blocked = asyncio.create_task(rewards.score(PROMPT, "block 3600"))
             await asyncio.sleep(0.3)
-            neighbour = asyncio.create_task(rewards.score(PROMPT, "pid"))
+            neighbor = asyncio.create_task(rewards.score(PROMPT, "pid"))
             with pytest.raises(RewardTimeout):
                 await blocked
-            assert (await neighbour).reward not in (0.0, first)
+            assert (await neighbor).reward not in (0.0, first)
 
     run(main)
 

@@ -1,4 +1,6 @@
-"""A reward that never returns, in a run: sampling and training go on beside it, and it is a failure with a kind (law 6)."""
+"""A reward that never returns, in a run: sampling and training go on beside it, and it is a
+failure with a kind.
+"""
 
 import asyncio
 from pathlib import Path
@@ -42,7 +44,7 @@ class Scored:
     [("example_rewards:act", "value 1", "hang"), ("example_rewards:act_async", "sleep 0", "sleep 3600")],
     ids=["plain", "async"],
 )
-def test_trap_13_a_slow_reward_stalls_neither_sampling_nor_training(tmp_path, monkeypatch, name, quick, never):
+def test_hung_reward_stalls_neither_sampling_nor_training(tmp_path, monkeypatch, name, quick, never):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     config = RewardConfig(name=name, workers=3, timeout=3.0, memory_mb=0, retries=0)
     overrides = {"rollout.max_head_offpolicyness": 2, "gconfig.n_samples": 2, "recover.max_prompt_failures": 9}

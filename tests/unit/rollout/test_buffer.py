@@ -70,7 +70,7 @@ def test_synchronous_admits_one_batch_and_nothing_before_the_publish():
     assert len(_admit_all(buffer)) == 3
 
 
-def test_a_straggler_that_exceeds_the_bound_is_generated_again_with_other_seeds_law_4():
+def test_lag_bound_sends_a_straggler_back_with_other_seeds():
     buffer = Buffer(Numbers(100), _limits(max_lag=1, batch_size=1, max_concurrent=10))
     late = buffer.admit()
     for version in range(2):
@@ -144,7 +144,7 @@ def test_the_last_batch_is_what_is_left_and_comes_only_when_all_is_done():
     assert buffer.complete and len(buffer.take()) == 1 and buffer.take() is None
 
 
-def test_rejected_groups_make_room_for_later_prompts_trap_20():
+def test_nothing_to_train_makes_room_for_later_prompts():
     buffer = Buffer(Numbers(100), _limits(max_lag=0, batch_size=2))
     first, second = _admit_all(buffer)
     buffer.reject(first)
@@ -163,8 +163,10 @@ def test_a_group_with_nothing_to_train_on_is_refused():
         buffer.finish(ticket, Group(ticket.prompt.uid, (nothing,)))
 
 
-def test_capacity_goes_on_as_if_never_stopped_trap_15():
-    """Five steps at lag 2, then a copy made from what was saved: the same room, the same prompts first in flight."""
+def test_resume_position_keeps_the_capacity():
+    """Five steps at lag 2, then a copy made from what was saved: the same room, the same prompts
+    first in flight.
+    """
     buffer = Buffer(Numbers(100), _limits(max_lag=2, batch_size=2, max_concurrent=20))
     flight = []
     for version in range(5):

@@ -1,7 +1,9 @@
-"""Buffer and journal against a plain model, with a kill between any two operations: laws 4 and 5 over random histories.
+"""Buffer and journal against a plain model, with a kill between any two operations: exactly once
+and the lag bound.
 
-The model is sets of prompt indices and a copy of them at each checkpoint. It knows nothing of heaps and files; it says what
-must be true: where every prompt is, what may be admitted, what comes next, what a killed process leaves behind.
+The model is sets of prompt indices and a copy of them at each checkpoint. It knows nothing of
+heaps and files; it says what must be true: where every prompt is, what may be admitted, what comes
+next, what a killed process leaves behind.
 """
 
 import copy
@@ -35,7 +37,10 @@ def group_of(ticket, versions):
 
 
 class Model:
-    """What a run has done so far. Everything here is undone by a kill, back to the last checkpoint."""
+    """What a run has done so far.
+
+    Everything here is undone by a kill, back to the last checkpoint.
+    """
 
     def __init__(self):
         self.version = 0
@@ -141,7 +146,9 @@ class BufferAndJournal(RuleBasedStateMachine):
     @precondition(lambda self: self.model.running)
     @rule(rounds=st.integers(1, 4))
     def everyone_but_a_straggler(self, rounds):
-        """The oldest prompt in flight stays there while others are admitted, finished and trained on: so it grows stale."""
+        """The oldest prompt in flight stays there while others are admitted, finished and trained
+        on: so it grows stale.
+        """
         straggler = min(self.model.running)
         for _ in range(rounds):
             self._admit()
@@ -220,7 +227,7 @@ class BufferAndJournal(RuleBasedStateMachine):
         model = self.model
         trained = [index for index, _, _ in model.trained]
         places = [*trained, *model.ready, *model.running, *model.again, *model.rejected, *model.dropped]
-        assert sorted(places) == list(range(model.drawn)), "lost or doubled (law 5)"
+        assert sorted(places) == list(range(model.drawn)), "lost or doubled"
         buffer = self.buffer
         assert (buffer.version, buffer.drawn, buffer.consumed) == (model.version, model.drawn, len(trained))
         assert (buffer.running, buffer.ready) == (len(model.running), len(model.ready))
@@ -230,10 +237,12 @@ class BufferAndJournal(RuleBasedStateMachine):
     def nothing_trained_on_was_too_old(self):
         if hasattr(self, "buffer"):
             for _, at, versions in self.model.trained:
-                assert at - min(versions) <= self.limits.max_lag, "stale (law 4)"
+                assert at - min(versions) <= self.limits.max_lag, "stale"
 
     def _to_the_end(self):
-        """Whatever happened, the run can be brought to its end, and then every prompt was dealt with once."""
+        """Whatever happened, the run can be brought to its end, and then every prompt was dealt
+        with once.
+        """
         for _ in range(40 * EPOCH * EPOCHS):
             self._admit()
             for ticket in list(self.model.running.values()):
@@ -253,11 +262,11 @@ def _settings(histories):
     )
 
 
-def test_random_histories_with_kills_laws_4_and_5_trap_15():
+def test_lag_bound_and_exactly_once_over_random_histories_with_kills():
     run_state_machine_as_test(BufferAndJournal, settings=_settings(150))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_ten_thousand_random_histories_with_kills_laws_4_and_5():
+def test_lag_bound_and_exactly_once_over_ten_thousand_random_histories():
     run_state_machine_as_test(BufferAndJournal, settings=_settings(10_000))

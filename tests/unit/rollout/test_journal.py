@@ -1,11 +1,15 @@
 """Records come back as they were, whatever was being written when the process died."""
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rljax.errors import UserError
+from rljax.messaging import framing
 from rljax.rollout import journal
 from rljax.rollout.buffer import Entry, Ticket
 from rljax.types import Finish, Group, Prompt, Trajectory
@@ -54,10 +58,14 @@ def _same(one, other):
         assert (a.reward, a.components, a.finish) == (b.reward, b.components, b.finish)
 
 
+def decoded(data):
+    return [journal.decode(message) for message, _ in framing.scan(data)]
+
+
 @QUICK
 @given(st.lists(records(), max_size=4))
 def test_what_is_decoded_is_what_was_encoded(written):
-    got = list(journal.decode(b"".join(map(journal.encode, written))))
+    got = decoded(b"".join(map(journal.encode, written)))
     assert len(got) == len(written)
     for one, other in zip(got, written, strict=True):
         _same(one, other)
@@ -69,7 +77,7 @@ def test_a_torn_tail_loses_the_torn_record_alone(written, data):
     parts = [journal.encode(r) for r in written]
     whole = b"".join(parts[:-1])
     cut = data.draw(st.integers(0, len(parts[-1]) - 1))
-    got = list(journal.decode(whole + parts[-1][:cut]))
+    got = decoded(whole + parts[-1][:cut])
     assert len(got) == len(written) - 1
 
 
@@ -78,7 +86,7 @@ def test_a_torn_tail_loses_the_torn_record_alone(written, data):
 def test_a_flipped_bit_is_never_read_as_a_record(record, data):
     encoded = bytearray(journal.encode(record))
     encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    assert list(journal.decode(bytes(encoded))) == []
+    assert decoded(bytes(encoded)) == []
 
 
 @QUICK
@@ -145,6 +153,39 @@ def test_entries_of_a_checkpoint_are_all_there_or_it_is_not_used(tmp_path):
     assert (entry.oldest, entry.index, entry.ticket) == (2, 3, ticket)
     with pytest.raises(ValueError, match="not 2"):
         journal.read_entries(tmp_path / "ready", 2)
+
+
+@pytest.mark.parametrize("version", ["before versions", "a later one"])
+def test_a_file_of_another_version_is_refused_in_one_line_and_left_as_it_is(tmp_path, monkeypatch, version):
+    path, (ticket, group) = tmp_path / "0.journal", _ticket(0, 0)
+    with monkeypatch.context() as later:
+        later.setattr(framing, "VERSION", framing.VERSION + 1)
+        data = journal.encode(journal.Record(ticket, group))
+    path.write_bytes(
+        struct.pack("<4sIQI", b"RLJ1", 2, 3, zlib.crc32(b"{}abc")) + b"{}abc" if version == "before versions" else data
+    )
+    before = path.read_bytes()
+    for use in (lambda: journal.GroupLog(tmp_path).begin(0, 0), lambda: journal.read_entries(path, 1)):
+        with pytest.raises(UserError, match=r"journal: .*0\.journal can't be read: of .*version.* another --workdir") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_arrays_that_do_not_fit_their_trajectories_are_no_group():
+    _, group = _ticket(0, 0)
+    entries, arrays = journal.pack(group.trajectories * 2)
+    assert len(journal.unpack(entries, arrays)) == 2
+    for wrong in (
+        arrays | {"token_ids": arrays["token_ids"][:-1]},
+        arrays | {"logp": arrays["token_ids"]} | {"behavior_logp": arrays["behavior_logp"].astype(np.float64)},
+        {name: array.reshape(2, 2) for name, array in arrays.items()},
+    ):
+        with pytest.raises(ValueError, match="of shape"):
+            journal.unpack(entries, wrong)
+    for length in (-1, True, "2", 2.0, None):
+        with pytest.raises(ValueError, match="trajectories of"):
+            journal.unpack([entries[0], entries[1] | {"length": length}], arrays)
 
 
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):

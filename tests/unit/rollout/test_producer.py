@@ -6,11 +6,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rljax.errors import RewardError, SamplerError, TooManyFailures, UserError
+from rljax.errors import RequestLost, RewardError, SamplerError, TooManyFailures, UserError
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Limits
 from rljax.rollout.journal import GroupLog
-from rljax.rollout.producer import LONGEST_PAUSE, PatientSampler, Producer, Rollouts, pause_before
+from rljax.rollout.producer import LONGEST_PAUSE, PatientGenerator, Producer, Rollouts, pause_before
 from rljax.rollout.tracker import PromptTracker
 from rljax.testing.harness import Numbers, Repeat, make_run
 from rljax.types import Request, SamplingParams
@@ -47,7 +47,7 @@ class Flaky:
 def test_a_lost_request_is_sent_again_as_often_as_allowed(failures, retries):
     lost = []
     sampler = Flaky(failures)
-    patient = PatientSampler(sampler, timeout=5, retries=retries, lost=lost.append)
+    patient = PatientGenerator(sampler, timeout=5, retries=retries, lost=lost.append)
     assert asyncio.run(patient.generate(_request())) == "done"
     assert sampler.calls == failures + 1 and len(lost) == failures
 
@@ -55,15 +55,27 @@ def test_a_lost_request_is_sent_again_as_often_as_allowed(failures, retries):
 def test_after_that_it_fails():
     sampler, lost = Flaky(9), []
     with pytest.raises(SamplerError, match="gone"):
-        asyncio.run(PatientSampler(sampler, timeout=5, retries=2, lost=lost.append).generate(_request()))
+        asyncio.run(PatientGenerator(sampler, timeout=5, retries=2, lost=lost.append).generate(_request()))
     assert sampler.calls == 3 == len(lost)
 
 
 def test_a_request_that_is_never_answered_is_lost_too():
-    sampler = Flaky(0, hang=True)
+    sampler, lost = Flaky(0, hang=True), []
     with pytest.raises(SamplerError, match=r"no answer in 0\.02 s \(rollout\.request_timeout\)"):
-        asyncio.run(PatientSampler(sampler, timeout=0.02, retries=1, lost=lambda e: None).generate(_request()))
-    assert sampler.calls == 2
+        asyncio.run(PatientGenerator(sampler, timeout=0.02, retries=1, lost=lost.append).generate(_request()))
+    assert sampler.calls == 1 == len(lost)  # the time is that of all attempts
+
+
+def test_a_sampler_that_retried_by_itself_is_not_asked_again():
+    class GivesUp(Flaky):
+        async def generate(self, request):
+            self.calls += 1
+            raise RequestLost("lost after 4 attempts")
+
+    sampler, lost = GivesUp(0), []
+    with pytest.raises(RequestLost):
+        asyncio.run(PatientGenerator(sampler, timeout=5, retries=3, lost=lost.append).generate(_request()))
+    assert sampler.calls == 1 == len(lost)
 
 
 def test_pauses_double_up_to_a_limit():
@@ -166,7 +178,7 @@ class Rejects(Repeat):
         return None
 
 
-def test_a_group_of_rejected_samples_is_rejected_not_failed_trap_20(tmp_path):
+def test_nothing_to_train_in_a_group_is_a_rejection_not_a_failure(tmp_path):
     buffer, accumulator = _produce(tmp_path, Rejects(), {}, until=lambda b: b.complete)
     assert buffer.counts["rejected"] == 6 and not any(name.startswith("rollout/failed") for name in accumulator)
 

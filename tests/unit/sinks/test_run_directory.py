@@ -85,8 +85,10 @@ def test_nan_and_infinity_are_null(tmp_path):
     more=st.lists(st.integers(0, 12), max_size=6).map(sorted),
     torn=st.integers(0, 30),
 )
-def test_trap_15_resume_cuts_later_lines_and_steps_stay_strictly_increasing(tmp_path_factory, first, resumed, more, torn):
-    """After a kill anywhere in the last line, the file is what a run that never went past `resumed` has, plus what follows."""
+def test_resume_position_cuts_later_lines_and_steps_stay_strictly_increasing(tmp_path_factory, first, resumed, more, torn):
+    """After a kill anywhere in the last line, the file is what a run that never went past
+    `resumed` has, plus what follows.
+    """
     path = tmp_path_factory.mktemp("run")
     run = RunDirectory(path)
     sink = sink_of(run)

@@ -1,4 +1,4 @@
-"""Whatever a worker says, the trainer goes on: it is taken, ignored, or the worker is dropped."""
+"""Whatever a worker sends, the trainer goes on: it is taken, ignored, or the worker is dropped."""
 
 import asyncio
 import json
@@ -8,16 +8,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljax.messaging import framing
+from rljax.messaging.framing import Message
 from rljax.metrics.accumulator import Accumulator
-from rljax.metrics.mean import flatten
+from rljax.metrics.mean import Mean, flatten
 from rljax.rollout.buffer import Buffer, Limits
 from rljax.rollout.journal import GroupLog
 from rljax.rollout.result import Result
 from rljax.rollout.tracker import PromptTracker
 from rljax.testing.harness import Numbers, make_config
 from rljax.types import Finish, Trajectory
-from rljax.workers.connection import Message, PeerError
-from rljax.workers.messages import done
+from rljax.workers.connection import PeerError
+from rljax.workers.messages import encode_group
 from rljax.workers.server import AttachedWorker, Job, WorkerServer
 
 JSON = st.recursive(
@@ -25,15 +27,25 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-KINDS = st.sampled_from(["done", "generate", "cancel", "beat", "hello", "file", ""])
+KINDS = st.sampled_from(["group", "generate", "cancel", "heartbeat", "hello", "file", ""])
 CONFIG = make_config({"rollout.max_head_offpolicyness": 2})
 
 
 def _sound(ticket):
     mask = np.array([False, True, True])
     arrays = (np.arange(3, dtype=np.int32), mask, np.zeros(3, np.float32), np.where(mask, 0, -1).astype(np.int32))
-    fields, body = done(ticket, Result((Trajectory(*arrays, 1.0, {"right": 1.0}, Finish.STOP),), (), wanted=True))
-    return fields | {"measured": {"timeperf/reward": [1.0, 1.0, 1.0, 1.0]}, "counts": {"rollout/lost/server_lost": 1}}, body
+    result = Result((Trajectory(*arrays, 1.0, {"right": 1.0}, Finish.STOP),), (), wanted=True)
+    return encode_group(ticket, result, {"timeperf/reward": Mean(1.0, 1.0, 1.0, 1.0)}, {"rollout/lost/server_lost": 1})
+
+
+def _arrived(message):
+    """As it comes out of the other end of the connection."""
+    ((got, _),) = framing.scan(b"".join(framing.encode(message)))
+    return got
+
+
+def _bytes_array(data):
+    return np.frombuffer(data, np.uint8)
 
 
 def _leaves(tree, path=()):
@@ -64,7 +76,9 @@ class _Told:
 
 
 def _take(path, message_of):
-    """What becomes of a message from a worker that holds one lease: (server, buffer, accumulator, whether it was dropped)."""
+    """What becomes of a message from a worker with one lease: (server, buffer, accumulator,
+    whether it was dropped).
+    """
 
     async def scenario():
         buffer, accumulator = Buffer(Numbers(4), Limits(2, 2, 4, 4, None)), Accumulator()
@@ -76,10 +90,10 @@ def _take(path, message_of):
         worker = AttachedWorker(_Told(), "w", False, 1, ready=True)
         server._workers.append(worker)
         server._lease(job)
-        (ticket,) = worker.held.values()
+        (ticket,) = worker.leases.values()
         dropped = False
         try:
-            server._take(worker, message_of(ticket))
+            server._handle(worker, _arrived(message_of(ticket)))
         except PeerError:
             dropped = True
         for task in tuple(server._tasks):
@@ -102,22 +116,25 @@ def _usable(server, buffer, accumulator):
 
 
 @given(
-    kind=KINDS, fields=st.dictionaries(st.sampled_from(["id", "index", "attempt", "request", "params"]), JSON), body=st.binary()
+    kind=KINDS,
+    fields=st.dictionaries(st.sampled_from(["id", "index", "attempt", "request", "params"]), JSON),
+    arrays=st.dictionaries(st.sampled_from(["token_ids", "prompt_ids", "piece"]), st.binary().map(_bytes_array)),
 )
-def test_any_message(tmp_path_factory, kind, fields, body):
-    server, buffer, accumulator, _ = _take(tmp_path_factory.getbasetemp(), lambda ticket: Message(kind, fields, body))
+def test_any_message(tmp_path_factory, kind, fields, arrays):
+    server, buffer, accumulator, _ = _take(tmp_path_factory.getbasetemp(), lambda ticket: Message(kind, fields, arrays))
     assert buffer.running == 1 and not buffer.ready  # nobody else's lease is touched
     _usable(server, buffer, accumulator)
 
 
 @given(data=st.data(), value=JSON)
 def test_an_almost_sound_group_is_taken_whole_or_the_worker_is_dropped(tmp_path_factory, data, value):
-    fields, _ = _sound(SimpleNamespace(index=0, attempt=0))
+    fields = _sound(SimpleNamespace(index=0, attempt=0)).fields
+    fields = json.loads(json.dumps(fields))
     path = data.draw(st.sampled_from(sorted(_leaves(fields), key=repr)))
 
     def message_of(ticket):
-        fields, body = _sound(ticket)
-        return Message("done", _replaced(json.loads(json.dumps(fields)), path, value), body)
+        sound = _sound(ticket)
+        return Message("group", _replaced(sound.fields, path, value), sound.arrays)
 
     server, buffer, accumulator, dropped = _take(tmp_path_factory.getbasetemp(), message_of)
     assert not (dropped and buffer.ready)
@@ -125,18 +142,24 @@ def test_an_almost_sound_group_is_taken_whole_or_the_worker_is_dropped(tmp_path_
 
 
 @given(data=st.data())
-def test_bytes_that_are_not_those_of_the_group(tmp_path_factory, data):
+def test_arrays_that_are_not_those_of_the_group(tmp_path_factory, data):
     def message_of(ticket):
-        fields, body = _sound(ticket)
-        at = data.draw(st.integers(0, len(body) - 1))
-        flipped = body[:at] + bytes([body[at] ^ (1 << data.draw(st.integers(0, 7)))]) + body[at + 1 :]
-        return Message("done", fields, data.draw(st.sampled_from([flipped, body[:at], body + b"x"])))
+        sound = _sound(ticket)
+        name = data.draw(st.sampled_from(sorted(sound.arrays)))
+        array = sound.arrays[name]
+        at = data.draw(st.integers(0, array.nbytes - 1))
+        flipped = bytearray(array.tobytes())
+        flipped[at] ^= 1 << data.draw(st.integers(0, 7))
+        if array.dtype == bool:
+            flipped[at] &= 1
+        changed = [np.frombuffer(flipped, array.dtype), array[: len(array) - 1], np.append(array, array[:1]), array[None]]
+        return Message("group", sound.fields, sound.arrays | {name: data.draw(st.sampled_from(changed))})
 
     _usable(*_take(tmp_path_factory.getbasetemp(), message_of)[:3])
 
 
 def test_a_sound_group_is_taken(tmp_path):
-    server, buffer, accumulator, dropped = _take(tmp_path, lambda ticket: Message("done", *_sound(ticket)))
+    server, buffer, accumulator, dropped = _take(tmp_path, lambda ticket: _sound(ticket))
     assert not dropped and buffer.ready == 1 and not buffer.running
     assert accumulator.drain()["rollout/lost/server_lost"].value == 1
     assert server.take_metrics()["timeperf/reward"].value == 1

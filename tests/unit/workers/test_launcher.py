@@ -18,7 +18,9 @@ def short_pauses(monkeypatch):
 
 
 def _kept(tmp_path, code, *, count=1, until, worked=lambda kept: None):
-    """Runs the children until `until(errors, pids)`; returns the errors and the command lines they had."""
+    """Runs the children until `until(errors, pids)`; returns the errors and the command lines they
+    had.
+    """
     errors, seen = [], []
 
     async def scenario():

@@ -1,4 +1,6 @@
-"""Workers in other processes (here: tasks with sockets between them): laws 3 to 6 and 10 hold as they do in one process."""
+"""Workers in other processes (here: tasks with sockets between them) keep the invariants that one
+process keeps.
+"""
 
 import asyncio
 import contextlib
@@ -6,20 +8,27 @@ import dataclasses
 import json
 import random
 import struct
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from rljax.engines.fake.sampler import Trouble
-from rljax.errors import RewardError, SamplerError, TooManyFailures, UserError
+from rljax.errors import RequestLost, RewardError, SamplerError, TooManyFailures, UserError
 from rljax.loop import Loop
+from rljax.messaging import framing, handshake
+from rljax.messaging.framing import UNPROVED, Message
+from rljax.messaging.handshake import HandshakeError, Refused, connect_async
 from rljax.rollout.buffer import ticket_from_json
+from rljax.rollout.producer import PatientGenerator
 from rljax.rollout.result import Result
 from rljax.testing.harness import TOKEN, MemorySink, Repeat, make_run, worker
 from rljax.types import Finish, Trajectory
-from rljax.workers import connection as frames
-from rljax.workers.connection import PROTOCOL, Connection, PeerError
-from rljax.workers.messages import done
+from rljax.workers import connection as connections
+from rljax.workers.client import work
+from rljax.workers.connection import PROTOCOL, Connection, PeerError, host_and_port
+from rljax.workers.files import plain_name
+from rljax.workers.messages import encode_group
 
 ASYNC = {"rollout.max_head_offpolicyness": 2, "total_train_epochs": 2}
 
@@ -46,13 +55,15 @@ class Lines:
         }
 
 
-def _run(workdir, overrides, *partners, n_prompts=12, **options):
-    """Trains with partners (coroutine functions of the workdir) beside; returns the run and its lines."""
+def _run(workdir, overrides, *workers, n_prompts=12, **options):
+    """Trains with workers (coroutine functions of the workdir) beside it; returns the run and its
+    lines.
+    """
     lines = Lines()
-    run = make_run(workdir, overrides, n_prompts=n_prompts, sink=lines, fed=bool(partners), **options)
+    run = make_run(workdir, overrides, n_prompts=n_prompts, sink=lines, by_workers=bool(workers), **options)
 
     async def scenario():
-        beside = [asyncio.create_task(partner(workdir)) for partner in partners]
+        beside = [asyncio.create_task(attached(workdir)) for attached in workers]
         try:
             return await asyncio.wait_for(Loop(run).run(), 60)
         finally:
@@ -75,11 +86,20 @@ def _once(run, n_prompts, epochs):
 
 
 async def _attached(workdir):
-    """A bare connection, past the greeting."""
+    """A bare connection, past the handshake."""
     connection, told = await _connected(workdir)
-    connection.send("hello", {"protocol": PROTOCOL, "token": told["token"], "own": False, "name": "bare", "room": None})
-    assert (await connection.receive()).kind == "welcome"
+    await _greet(connection, told["token"])
+    assert (await connection.receive()).kind == "config"
     return connection
+
+
+async def _greet(connection, token, **changes):
+    hello = {"protocol": PROTOCOL, "own_sampler": False, "name": "bare", "capacity": None} | changes
+    await connect_async(lambda: connection.receive(UNPROVED), connection.send, token, hello)
+
+
+def _group(ticket, version=0):
+    return encode_group(ticket, _made(ticket, version), {}, {})
 
 
 async def _connected(workdir):
@@ -87,7 +107,7 @@ async def _connected(workdir):
     while not address_file.exists() or not address_file.read_text():
         await asyncio.sleep(0.01)
     told = json.loads(address_file.read_text())
-    host, port = frames.host_and_port(told["address"], "test")
+    host, port = host_and_port(told["address"], "test")
     return Connection(*await asyncio.open_connection(host, port)), told
 
 
@@ -96,26 +116,28 @@ async def _leases(connection):
         message = await connection.receive()
         if message.kind == "lease":
             yield ticket_from_json(message.fields["ticket"])
-        elif message.kind == "bye":
+        elif message.kind == "end":
             return
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["the trainer's sampler", "samplers of their own"])
-def test_workers_give_the_metrics_of_a_run_without_any_law_10(tmp_path, own):
-    """Synchronous: which process ran an episode decides nothing, to the bit; own weights are those of the step (law 3)."""
+def test_resume_equivalence_with_workers_and_without(tmp_path, own):
+    """Synchronous: which process ran an episode decides nothing, to the bit; own weights are those
+    of the step.
+    """
     overrides = {"total_train_epochs": 2, "actor.recompute_logprob": False, "actor.use_decoupled_loss": False}
     _, alone, expected = _run(tmp_path / "alone", overrides)
-    two = [lambda workdir: worker(workdir, own=own)] * 2
-    _, outcome, lines = _run(tmp_path / "fed", overrides, *two)
+    two = [lambda workdir: worker(workdir, own_sampler=own)] * 2
+    _, outcome, lines = _run(tmp_path / "workers", overrides, *two)
     assert outcome == alone and outcome.step == 6
     assert lines.compared() == expected.compared()
     assert {line["rollout/workers"] for line in lines.sink.steps.values()} == {2.0}
-    assert not (tmp_path / "fed" / "server").exists() and not (tmp_path / "fed" / "workers.json").exists()
+    assert not (tmp_path / "workers" / "server").exists() and not (tmp_path / "workers" / "workers.json").exists()
 
 
-def test_asynchronous_workers_of_both_kinds_laws_4_and_5(tmp_path):
-    partners = [lambda workdir, own=own: worker(workdir, own=own, trouble=_trouble(own)) for own in (False, True, True)]
-    run, outcome, _ = _run(tmp_path, ASYNC, *partners, n_prompts=40, trouble=_trouble(9))
+def test_exactly_once_within_the_lag_bound_with_workers_of_both_kinds(tmp_path):
+    workers = [lambda workdir, own=own: worker(workdir, own_sampler=own, trouble=_trouble(own)) for own in (False, True, True)]
+    run, outcome, _ = _run(tmp_path, ASYNC, *workers, n_prompts=40, trouble=_trouble(9))
     assert outcome.step == 20 and _once(run, 40, 2)
     assert 0 < run.engine.learner.most_lag <= 2
 
@@ -124,12 +146,15 @@ def _trouble(seed):
     return Trouble(np.random.default_rng(int(seed)), delay=0.003)
 
 
-def test_workers_that_die_with_leases_lose_and_double_nothing_law_5(tmp_path):
+def test_exactly_once_though_workers_die_with_leases(tmp_path):
     async def mortal(workdir):
-        """Killed and replaced, again and again: what it holds is gone with it. The last one lives."""
+        """Killed and replaced, again and again: its leases are gone with it.
+
+        The last one lives.
+        """
         dice = random.Random(3)
         for _ in range(25):
-            task = asyncio.create_task(worker(workdir, own=dice.random() < 0.5, trouble=_trouble(1)))
+            task = asyncio.create_task(worker(workdir, own_sampler=dice.random() < 0.5, trouble=_trouble(1)))
             _, running = await asyncio.wait([task], timeout=dice.uniform(0.02, 0.15))
             if not running:
                 return
@@ -151,13 +176,12 @@ def _made(ticket, version=0):
     return Result((trajectory,), (), wanted=True)
 
 
-def test_a_group_that_is_sent_twice_is_taken_once_law_5(tmp_path):
+def test_exactly_once_for_a_group_that_is_sent_twice(tmp_path):
     async def twice(workdir):
         connection = await _attached(workdir)
         async for ticket in _leases(connection):
-            fields, body = done(ticket, _made(ticket))
             for _ in range(2):
-                connection.send("done", fields | {"measured": {}, "counts": {}}, body)
+                connection.send(_group(ticket))
         connection.close()
 
     run, outcome, lines = _run(
@@ -169,8 +193,8 @@ def test_a_group_that_is_sent_twice_is_taken_once_law_5(tmp_path):
 
 
 def test_a_group_of_a_worker_that_was_given_up_comes_too_late(tmp_path, monkeypatch):
-    monkeypatch.setattr(frames, "SILENCE", 0.3)
-    monkeypatch.setattr(frames, "BEAT", 0.05)
+    monkeypatch.setattr(connections, "SILENCE", 0.3)
+    monkeypatch.setattr(connections, "HEARTBEAT", 0.05)
     taken = []
 
     async def silent(workdir):
@@ -181,8 +205,7 @@ def test_a_group_of_a_worker_that_was_given_up_comes_too_late(tmp_path, monkeypa
                 break
         await asyncio.sleep(1.0)  # no beat
         for ticket in taken:
-            fields, body = done(ticket, _made(ticket))
-            connection.send("done", fields | {"measured": {}, "counts": {}}, body)
+            connection.send(_group(ticket))
         with pytest.raises(PeerError):
             await connection.receive() and await connection.receive()
 
@@ -195,25 +218,31 @@ def test_a_group_of_a_worker_that_was_given_up_comes_too_late(tmp_path, monkeypa
     assert outcome.step == 3 and _once(run, 12, 1)
 
 
-@pytest.mark.parametrize("harm", ["a future version", "no such lease's bytes", "garbage", "another word", "a prompt id"])
+HARMS = ["a future version", "arrays of another group", "garbage", "a changed byte", "an unknown message", "no request"]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_worker_that_makes_no_sense_is_dropped_and_the_run_goes_on(tmp_path, harm, caplog):
     async def harmful(workdir):
         connection = await _attached(workdir)
         async for ticket in _leases(connection):
-            fields, body = done(ticket, _made(ticket, version=7 if harm == "a future version" else 0))
+            group = _group(ticket)
             match harm:
                 case "a future version":
-                    connection.send("done", fields | {"measured": {}, "counts": {}}, body)
-                case "no such lease's bytes":
-                    connection.send("done", fields | {"measured": {}, "counts": {}}, body[:-3])
+                    connection.send(_group(ticket, version=7))
+                case "arrays of another group":
+                    connection.send(dataclasses.replace(group, arrays={n: a[:-1] for n, a in group.arrays.items()}))
                 case "garbage":
                     connection._writer.write(b"GET / HTTP/1.1\r\n\r\n" * 10)
-                case "another word":
-                    connection.send("exec", {"code": "1"})
-                case "a prompt id":
-                    connection.send(
-                        "generate", {"id": 0, "request": "r", "params": {"max_new_tokens": "many"}, "seed": 0}, b"xyz"
-                    )
+                case "a changed byte":
+                    data = bytearray(b"".join(framing.encode(group)))
+                    data[-1] ^= 1
+                    connection._writer.write(data)
+                case "an unknown message":
+                    connection.send(Message("exec", {"code": "1"}))
+                case "no request":
+                    fields = {"id": 0, "request": "r", "params": {"max_new_tokens": "many"}, "seed": 0}
+                    connection.send(Message("generate", fields, {"prompt_ids": np.zeros(3, np.uint8)}))
             break
         with contextlib.suppress(PeerError):
             while True:
@@ -228,25 +257,24 @@ def test_a_worker_that_makes_no_sense_is_dropped_and_the_run_goes_on(tmp_path, h
 def test_nobody_gets_in_without_the_token_and_nothing_large_is_read_before(tmp_path):
     async def strangers(workdir):
         connection, told = await _connected(workdir)
-        connection.send("hello", {"protocol": PROTOCOL, "token": "guess", "own": False, "name": "x", "room": None})
-        assert (await connection.receive()).kind == "refused"
+        with pytest.raises(HandshakeError, match="does not know this token"):
+            await _greet(connection, "guess")
         connection, _ = await _connected(workdir)
-        connection.send("hello", {"protocol": PROTOCOL + 1, "token": TOKEN, "own": False, "name": "x", "room": None})
-        assert "protocol" in (await connection.receive()).fields["reason"]
+        with pytest.raises(Refused, match="protocol"):
+            await _greet(connection, TOKEN, protocol=PROTOCOL + 1)
         for raw in (
-            frames.FRAME.pack(frames.MAGIC, frames.FIRST_HEADER + 1, 0) + b" " * (frames.FIRST_HEADER + 1),
-            frames.FRAME.pack(frames.MAGIC, 2, 1 << 30) + b"{}",
-            frames.FRAME.pack(frames.MAGIC, 2, 0) + b"[]",
-            frames.FRAME.pack(frames.MAGIC, 4, 0) + b"\xff\xff\xff\xff",
-            struct.pack("<20s", b"GET / HTTP/1.1"),
+            b"".join(framing.encode(Message("hello", {"name": "x" * UNPROVED.header}))),
+            framing.PREFIX.pack(framing.MAGIC, framing.VERSION, 2, 1 << 30, 0) + b"{}",
+            b"".join(framing.encode(Message("group"))),
+            struct.pack("<21s", b"GET / HTTP/1.1"),
         ):
             connection, _ = await _connected(workdir)
             connection._writer.write(raw)
+            assert (await connection.receive()).kind == "challenge"
             with pytest.raises(PeerError):
-                await connection.receive()
-        with pytest.raises(UserError, match=r"refused: the trainer wants another token \(RLJAX_TOKEN\)"):
-            from rljax.workers.client import work
-
+                while (await connection.receive()).kind == "denied":
+                    pass
+        with pytest.raises(UserError, match=r"--attach: .* does not know this token \(set RLJAX_TOKEN to that of the run"):
             await work(lambda: (told["address"], "guess"), None)
         await worker(workdir)
 
@@ -262,7 +290,7 @@ class Fails(Repeat):
         return await super().episode(sampler, prompt, params, seed)
 
 
-def test_failures_in_workers_are_counted_by_kind_and_dropped_as_at_home_law_6(tmp_path):
+def test_failures_are_counted_by_kind_in_workers_and_dropped_as_at_home(tmp_path):
     run, outcome, _ = _run(tmp_path, {"recover.max_prompt_failures": 2}, lambda w: worker(w, workflow=Fails()))
     assert sorted(run.engine.learner.trained) == sorted(f"0/{i}" for i in range(12) if i not in (5, 6))
     assert outcome.finished
@@ -275,7 +303,7 @@ class AlwaysFails:
         raise ZeroDivisionError(f"in the reward of {prompt.uid}")
 
 
-def test_a_workflow_that_always_fails_in_workers_ends_the_run_with_its_traceback_trap_17(tmp_path):
+def test_failing_workflow_in_workers_ends_the_run_with_its_traceback(tmp_path):
     line = "5 groups failed in a row; the first: workflow_error: EpisodeError: ZeroDivisionError: in the reward of 0/"
     with pytest.raises(TooManyFailures, match=line) as info:
         _run(tmp_path, {"recover.max_consecutive_failures": 5}, lambda w: worker(w, workflow=AlwaysFails()))
@@ -283,23 +311,21 @@ def test_a_workflow_that_always_fails_in_workers_ends_the_run_with_its_traceback
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["0-failed"]
 
 
-def test_a_worker_holds_no_more_than_its_room_and_gets_more_as_it_finishes(tmp_path):
+def test_a_worker_is_leased_no_more_than_its_capacity_and_gets_more_as_it_finishes(tmp_path):
     most = []
 
     async def slow(workdir):
         connection, told = await _connected(workdir)
-        connection.send("hello", {"protocol": PROTOCOL, "token": told["token"], "own": False, "name": "slow", "room": 3})
-        held = []
+        await _greet(connection, told["token"], capacity=3)
+        leased = []
         while len(most) < 10:
             message = await connection.receive()
             if message.kind == "lease":
-                held.append(ticket_from_json(message.fields["ticket"]))
-                most.append(len(held))
-            if len(held) == 3:
+                leased.append(ticket_from_json(message.fields["ticket"]))
+                most.append(len(leased))
+            if len(leased) == 3:
                 await asyncio.sleep(0.02)  # time for a fourth to come
-                ticket = held.pop(0)
-                fields, body = done(ticket, _made(ticket))
-                connection.send("done", fields | {"measured": {}, "counts": {}}, body)
+                connection.send(_group(leased.pop(0)))
         connection.abort()
         await worker(workdir)
 
@@ -309,16 +335,16 @@ def test_a_worker_holds_no_more_than_its_room_and_gets_more_as_it_finishes(tmp_p
 
 
 def test_a_fault_of_ours_ends_the_run_and_hangs_nobody(tmp_path, monkeypatch):
-    def done(self, job, worker, message):
+    def settle(self, job, worker, message):
         raise RuntimeError("a fault")
 
-    async def partner(workdir):
+    async def attached(workdir):
         with pytest.raises(UserError, match="the connection ended"):
             await worker(workdir)
 
-    monkeypatch.setattr("rljax.workers.server.WorkerServer._done", done)
+    monkeypatch.setattr("rljax.workers.server.WorkerServer._settle", settle)
     with pytest.raises(RuntimeError, match="a fault"):
-        _run(tmp_path, {}, partner)
+        _run(tmp_path, {}, attached)
 
 
 class Impatient(Repeat):
@@ -339,10 +365,10 @@ class Impatient(Repeat):
 
 def test_requests_that_nobody_waits_for_any_more_are_taken_back(tmp_path):
     started, cancelled = [], []
-    run = make_run(tmp_path, {}, fed=True)
+    run = make_run(tmp_path, {}, by_workers=True)
     generate = run.engine.sampler.generate
 
-    async def held(request):
+    async def never_answers(request):
         if len(started) >= 16:
             return await generate(request)
         started.append(request.id)
@@ -352,7 +378,7 @@ def test_requests_that_nobody_waits_for_any_more_are_taken_back(tmp_path):
             cancelled.append(request.id)
             raise
 
-    run.engine.sampler.generate = held
+    run.engine.sampler.generate = never_answers
     taken_back = []  # how many when the first step was done: the worker is still there
 
     class Sink(MemorySink):
@@ -371,15 +397,89 @@ def test_requests_that_nobody_waits_for_any_more_are_taken_back(tmp_path):
     assert taken_back[0] == 16 and sorted(started) == sorted(cancelled)
 
 
-def test_a_worker_without_a_trainer_says_so_and_file_names_stay_in_their_directory():
-    from rljax.workers.client import work
+def test_nested_retries_are_not_multiplied_by_a_worker(tmp_path):
+    """The trainer's sampler retries by itself; the worker doesn't multiply its attempts."""
+    run, asked = make_run(tmp_path, {}, by_workers=True), Counter()
+    generate = run.engine.sampler.generate
 
+    async def gives_up_once(request):
+        asked[request.id] += 1
+        if len(asked) == 1:
+            raise RequestLost("lost after 4 attempts")
+        return await generate(request)
+
+    run.engine.sampler.generate = gives_up_once
+
+    class Patient(Repeat):
+        async def episode(self, sampler, prompt, params, seed):
+            return await super().episode(
+                PatientGenerator(sampler, timeout=30, retries=3, lost=lost.append), prompt, params, seed
+            )
+
+    lost = []
+
+    async def scenario():
+        beside = asyncio.create_task(worker(tmp_path, workflow=Patient()))
+        outcome = await asyncio.wait_for(Loop(run).run(), 30)
+        await asyncio.wait_for(beside, 10)
+        return outcome
+
+    assert asyncio.run(scenario()).step == 3
+    assert len(lost) == 1 and isinstance(lost[0], RequestLost) and set(asked.values()) == {1}
+
+
+def test_false_listener_learns_no_secret_and_commands_no_worker(tmp_path):
+    """Somebody listens at the trainer's address while it is away; the worker waits for the one
+    that knows the token.
+    """
+    received = []
+
+    async def false_trainer(reader, writer):
+        connection = Connection(reader, writer)
+        connection.send(Message("challenge", {"nonce": "0" * 32}))
+        hello = await connection.receive()
+        received.append(b"".join(framing.encode(hello)))
+        connection.send(Message("welcome", {"proof": hello.fields["proof"]}))
+        connection.send(Message("config", {"config": {}}))
+        with contextlib.suppress(PeerError):
+            received.append(await connection.receive())
+        writer.close()
+
+    async def scenario():
+        server = await asyncio.start_server(false_trainer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        working = asyncio.create_task(worker(tmp_path, address=f"127.0.0.1:{port}", patience=30.0))
+        while len(received) < 2:
+            await asyncio.sleep(0.01)
+        server.close()
+        run = make_run(tmp_path, {"rollout.listen": f"127.0.0.1:{port}"}, by_workers=True)
+        outcome = await asyncio.wait_for(Loop(run).run(), 60)
+        await asyncio.wait_for(working, 10)
+        return outcome
+
+    assert asyncio.run(scenario()).step == 3
+    assert len(received) >= 2 and all(isinstance(data, bytes) and TOKEN.encode() not in data for data in received)
+
+
+def test_silent_strangers_keep_no_worker_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(handshake, "TIME_LIMIT", 5.0)
+
+    async def crowd(workdir):
+        silent = [await _connected(workdir) for _ in range(100)]
+        await worker(workdir, patience=30.0)
+        for connection, _ in silent:
+            connection.abort()
+
+    assert _run(tmp_path, {}, crowd)[1].step == 3
+
+
+def test_a_worker_without_a_trainer_says_so_and_file_names_stay_in_their_directory():
     with pytest.raises(UserError, match=r"--attach: 127\.0\.0\.1:9: .*does a run listen there"):
         asyncio.run(work(lambda: ("127.0.0.1:9", "t"), None))
     for address in ("nowhere", ":1", "host:", "host:99999"):
         with pytest.raises(UserError, match="HOST:PORT"):
-            frames.host_and_port(address, "--attach")
+            host_and_port(address, "--attach")
     for name in ("../x", "/etc/passwd", "a/b", "", ".hidden", 3, None):
         with pytest.raises(PeerError, match="no file name"):
-            frames.plain_name(name)
-    assert frames.plain_name("model-00001-of-00002.safetensors")
+            plain_name(name)
+    assert plain_name("model-00001-of-00002.safetensors")

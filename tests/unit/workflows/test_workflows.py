@@ -1,4 +1,6 @@
-"""Episodes against a scripted sampler: which tokens are trained on, and what the next request holds."""
+"""Episodes against a scripted sampler: which tokens are trained on, and what the next request
+holds.
+"""
 
 import asyncio
 import dataclasses
@@ -25,7 +27,9 @@ def tokenizer(tmp_path_factory):
 
 
 class ScriptedSampler:
-    """Gives out completions in turn; its log-probs and versions say which token of which completion it was."""
+    """Gives out completions in turn; its log-probs and versions say which token of which
+    completion it was.
+    """
 
     def __init__(self, *script):
         self.script = list(script)  # (token ids, finish)
@@ -60,7 +64,7 @@ def episode(name, tokenizer, sampler, seed=3, params=SamplingParams(8), prompt=P
 
 
 @pytest.mark.parametrize("name", ["rlvr", "multi_turn"])
-def test_trap_08_the_eos_that_ends_a_completion_is_trained_on_though_it_is_the_padding_too(tokenizer, name):
+def test_padding_is_eos_and_the_eos_that_ends_a_completion_is_trained_on(tokenizer, name):
     eos = tokenizer.eos_token_id
     tokenizer_with_eos_padding = load(tokenizer._directory)
     tokenizer_with_eos_padding.pad_token_id = eos
@@ -78,7 +82,7 @@ def test_trap_08_the_eos_that_ends_a_completion_is_trained_on_though_it_is_the_p
     assert request.prompt_ids.tolist() == prompt_ids and request.prompt_ids.dtype == np.int32 and request.seed == 3
 
 
-def test_trap_09_no_eos_ratio_is_by_finish_reason(tokenizer):
+def test_no_eos_ratio_is_by_finish_reason(tokenizer):
     eos = tokenizer.eos_token_id
     longest = ScriptedSampler(([*tokenizer.encode("1234567"), eos], Finish.STOP))
     cut = ScriptedSampler((tokenizer.encode("12"), Finish.LENGTH))
@@ -90,7 +94,7 @@ def test_trap_09_no_eos_ratio_is_by_finish_reason(tokenizer):
 
 
 class OneTokenForTwo:
-    """A tokenizer in which ids [1, 2] decode to "ab", which encodes to [3] (trap 12)."""
+    """A tokenizer in which ids [1, 2] decode to "ab", which encodes to [3]."""
 
     eos_token_ids, eos_token_id, pad_token_id = (9,), 9, 0
 
@@ -110,7 +114,7 @@ class OneTokenForTwo:
         return self.encode(messages[-1]["content"])
 
 
-def test_trap_12_the_ids_trained_on_and_sent_again_are_those_that_were_sampled():
+def test_retokenization_of_neither_what_is_trained_on_nor_what_is_sent_again():
     tokenizer = OneTokenForTwo()
     prompt = Prompt("0/0", ({"role": "user", "content": "?"},), {"answer": "b"})
     sampler = ScriptedSampler(([1, 2, 9], Finish.STOP), ([1, 2, 9], Finish.STOP), ([2, 9], Finish.STOP))
@@ -186,7 +190,7 @@ MIXED = [((1, 0, 0, 0), True), ((0.5, 0.5, 0.25), True), ((0, 0), False), ((1, 1
 
 
 @pytest.mark.parametrize(("rewards", "mixed"), MIXED)
-def test_trap_20_mixed_rewards_rejects_groups_that_teach_nothing(rewards, mixed):
+def test_nothing_to_train_in_groups_that_mixed_rewards_rejects(rewards, mixed):
     group = Group("0/0", tuple(trajectory(r) for r in rewards))
     assert find_filter("mixed_rewards")(group) is mixed
     assert find_filter(None)(group) is True
@@ -206,8 +210,6 @@ def test_sampling_params_hold_every_eos_once(tokenizer):
     config = GenerationConfig(1, 8, 0, 0.6, 1.0, 0, False, ("\n",), (7, 2))
     params = sampling_params(config, tokenizer)
     assert params == SamplingParams(8, temperature=0.6, stop=("\n",), stop_token_ids=(2, 7))
-    with pytest.raises(UserError, match="gconfig: temperature must be positive"):
-        sampling_params(dataclasses.replace(config, temperature=0.0), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -215,10 +217,9 @@ def test_sampling_params_hold_every_eos_once(tokenizer):
     [
         ({"stop_token_ids": (7, 10**6)}, r"gconfig.stop_token_ids: 1000000 is no token \(the tokenizer's are 0 to 99\)"),
         ({"stop_token_ids": (-1,)}, "gconfig.stop_token_ids: -1 is no token"),
-        ({"stop": ("\n", "")}, "gconfig: stop has an empty string"),
     ],
 )
-def test_what_can_never_stop_a_completion_or_always_does_is_refused(tokenizer, changes, line):
+def test_what_can_never_stop_a_completion_is_refused(tokenizer, changes, line):
     config = GenerationConfig(1, 8, 0, 0.6, 1.0, 0, False, ("\n",), (7, 2))
     with pytest.raises(UserError, match=line):
         sampling_params(dataclasses.replace(config, **changes), tokenizer)

@@ -1,4 +1,6 @@
-"""Checkpoints of trees: what is read is what was written, and what is broken is refused in one line."""
+"""Checkpoints of trees: what is read is what was written, and what is broken is refused in one
+line.
+"""
 
 import json
 import shutil
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from rljax.backends.jax import checkpoint
-from rljax.checkpoints import integrity as checksums
+from rljax.checkpoints import integrity
 from rljax.errors import UserError
 
 
@@ -37,7 +39,7 @@ def saved(tmp_path):
 def test_what_is_read_is_what_was_written(saved):
     read = checkpoint.restore_tree(saved, jax.tree.map(jnp.zeros_like, tree()))
     jax.tree.map(np.testing.assert_array_equal, read, tree())
-    assert checksums.read_meta(saved)["step"] == 3
+    assert integrity.read_meta(saved)["step"] == 3
 
 
 def data_files(saved):
@@ -83,7 +85,7 @@ def test_a_tree_that_orbax_cannot_parse_is_one_line(saved):
     meta = json.loads((saved / "meta.json").read_text())
     for path in data_files(saved):
         path.write_bytes(b"garbage")
-    meta["files"] = checksums.file_checksums(saved / "tree")
+    meta["files"] = integrity.record(saved / "tree", integrity.files_below(saved / "tree"))
     (saved / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(UserError) as caught:
         checkpoint.restore_tree(saved, tree())
@@ -104,7 +106,9 @@ def test_a_checkpoint_of_another_tree_is_refused_by_the_array(saved, change):
 
 
 def test_a_full_disk_in_the_middle_of_a_save_is_one_line_and_the_last_checkpoint_still_loads(tmp_path):
-    """The disk is full for real: the kernel refuses bytes beyond RLIMIT_FSIZE, in a process of its own."""
+    """The disk is full for real: the kernel refuses bytes beyond RLIMIT_FSIZE, in a process of its
+    own.
+    """
     code = """
         import resource, signal, sys
         from pathlib import Path

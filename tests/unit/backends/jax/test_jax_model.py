@@ -11,11 +11,9 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljax.backends.jax import attention as attention_module
-from rljax.backends.jax.attention import attention
 from rljax.backends.jax.cached import CachedTransformer, LayerCache, unstack
 from rljax.backends.jax.decode_attention import xla
-from rljax.backends.jax.model import BLOCK, REMAT, Norm, Transformer, abstract, dot
+from rljax.backends.jax.model import BLOCK, Norm, Transformer, abstract, dot
 from rljax.config.schema import ModelConfig
 from rljax.hf import spec_of
 
@@ -35,8 +33,8 @@ def small(architecture, layers=3):
     return dataclasses.replace(spec, windows=(None, 5, 5)[:layers])
 
 
-def random_params(spec, seed=0, dtype=jnp.float32, remat="none"):
-    graphdef, shapes = abstract(spec, dtype=dtype, param_dtype=dtype, remat=remat)
+def random_params(spec, seed=0, dtype=jnp.float32, remat="none", unroll=False):
+    graphdef, shapes = abstract(spec, dtype=dtype, param_dtype=dtype, remat=remat, unroll=unroll)
     generator = np.random.default_rng(seed)
     return graphdef, jax.tree.map(lambda leaf: jnp.asarray(generator.normal(0, 0.3, leaf.shape), leaf.dtype), shapes)
 
@@ -86,7 +84,7 @@ def tokens(rows, length, seed=0):
     return np.random.default_rng(seed).integers(0, 41, (rows, length)).astype(np.int32)
 
 
-def test_trap_19_packed_rows_equal_each_alone(model):
+def test_packed_rows_equal_each_alone(model):
     _, graphdef, params = model
     token_ids = tokens(1, LENGTH)
     segments = np.repeat([1, 2, 3, 0], [7, 9, 1, 3])[None]
@@ -96,14 +94,14 @@ def test_trap_19_packed_rows_equal_each_alone(model):
         np.testing.assert_allclose(packed[:, start:stop], alone, atol=BOUND)
 
 
-def test_trap_19_left_padding_changes_nothing(model):
+def test_packed_rows_with_left_padding_change_nothing(model):
     _, graphdef, params = model
     token_ids = tokens(1, LENGTH)
     padded = hidden(graphdef, params, token_ids, np.repeat([0, 1], [6, LENGTH - 6])[None])
     np.testing.assert_allclose(padded[:, 6:], hidden(graphdef, params, token_ids[:, 6:]), atol=BOUND)
 
 
-def test_trap_19_no_token_sees_another_segment_or_the_future(model):
+def test_packed_rows_show_no_token_another_segment_or_the_future(model):
     _, graphdef, params = model
     segments = np.repeat([1, 2], [8, LENGTH - 8])[None]
     before = hidden(graphdef, params, tokens(1, LENGTH), segments)
@@ -182,45 +180,12 @@ def loss_and_gradient(graphdef, params, token_ids):
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
-@pytest.mark.parametrize("remat", [choice for choice in REMAT if choice != "none"])
-def test_remat_changes_neither_loss_nor_gradient(remat):
+@pytest.mark.parametrize("remat, unroll", [("full", False), ("dots", False), ("none", True), ("full", True)])
+def test_neither_remat_nor_unrolling_changes_loss_or_gradient(remat, unroll):
     spec = small("gemma3", layers=2)
-    results = [loss_and_gradient(*random_params(spec, remat=choice), tokens(1, 8)) for choice in ("none", remat)]
+    whole = loss_and_gradient(*random_params(spec), tokens(1, 8))
+    results = [whole, loss_and_gradient(*random_params(spec, remat=remat, unroll=unroll), tokens(1, 8))]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *results)
-
-
-@pytest.mark.parametrize("window", [None, 6])
-def test_long_rows_in_blocks_equal_the_whole(monkeypatch, window):
-    """Values and gradients, with a soft-cap, over segments that cross blocks."""
-    generator = np.random.default_rng(0)
-    query, key, value = (jnp.asarray(generator.normal(size=(2, 24, heads, 8)), jnp.float32) for heads in (4, 2, 2))
-    segments = jnp.asarray(np.repeat([[1, 2, 0]], [8, 12, 4], axis=1).repeat(2, axis=0))
-
-    @jax.jit
-    def run(query, key, value):
-        def loss(*inputs):
-            return jnp.sum(jnp.sin(attention(*inputs, scale=0.3, softcap=2.0, segment_ids=segments, window=window)))
-
-        return jax.value_and_grad(loss, (0, 1, 2))(query, key, value)
-
-    whole = run(query, key, value)
-    run.clear_cache()
-    monkeypatch.setattr(attention_module, "QUERY_BLOCK", 8)
-    blocks = run(query, key, value)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), blocks, whole)
-
-
-def test_attention_is_the_formula():
-    """Against float64 numpy, one query at a time; two query heads to a key head; soft-capped."""
-    generator = np.random.default_rng(1)
-    query, key, value = (generator.normal(size=(1, 6, heads, 8)) for heads in (4, 2, 2))
-    out = attention(*(jnp.asarray(x, jnp.float32) for x in (query, key, value)), scale=0.7, softcap=1.5, window=3)
-    for t in range(6):
-        for head in range(4):
-            seen = slice(max(t - 2, 0), t + 1)
-            logits = 1.5 * np.tanh(key[0, seen, head // 2] @ query[0, t, head] * 0.7 / 1.5)
-            weights = np.exp(logits) / np.exp(logits).sum()
-            np.testing.assert_allclose(out[0, t, head], weights @ value[0, seen, head // 2], atol=1e-6)
 
 
 def test_program_does_not_grow_with_depth():

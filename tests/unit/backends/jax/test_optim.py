@@ -1,4 +1,6 @@
-"""AdamW against its equations in float64 numpy; schedules at the steps where their value follows from the definition."""
+"""AdamW against its equations in float64 numpy; schedules at the steps where their value follows
+from the definition.
+"""
 
 import dataclasses
 import math
@@ -34,7 +36,9 @@ def params_and_grads(steps):
 
 
 def adamw(config, params, grads, lrs):
-    """Algorithm 2 of arXiv:1711.05101 after clipping by the global norm, on flat float64 dictionaries."""
+    """Algorithm 2 of arXiv:1711.05101 after clipping by the global norm, on flat float64
+    dictionaries.
+    """
     mu = {k: 0.0 * p for k, p in params.items()}
     nu = {k: 0.0 * p for k, p in params.items()}
     for step, (grad, lr) in enumerate(zip(grads, lrs, strict=True), 1):
@@ -89,7 +93,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(poison):
     jax.tree.map(np.testing.assert_array_equal, (after, after_state), (p, state))
 
 
-def test_trap_11_a_rate_of_zero_changes_no_bit_of_the_parameters():
+def test_zero_learning_rate_changes_no_bit_of_the_parameters():
     params, grads = params_and_grads(1)
     optimizer = optim.Optimizer(dataclasses.replace(CONFIG, lr=0.0), None, "actor.optimizer")
     p = jax.tree.map(jnp.asarray, params)

@@ -57,14 +57,14 @@ def test_distribution_is_the_oracle_s(temperature, top_k, top_p):
     np.testing.assert_allclose(got, want, atol=3e-5)
 
 
-def test_trap_01_log_prob_is_of_the_kept_set():
+def test_truncated_sampling_log_prob_is_of_the_kept_set():
     logits = jnp.log(jnp.asarray([[0.50, 0.30, 0.12, 0.05, 0.03]]))
     kept = log_distribution_jit(logits, sampling(top_p=0.8))
     np.testing.assert_allclose(kept[0], [-0.470004, np.log(0.3 / 0.8), -np.inf, -np.inf, -np.inf], atol=1e-6)
     np.testing.assert_allclose(log_distribution_jit(logits, sampling())[0, 0], -0.693147, atol=1e-6)
 
 
-def test_trap_02_log_prob_is_at_the_sampling_temperature():
+def test_sampling_temperature_is_that_of_the_log_prob():
     logits = jnp.asarray([[2.0, 0.0, -1.0]])
     np.testing.assert_allclose(log_distribution_jit(logits, sampling(temperature=0.6))[0, 0], -0.041537, atol=1e-6)
     np.testing.assert_allclose(log_distribution_jit(logits, sampling())[0, 0], -0.169846, atol=1e-6)

@@ -1,4 +1,7 @@
-"""The log-prob op over eight devices equals that over one. Runs as a script of its own: devices are counted at start."""
+"""The log-prob op over eight devices equals that over one.
+
+Runs as a script of its own: devices are counted at start.
+"""
 
 import os
 import subprocess

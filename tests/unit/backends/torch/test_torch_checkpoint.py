@@ -1,4 +1,6 @@
-"""Checkpoints of named tensors: what is read is what was written, and what is broken is refused in one line."""
+"""Checkpoints of named tensors: what is read is what was written, and what is broken is refused in
+one line.
+"""
 
 import json
 import subprocess
@@ -9,10 +11,14 @@ import pytest
 import torch
 
 from rljax.backends.torch import checkpoint
-from rljax.checkpoints import integrity as checksums
+from rljax.checkpoints import integrity
 from rljax.config.allocation import Pool
 from rljax.engines.cuda import distributed as world
 from rljax.errors import UserError
+
+
+def _recorded(tree):
+    return integrity.record(tree, integrity.files_below(tree))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +64,7 @@ def test_a_damaged_file_is_named(saved, layout, damage):
         file.unlink()
     else:  # checksums that fit what can't be read
         file.write_bytes(b"garbage")
-        meta = checksums.read_meta(directory) | {"files": checksums.file_checksums(directory / "tree")}
+        meta = integrity.read_meta(directory) | {"files": _recorded(directory / "tree")}
         (directory / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(UserError, match="restored" if damage == "swap" else file.name) as caught:
         checkpoint.restore(directory, checkpoint.empty_like(written), layout)

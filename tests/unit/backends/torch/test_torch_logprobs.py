@@ -1,4 +1,6 @@
-"""What the parity suite cannot see of the torch op: vocabulary shards over gloo, torch.compile, one backward, memory."""
+"""What the parity suite cannot see of the torch op: vocabulary shards over gloo, torch.compile,
+one backward, memory.
+"""
 
 import socket
 

@@ -1,4 +1,6 @@
-"""The sharded network is transformers' model of the same directory, of which every segment of a row sees itself alone."""
+"""The sharded network is transformers' model of the same directory, of which every segment of a
+row sees itself alone.
+"""
 
 import json
 
@@ -57,7 +59,7 @@ def network_of(directory, layout, **settings):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_trap_19_hidden_states_of_packed_rows_are_those_of_each_segment_alone(variant, layout, tmp_path):
+def test_packed_rows_have_the_hidden_states_of_each_segment_alone(variant, layout, tmp_path):
     name, changes = VARIANTS[variant]
     theirs = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(
         getattr(transformers, f"{name}Config")(**SMALL | changes)
@@ -85,7 +87,9 @@ def test_trap_19_hidden_states_of_packed_rows_are_those_of_each_segment_alone(va
 
 
 def reference_varlen(query, key, value, starts, key_starts, *_, scale, window_size, enable_gqa=False):
-    """What torch.nn.attention.varlen says of itself: run by run, the last query beside the last key."""
+    """What torch.nn.attention.varlen says of itself: run by run, the last query beside the last
+    key.
+    """
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     out = torch.empty_like(query)
@@ -171,7 +175,7 @@ def test_compiled_layers_have_the_same_gradients_and_share_what_is_compiled(layo
     assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] < 8  # of 4 layers, each cut in two by attention
 
 
-def test_trap_08_the_embedding_of_the_padding_token_is_trained_like_any_other(layout, tmp_path):
+def test_padding_is_eos_trains_its_embedding_like_any_other(layout, tmp_path):
     directory = models.make_model(tmp_path)
     items = episodes(4)
     batch = pack(items, first_fit(items, 64), 64)
@@ -208,7 +212,9 @@ def test_bfloat16_is_computed_with_and_float32_is_kept(layout, tmp_path):
 
 
 def test_rows_are_dealt_by_what_they_cost_and_every_rank_has_as_many_micro_batches(layout, tmp_path):
-    """Over any number of parts each row is somewhere, once; attention makes one long segment dearer than two short ones."""
+    """Over any number of parts each row is somewhere, once; attention makes one long segment
+    dearer than two short ones.
+    """
     spec = ModelSpec.from_directory(models.make_model(tmp_path))
     items = episodes(16, longest=40)
     rows = [[i] for i in range(16)]

@@ -63,7 +63,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(poison):
         assert torch.equal(got, want)
 
 
-def test_trap_11_a_rate_of_zero_changes_no_bit_of_the_parameters():
+def test_zero_learning_rate_changes_no_bit_of_the_parameters():
     values, grads, optimizer = setup(dataclasses.replace(CONFIG, lr=0.0))
     before = {name: value.clone() for name, value in values.items()}
     grads.update({name: torch.from_numpy(g) for name, g in random_gradients(1)[0].items()})

@@ -1,4 +1,5 @@
-"""Run in N processes (RANK, ... in the environment): a learner of N fsdp ranks goes on from another engine's checkpoint.
+"""Run in N processes (RANK, ... in the environment): a learner of N fsdp ranks goes on from
+another engine's checkpoint.
 
 python -m tests.unit.engines.cuda.moved_torch_learner KIND MODEL WHOLE DAMAGED OUT     rank 0 writes OUT
 """

@@ -1,4 +1,5 @@
-"""Run in N processes (RANK, WORLD_SIZE, ... in the environment): one step of the learner on each layout of N ranks.
+"""Run in N processes (RANK, WORLD_SIZE, ... in the environment): one step of the learner on each
+layout of N ranks.
 
 python -m tests.unit.engines.cuda.sharded_torch_learner MODEL OUT d2 f2 t2 ...     rank 0 writes OUT.npz
 """
@@ -12,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from rljax.config.allocation import Pool
+from rljax.engine import ExportToDirectory, ExportToSampler, WeightsAtLeader, WeightsBroadcast
 from rljax.engines.cuda.learner import TorchLearner
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_contract import config_of, episodes, first_fit, pack, untimed
 
 LETTERS = {"d": "data", "f": "fsdp", "t": "tensor", "c": "context"}
 SETTINGS = {
@@ -55,7 +57,7 @@ def step(layout: str, model: Path, out: Path, settings: dict) -> dict[str, np.nd
     proximal = np.where(batch.loss_mask, found["score"] + 0.1 * np.sin(batch.token_ids), 0).astype(np.float32)
     means = learner.update(batch.replace(proximal_logp=proximal, reference_logp=reference))
     means |= learner.update_critic(batch.replace(values=learner.values(batch)))
-    found |= {f"metric {name}": np.array([m.sum, m.count, m.min, m.max]) for name, m in means.items()}
+    found |= {f"metric {name}": np.array([m.sum, m.count, m.min, m.max]) for name, m in untimed(means).items()}
     state = learner.named_state()
     found |= {f"{place} {name}": np.asarray(a) for place, arrays in state.items() for name, a in arrays.items()}
     found |= {"after": learner.score(batch), "values": learner.values(batch)}
@@ -63,7 +65,12 @@ def step(layout: str, model: Path, out: Path, settings: dict) -> dict[str, np.nd
     learner.update(short.replace(reference_logp=learner.score_reference(short)))
     learner.save(out / f"checkpoint {layout}")
     found["later"] = learner.score(batch)
-    learner.export(out / f"export {layout}")
+    learner.export(ExportToDirectory(out / f"export {layout}"))
+    sent = learner.export(ExportToSampler("gloo", Pool("sglang")))  # the other ranks have gathered with rank 0 by now
+    if isinstance(sent, WeightsBroadcast):
+        found |= {f"sent {name}": tensor.float().numpy() for name, tensor in sent.sender.tensors}
+    else:
+        assert sent == WeightsAtLeader() and dist.get_rank() > 0
     learner.close()
     # Collectives that were begun and never waited for: torch keeps their tensors until the process ends.
     found["left in flight"] = np.array(torch._C._distributed_c10d._get_work_registry_size())

@@ -1,4 +1,6 @@
-"""Weights by broadcast to a process that takes them as SGLang does: it joins, is told of a bucket, receives it."""
+"""Weights by broadcast to a process that takes them as SGLang does: it joins, is told of a bucket,
+receives it.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ def test_a_group_forms_under_torchrun_too(monkeypatch):
 
 
 class Stuck:
-    """Stands for a group of NCCL in which a server does not take part: what is sent never ends, until the group is aborted."""
+    """Stands for a group of NCCL in which a server does not take part: what is sent never ends,
+    until the group is aborted.
+    """
 
     def __init__(self, monkeypatch) -> None:
         self.aborted = threading.Event()
@@ -208,7 +212,9 @@ def test_over_nccl_a_broken_group_is_aborted_off_the_loop_and_the_next_publish_j
 
 @pytest.mark.parametrize("where", ["a server", "the broadcast"])
 def test_a_group_is_gone_while_the_error_that_ended_it_is_still_held(monkeypatch, where):
-    """gloo's sockets close with it: a server that waits in the collective is told so, and can load from a directory."""
+    """gloo's sockets close with it: a server that waits in the collective is told so, and can load
+    from a directory.
+    """
 
     class Group:
         pass

@@ -1,4 +1,6 @@
-"""Weights by handle to a process that opens them as SGLang does: from an allowed list, by place in a buffer it did not make."""
+"""Weights by handle to a process that opens them as SGLang does: from an allowed list, by place in
+a buffer it did not make.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def opened(handle: bytes) -> dict[str, Any]:
 
 
 def serve(pipe: Connection) -> None:
-    """A process with nothing in common with ours: spawned, and with another key for what it shares."""
+    """A process with nothing in common with ours: spawned, and with another key for what it
+    shares.
+    """
     multiprocessing.current_process().authkey = b"other"
     while True:
         tensors = opened(pipe.recv_bytes())
@@ -163,7 +167,9 @@ def gathers() -> Callable[[int], ipc.Gather]:
 
 
 def test_ranks_give_their_handles_and_wait_until_the_servers_are_done(server):
-    """Two ranks, each with a server on its device: the second follows, and doesn't write over what its server still reads."""
+    """Two ranks, each with a server on its device: the second follows, and doesn't write over what
+    its server still reads.
+    """
     servers = [server(), server()]
     here, there = iter(WEIGHTS), iter([(name, tensor + 1) for name, tensor in WEIGHTS])
     gather_of = gathers()

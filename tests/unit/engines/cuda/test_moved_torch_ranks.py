@@ -1,4 +1,6 @@
-"""Each rank of a PyTorch learner takes its shards from a checkpoint of the JAX learner; what one refuses, all refuse."""
+"""Each rank of a PyTorch learner takes its shards from a checkpoint of the JAX learner; what one
+refuses, all refuse.
+"""
 
 import json
 import os
@@ -46,7 +48,7 @@ def ranks_of(size: int, *arguments: str | Path) -> list[str]:
     return outputs
 
 
-def test_law_9_two_ranks_go_on_from_a_jax_checkpoint(tmp_path):
+def test_engine_portability_of_a_jax_checkpoint_to_two_ranks(tmp_path):
     model = models.make_model(tmp_path / "model")
     kind = KINDS[KIND]
     learner = make("jax", kind, model)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rljax.config.allocation import Pool
-from rljax.engine import allocate, check, find_plugin
+from rljax.engine import ExportToSampler, allocate, check, find_plugin
 from rljax.engines.cuda import plugin as cuda
 from rljax.engines.cuda.transports import Route
 from rljax.engines.http import remote
@@ -129,13 +129,13 @@ def test_each_way_out_of_memory_is_a_source_of_its_own():
     from rljax.engines.cuda.ipc import TorchIpc
 
     pool = Pool("sglang", data=2, tensor=2)
-    shared = Route("ipc", pool).source([]).params
+    shared = Route(ExportToSampler("ipc", pool)).source([]).sender
     assert isinstance(shared, TorchIpc) and shared.tensor == 2
-    route = Route("gloo", pool)
-    first, second = (route.source([]).params for _ in range(2))
+    route = Route(ExportToSampler("gloo", pool))
+    first, second = (route.source([]).sender for _ in range(2))
     assert isinstance(first, TorchBroadcast) and first.group is second.group and first.group.tensor == 2
     with pytest.raises(UserError, match=r"^sglang\.transport: directory"):
-        Route("directory", pool).source([])
+        Route(ExportToSampler("directory", pool)).source([])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The PyTorch learner does what the JAX learner does, and a run can move between them (law 9)."""
+"""The PyTorch learner does what the JAX learner does, and a run can move between them."""
 
 import math
 
@@ -8,6 +8,7 @@ import pytest
 from torch.distributed.checkpoint import FileSystemReader
 
 from rljax.config.allocation import Pool
+from rljax.engine import ExportToDirectory, ExportToSampler
 from rljax.engines.cuda.learner import TorchLearner
 from rljax.engines.jax.learner import JaxLearner
 from rljax.errors import UserError
@@ -117,11 +118,13 @@ def test_weights_in_memory_are_the_policy_and_what_nobody_took_is_let_go(model_d
     learner = make(model_dir, **{"allocation_mode": "sglang:d1+fsdp:d1", "sglang.device": "cpu"})
     learner.update(batch)
     params = learner.named_state()["params"]
-    found = dict(learner.export(None).params.tensors)
+    found = dict(learner.export(ExportToSampler("gloo", Pool("sglang"))).sender.tensors)
     assert found.keys() == params.keys()
     for name, tensor in found.items():
         np.testing.assert_array_equal(tensor.numpy(), params[name])
-    tensors = learner.export(None).params.tensors
+    first, again, other = (learner.export(ExportToSampler("gloo", Pool("sglang", tensor=n))).sender for n in (1, 1, 2))
+    assert first.group is again.group is not other.group and other.group.tensor == 2  # a group outlives publishes
+    tensors = learner.export(ExportToSampler("gloo", Pool("sglang"))).sender.tensors
     next(iter(tensors))  # a server fails after the first one
     learner.update(batch)
     assert not list(tensors)
@@ -159,7 +162,7 @@ def test_adapters_begin_as_their_base_learn_as_those_of_jax_and_leave_the_refere
 
 def test_what_is_exported_has_the_adapters_folded_in(batch, adapted, tmp_path):
     learner, _, _ = adapted
-    learner.export(tmp_path / "export")
+    learner.export(ExportToDirectory(tmp_path / "export"))
     merged = make(tmp_path / "export")
     np.testing.assert_allclose(merged.score(batch), learner.score(batch), atol=3e-5)
     merged.close()

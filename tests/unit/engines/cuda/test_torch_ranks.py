@@ -1,4 +1,6 @@
-"""The learner in several processes gives the numbers it gives in one, however rows and parameters are split (law 2)."""
+"""The learner in several processes gives the numbers it gives in one, however rows and parameters
+are split.
+"""
 
 import os
 import socket
@@ -71,7 +73,7 @@ def assert_same(found: dict[str, np.ndarray], alone: dict[str, np.ndarray]) -> N
         np.testing.assert_allclose(found[name], array, atol=BOUND, rtol=BOUND, err_msg=name)
 
 
-def test_trap_03_two_ranks_of_any_kind_give_the_numbers_of_one(model, alone, tmp_path):
+def test_split_invariance_over_two_ranks_of_any_kind(model, alone, tmp_path):
     found = run(2, model, tmp_path / "two", "d2", "f2", "c2", "t2")
     assert set(found) == {"d2", "f2", "c2", "t2"}
     for arrays in found.values():

@@ -1,4 +1,6 @@
-"""The fake engine's arithmetic is the oracle's, its gradient is the slope, its samples are of the distribution it reports."""
+"""The fake engine's arithmetic is the oracle's, its gradient is the slope, its samples are of the
+distribution it reports.
+"""
 
 import asyncio
 import dataclasses
@@ -7,9 +9,11 @@ import numpy as np
 import pytest
 
 from rljax.batching import packing
-from rljax.engine import WeightSource
+from rljax.config.allocation import Allocation, Pool
+from rljax.engine import WeightsAtLeader, WeightsInMemory
 from rljax.engines.fake import model
 from rljax.engines.fake.learner import FakeLearner
+from rljax.engines.fake.plugin import PLUGIN
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import SamplerError, UserError
 from rljax.objective.spec import Objective
@@ -72,7 +76,7 @@ def test_the_gradient_is_the_slope_of_the_loss(model_dir, objective, temperature
     assert np.abs(gradient).max() > 1e-3
 
 
-def test_the_sampler_reports_the_log_probs_the_learner_scores_law_3(model_dir):
+def test_unit_ratio_of_the_samplers_log_probs_and_the_learners(model_dir):
     config = make_config({"gconfig.temperature": 0.7, "gconfig.max_new_tokens": 6})
     sampler, learner = FakeSampler(config, model_dir), FakeLearner(config, model_dir)
     params = SamplingParams(6, temperature=0.7, stop_token_ids=(0,))
@@ -120,7 +124,7 @@ def test_weights_swapped_under_a_completion_show_in_its_versions(model_dir):
         await sampler.pause()
         await settle()
         assert not task.done()
-        await sampler.load_weights(WeightSource(params=certain), 1)
+        await sampler.load_weights(WeightsInMemory(certain), 1)
         await sampler.resume()
         return await task
 
@@ -193,3 +197,17 @@ def test_a_learning_rate_of_zero_changes_nothing(model_dir):
     before = learner.score(batch)
     learner.update(dataclasses.replace(batch, proximal_logp=None))
     np.testing.assert_array_equal(learner.score(batch), before)
+
+
+@pytest.mark.parametrize("changes", [{"gconfig.stop": ("x",)}, {"gconfig.top_k": 2}, {"evaluator.top_p": 0.5}])
+def test_what_its_sampler_cannot_draw_is_refused_where_it_samples(changes):
+    config, pool = make_config(changes), Pool("fake")
+    with pytest.raises(UserError, match="the engine fake has no top_p, top_k or stop strings"):
+        PLUGIN.check(config, Allocation(pool, pool))
+    PLUGIN.check(config, Allocation(Pool("http"), pool))  # another's sampler may
+    PLUGIN.check(config, Allocation(None, pool))
+
+
+def test_weights_that_no_learner_of_its_own_gives_are_refused(model_dir):
+    with pytest.raises(UserError, match="the engine fake takes weights from memory or from a directory"):
+        asyncio.run(FakeSampler(make_config(), model_dir).load_weights(WeightsAtLeader(), 1))

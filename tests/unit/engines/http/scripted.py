@@ -1,4 +1,6 @@
-"""A server that speaks SGLang's protocol and does what a test says: breaks off, refuses, hangs, labels tokens late."""
+"""A server that speaks SGLang's protocol and does what a test says: breaks off, refuses, hangs,
+labels tokens late.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SGLANG_23 = Facts(release=(0, 5, 23), ours=False, overlapped=False, context_leng
 
 
 def next_token(context: Sequence[int]) -> int:
-    """The model: a token is a function of all tokens before it, so that a completion can be checked wherever it was cut."""
+    """The model: a token is a function of all tokens before it, so that a completion can be
+    checked wherever it was cut.
+    """
     value = 17
     for token in context:
         value = (value * 31 + token + 1) % 997
@@ -36,7 +40,10 @@ def continuation(prompt: Sequence[int], count: int) -> list[int]:
 
 
 class ScriptedServer:
-    """Samples a token a step. `script` is asked before each token of each request and may do harm."""
+    """Samples a token a step.
+
+    `script` is asked before each token of each request and may do harm.
+    """
 
     def __init__(self) -> None:
         self.version = 0
@@ -141,4 +148,4 @@ class ScriptedServer:
 
 def client_of(*servers: ScriptedServer, facts: Facts = SGLANG_17, token: str | None = None, **options: Any) -> HttpSampler:
     remotes = [Remote(server.base, facts, token) for server in servers]
-    return HttpSampler(remotes, **({"version": 0, "request_timeout": 20.0} | options))
+    return HttpSampler(remotes, **({"version": 0} | options))

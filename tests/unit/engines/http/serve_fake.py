@@ -1,4 +1,7 @@
-"""A process that serves the fake engine's table: `python serve_fake.py MODEL_DIR PORT DELAY`. It begins at version 0."""
+"""A process that serves the fake engine's table: `python serve_fake.py MODEL_DIR PORT DELAY`.
+
+It begins at version 0.
+"""
 
 import asyncio
 import sys

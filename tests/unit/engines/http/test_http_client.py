@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from rljax.engine import WeightSource
+from rljax.engine import WeightsBroadcast, WeightsInDirectory
 from rljax.engines.http import client as client_module
 from rljax.engines.http import health
 from rljax.engines.http import remote as remote_module
 from rljax.engines.http.continuation import remaining
 from rljax.engines.http.plugin import sampler_of
 from rljax.engines.http.remote import Remote
-from rljax.errors import SamplerError, UserError
+from rljax.errors import RequestLost, SamplerError, UserError
+from rljax.rollout.producer import PatientGenerator
 from rljax.testing.harness import make_config
 from rljax.testing.sampler_contract import publish
 from rljax.types import Completion, Finish, Request, SamplingParams
@@ -95,7 +96,9 @@ async def test_cumulative_and_incremental_streams_give_one_completion(server, in
 
 
 def test_no_request_goes_out_on_a_connection_that_the_server_is_about_to_close(monkeypatch):
-    """The end of an idle connection and a request on it pass each other: the client sees a server that died."""
+    """The end of an idle connection and a request on it pass each other: the client sees a server
+    that died.
+    """
     monkeypatch.setattr(remote_module, "SERVERS_KEEP", 0.4)
     connections = []
 
@@ -156,6 +159,22 @@ async def test_attempts_without_a_token_are_counted_and_then_the_request_is_lost
     await sampler.close()
 
 
+@pytest.mark.parametrize("harm", ["abort", "break"])
+@with_servers(1)
+async def test_nested_retries_are_not_multiplied_at_a_server(server, harm):
+    """A server that aborts each attempt, or breaks it off, gets 1 + request_retries requests,
+    whoever else retries.
+    """
+    server.script = lambda _, at: harm
+    lost = []
+    sampler = client_of(server, request_retries=3)
+    patient = PatientGenerator(sampler, timeout=60.0, retries=3, lost=lost.append)
+    with pytest.raises(RequestLost, match="lost after 4 attempts"):
+        await patient.generate(request())
+    assert len(server.bodies) == 4 and len(lost) == 1
+    await sampler.close()
+
+
 @with_servers(1)
 async def test_attempts_that_bring_tokens_do_not_count(server):
     server.script = lambda _, at: "break" if at == 1 else None  # a token an attempt
@@ -189,9 +208,11 @@ async def test_a_refused_request_is_the_callers_error_and_not_repeated(server):
 @with_servers(1)
 async def test_a_request_that_takes_too_long_is_lost_and_aborted(server):
     server.step = 5.0
-    sampler = client_of(server, request_timeout=0.2)
+    sampler = client_of(server)
+    patient = PatientGenerator(sampler, timeout=0.2, retries=3, lost=lambda error: None)
     with pytest.raises(SamplerError, match=r"rollout\.request_timeout"):
-        await sampler.generate(request())
+        await patient.generate(request())
+    assert len(server.bodies) == 1  # the time is up for all attempts together
     while not any(name == "abort_request" for name, _ in server.calls):
         await asyncio.sleep(0.01)
     assert server.calls[-1][1] == {"rid": server.bodies[0]["rid"]}
@@ -223,7 +244,9 @@ async def test_a_group_overflows_when_its_server_is_far_busier(one, two):
 
 @with_servers(1)
 async def test_a_prompt_is_checked_against_vocabulary_and_context_before_it_is_sent(server):
-    """SGLang on the CPU dies of an id outside the vocabulary, and refuses what the context has no room for."""
+    """SGLang on the CPU dies of an id outside the vocabulary, and refuses what the context has no
+    room for.
+    """
     sampler = client_of(server)
     for prompt in ([3, 1000], [-1], [], [1] * CONTEXT):
         with pytest.raises(UserError):
@@ -252,7 +275,7 @@ async def swapped(server: ScriptedServer, sampler, tmp_path, at: int, count: int
     server.step = 0.005
     task = asyncio.create_task(sampler.generate(request(max_new_tokens=count)))
     await reached.wait()
-    await publish(sampler, WeightSource(directory=tmp_path), 1)
+    await publish(sampler, WeightsInDirectory(tmp_path), 1)
     return await task
 
 
@@ -272,13 +295,15 @@ async def test_a_swap_under_a_request_is_seen_at_its_token(server, tmp_path, fac
 
 @with_servers(1)
 async def test_a_label_read_after_the_reply_never_makes_a_token_younger(server, tmp_path):
-    """The front end of an old server knows of new weights before the tokens of the old ones have passed it."""
+    """The front end of an old server knows of new weights before the tokens of the old ones have
+    passed it.
+    """
     early = [False]
     server.relabel = lambda version: 1 if early[0] else version
     sampler = client_of(server)
 
     def script(_, token):
-        early[0] = early[0] or token == 11  # token 11, made by version 0, is labelled 1
+        early[0] = early[0] or token == 11  # token 11, made by version 0, is labeled 1
 
     server.script = script
     completion = await sampler.generate(request())
@@ -288,13 +313,13 @@ async def test_a_label_read_after_the_reply_never_makes_a_token_younger(server, 
 
 @with_servers(1)
 async def test_requests_use_a_cache_of_their_weights_and_of_their_run_alone(server, tmp_path):
-    """Law 7 at a server that keeps the cache of older weights for what is in flight."""
+    """No stale cache at a server that keeps the cache of older weights for what is in flight."""
     sampler, another_run = client_of(server), client_of(server)
     await sampler.generate(request())
-    await publish(sampler, WeightSource(directory=tmp_path), 1)
+    await publish(sampler, WeightsInDirectory(tmp_path), 1)
     await sampler.generate(request())
     await another_run.generate(request())
-    await publish(sampler, WeightSource(directory=tmp_path), 1)  # again: what was cached before may be of other weights
+    await publish(sampler, WeightsInDirectory(tmp_path), 1)  # again: what was cached before may be of other weights
     await sampler.generate(request())
     assert len({body["extra_key"] for body in server.bodies}) == 4
     await sampler.close()
@@ -321,7 +346,9 @@ async def test_recomputing_retracts_or_aborts_and_submits_again(server, tmp_path
 
 @with_servers(1)
 async def test_memory_is_released_with_nothing_running_and_back_before_weights_come(server, tmp_path):
-    """A request in flight is aborted first, for SGLang dies of it, and goes on behind its tokens under the next weights."""
+    """A request in flight is aborted first, for SGLang dies of it, and goes on behind its tokens
+    under the next weights.
+    """
     sampler = client_of(server, lends=True)
     reached = asyncio.Event()
     server.script = lambda _, token: reached.set() if token == 6 else None
@@ -330,7 +357,7 @@ async def test_memory_is_released_with_nothing_running_and_back_before_weights_c
     await reached.wait()
     await sampler.release()
     await sampler.reclaim()
-    await publish(sampler, WeightSource(directory=tmp_path), 1)
+    await publish(sampler, WeightsInDirectory(tmp_path), 1)
     completion = await task
     is_whole(completion, 24)
     assert set(completion.versions) == {0, 1}
@@ -350,7 +377,7 @@ async def test_memory_is_released_with_nothing_running_and_back_before_weights_c
 async def test_the_config_decides_whether_caches_are_recomputed(server, tmp_path, recompute):
     remotes = [Remote(server.base, SGLANG_23, None)]
     sampler = sampler_of(make_config({"rollout.recompute_kv_on_publish": recompute}), remotes, 0)
-    await publish(sampler, WeightSource(directory=tmp_path), 1)
+    await publish(sampler, WeightsInDirectory(tmp_path), 1)
     assert ("pause_generation", {"mode": "retract" if recompute else "in_place"}) in server.calls
     await sampler.close()
 
@@ -363,7 +390,7 @@ async def test_a_server_that_refuses_weights_is_left_out_until_it_takes_them(one
     (tmp_path / "weights").mkdir()
     two.refuse_load = True
     sampler = client_of(one, two)
-    await publish(sampler, WeightSource(directory=tmp_path / "weights"), 1)
+    await publish(sampler, WeightsInDirectory(tmp_path / "weights"), 1)
     await asyncio.gather(*(sampler.generate(request(f"{i}#0")) for i in range(4)))
     assert len(one.bodies) == 4 and not two.bodies
     two.refuse_load = False  # the watch brings it back with the weights it holds
@@ -381,7 +408,7 @@ async def test_weights_that_every_server_refuses_are_the_callers_error(server, t
     server.refuse_load = True
     sampler = client_of(server)
     with pytest.raises(UserError, match="no such tensor"):
-        await publish(sampler, WeightSource(directory=tmp_path), 1)
+        await publish(sampler, WeightsInDirectory(tmp_path), 1)
     assert sampler.version == 0
     is_whole(await sampler.generate(request()))
     await sampler.close()
@@ -391,7 +418,7 @@ async def test_weights_that_every_server_refuses_are_the_callers_error(server, t
 async def test_a_server_that_comes_back_with_old_weights_gets_the_present_ones_first(server, tmp_path):
     (tmp_path / "1").mkdir()
     sampler = client_of(server)
-    await publish(sampler, WeightSource(directory=tmp_path / "1"), 1)
+    await publish(sampler, WeightsInDirectory(tmp_path / "1"), 1)
     (tmp_path / "1").rmdir()  # as publishers do
     port = int(server.base.rpartition(":")[2])
     await server.stop()
@@ -414,7 +441,7 @@ async def test_weights_that_are_published_twice_are_held_still(server, tmp_path)
     sampler = client_of(server)
     for _ in range(2):
         (tmp_path / "1").mkdir()
-        await publish(sampler, WeightSource(directory=tmp_path / "1"), 1)
+        await publish(sampler, WeightsInDirectory(tmp_path / "1"), 1)
         (tmp_path / "1").rmdir()
     assert sampler.present_weights() is not None
     await sampler.close()
@@ -439,7 +466,7 @@ async def test_servers_take_part_in_their_order_also_when_one_was_started_again(
     for lagging in range(3):
         remote = sampler._remotes[lagging]
         remote.usable, remote.behind = False, True
-        await publish(sampler, WeightSource(params=received), lagging + 1)
+        await publish(sampler, WeightsBroadcast(received), lagging + 1)
         assert remote.usable
     assert received.members == [[server.base for server in servers]] * 3
     await sampler.close()
@@ -457,7 +484,7 @@ async def test_a_server_that_swallows_requests_keeps_no_publish_waiting(server, 
         await sampler.generate(request())
         await asyncio.sleep(4 * health.INTERVAL)  # it is being asked
         async with asyncio.timeout(5):
-            await publish(sampler, WeightSource(directory=tmp_path), 1)
+            await publish(sampler, WeightsInDirectory(tmp_path), 1)
         assert server.version == 1
         await sampler.close()
 
@@ -481,7 +508,7 @@ async def test_a_publish_while_the_only_server_is_away_waits_for_it_with_the_wei
     await sampler.generate(request())
     port = int(server.base.rpartition(":")[2])
     await server.stop()
-    await publish(sampler, WeightSource(directory=tmp_path / "1"), 1)
+    await publish(sampler, WeightsInDirectory(tmp_path / "1"), 1)
     again = ScriptedServer()
     await again.start(port)
     try:

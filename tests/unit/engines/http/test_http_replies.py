@@ -54,7 +54,9 @@ def test_however_a_stream_is_cut_the_tokens_and_exact_versions_come_back(history
 
 @given(histories, st.lists(st.booleans(), min_size=12, max_size=12))
 def test_labels_alone_never_make_a_token_younger_than_it_is(history, overtaken):
-    """The front end labels a chunk with what it knows when the chunk passes; a swap may overtake the chunk before it."""
+    """The front end labels a chunk with what it knows when the chunk passes; a swap may overtake
+    the chunk before it.
+    """
     truth = truth_of(history)
     reply, total, version = Reply(sent_at=0, overlapped=True), 0, 0
     for (count, swap), early in zip(history, overtaken, strict=False):

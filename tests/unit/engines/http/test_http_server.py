@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rljax.engine import WeightSource
+from rljax.engine import Sampler, WeightSource
 from rljax.engines.http.access import weight_directory
 from rljax.engines.http.protocol import BadRequest
 from rljax.engines.http.server import NOT_OFFERED, SamplerServer, ServerOptions, is_loopback
@@ -30,11 +30,12 @@ ANSWER = 10.0  # seconds after which an answer is a hang
 VOCABULARY = 50
 
 
-class Counting:
+class Counting(Sampler):
     """A streaming sampler of 1, 2, 3, ...; its log-probs are minus the version."""
 
+    version = 0
+
     def __init__(self) -> None:
-        self.version = 0
         self.running = asyncio.Event()
         self.running.set()
         self.step = 0.0

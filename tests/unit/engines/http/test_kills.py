@@ -1,7 +1,9 @@
-"""Whole training runs whose servers are killed in the middle: nothing lost, nothing twice, no token of the wrong weights.
+"""Whole training runs whose servers are killed in the middle: nothing lost, nothing twice, no
+token of the wrong weights.
 
-The servers are ours, processes of their own. At a lag of 0 the behavior policy is the proximal one, so the weight between
-them is 1 unless a token was made by other weights than its version says: a restarted server has those of the beginning.
+The servers are ours, processes of their own. At a lag of 0 the behavior policy is the proximal
+one, so the weight between them is 1 unless a token was made by other weights than its version
+says: a restarted server has those of the beginning.
 """
 
 from __future__ import annotations
@@ -82,8 +84,9 @@ def answers(port: int) -> Remote:
 
 
 class Killing(Repeat):
-    """Kills server 0 while an episode is being generated. It is brought back by somebody else, by the run, or not at all; if it
-    is, the run doesn't end before the server has taken part again."""
+    """Kills server 0 while an episode is being generated. It is brought back by somebody else, by
+    the run, or not at all; if it is, the run doesn't end before the server has taken part again.
+    """
 
     def __init__(self, servers: Servers, restarted_by: str) -> None:
         super().__init__()
@@ -131,7 +134,7 @@ def test_a_server_killed_mid_run_costs_no_trajectory_and_never_serves_old_weight
         tmp_path,
         overrides,
         n_prompts=PROMPTS,
-        transport="directory",
+        in_memory=False,
         sink=lambda step: sinks.append(MemorySink(step)) or sinks[-1],
     )
     servers = Servers(tmp_path / "model", count)
@@ -139,7 +142,7 @@ def test_a_server_killed_mid_run_costs_no_trajectory_and_never_serves_old_weight
         workflow = Killing(servers, restarted_by)
         sampler = sampler_of(run.config, servers, ours=restarted_by == "the run")
         learner = run.engine.learner
-        run = dataclasses.replace(run, engine=Engine(sampler, learner, "directory", tmp_path / "publish"), workflow=workflow)
+        run = dataclasses.replace(run, engine=Engine(sampler, learner, None, tmp_path / "publish"), workflow=workflow)
         outcome = loop.train(run)
         if restarted_by == "somebody else":  # the run's own have ended with it
             assert servers.version(0) == outcome.version
@@ -163,6 +166,6 @@ def test_a_server_killed_mid_run_costs_no_trajectory_and_never_serves_old_weight
 
 def sampler_of(config, servers: Servers, *, ours: bool) -> HttpSampler:
     if ours:
-        return HttpSampler([answers(port) for port in servers.ports], version=0, request_timeout=60.0, replicas=servers)
+        return HttpSampler([answers(port) for port in servers.ports], version=0, replicas=servers)
     address = ",".join(f"127.0.0.1:{port}" for port in servers.ports)
     return attach(dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, addr=address)))

@@ -1,4 +1,7 @@
-"""Starting, watching and stopping servers. A small process stands in for SGLang, which tests/contract starts for real."""
+"""Starting, watching and stopping servers.
+
+A small process stands in for SGLang, which tests/contract starts for real.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import pytest
 
 from rljax.config.allocation import Pool
 from rljax.engines.http import reaper
+from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.launcher import Process, SglangServers, environment, free_port, installed_release, launch_command
 from rljax.errors import UserError
 from rljax.testing.models import config_of
@@ -225,17 +229,19 @@ def test_the_command_says_what_the_config_says():
     options = config_of(
         **{"sglang.attention_backend": "fa3", "sglang.mem_fraction_static": 0.5, "sglang.extra_args": ("--x", "1")}
     )
-    command = launch_command(options.sglang, Pool("sglang", tensor=2), Path("m"), 7, (0, 5, 17))
+    command = launch_command(SglangConfig.of(options), Pool("sglang", tensor=2), Path("m"), 7, (0, 5, 17))
     pairs = dict(itertools.pairwise(command))
     assert pairs["--model-path"] == "m" and pairs["--tp-size"] == "2" and pairs["--host"] == "127.0.0.1"
     assert pairs["--weight-version"] == "0" and pairs["--mem-fraction-static"] == "0.5" and pairs["--x"] == "1"
     assert "--device" not in command and "--context-length" not in command  # SGLang decides
     assert "--incremental-streaming-output" not in command
-    assert "--incremental-streaming-output" in launch_command(options.sglang, Pool("sglang"), Path("m"), 7, (0, 5, 23))
+    assert "--incremental-streaming-output" in launch_command(
+        SglangConfig.of(options), Pool("sglang"), Path("m"), 7, (0, 5, 23)
+    )
 
 
 def test_replicas_have_devices_of_their_own():
-    settings, pool = config_of().sglang, Pool("sglang", data=2, tensor=2, first_device=1)
+    settings, pool = SglangConfig(), Pool("sglang", data=2, tensor=2, first_device=1)
     assert [environment(settings, pool, i, {})["CUDA_VISIBLE_DEVICES"] for i in (0, 1)] == ["1,2", "3,4"]
     torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     torchrun |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none", "ROLE_NAME": "default"}

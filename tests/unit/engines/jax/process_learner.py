@@ -1,6 +1,8 @@
-"""One of the processes of a learner: as sharded_learner, then a checkpoint and both kinds of export by all processes together.
+"""One of the processes of a learner: as sharded_learner, then a checkpoint and both kinds of
+export by all processes together.
 
-python -m tests.unit.engines.jax.process_learner VOCABULARY DIRECTORY MESH, its place in the environment
+python -m tests.unit.engines.jax.process_learner VOCABULARY DIRECTORY MESH, its place in the
+environment
 """
 
 import sys
@@ -10,6 +12,8 @@ import jax
 import numpy as np
 
 from rljax.backends.jax.multihost import leave
+from rljax.config.allocation import Pool
+from rljax.engine import ExportToDirectory, ExportToSampler
 from rljax.engines.jax.distributed import join
 from rljax.engines.jax.learner import JaxLearner
 from rljax.errors import UserError
@@ -28,7 +32,7 @@ def adapted(mesh: str, model: Path, directory: Path, vocabulary: int) -> dict[st
     learner.save(directory / "adapted")
     again = JaxLearner(config_of(**SETTINGS, **settings), pool(mesh), model)
     again.restore(directory / "adapted")
-    learner.export(directory / "merged")
+    learner.export(ExportToDirectory(directory / "merged"))
     found = {"reference": again.score_reference(batch), "values": again.values(batch), "score": again.score(batch)}
     np.testing.assert_array_equal(found["score"], learner.score(batch))
     np.testing.assert_array_equal(found["values"], learner.values(batch))
@@ -50,13 +54,13 @@ def main() -> None:
     except UserError as error:
         found["refusal"] = np.array(str(error))
     found["still"] = learner.score(batch)
-    source = learner.export(None)
+    source = learner.export(ExportToSampler("memory", Pool("jax")))
     assert jax.process_count() == 1 or all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(source.params))
     found |= {
         f"published {jax.tree_util.keystr(path)}": np.asarray(leaf, np.float32)
         for path, leaf in jax.tree_util.tree_leaves_with_path(source.params)
     }
-    learner.export(directory / "export")
+    learner.export(ExportToDirectory(directory / "export"))
     found |= {f"adapted {name}": array for name, array in adapted(mesh, model, directory, vocabulary).items()}
     if jax.process_index() == 0:
         np.savez(directory / "found.npz", **found)

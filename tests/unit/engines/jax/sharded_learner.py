@@ -1,4 +1,5 @@
-"""Run in a process of its own with 8 forced host devices: one step of the learner on each mesh, and results in an .npz file.
+"""Run in a process of its own with 8 forced host devices: one step of the learner on each mesh,
+and results in an .npz file.
 
 python -m tests.unit.engines.jax.sharded_learner VOCABULARY OUT.npz d1 f2t2 ...
 """
@@ -15,7 +16,7 @@ from rljax.config.allocation import Pool
 from rljax.config.schema import ModelConfig
 from rljax.engines.jax.learner import JaxLearner
 from rljax.hf import init_directory
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_contract import config_of, episodes, first_fit, pack, untimed
 
 LETTERS = {"d": "data", "f": "fsdp", "t": "tensor"}
 SETTINGS = {
@@ -48,8 +49,8 @@ def step(mesh: str, directory: Path, vocabulary: int) -> dict[str, np.ndarray]:
     reference = learner.score_reference(batch)
     proximal = np.where(batch.loss_mask, found["score"] + 0.1 * np.sin(batch.token_ids), 0).astype(np.float32)
     means = learner.update(batch.replace(proximal_logp=proximal, reference_logp=reference))
-    found |= {f"metric {name}": np.array([m.sum, m.count, m.min, m.max]) for name, m in means.items()}
-    saved = learner._rl.actor.saved()
+    found |= {f"metric {name}": np.array([m.sum, m.count, m.min, m.max]) for name, m in untimed(means).items()}
+    saved = learner._phases.rl.actor.saved()
     found |= {f"gradient {name}": array for name, array in flat(saved["mu"]).items()}
     found |= {f"parameter {name}": array for name, array in flat(learner._policy.trained).items()}
     spread = [a.sharding.is_fully_replicated for a in jax.tree.leaves(saved["nu"]["layers"])]
@@ -59,16 +60,18 @@ def step(mesh: str, directory: Path, vocabulary: int) -> dict[str, np.ndarray]:
 
 
 def moved(source: str, target: str, directory: Path, vocabulary: int) -> None:
-    """A checkpoint of one mesh on another and back: not a bit changes, and the target goes on from it."""
+    """A checkpoint of one mesh on another and back: not a bit changes, and the target goes on from
+    it.
+    """
     config = config_of(**SETTINGS)
     there = JaxLearner(config, pool(target), directory)
     there.restore(directory / f"checkpoint {source}")
     there.save(directory / "there")
     back = JaxLearner(config, pool(source), directory)
     back.restore(directory / f"checkpoint {source}")
-    want = flat(back._saved(None, back._rl))
+    want = flat(back._tree(back._phases))
     back.restore(directory / "there")
-    jax.tree.map(np.testing.assert_array_equal, flat(back._saved(None, back._rl)), want)
+    jax.tree.map(np.testing.assert_array_equal, flat(back._tree(back._phases)), want)
     score = there.score(batch_of(vocabulary))
     np.testing.assert_allclose(score, back.score(batch_of(vocabulary)), atol=2e-5)
 

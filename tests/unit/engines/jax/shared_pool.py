@@ -1,4 +1,5 @@
-"""Run in a process of its own with 8 forced host devices: a sampler and a learner at work on the same devices at once.
+"""Run in a process of its own with 8 forced host devices: a sampler and a learner at work on the
+same devices at once.
 
 python -m tests.unit.engines.jax.shared_pool DIRECTORY f2 STEPS
 """

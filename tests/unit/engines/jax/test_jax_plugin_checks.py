@@ -8,6 +8,7 @@ import pytest
 from rljax.config import io as config_io
 from rljax.config.allocation import Allocation, Pool
 from rljax.configs import base
+from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.plugin import PLUGIN
 from rljax.errors import UserError
 from rljax.testing import models
@@ -17,7 +18,7 @@ def config_with(context_length: int, max_new_tokens: int, max_length: int | None
     config = config_io.from_dict(base.get_config())
     return dataclasses.replace(
         config,
-        jax=dataclasses.replace(config.jax, context_length=context_length),
+        engines={"jax": JaxConfig(context_length=context_length)},
         gconfig=dataclasses.replace(config.gconfig, max_new_tokens=max_new_tokens),
         train_dataset=dataclasses.replace(config.train_dataset, max_length=max_length),
     )
@@ -67,7 +68,7 @@ def test_compiled_programs_are_kept_where_the_config_says(monkeypatch, tmp_path)
     try:
         PLUGIN.make_learner(config, Pool("jax"), tmp_path)
         assert jax.config.jax_compilation_cache_dir == kept
-        config = dataclasses.replace(config, jax=dataclasses.replace(config.jax, compilation_cache=str(tmp_path)))
+        config = config_io.changed(config, [("jax.compilation_cache", str(tmp_path))])
         PLUGIN.make_learner(config, Pool("jax"), tmp_path)
         assert jax.config.jax_compilation_cache_dir == str(tmp_path)
     finally:

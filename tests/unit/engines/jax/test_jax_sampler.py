@@ -19,7 +19,7 @@ from flax import nnx
 
 from rljax.backends.jax import hf
 from rljax.config.allocation import Pool
-from rljax.engine import WeightSource
+from rljax.engine import WeightsInDirectory, WeightsInMemory
 from rljax.engines.jax.sampler import JaxSampler
 from rljax.engines.jax.scoring import scorer_of
 from rljax.errors import SamplerError, UserError
@@ -88,7 +88,7 @@ def scored(model_dir, request, completion, temperature=1.0):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_law_3_log_probs_agree_with_a_plain_forward_pass(tmp_path, architecture):
+def test_unit_ratio_of_sampled_log_probs_and_a_plain_forward_pass(tmp_path, architecture):
     """Over every span, prompts of one token, of several chunks, shared in part and whole; at two temperatures."""
     model = make_model(tmp_path, architecture=architecture)
     lengths = (1, 2, 16, 17, 33, 64, 70, 119, 128, 151)
@@ -112,7 +112,7 @@ def test_nothing_compiles_after_construction(models):
 
     with sampler_of(models[0], context_length=160) as sampler:
         compiled = sampler.compilations
-        source = WeightSource(params=hf.load(models[1])[1])
+        source = WeightsInMemory(hf.load(models[1])[1])
         jax.monitoring.register_event_duration_secs_listener(listen)
         try:
             requests = requests_of((1, 3, 20, 40, 100, 150), max_new_tokens=5)
@@ -221,7 +221,7 @@ def test_a_swap_in_flight_changes_the_policy_at_one_token(models, recompute, ahe
     (request,) = requests_of((20,), max_new_tokens=15)
     settings = {"rollout.recompute_kv_on_publish": recompute, "ahead": ahead, "decode_steps": 3}
     with sampler_of(models[0], **settings) as sampler:
-        swap_after(sampler, 2, WeightSource(directory=models[1]))
+        swap_after(sampler, 2, WeightsInDirectory(models[1]))
         (completion,) = generate(sampler, [request])
     old, new = (scored(model, request, completion) for model in models)
     assert completion.versions.tolist() == [0] * 6 + [1] * 9
@@ -230,11 +230,11 @@ def test_a_swap_in_flight_changes_the_policy_at_one_token(models, recompute, ahe
     assert (np.abs(completion.logp[6:] - new[6:]).max() < BOUND) == recompute
 
 
-def test_trap_14_a_group_that_waits_through_a_swap_shares_nothing_old(models):
+def test_stale_prefix_is_not_shared_by_a_group_that_waits_through_a_swap(models):
     """More samples than slots: those that start after the swap find their prompt in rows of the old weights."""
     requests = [Request(f"g{i}", prompt_of(40), SamplingParams(6), i) for i in range(9)]
     with sampler_of(models[0]) as sampler:
-        swap_after(sampler, 1, WeightSource(directory=models[1]))
+        swap_after(sampler, 1, WeightsInDirectory(models[1]))
         completions = generate(sampler, requests)
     assert [set(completion.versions.tolist()) for completion in completions] == [{0, 1}] * 4 + [{1}] * 5
     for request, completion in list(zip(requests, completions, strict=True))[4:]:
@@ -279,7 +279,7 @@ def test_two_event_loops_at_once(models):
     assert len(results) == 2
 
 
-def test_law_3_the_bitwise_mode_reports_the_learner_s_own_log_probs(models):
+def test_unit_ratio_is_exact_in_the_bitwise_mode(models):
     config = config_of(**{"jax.bitwise": True, "gconfig.temperature": 0.8})
     requests = requests_of((1, 7, 30), temperature=0.8) + requests_of((4,), temperature=0.5)
     with sampler_of(models[0], bitwise=True, **{"gconfig.temperature": 0.8}) as sampler:
@@ -317,7 +317,7 @@ def test_memory_is_lent_and_what_was_in_flight_goes_on_under_the_weights_that_co
             gc.collect()
             lent.append(sum(array.nbytes for array in jax.live_arrays()) - before)
             sampler._scheduler.reclaim()
-            sampler._scheduler.load(WeightSource(directory=models[1]), 1)
+            sampler._scheduler.load(WeightsInDirectory(models[1]), 1)
             sampler._scheduler.resume()
 
         plain, sent = sampler._programs.decode, []
@@ -350,7 +350,7 @@ def test_what_a_request_cannot_ask(models):
             with pytest.raises(UserError, match=culprit):
                 generate(sampler, [Request("bad", np.asarray(prompt, np.int32), params, 0)])
         with pytest.raises(UserError, match="merged first"):
-            asyncio.run(sampler.load_weights(WeightSource(params={"layers": {}}), 1))
+            asyncio.run(sampler.load_weights(WeightsInMemory({"layers": {}}), 1))
         assert sampler.version == 0
 
 
@@ -365,7 +365,7 @@ import asyncio, json, sys
 from pathlib import Path
 import numpy as np
 from rljax.config.allocation import Pool
-from rljax.engine import WeightSource
+from rljax.engine import WeightsInDirectory, WeightsInMemory
 from rljax.errors import UserError
 from rljax.engines.jax.sampler import JaxSampler
 from rljax.testing.models import config_of
@@ -378,7 +378,7 @@ for pool in (Pool("jax", data=2, tensor=2, first_device=1), Pool("jax", fsdp=2, 
     sampler = JaxSampler(config_of(**{"jax.prefill_chunk": 16}), pool, first)
     compiled = sampler.compilations
     completions = generate(sampler, requests)
-    asyncio.run(sampler.load_weights(WeightSource(directory=second), 1))
+    asyncio.run(sampler.load_weights(WeightsInDirectory(second), 1))
     completions += generate(sampler, requests)
     results.append([(c.token_ids.tolist(), c.logp.tolist(), c.versions.tolist()) for c in completions])
     assert sampler.compilations == compiled, (pool, compiled, sampler.compilations)
@@ -406,7 +406,7 @@ def test_meshes_of_eight_devices_give_the_tokens_of_one(models):
     requests = requests_of(*MESH_REQUESTS[0], **MESH_REQUESTS[1])
     with sampler_of(models[0]) as sampler:
         want = generate(sampler, requests)
-        asyncio.run(sampler.load_weights(WeightSource(directory=models[1]), 1))
+        asyncio.run(sampler.load_weights(WeightsInDirectory(models[1]), 1))
         want += generate(sampler, requests)
     for completions in json.loads(done.stdout.splitlines()[-1]):
         for (tokens, logp, versions), one in zip(completions, want, strict=True):

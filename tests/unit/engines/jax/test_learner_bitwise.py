@@ -1,10 +1,13 @@
-"""The bitwise mode: one program scores for sampler and learner, and what else a call holds changes no bit (law 3)."""
+"""The bitwise mode: one program scores for sampler and learner, and what else a call holds changes
+no bit.
+"""
 
 import jax
 import numpy as np
 import pytest
 
 from rljax.config.allocation import Allocation, Pool
+from rljax.engine import ExportToSampler
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.plugin import PLUGIN
 from rljax.engines.jax.scoring import ROWS_PER_SHARD, bitwise_scorer, scorer_of
@@ -37,12 +40,14 @@ def test_a_sequences_bits_do_not_depend_on_its_company(learner):
 
 
 def test_the_sampler_gets_the_program_of_the_learner_and_its_weights(learner):
-    """What is published is the master's bits, and the scorer is one object, so one compiled program, for both."""
+    """What is published is the master's bits, and the scorer is one object, so one compiled
+    program, for both.
+    """
     config = config_of(**BITWISE)
     spec, mesh = learner._policy.spec, learner._mesh
     assert scorer_of(config, spec, mesh) is scorer_of(config, spec, mesh)
     assert scorer_of(config, spec, mesh) is bitwise_scorer(spec, mesh, "float32", 1.0, config.actor.logprob_chunk, 64, False)
-    published = learner.export(None).params
+    published = learner.export(ExportToSampler("memory", Pool("jax"))).params
     jax.tree.map(np.testing.assert_array_equal, published, learner._policy.trained)
     items = episodes(6)
     rows = first_fit(items, 64)
@@ -53,7 +58,7 @@ def test_the_sampler_gets_the_program_of_the_learner_and_its_weights(learner):
         np.testing.assert_array_equal(scored[index][mask], sampled[index][mask])
 
 
-def test_trap_11_ratios_are_exactly_1_in_every_minibatch_whatever_the_packing(learner):
+def test_zero_learning_rate_gives_ratio_1_in_every_minibatch_whatever_the_packing(learner):
     items = episodes(8)
     batch = pack(items, first_fit(items, 64), 64)
     alone = [[i] for i in range(len(items))]

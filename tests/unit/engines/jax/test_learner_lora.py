@@ -1,4 +1,6 @@
-"""LoRA: the base is the reference, adapters alone are trained and saved, and what is published has them folded in."""
+"""LoRA: the base is the reference, adapters alone are trained and saved, and what is published has
+them folded in.
+"""
 
 import jax
 import numpy as np
@@ -6,6 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rljax.config.allocation import Pool
+from rljax.engine import ExportToDirectory, ExportToSampler
 from rljax.engines.jax.learner import JaxLearner
 from rljax.errors import UserError
 from rljax.testing import models
@@ -49,10 +52,10 @@ def test_adapters_learn_and_the_base_stays_and_is_the_reference(batch, trained):
 
 def test_what_is_published_and_exported_has_the_adapters_folded_in(batch, trained, tmp_path):
     learner, _, _ = trained
-    learner.export(tmp_path / "export")
+    learner.export(ExportToDirectory(tmp_path / "export"))
     merged = JaxLearner(config_of(), Pool("jax"), tmp_path / "export")
     np.testing.assert_allclose(merged.score(batch), learner.score(batch), atol=3e-5)
-    published = learner.export(None).params
+    published = learner.export(ExportToSampler("memory", Pool("jax"))).params
     jax.tree.map(np.testing.assert_array_equal, published, merged._policy.trained)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "export").num_parameters() == sum(
         a.size for a in jax.tree.leaves(published)
@@ -66,7 +69,7 @@ def test_a_checkpoint_holds_the_adapters_alone(model_dir, batch, trained, tmp_pa
     resumed.restore(tmp_path / "lora")
     np.testing.assert_array_equal(resumed.score(batch), learner.score(batch))
     adapters = sum(a.nbytes for a in jax.tree.leaves(learner._policy.trained))
-    held = sum(a.nbytes for a in jax.tree.leaves(learner._saved(None, learner._rl)))
+    held = sum(a.nbytes for a in jax.tree.leaves(learner._tree(learner._phases)))
     assert held == pytest.approx(3 * adapters, rel=1e-3)  # parameters and two moments
     full = JaxLearner(config_of(), Pool("jax"), model_dir)
     with pytest.raises(UserError, match="lora"):
@@ -79,7 +82,7 @@ def test_a_critic_beside_adapters_shares_their_base(model_dir, batch):
     for _ in range(10):
         last = learner.update_critic(batch.replace(values=learner.values(batch)))
     assert last["critic/loss"].value < first["critic/loss"].value
-    assert set(learner._rl.critic.trained["model"]) == {"layers"}
+    assert set(learner._phases.rl.critic.trained["model"]) == {"layers"}
 
 
 def test_a_module_that_does_not_exist_is_refused(model_dir):

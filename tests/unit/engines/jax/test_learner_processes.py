@@ -1,4 +1,6 @@
-"""A learner over 2 processes of 2 forced host devices each gives what one process of 4 gives: numbers, checkpoints, exports."""
+"""A learner over 2 processes of 2 forced host devices each gives what one process of 4 gives:
+numbers, checkpoints, exports.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,6 @@
-"""How the learner runs: few programs, one transfer, buffers that outlive a donation, numbers under HF names."""
+"""How the learner runs: few programs, one transfer, buffers that outlive a donation, numbers under
+HF names.
+"""
 
 import dataclasses
 import math
@@ -15,12 +17,13 @@ from rljax.backends.jax.mesh import pool_mesh
 from rljax.backends.jax.parameters import parameters
 from rljax.backends.jax.portable import from_hf, to_hf
 from rljax.config.allocation import Pool
+from rljax.engine import ExportToDirectory, ExportToSampler
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.rows import padded_length
 from rljax.errors import UserError
 from rljax.objective.spec import Objective
 from rljax.testing import models
-from rljax.testing.learner_contract import UPDATE, config_of, episodes, first_fit, pack
+from rljax.testing.learner_contract import UPDATE, config_of, episodes, first_fit, pack, untimed
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,7 @@ def test_the_fused_head_gives_the_step_of_log_probs_and_objective_apart(name, ro
     def step():
         learner = JaxLearner(config, Pool("jax"), model_dir)
         full = batch.replace(proximal_logp=learner.score(batch), reference_logp=batch.behavior_logp, interpolation=blend)
-        return learner.update(full), jax.tree.map(np.array, learner._rl.actor.saved()["mu"])
+        return untimed(learner.update(full)), jax.tree.map(np.array, learner._phases.rl.actor.saved()["mu"])
 
     means, gradient = step()
     assert calls
@@ -108,17 +111,17 @@ def test_an_update_reads_the_device_once(learner, batch, monkeypatch):
 
 
 def test_published_weights_outlive_the_updates_that_donate_the_learners(learner, batch):
-    published = learner.export(None).params
+    published = learner.export(ExportToSampler("memory", Pool("jax"))).params
     held = jax.tree.map(np.array, published)
     learner.update(batch)
     jax.tree.map(np.testing.assert_array_equal, published, held)
-    after = learner.export(None).params
+    after = learner.export(ExportToSampler("memory", Pool("jax"))).params
     assert any((np.asarray(a) != b).any() for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(held), strict=True))
 
 
 def test_published_matrices_are_in_the_samplers_dtype_and_norms_in_float32(model_dir):
     learner = JaxLearner(config_of(**{"jax.sampler_dtype": "bfloat16"}), Pool("jax"), model_dir)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(learner.export(None).params):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(learner.export(ExportToSampler("memory", Pool("jax"))).params):
         assert leaf.dtype == (jnp.float32 if path[-1].key == "scale" else jnp.bfloat16)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(learner._policy.trained))
 
@@ -128,12 +131,12 @@ def test_bfloat16_compute_keeps_float32_weights_and_is_near_float32(learner, mod
     whole = JaxLearner(config_of(), Pool("jax"), model_dir)
     np.testing.assert_allclose(half.score(batch), whole.score(batch), atol=0.05)
     half.update(batch)
-    state = half._rl.actor.saved()
+    state = half._phases.rl.actor.saved()
     assert {a.dtype for a in jax.tree.leaves((half._policy.trained, state["mu"], state["nu"]))} == {np.dtype("float32")}
 
 
 def test_log_probs_and_the_export_are_those_of_transformers(learner, batch, tmp_path):
-    source = learner.export(tmp_path / "export")
+    source = learner.export(ExportToDirectory(tmp_path / "export"))
     model = AutoModelForCausalLM.from_pretrained(source.directory, dtype=torch.float32)
     scored = learner.score(batch)
     for row in range(batch.shape[0]):
@@ -165,7 +168,7 @@ def test_the_gradient_norm_is_that_of_the_whole_minibatch(model_dir, batch):
     config = config_of(**{"actor.optimizer.gradient_clipping": 0.05})
     learner = JaxLearner(config, Pool("jax"), model_dir)
     norm = learner.update(batch)[f"{UPDATE}/grad_norm"].value
-    mu = learner._rl.actor.saved()["mu"]
+    mu = learner._phases.rl.actor.saved()["mu"]
     clipped = math.sqrt(sum(float((np.asarray(a, np.float64) ** 2).sum()) for a in jax.tree.leaves(mu)))
     assert norm > 0.05
     assert clipped / (1 - config.actor.optimizer.beta1) == pytest.approx(0.05, rel=1e-4)
@@ -174,7 +177,7 @@ def test_the_gradient_norm_is_that_of_the_whole_minibatch(model_dir, batch):
 def test_parameters_and_moments_go_to_hf_names_and_back(learner, batch):
     learner.update(batch)
     table, trained = parameters(learner._policy.spec), learner._policy.trained
-    saved = learner._rl.actor.saved()
+    saved = learner._phases.rl.actor.saved()
     for tree in (trained, saved["mu"], saved["nu"]):
         named = to_hf(tree, table)
         jax.tree.map(np.testing.assert_array_equal, from_hf(named, table, tree), tree)
@@ -188,12 +191,12 @@ def test_parameters_and_moments_go_to_hf_names_and_back(learner, batch):
         from_hf(named, table, trained)
 
 
-def test_law_9_a_run_moves_by_hf_names_and_goes_on_with_the_same_bits(model_dir, batch):
+def test_engine_portability_by_hf_names_to_the_same_bits(model_dir, batch):
     learner, other = (JaxLearner(config_of(), Pool("jax"), model_dir) for _ in range(2))
     for _ in range(2):
         learner.update(batch)
     other.load_named_state(learner.named_state(), 2)
-    assert other.update(batch) == learner.update(batch)
+    assert untimed(other.update(batch)) == untimed(learner.update(batch))
     np.testing.assert_array_equal(other.score(batch), learner.score(batch))
 
 

@@ -1,4 +1,6 @@
-"""The learner over 8 forced host devices gives the numbers of one device: log-probs, metrics, gradients, parameters."""
+"""The learner over 8 forced host devices gives the numbers of one device: log-probs, metrics,
+gradients, parameters.
+"""
 
 import os
 import subprocess

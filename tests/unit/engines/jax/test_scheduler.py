@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljax.engine import WeightSource
+from rljax.engine import WeightsInMemory, WeightSource
 from rljax.engines.jax import scheduler as scheduler_module
 from rljax.engines.jax.programs import HALT, START, Decoded
 from rljax.engines.jax.scheduler import PATIENCE, Scheduler
@@ -138,7 +138,7 @@ def test_completions_depend_on_prompt_and_seed_alone(works, ahead, recompute, ch
         for work in works:
             if choices.random() < 0.3:
                 loaded += 1
-                scheduler.command(lambda to=loaded: scheduler.load(WeightSource(params=to), to)).result(10)
+                scheduler.command(lambda to=loaded: scheduler.load(WeightsInMemory(to), to)).result(10)
             heard.append(Heard(work, loaded))
             scheduler.submit(work)
             if choices.random() < 0.2:
@@ -153,7 +153,7 @@ def test_completions_depend_on_prompt_and_seed_alone(works, ahead, recompute, ch
             assert completion.finish is (Finish.STOP if completion.token_ids[-1] == STOP else Finish.LENGTH)
             assert np.all(completion.versions >= item.loaded)
             assert np.all(np.diff(completion.versions) >= 0)
-            assert np.all(completion.logp >= item.loaded), "keys and values of weights older than the request (law 7)"
+            assert np.all(completion.logp >= item.loaded), "keys and values of weights older than the request"
             if recompute:
                 np.testing.assert_array_equal(completion.logp, completion.versions)
     finally:

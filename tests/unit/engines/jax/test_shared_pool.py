@@ -1,4 +1,6 @@
-"""Pools on the same devices: sampler and learner dispatch from threads of their own, and neither waits for ever."""
+"""Pools on the same devices: sampler and learner dispatch from threads of their own, and neither
+waits for ever.
+"""
 
 import contextlib
 import os

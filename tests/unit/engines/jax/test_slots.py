@@ -1,4 +1,7 @@
-"""The slot table: what is shared, what is prefilled, what a weight swap undoes. Followed by replaying what it orders."""
+"""The slot table: what is shared, what is prefilled, what a weight swap undoes.
+
+Followed by replaying what it orders.
+"""
 
 import numpy as np
 import pytest
@@ -112,7 +115,7 @@ def test_the_next_turn_goes_on_in_its_own_row():
     cache.check()
 
 
-def test_trap_14_rows_of_older_weights_are_shared_with_nobody():
+def test_no_stale_cache_of_older_weights_is_shared():
     table, cache = make()
     (prompt,) = prompts(40)
     first = table.admit(work_of(prompt), 0)

@@ -1,4 +1,6 @@
-"""Stop strings in the text of a completion, token by token, against the whole text decoded anew at every token."""
+"""Stop strings in the text of a completion, token by token, against the whole text decoded anew at
+every token.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""Labelled examples for supervised training: the prompt's chat template, then the answer and the EOS that ends a turn."""
+"""Labeled examples for supervised training: the prompt's chat template, then the answer and the
+EOS that ends a turn.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ from rljax.rollout.trajectories import supervised
 from rljax.types import Prompt, Trajectory
 
 
-def labelled_trajectory(prompt: Prompt, tokenizer: Tokenizer, field: str = "answer") -> Trajectory:
-    """A prompt and the text of one of its fields; the text and the EOS after it are trained on, the prompt is not."""
+def labeled_trajectory(prompt: Prompt, tokenizer: Tokenizer, field: str = "answer") -> Trajectory:
+    """A prompt and the text of one of its fields; the text and the EOS after it are trained on,
+    the prompt is not.
+    """
     if field not in prompt.fields:
         raise UserError(
             f"warmup.field: prompt {prompt.uid} has no field {field!r} to train on (its fields: {', '.join(prompt.fields)})"
@@ -21,6 +25,6 @@ def labelled_trajectory(prompt: Prompt, tokenizer: Tokenizer, field: str = "answ
     return supervised(prompt_ids, target_ids)
 
 
-def labelled(prompts: Iterable[Prompt], tokenizer: Tokenizer, field: str = "answer") -> Iterator[Trajectory]:
+def labeled(prompts: Iterable[Prompt], tokenizer: Tokenizer, field: str = "answer") -> Iterator[Trajectory]:
     """Trajectories for supervised training, endless when the prompts are."""
-    return (labelled_trajectory(prompt, tokenizer, field) for prompt in prompts)
+    return (labeled_trajectory(prompt, tokenizer, field) for prompt in prompts)

@@ -1,0 +1,18 @@
+"""The section `fsdp` of the config.
+
+That of `sglang` is beside its servers, in rljax/engines/http/config.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rljax.config.keys import key
+from rljax.config.schema import EngineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class FsdpConfig(EngineConfig):
+    """The PyTorch learner."""
+
+    compile: bool = key(True, "Layers through torch.compile, on a GPU: a minute at the start, then fewer passes over memory.")

@@ -1,0 +1,78 @@
+"""The command `rljax`: the binaries of this folder by name.
+
+    rljax                                                         # lists the commands
+    rljax train --config=quickstart --workdir=runs/quickstart     # as python -m experiments.train in a checkout
+    rljax bench packing                                           # as python -m experiments.bench.packing
+
+A command is a module that runs as a program, or a folder of them, and the first line of its
+docstring says what it does. Only the one that is asked for is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import rljax
+
+# Commands in the order of their listing. A new binary is added here.
+MENUS = {
+    "rljax": ("train", "rollout", "replay", "serve", "parity", "convert", "bench"),
+    "rljax bench": ("grpo_step", "learner", "logprobs", "publish", "buffer", "packing", "gpu_run", "curves"),
+}
+HELP = ("--help", "-help", "-h", "-?", "help")
+
+
+def main() -> None:
+    """Runs the command that sys.argv names.
+
+    Exits with status 1 and one line where there is none of that name.
+    """
+    command, arguments = "rljax", sys.argv[1:]
+    while command in MENUS:
+        if not arguments or arguments[0] in HELP:
+            with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
+                print(listing(command), flush=True)
+            return
+        if arguments == ["--version"]:
+            print(rljax.__version__)
+            return
+        name, *arguments = arguments
+        if name not in MENUS[command]:
+            from rljax.config.registry import nearest
+
+            sys.exit(f"error: {command} {name}: no such command ({nearest(name, MENUS[command])})")
+        command = f"{command} {name}"
+    run(module_of(command), arguments)
+
+
+def run(module: str, arguments: list[str]) -> None:
+    """Runs a module as `python -m` does: as the main module, with the working directory on the
+    import path.
+    """
+    sys.argv[1:] = arguments
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where a config's own rewards and workflows are
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def listing(menu: str) -> str:
+    """A line per command of a menu, and how to ask for more."""
+    width = max(map(len, MENUS[menu]))
+    lines = [f"  {name:{width}}  {summary(f'{menu} {name}')}" for name in MENUS[menu]]
+    return "\n".join([f"usage: {menu} COMMAND [flags]", "", *lines, "", f"{menu} COMMAND --help says more of one."])
+
+
+def summary(command: str) -> str:
+    """First line of the docstring of a command's module, which is the first line of its file."""
+    path = Path(__file__).parent.joinpath(*command.split()[1:])
+    with (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).open() as lines:
+        return next(lines).strip().strip('"')
+
+
+def module_of(command: str) -> str:
+    """`rljax bench packing` -> rljax.experiments.bench.packing."""
+    return ".".join(["rljax.experiments", *command.split()[1:]])

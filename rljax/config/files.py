@@ -1,0 +1,47 @@
+"""The file that --config names: one of the user's own by its path, one that comes with rljax by
+its name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+from rljax.errors import UserError
+
+_FOLDER = Path(__file__).parents[1] / "configs"  # found, not imported: config files build on this package
+
+
+def find(name: str) -> Path:
+    """A path to a file as it is; `quickstart`, `algorithms/grpo` or `algorithms.grpo` where no
+    such file exists.
+
+    Raises:
+      UserError: neither; names the nearest that come with rljax.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    known = names()
+    if (slashed := name.replace(".", "/")) in known:
+        return _FOLDER / f"{slashed}.py"
+    raise UserError(f"--config: no such file: {name} ({_remedy(name, known)})")
+
+
+def names() -> list[str]:
+    """Of the configs that come with rljax, those of subfolders last."""
+    files = [file.relative_to(_FOLDER) for file in _FOLDER.rglob("*.py") if file.stem != "__init__"]
+    return [file.with_suffix("").as_posix() for file in sorted(files, key=lambda file: (len(file.parts), file))]
+
+
+def _remedy(name: str, known: list[str]) -> str:
+    """Compares what the names end in: `grpo` is near algorithms/grpo."""
+    ending = re.split(r"[/.]", name.removesuffix(".py"))[-1]
+    close = difflib.get_close_matches(ending, {_ending(one) for one in known})
+    if close:
+        return "did you mean " + " or ".join(one for ending in close for one in known if _ending(one) == ending) + "?"
+    return f"a Python file with get_config, or one by name: {', '.join(known[:8])}, ..."
+
+
+def _ending(name: str) -> str:
+    return name.rpartition("/")[2]

@@ -1,0 +1,50 @@
+"""What can teach by on-policy distillation: a model that gives the policy's own tokens a
+probability.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rljax.config.schema import ActorConfig
+from rljax.errors import UserError
+from rljax.hf import tokenizer
+from rljax.hf.spec import CONFIG, ModelSpec
+
+KEY = "actor.distill.teacher"
+
+
+def check(actor: ActorConfig, model_dir: Path) -> None:
+    """Before anything is loaded: the teacher is a whole model, and each id is the same token to it
+    as to the policy.
+
+    Args:
+      model_dir: of the policy.
+
+    Raises:
+      UserError: names the key and the first token that differs.
+    """
+    if not actor.distill.teacher:
+        return
+    teacher = Path(actor.distill.teacher)
+    if not (teacher / CONFIG).is_file():
+        if (teacher / "adapter_config.json").is_file():
+            raise UserError(f"{KEY}: {teacher} holds LoRA adapters alone (name a directory with the merged model)")
+        remedy = "a Hugging Face model directory, such as export/ of a finished run; nothing is fetched from a hub"
+        raise UserError(f"{KEY}: no {CONFIG} in {teacher} ({remedy})")
+    theirs, ours = ModelSpec.from_directory(teacher).vocab_size, ModelSpec.from_directory(model_dir).vocab_size
+    if theirs < ours:
+        raise UserError(f"{KEY}: {teacher} has logits for {theirs} ids and the policy for {ours} (a teacher needs all of them)")
+    _check_tokens(teacher, tokenizer.load(teacher).vocabulary(), tokenizer.load(model_dir).vocabulary())
+
+
+def _check_tokens(teacher: Path, theirs: dict[str, int], ours: dict[str, int]) -> None:
+    """The teacher may know more tokens, never other ones: text is not tokenized again for it."""
+    by_id = {index: token for token, index in theirs.items()}
+    for token, index in sorted(ours.items(), key=lambda item: item[1]):
+        if by_id.get(index) != token:
+            there = repr(by_id[index]) if index in by_id else "no token"
+            raise UserError(
+                f"{KEY}: {teacher} has another tokenizer than the policy: id {index} is {there} there and {token!r} here"
+                " (a teacher of the policy's own model family)"
+            )
