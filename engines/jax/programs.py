@@ -132,7 +132,6 @@ class Programs:
             cache_dtype=cache_dtype,
             rows=self.slots,
             length=self.context,
-            heads=spec.num_heads,
             kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             softcap=spec.attention_softcap,

@@ -18,7 +18,6 @@ class Problem:
     cache_dtype: jnp.dtype
     rows: int  # slots of the cache
     length: int  # tokens per slot
-    heads: int
     kv_heads: int
     head_dim: int
     softcap: float | None

@@ -21,7 +21,7 @@ PREFILL = (  # chunks of 40 tokens at most, of some rows in another order; the l
     np.array([4, 0, 3, SLOTS], np.int32),
 )
 
-GPU = Problem("gpu", jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16), 256, 2048, 16, 8, 128, None)
+GPU = Problem("gpu", jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16), 256, 2048, 8, 128, None)
 
 
 def inputs(case, heads, kv_heads, dim, dtype):
