@@ -7,7 +7,7 @@ Layers are stacked along a first axis and scanned: compile time does not grow wi
 Parameters are a plain nested dict, so that optimizers, checkpoints and shardings see ordinary pytrees:
 
     graphdef, params = hf.load(directory, mesh, dtype, param_dtype)
-    hidden, _ = nnx.merge(graphdef, params)(token_ids, positions, segment_ids)
+    hidden = nnx.merge(graphdef, params)(token_ids, positions, segment_ids)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from rljax.backends.jax.attention.interface import Attention, Bounds
-from rljax.backends.jax.attention.xla import XlaAttention, attention
+from rljax.backends.jax.attention.xla import XlaAttention
 from rljax.backends.jax.sharding import constrain
 from rljax.hf.rope import frequencies
 from rljax.hf.spec import ModelSpec
@@ -34,22 +34,6 @@ REMAT = ("none", "full", "dots")
 NO_WINDOW = 2**30  # tokens; beyond any row
 KERNELS = ("dot_product_attention_fwd_wrapper", "pallas_call")  # primitives of attention that are one kernel
 BLOCK = 192  # terms that are summed one after the other where a model is `precise`; that of the BLAS under torch on x86
-
-
-class KVCache(NamedTuple):
-    """Keys and values of the tokens so far. Key index == absolute position of the token in its row.
-
-    What lies at indices above a query's position is never seen by it, so stale content needs no clearing.
-    """
-
-    k: Array  # [L, B, S, K, D]
-    v: Array  # [L, B, S, K, D]
-
-    @classmethod
-    def zeros(cls, spec: ModelSpec, rows: int, length: int, dtype: DTypeLike) -> KVCache:
-        """For `rows` rows of at most `length` tokens."""
-        shape = (spec.num_layers, rows, length, spec.num_kv_heads, spec.head_dim)
-        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 class Lora(NamedTuple):
@@ -120,7 +104,6 @@ class Table(nnx.Module):
 class LayerInputs(NamedTuple):
     """What differs from layer to layer beside the parameters: scanned over, so that one compiled body serves all."""
 
-    layer: Array  # int32
     window: Array  # int32, tokens
     rope: Array  # int32, index of the rotary embedding
 
@@ -130,6 +113,10 @@ class Rotation(NamedTuple):
 
     cos: Array
     sin: Array
+
+
+See = Callable[[Array, Array, Array], tuple[Array, Any]]
+"""Attention of one layer: (query [B, T, N, D], key, value [B, T, K, D]) -> [B, T, N, D], and what the caller wants back."""
 
 
 class Layers(nnx.Module):
@@ -169,31 +156,18 @@ class Layers(nnx.Module):
         self.spec = spec
         self.attention = attention
 
-    def step(
-        self,
-        x: Array,
-        inputs: LayerInputs,
-        rotation: Rotation,
-        segments: Any,
-        write: tuple[KVCache, Array, Array, int] | None,
-    ) -> tuple[Array, KVCache | None]:
-        """x [B, T, H] -> x after this layer, and the cache with this layer's keys and values written."""
+    def step(self, x: Array, rope: Array | int, rotation: Rotation, see: See) -> tuple[Array, Any]:
+        """x [B, T, H] -> x after this layer, and what `see` gives beside its output."""
         spec = self.spec
-        attended, cache = self.attend(self.input_layernorm(x), inputs, rotation, segments, write)
+        attended, extra = self.attend(self.input_layernorm(x), rope, rotation, see)
         if spec.gemma_norms:
             x = constrain(x + self.post_attention_layernorm(attended), "hidden")
-            return constrain(x + self.post_feedforward_layernorm(self.feed(self.pre_feedforward_layernorm(x))), "hidden"), cache
+            x = constrain(x + self.post_feedforward_layernorm(self.feed(self.pre_feedforward_layernorm(x))), "hidden")
+            return x, extra
         x = constrain(x + attended, "hidden")
-        return constrain(x + self.feed(self.post_attention_layernorm(x)), "hidden"), cache
+        return constrain(x + self.feed(self.post_attention_layernorm(x)), "hidden"), extra
 
-    def attend(
-        self,
-        x: Array,
-        inputs: LayerInputs,
-        rotation: Rotation,
-        segments: Any,
-        write: tuple[KVCache, Array, Array, int] | None,
-    ) -> tuple[Array, KVCache | None]:
+    def attend(self, x: Array, rope: Array | int, rotation: Rotation, see: See) -> tuple[Array, Any]:
         spec = self.spec
         rows, length, _ = x.shape
         query = self.q_proj(x).reshape(rows, length, spec.num_heads, spec.head_dim)
@@ -201,26 +175,10 @@ class Layers(nnx.Module):
         value = self.v_proj(x).reshape(rows, length, spec.num_kv_heads, spec.head_dim)
         if spec.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
-        cos, sin = rotation.cos[inputs.rope], rotation.sin[inputs.rope]
+        cos, sin = rotation.cos[rope], rotation.sin[rope]
         query, key = constrain(rotate(query, cos, sin), "heads"), constrain(rotate(key, cos, sin), "heads")
-        value = constrain(value, "heads")
-        window = inputs.window if spec.sliding else None
-        scale, softcap = spec.attention_scale, spec.attention_softcap
-        if write is None:
-            windows = tuple(dict.fromkeys(spec.windows))
-            see = functools.partial(self.attention, scale=scale, softcap=softcap, segments=segments)
-            out, cache = see(query, key, value, window=window, windows=windows), None
-        else:
-            cache, slots, positions, keys = write
-            at = (inputs.layer, jnp.arange(rows)[:, None], slots)
-            cache = KVCache(
-                cache.k.at[at].set(key.astype(cache.k.dtype), mode="drop"),
-                cache.v.at[at].set(value.astype(cache.v.dtype), mode="drop"),
-            )
-            seen_k, seen_v = cache.k[inputs.layer, :, :keys], cache.v[inputs.layer, :, :keys]
-            see = functools.partial(attention, scale=scale, softcap=softcap, window=window, query_index=positions)
-            out = see(query, seen_k.astype(query.dtype), seen_v.astype(query.dtype))
-        return self.o_proj(out.reshape(rows, length, spec.num_heads * spec.head_dim)), cache
+        out, extra = see(query, key, constrain(value, "heads"))
+        return self.o_proj(out.reshape(rows, length, spec.num_heads * spec.head_dim)), extra
 
     def feed(self, x: Array) -> Array:
         gate = constrain(ACTIVATIONS[self.spec.activation](self.gate_proj(x)), "feed")
@@ -244,7 +202,7 @@ class Transformer(nnx.Module):
     ) -> None:
         """dtype is computed in, param_dtype stored; remat says what the backward pass recomputes of a layer.
 
-        attention: of rows without a cache.
+        attention: of the rows of a call.
         unroll: layers one after the other instead of in a loop: what the backward pass needs is never copied into stacked
           arrays, and compile time grows with depth.
 
@@ -269,66 +227,52 @@ class Transformer(nnx.Module):
         token_ids: Array,
         positions: Array,
         segment_ids: Array | None = None,
-        cache: KVCache | None = None,
         *,
-        cache_length: int | None = None,
         bounds: Bounds | None = None,
-    ) -> tuple[Array, KVCache | None]:
+    ) -> Array:
         """Hidden states after the final norm; those at t predict token t + 1.
 
         Args:
           token_ids: [B, T] int32.
-          positions: [B, T] int32, of each token in its segment (no cache) or row (cache).
+          positions: [B, T] int32, of each token in its segment.
           segment_ids: [B, T] int32; a token sees its own segment alone. None: a row is one segment.
-            With a cache: 0 marks padding, whose keys are not written.
-          cache: keys and values of earlier tokens; this call writes at `positions` and sees everything at or before them.
-            A position outside [0, S) is not written.
-          bounds: of the segments, as `attention.bounds` gives them; needed where it does and there is no cache.
-          cache_length: static; look at the first so many keys only. Every position must be below it. None: S.
+          bounds: of the segments, as `attention.bounds` gives them; needed where it does.
 
         Returns:
-          hidden [B, T, H] in `dtype`, and the new cache (None without one).
+          [B, T, H] in `dtype`.
         """
         spec = self.spec
-        x = self.embed_tokens.kernel[...][token_ids].astype(self.dtype)
-        if spec.embedding_scale != 1.0:
-            x *= jnp.asarray(spec.embedding_scale, self.dtype)
-        x = constrain(x, "hidden")
-        write = None
-        if cache is not None:
-            size = cache.k.shape[2]
-            kept = (positions >= 0) if segment_ids is None else (positions >= 0) & (segment_ids > 0)
-            slots = jnp.where(kept, positions, size)  # a negative index would count from the end
-            write = (slots, positions, size if cache_length is None else cache_length)
-        segments = None
-        if cache is None and segment_ids is not None:
-            segments = self.layers.attention.segments(segment_ids, bounds)
-        x, cache = self._scan(x, rotation_at(spec, positions), segments, cache, write)
-        return self.norm(x), cache
-
-    def _scan(
-        self,
-        x: Array,
-        rotation: Rotation,
-        segments: Any,
-        cache: KVCache | None,
-        write: tuple[Array, Array, int] | None,
-    ) -> tuple[Array, KVCache | None]:
         graphdef, params = nnx.split(self.layers)
-        spec = self.spec
+        attention = self.layers.attention
+        segments = None if segment_ids is None else attention.segments(segment_ids, bounds)
+        see = functools.partial(
+            attention,
+            scale=spec.attention_scale,
+            softcap=spec.attention_softcap,
+            segments=segments,
+            windows=tuple(dict.fromkeys(spec.windows)),
+        )
         windows = [NO_WINDOW if window is None else window for window in spec.windows]
-        inputs = LayerInputs(jnp.arange(spec.num_layers), jnp.asarray(windows), jnp.asarray(spec.rope_of_layer))
+        inputs = LayerInputs(jnp.asarray(windows), jnp.asarray(spec.rope_of_layer))
+        rotation = rotation_at(spec, positions)
 
-        def body(carry: tuple[Array, KVCache | None], scanned: tuple[Any, LayerInputs]) -> tuple[Any, None]:
-            hidden, held = carry
-            layer = nnx.merge(graphdef, scanned[0])
-            target = None if write is None or held is None else (held, *write)
-            return layer.step(hidden, scanned[1], rotation, segments, target), None
+        def body(hidden: Array, scanned: tuple[Any, LayerInputs]) -> tuple[Array, None]:
+            layer, (window, rope) = nnx.merge(graphdef, scanned[0]), scanned[1]
+            seen = functools.partial(see, window=window if spec.sliding else None)
+            return layer.step(hidden, rope, rotation, lambda *qkv: (seen(*qkv), None))
 
         unroll = spec.num_layers if self.unroll else 1
         layer_body = rematerialized(body, self.remat, unrolled=self.unroll)
-        (x, cache), _ = jax.lax.scan(layer_body, (x, cache), (self._computed_in(params), inputs), unroll=unroll)
-        return x, cache
+        stacked = (self._computed_in(params), inputs)
+        hidden, _ = jax.lax.scan(layer_body, self.embed(token_ids), stacked, unroll=unroll)
+        return self.norm(hidden)
+
+    def embed(self, token_ids: Array) -> Array:
+        """[B, T] -> [B, T, H] in `dtype`."""
+        x = self.embed_tokens.kernel[...][token_ids].astype(self.dtype)
+        if self.spec.embedding_scale != 1.0:
+            x *= jnp.asarray(self.spec.embedding_scale, self.dtype)
+        return constrain(x, "hidden")
 
     def _computed_in(self, params: Any) -> Any:
         """The stacked matrices in `dtype`, rounded once: their gradients are stacked in it too. Norms keep their precision."""

@@ -39,7 +39,7 @@ def gradient(attention, dtype, remat="none", unroll=False):
 
     @jax.jit
     def loss(params):
-        hidden, _ = nnx.merge(graphdef, params)(jnp.asarray(token_ids), jnp.asarray(positions), jnp.asarray(ids), bounds=bounds)
+        hidden = nnx.merge(graphdef, params)(jnp.asarray(token_ids), jnp.asarray(positions), jnp.asarray(ids), bounds=bounds)
         return jnp.sum(jnp.where(ids[..., None] > 0, jnp.sin(hidden.astype(jnp.float32)), 0))
 
     return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params))]
