@@ -99,7 +99,7 @@ class HttpSampler(Sampler):
 
     async def generate(self, request: Request) -> Completion:
         """Samples one completion; cancelling the call aborts it at the server. Waits as long as it
-        takes: `PatientGenerator` sets the time limit.
+        takes: `RetryingGenerator` sets the time limit.
 
         A completion that loses its server goes on at another, behind the tokens it has. With no
         room left in the context it ends as at max_new_tokens, by `length`.

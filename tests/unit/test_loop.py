@@ -17,7 +17,7 @@ from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import RewardTimeout, TooManyFailures, UserError
 from rljax.metrics.mean import Mean
 from rljax.rollout.trajectories import trajectory_of
-from rljax.sinks import State, Status
+from rljax.sinks import RunState, Status
 from rljax.testing.harness import IN_MEMORY, MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
 from rljax.types import Completion, Finish, Request, SamplingParams
 
@@ -384,7 +384,7 @@ def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name):
     finally:
         signal.signal(number, inherited)
     assert not outcome.finished and outcome.step < 6
-    assert sinks.opened[0].statuses[-1] == Status(State.STOPPED, outcome.step, outcome.version, total_steps=6)
+    assert sinks.opened[0].statuses[-1] == Status(RunState.STOPPED, outcome.step, outcome.version, total_steps=6)
     run = make_run(tmp_path, overrides, sink=sinks)
     assert loop.train(run).step == 6
     assert sinks.opened[1].first_step == outcome.step
@@ -413,7 +413,7 @@ def test_samples_are_of_as_many_prompts_as_there_is_room_for(tmp_path):
 def test_every_step_says_the_reward_of_its_batch_and_what_the_parts_have_measured(tmp_path):
     sinks = Sinks()
     run = make_run(tmp_path, ASYNC | {"total_train_epochs": 2}, sink=sinks)
-    loop.train(dataclasses.replace(run, measured=lambda: {"timeperf/reward": Mean(0.5, 1)}))
+    loop.train(dataclasses.replace(run, take_metrics=lambda: {"timeperf/reward": Mean(0.5, 1)}))
     lines = sinks.lines()
     assert len(lines) == 6
     for line in lines.values():

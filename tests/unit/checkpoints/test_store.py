@@ -24,7 +24,7 @@ def _write(text):
 
 
 def _newest(checkpoints):
-    return next(checkpoints.whole(), None)
+    return next(checkpoints.intact(), None)
 
 
 def test_nothing_is_found_where_nothing_was_saved(tmp_path):

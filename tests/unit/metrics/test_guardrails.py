@@ -104,7 +104,7 @@ def test_losses_and_gradients_are_numbers(metrics):
     for _ in range(2):
         rails.check(metrics)
     with pytest.raises(GuardrailError, match=r"guard\.finite: .*not finite|is nan|is -?inf"):
-        rails.at_the_end()
+        rails.check_end()
     with pytest.raises(GuardrailError, match="3 steps in a row"):
         rails.check(metrics)
     rails = _guard(finite=False)
@@ -163,7 +163,7 @@ def test_the_supervised_steps_are_guarded_too(tmp_path):
     run = make_run(tmp_path, {"warmup.steps": 9, "warmup.batch_size": 4})
     run.engine.learner = BreaksEarly(run.config, tmp_path / "model")
     with pytest.raises(
-        GuardrailError, match=r"guard\.finite: warmup/loss is nan, for 3 steps in a row .*the same command begins anew"
+        GuardrailError, match=r"guard\.finite: warmup/loss is nan, for 3 steps in a row .*the same command starts over"
     ):
         loop.train(run)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3-failed"]
