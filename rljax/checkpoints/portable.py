@@ -8,7 +8,7 @@
     critic/params     the critic, including its head                with GAE, once RL has begun
     critic/mu         Adam's moments of the critic                  with critic/params
     critic/nu                                                       with critic/params
-    reference         the frozen reference policy, like params      with kl_ctl, in RL after a warm-up
+    reference         the frozen reference policy, like params      with kl_ctl, RL after a warm-up
     counts            optimizer steps: actor, critic, supervised    always
 
 Without a warm-up the reference policy is the initial model, and is not saved.

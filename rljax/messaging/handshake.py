@@ -4,7 +4,7 @@
     challenge {nonce}            --->
                                  <---   hello {nonce, hello, proof}   says who connects
     welcome {proof}              --->                                 the connection is open
- or refused {reason, proof}      --->                                 a reason, with proof of the token
+ or refused {reason, proof}      --->                                 a reason, with a proof
  or denied  {}                   --->                                 the tokens differ
 
 A proof is HMAC-SHA256 with the token as key, over the kind of message, both nonces, the hello and
@@ -47,7 +47,7 @@ class ListenerHandshake:
         handshake = ListenerHandshake(token)
         send(handshake.challenge())
         hello = handshake.verify(receive())     # HandshakeError: send(handshake.denied())
-        send(handshake.welcome())               # or handshake.refused("rank 1 is connected already")
+        send(handshake.welcome())               # or handshake.refused("rank 1 is here already")
     """
 
     def __init__(self, token: str) -> None:

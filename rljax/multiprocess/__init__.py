@@ -9,7 +9,7 @@ makes the call itself. Each rank sees the whole batch and takes its own rows. An
 ranks raise alike is raised once. A rank that fails alone, dies or hangs ends the run; the same
 command then resumes from the last checkpoint.
 
-find.py         finds this process's rank: from the engine (a TPU pod), or from torchrun's environment
+find.py         finds this process's rank: from the engine (a TPU pod), or in torchrun's variables
 leader.py       rank 0: starts the others or waits for them; `DistributedLearner`
 followers.py    rank 0's connections: calls, replies, and which rank failed first
 follower.py     ranks 1 and up

@@ -12,47 +12,11 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDERS = ("rljax", "backends", "engines", "configs", "experiments")
 COLUMNS = 100
-BANNED = frozenset(
-    [
-        "What",
-        "Of",
-        "Whether",
-        "Where",
-        "How",
-        "Every",
-        "As",
-        "In",
-        "From",
-        "Which",
-        "For",
-        "At",
-        "Its",
-        "With",
-        "Until",
-        "On",
-        "To",
-        "Who",
-        "None",
-        "Those",
-        "Over",
-        "So",
-        "Against",
-        "Before",
-        "Without",
-        "That",
-        "It",
-        "Within",
-        "By",
-        "Under",
-        "After",
-        "Not",
-        "When",
-        "Between",
-        "Is",
-        "Are",
-        "Behind",
-    ]
-)
+BANNED = {
+    *("What", "Of", "Whether", "Where", "How", "Every", "As", "In", "From", "Which", "For", "At", "Its", "With", "Until"),
+    *("On", "To", "Who", "None", "Those", "Over", "So", "Against", "Before", "Without", "That", "It", "Within", "By"),
+    *("Under", "After", "Not", "When", "Between", "Is", "Are", "Behind"),
+}
 
 
 def python_files(folder: Path) -> list[Path]:

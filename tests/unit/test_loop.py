@@ -30,7 +30,7 @@ class Killed(BaseException):
 
 
 class Sinks:
-    """Makes the sinks of one run after another over the same directory, as files on disk would be."""
+    """Makes the sinks of successive runs in the same directory."""
 
     def __init__(self, at=None, act=None):
         self.opened = []
@@ -51,9 +51,7 @@ class Sinks:
         return self.opened[-1]
 
     def lines(self):
-        """What metrics.jsonl would hold: later runs cut what earlier ones wrote past their first
-        step.
-        """
+        """Returns the lines of metrics.jsonl: a later run cuts those after its first step."""
         lines = {}
         for sink in self.opened:
             lines = {step: line for step, line in lines.items() if step <= sink.first_step}
@@ -67,7 +65,7 @@ def _kill():
 
 
 def _compared(lines):
-    """To the bit, NaN like NaN."""
+    """Compares to the bit; NaN equals NaN."""
     return {step: {k: repr(v) for k, v in line.items() if not k.startswith(NOT_COMPARED)} for step, line in lines.items()}
 
 
@@ -196,14 +194,12 @@ def test_resume_position_of_an_asynchronous_run_loses_and_doubles_nothing(tmp_pa
 
 @pytest.mark.parametrize("policy", ["mask", "drop"])
 def test_a_sampler_that_does_not_take_what_is_published_ends_the_run(tmp_path, policy):
-    """Its groups are stale however often they are generated again: without an end of its own that
-    would go on for ever.
-    """
+    """A sampler whose groups are always stale, so that they would be generated again for ever."""
     overrides = ASYNC | {"rollout.stale_policy": policy, "recover.max_consecutive_failures": 5}
     run = make_run(tmp_path, overrides, n_prompts=40)
 
     async def load_weights(source, version):
-        """Another run's, say."""
+        """Ignores the weights, as a sampler that another run publishes to might."""
 
     run.engine.sampler.load_weights = load_weights
     with pytest.raises(TooManyFailures, match=r"5 groups failed in a row; the first: stale_sampler: .* tokens of version 0"):
@@ -326,7 +322,7 @@ def _frames(error):
 
 
 class FailsOften(Repeat):
-    """Every third episode times out, and one prompt never works."""
+    """A workflow in which each third episode times out, and one prompt always fails."""
 
     calls = 0
 

@@ -44,7 +44,7 @@ def opened():
 
 @contextlib.contextmanager
 def strangers(address, count):
-    """So many connections that say nothing."""
+    """Opens `count` connections that send nothing."""
     silent = [socket.create_connection(address) for _ in range(count)]
     try:
         yield silent
@@ -89,7 +89,7 @@ def test_who_is_not_wanted_is_told_why(opened):
 
 
 def test_who_was_admitted_is_known_to_the_next_objection():
-    """Of many who come at once with the same name, one gets in."""
+    """Many connect at once with the same name: one is admitted."""
     names = set()
     lock = threading.Lock()
     some = Open(lambda hello: "here already" if hello["name"] in names else None)
@@ -146,9 +146,7 @@ def test_many_who_know_the_token_all_get_in_at_once(opened):
 
 
 def test_silent_strangers_end_nothing_where_files_run_out(tmp_path):
-    """In a process of its own, which may open 120 files: 300 strangers come, and then someone who
-    knows the token.
-    """
+    """300 strangers connect to a process that may open 120 files, then someone who knows the token."""
     code = textwrap.dedent("""
         import resource, sys, threading, time
         resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))

@@ -1,4 +1,4 @@
-"""How followers find their leader: each once, and again where a handshake broke off."""
+"""Followers find their leader: each once, and again if a handshake broke off."""
 
 import threading
 

@@ -37,9 +37,9 @@ def group_of(ticket, versions):
 
 
 class Model:
-    """What a run has done so far.
+    """Progress of a run so far.
 
-    Everything here is undone by a kill, back to the last checkpoint.
+    A kill undoes all of it, back to the last checkpoint.
     """
 
     def __init__(self):

@@ -15,7 +15,7 @@ from rljax.sinks.tensorboard import TensorBoardSink
 
 
 def scalars(directory) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard's own reader finds."""
+    """Reads event files with TensorBoard's own reader."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(directory))
     events.Reload()

@@ -86,9 +86,7 @@ def test_nan_and_infinity_are_null(tmp_path):
     torn=st.integers(0, 30),
 )
 def test_resume_position_cuts_later_lines_and_steps_stay_strictly_increasing(tmp_path_factory, first, resumed, more, torn):
-    """After a kill anywhere in the last line, the file is what a run that never went past
-    `resumed` has, plus what follows.
-    """
+    """A kill anywhere in the last line leaves the file of a run that stopped at `resumed`."""
     path = tmp_path_factory.mktemp("run")
     run = RunDirectory(path)
     sink = sink_of(run)

@@ -39,7 +39,7 @@ def _sound(ticket):
 
 
 def _arrived(message):
-    """As it comes out of the other end of the connection."""
+    """Sends a message over a connection and returns it as received."""
     ((got, _),) = framing.scan(b"".join(framing.encode(message)))
     return got
 
@@ -76,8 +76,9 @@ class _Told:
 
 
 def _take(path, message_of):
-    """What becomes of a message from a worker with one lease: (server, buffer, accumulator,
-    whether it was dropped).
+    """Handles a message from a worker with one lease.
+
+    Returns server, buffer, accumulator, and whether the worker was dropped.
     """
 
     async def scenario():
