@@ -53,9 +53,9 @@ class StaleSampler(EpisodeError):
 
 def error_of(kind: str, text: str) -> EpisodeError:
     """Returns the error of an episode in another process, given the name of its kind."""
-    for known in EpisodeError.__subclasses__():
-        if known.kind == kind:
-            return known(text)
+    for error_type in EpisodeError.__subclasses__():
+        if error_type.kind == kind:
+            return error_type(text)
     return EpisodeError(text)
 
 

@@ -203,7 +203,7 @@ class Followers:
             while True:
                 if self.failure is not None:
                     raise self.failure
-                behind = [follower for follower in self._followers.values() if follower.answered < number]
+                pending = [follower for follower in self._followers.values() if follower.answered < number]
                 own_error = future.exception() if future.done() else None
                 if own_error is not None and not isinstance(own_error, UserError):
                     break
@@ -213,7 +213,7 @@ class Followers:
                 if future.done() and not refused and not wait:
                     self._unawaited = number
                     return future.result()
-                if future.done() and not behind:
+                if future.done() and not pending:
                     break
                 if refused and deadline is None:
                     deadline = time.monotonic() + SAME_ERROR_TIME

@@ -59,8 +59,8 @@ def encode_group(ticket: Ticket, result: Result, means: Mapping[str, Mean], coun
 
 def _encode_failure(failure: Failure) -> dict[str, str]:
     error = failure.error
-    known = type(error).__module__ == "rljax.errors"  # the kind says its type
-    text = " ".join((str(error) if known else f"{type(error).__name__}: {error}").split())
+    is_own = type(error).__module__ == "rljax.errors"  # the kind says its type
+    text = " ".join((str(error) if is_own else f"{type(error).__name__}: {error}").split())
     trace = "".join(traceback.format_exception(error))[-8000:]
     return {"kind": failure.kind, "error": text[:2000], "traceback": trace}
 
@@ -137,7 +137,7 @@ def encode_completion(number: int, completion: Completion) -> Message:
 
 def encode_sampler_error(number: int, error: Exception) -> Message:
     """Encodes the error that is the answer to the request with this number."""
-    kind = next(kind for kind, known in SAMPLER_ERRORS.items() if isinstance(error, known))
+    kind = next(kind for kind, error_type in SAMPLER_ERRORS.items() if isinstance(error, error_type))
     return Message("completion", {"id": number, "error": str(error), "kind": kind})
 
 

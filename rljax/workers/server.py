@@ -137,7 +137,7 @@ class WorkerServer:
         self._job: Job | None = None
         self._error: BaseException | None = None
         self._stale_weights = asyncio.Event()  # a worker's own sampler may lack the current weights
-        self._measured: dict[str, Mean] = {}
+        self._metrics: dict[str, Mean] = {}
         self._exports = 0
         self._closed = False
 
@@ -203,8 +203,8 @@ class WorkerServer:
 
     def take_metrics(self) -> dict[str, Mean]:
         """Returns the workers' metrics since the last call, and the number of workers."""
-        taken = self._measured | {"rollout/workers": Mean(len(self._workers), 1)}
-        self._measured = {}
+        taken = self._metrics | {"rollout/workers": Mean(len(self._workers), 1)}
+        self._metrics = {}
         return taken
 
     async def close(self) -> None:
@@ -328,7 +328,7 @@ class WorkerServer:
         if newest_version(result.trajectories) > job.buffer.version + 1:  # plus one: a publish may be in progress
             raise ValueError("tokens of a version that was never published")
         means, counts = decode_measurements(message)
-        self._measured = merge([self._measured, means])
+        self._metrics = merge([self._metrics, means])
         for name, count in counts.items():
             job.accumulator.count(name, count)
         ticket = worker.leases.pop(key, None)
@@ -374,10 +374,10 @@ class WorkerServer:
             self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory = self._scratch / str(self._exports)
             version = await self._job.export(directory)
-            behind = [w for w in self._workers if w.own_sampler and w.transfer is None and w.version != version]
-            for worker in behind:
+            outdated = [w for w in self._workers if w.own_sampler and w.transfer is None and w.version != version]
+            for worker in outdated:
                 worker.transfer = self._task(self._send_weights(worker, directory, version))
-            self._task(_remove_after([w.transfer for w in behind if w.transfer], directory))
+            self._task(_remove_after([w.transfer for w in outdated if w.transfer], directory))
 
     async def _send_weights(self, worker: AttachedWorker, directory: Path, version: int) -> None:
         try:

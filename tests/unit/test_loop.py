@@ -497,7 +497,7 @@ def test_a_corrupt_newest_checkpoint_is_passed_over(tmp_path, caplog):
     newest = tmp_path / "run" / "checkpoints" / "4" / "learner" / "learner.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     loop.train(make_run(tmp_path / "run", overrides, sink=killed))
-    assert killed.opened[1].first_step == 2 and "4 is not whole" in caplog.text
+    assert killed.opened[1].first_step == 2 and "4 is not intact" in caplog.text
     assert _compared(killed.lines()) == _compared(straight.lines())
 
 

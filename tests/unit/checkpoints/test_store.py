@@ -64,7 +64,7 @@ def test_a_corrupt_one_is_passed_over_with_a_warning(tmp_path, caplog, harm):
     else:
         manifest.write_text("{")
     assert _newest(checkpoints).step == 1
-    assert len(caplog.records) == 1 and "2 is not whole" in caplog.text
+    assert len(caplog.records) == 1 and "2 is not intact" in caplog.text
 
 
 def test_every_byte_counts_whatever_is_read_at_once(tmp_path, monkeypatch):
