@@ -82,7 +82,7 @@ class Labeled:
     """Labeled examples for a supervised warm-up or SFT, with a data position of their own."""
 
     prompts: PromptSource
-    encode: Callable[[Prompt], Trajectory]
+    encode: Callable[[Prompt], Trajectory]  # makes a labeled example of a prompt
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,7 +58,7 @@ def test_those_that_die_are_started_again_until_it_leads_nowhere(tmp_path):
 def test_a_group_between_two_deaths_counts_for_the_workers(tmp_path):
     log = tmp_path / "logs" / "0.log"
     many = lambda errors, seen: log.exists() and log.read_text().count("x") > 2 * MAX_DEATHS  # noqa: E731
-    errors, _ = _kept(tmp_path, "print('x'); raise SystemExit(2)", until=many, worked=WorkerProcesses.worked)
+    errors, _ = _kept(tmp_path, "print('x'); raise SystemExit(2)", until=many, worked=WorkerProcesses.reset_deaths)
     assert not errors
 
 

@@ -480,6 +480,6 @@ def test_a_worker_without_a_trainer_says_so_and_file_names_stay_in_their_directo
         with pytest.raises(UserError, match="HOST:PORT"):
             host_and_port(address, "--attach")
     for name in ("../x", "/etc/passwd", "a/b", "", ".hidden", 3, None):
-        with pytest.raises(PeerError, match="no file name"):
+        with pytest.raises(PeerError, match="not a file name"):
             plain_name(name)
     assert plain_name("model-00001-of-00002.safetensors")
