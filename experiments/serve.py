@@ -1,8 +1,7 @@
 """A standalone inference server of the sampler that `allocation_mode` names.
 
-python -m experiments.serve --config=configs/smollm2_gsm8k.py --config.serve.port=30000 python -m
-experiments.train --config=configs/smollm2_gsm8k.py --config.rollout.addr=127.0.0.1:30000
---workdir=runs/attached
+python -m experiments.serve --config=configs/smollm2_gsm8k.py --config.serve.port=30000
+python -m experiments.train --config=configs/smollm2_gsm8k.py --config.rollout.addr=127.0.0.1:30000 --workdir=runs/attached
 
 Prints its address once it answers, and runs until it is told to stop. It speaks SGLang's native
 protocol, and outlives the runs that attach to it: each publishes its own weights. With

@@ -36,12 +36,17 @@ class Generator(abc.ABC):
     """Generates completions: all that workflows, evaluation, producers and workers know of a
     sampler.
 
-    What a workflow does with it:
+    The loop it serves, in outline (rljax/rollout/producer.py), with any number of episodes at once:
+
+        for prompt in prompts:
+            trajectory = await workflow.episode(generator, prompt, params, seed)
+
+    and what an episode does with it:
 
         completion = await generator.generate(Request("0/17#3", prompt_ids, params, seed))
         reward = judge(completion.token_ids)
-        ...                                                # several turns are several requests
-        async for piece in generator.stream(request):      # or as they come, to act on a completion while it grows
+        ...                                                # several turns: several requests
+        async for piece in generator.stream(request):      # or as they come, to act on them early
             text += decode(piece.token_ids)
 
     Loading weights, pausing and closing belong to the publisher, who holds a `Sampler`.
@@ -66,6 +71,7 @@ class Generator(abc.ABC):
         Raises:
           UserError: a request that can't be done, whoever is asked.
           SamplerError: the request is lost, and may be sent again.
+          RequestLost: a SamplerError where that was tried already.
         """
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
@@ -79,11 +85,13 @@ class Generator(abc.ABC):
 
 
 class Sampler(Generator):
-    """A generator with weights of its own. The publisher replaces them:
+    """A generator with weights of its own, which the publisher replaces.
 
-    await sampler.pause()                                  # between two decode steps
-    await sampler.load_weights(learner.export(target), version + 1)
-    await sampler.resume()                                 # requests in flight go on, under the new weights
+    Example:
+
+        await sampler.pause()                                  # between two decode steps
+        await sampler.load_weights(learner.export(target), version + 1)
+        await sampler.resume()                                 # requests in flight go on, under the new weights
     """
 
     @abc.abstractmethod
