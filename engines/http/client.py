@@ -103,7 +103,7 @@ class HttpSampler(Sampler):
     async def generate(self, request: Request) -> Completion:
         """Samples one completion; cancelling the call aborts it at the server.
 
-        Waits without a limit: `PatientGenerator` sets one. A completion whose server is lost
+        Waits without a limit: `RetryingGenerator` sets one. A completion whose server is lost
         continues on another, behind the tokens it has. If no room is left in the context, it ends
         by `length`, as at max_new_tokens.
 

@@ -45,7 +45,7 @@ class Ranks:
 
             threading.Thread(target=follower, daemon=True).start()
             self.followers.add(ours, rank, f"thread {next(_numbers)}")
-        self.learner = DistributedLearner(self.followers, self.followers.together("make", own=lambda: learner_of(0)))
+        self.learner = DistributedLearner(self.followers, self.followers.call_all("make", local=lambda: learner_of(0)))
 
 
 class TestFakeRanks(LearnerContract):

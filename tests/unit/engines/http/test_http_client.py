@@ -20,7 +20,7 @@ from rljax.engines.http.continuation import remaining
 from rljax.engines.http.plugin import sampler_of
 from rljax.engines.http.remote import Remote
 from rljax.errors import RequestLost, SamplerError, UserError
-from rljax.rollout.producer import PatientGenerator
+from rljax.rollout.producer import RetryingGenerator
 from rljax.testing.harness import make_config
 from rljax.testing.sampler_contract import publish
 from rljax.types import Completion, Finish, Request, SamplingParams
@@ -164,7 +164,7 @@ async def test_nested_retries_are_not_multiplied_at_a_server(server, harm):
     server.script = lambda _, at: harm
     lost = []
     sampler = client_of(server, request_retries=3)
-    patient = PatientGenerator(sampler, timeout=60.0, retries=3, lost=lost.append)
+    patient = RetryingGenerator(sampler, timeout=60.0, retries=3, lost=lost.append)
     with pytest.raises(RequestLost, match="lost after 4 attempts"):
         await patient.generate(request())
     assert len(server.bodies) == 4 and len(lost) == 1
@@ -205,7 +205,7 @@ async def test_a_refused_request_is_the_callers_error_and_not_repeated(server):
 async def test_a_request_that_takes_too_long_is_lost_and_aborted(server):
     server.step = 5.0
     sampler = client_of(server)
-    patient = PatientGenerator(sampler, timeout=0.2, retries=3, lost=lambda error: None)
+    patient = RetryingGenerator(sampler, timeout=0.2, retries=3, lost=lambda error: None)
     with pytest.raises(SamplerError, match=r"rollout\.request_timeout"):
         await patient.generate(request())
     assert len(server.bodies) == 1  # the time is up for all attempts together
