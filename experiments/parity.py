@@ -62,7 +62,7 @@ OPTIMIZER_BOUND = 1e-6
 def parity() -> None:
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
-    from rljax.hf import prepare as model_directory
+    from rljax.hf.model_directory import prepare_model_directory
 
     config = main.config_from_flags()
     config_checks.check(config)
@@ -76,7 +76,7 @@ def parity() -> None:
     from rljax.experiments import parity_jax
 
     with tempfile.TemporaryDirectory() as scratch:
-        model_dir = model_directory.prepare(config.actor, Path(scratch) / "init", seed=config.seed)
+        model_dir = prepare_model_directory(config.actor, Path(scratch) / "init", seed=config.seed)
         case = make_case(config, model_dir, DTYPE.value, ROWS.value, LENGTH.value)
         case = with_policies_near(case, parity_jax.run(case)["logp"])
         report = compare(case, Result(**parity_jax.run(case)), Result(**parity_torch.run(case)))

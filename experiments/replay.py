@@ -59,8 +59,9 @@ def replay() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Batches
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.hf import prepare as model_directory
-    from rljax.hf import teacher, tokenizer
+    from rljax.hf import teacher
+    from rljax.hf.model_directory import prepare_model_directory
+    from rljax.hf.tokenizer import load_tokenizer
     from rljax.metrics.accumulator import PhaseTimer
     from rljax.rollout import dump
     from rljax.sinks import State, Status
@@ -80,11 +81,11 @@ def replay() -> None:
         if run.holds_a_run:
             raise UserError(f"--workdir: {run.path} holds a run; a replay starts in a directory of its own")
         run.begin(config)
-        model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
+        model_dir = prepare_model_directory(config.actor, run.init, seed=config.seed)
         teacher.check(config.actor, model_dir)
-        words = tokenizer.load(model_dir)
+        tokenizer = load_tokenizer(model_dir)
         learner = leader.make_learner(config, pools.learner, model_dir)
-        sinks = build_sinks(config, run, words, first_step=0)
+        sinks = build_sinks(config, run, tokenizer, first_step=0)
 
         # ----------------------------------------------------------------------------------------------------------------
         # Steps

@@ -73,16 +73,16 @@ def rollout() -> None:
     # Model directory, tokenizer, data
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.data import open_prompts
-    from rljax.hf import prepare as model_directory
-    from rljax.hf import tokenizer
+    from rljax.hf.model_directory import prepare_model_directory
+    from rljax.hf.tokenizer import load_tokenizer
     from rljax.rollout import dump
 
     out = Path(OUT.value)
     out.mkdir(parents=True, exist_ok=True)
-    model_dir = model_directory.prepare(config.actor, out / "init", seed=config.seed)
-    words = tokenizer.load(model_dir)
+    model_dir = prepare_model_directory(config.actor, out / "init", seed=config.seed)
+    tokenizer = load_tokenizer(model_dir)
     shard = _shard(SHARD.value)
-    source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words, shard=shard)
+    source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer, shard=shard)
     size = config.batch_size
     prompts = [next(source) for _ in range(source.share(size))]
     if not prompts:
@@ -92,8 +92,8 @@ def rollout() -> None:
     # Sampler and workflow
     # --------------------------------------------------------------------------------------------------------------------
     sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
-    groups, failures = asyncio.run(_groups(config, sampler, prompts, words))
-    dump.save(out, groups, words)
+    groups, failures = asyncio.run(_groups(config, sampler, prompts, tokenizer))
+    dump.save(out, groups, tokenizer)
     _report(groups, failures, out)
 
 
@@ -106,7 +106,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 async def _groups(
-    config: Config, sampler: Sampler, prompts: Sequence[Prompt], words: Tokenizer
+    config: Config, sampler: Sampler, prompts: Sequence[Prompt], tokenizer: Tokenizer
 ) -> tuple[list[Group], collections.Counter[str]]:
     """A group a prompt, of the episodes that worked, and how often each kind of failure came."""
     from rljax.rewards import RewardPool
@@ -115,11 +115,11 @@ async def _groups(
     from rljax.workflows import build_workflow, sampling_params
 
     failures: collections.Counter[str] = collections.Counter()
-    params = sampling_params(config.gconfig, words)
+    params = sampling_params(config.gconfig, tokenizer)
 
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=words, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
         )
 
         async def episode(prompt: Prompt, sample: int) -> Trajectory | None:

@@ -37,7 +37,7 @@ def serve() -> None:
     from rljax.config import io as config_io
     from rljax.config.allocation import Allocation
     from rljax.errors import UserError
-    from rljax.hf import tokenizer
+    from rljax.hf.tokenizer import load_tokenizer
 
     config = config_io.resolve(main.config_from_flags())
     config_checks.check_values(config)
@@ -46,9 +46,9 @@ def serve() -> None:
         raise UserError(f"allocation_mode: {pools} cannot sample")
     engine.check(config, Allocation(pools.sampler, None))
     model_dir = _trained() or _initial(config)
-    words = tokenizer.load(model_dir)
+    tokenizer = load_tokenizer(model_dir)
     sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
-    asyncio.run(_serve(config, sampler, model_dir, words))
+    asyncio.run(_serve(config, sampler, model_dir, tokenizer))
 
 
 def _trained() -> Path | None:
@@ -58,14 +58,14 @@ def _trained() -> Path | None:
 
 
 def _initial(config: Config) -> Path:
-    from rljax.hf import prepare as model_directory
+    from rljax.hf.model_directory import prepare_model_directory
 
     why = "that of the run whose model is served, or a directory for the one that actor.init_from_scratch makes"
     workdir = main.workdir_from_flags(why) if config.actor.init_from_scratch else Path()
-    return model_directory.prepare(config.actor, workdir / "init", seed=config.seed)
+    return prepare_model_directory(config.actor, workdir / "init", seed=config.seed)
 
 
-async def _serve(config: Config, sampler: Sampler, model_dir: Path, words: Tokenizer) -> None:
+async def _serve(config: Config, sampler: Sampler, model_dir: Path, tokenizer: Tokenizer) -> None:
     from rljax.engines.http.remote import TOKEN_VARIABLE
     from rljax.engines.http.server import SamplerServer, ServerOptions, is_loopback
     from rljax.errors import UserError
@@ -79,7 +79,7 @@ async def _serve(config: Config, sampler: Sampler, model_dir: Path, words: Token
         max_requests=settings.max_requests,
         max_body=int(settings.max_body_mb * 2**20),
     )
-    server = SamplerServer(sampler, options, words)
+    server = SamplerServer(sampler, options, tokenizer)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

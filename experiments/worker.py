@@ -64,7 +64,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
     from rljax import engine
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
-    from rljax.hf import tokenizer
+    from rljax.hf.tokenizer import load_tokenizer
     from rljax.rewards import RewardPool
     from rljax.rollout.producer import PatientGenerator, Rollouts
     from rljax.workers.client import Parts
@@ -75,10 +75,10 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
         config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, addr=""))
     config = config_io.changed(config, overrides)
     config_checks.check_values(config)
-    words = tokenizer.load(tokenizer_dir)
+    tokenizer = load_tokenizer(tokenizer_dir)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=words, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
         )
         sampler: Sampler | None = None
         if model_dir is not None:
@@ -96,7 +96,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
         rollouts = Rollouts(
             workflow,
             patient,
-            sampling_params(config.gconfig, words),
+            sampling_params(config.gconfig, tokenizer),
             config.gconfig.n_samples,
             config.seed,
             find_filter(config.rollout.should_accept_fn),

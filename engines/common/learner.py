@@ -17,7 +17,7 @@ from rljax.batching.compaction import kept
 from rljax.checkpoints import portable
 from rljax.checkpoints.integrity import read_meta
 from rljax.config.schema import Config
-from rljax.engine import State
+from rljax.engine import PortableState
 from rljax.engines.common.phases import CriticT, Phases, PhaseT, Reinforcement, Tree
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
@@ -118,7 +118,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         """A tree as the parts of `rljax.checkpoints.portable`, on the host of every process."""
 
     @abc.abstractmethod
-    def _from_named(self, state: State, tree: Tree, updates: int) -> Tree:
+    def _from_named(self, state: PortableState, tree: Tree, updates: int) -> Tree:
         """The tree with what a state has of it, and its own elsewhere.
 
         Raises UserError where something doesn't fit.
@@ -246,7 +246,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         self._enter()
         return self._to_named(self._tree(self._phases))
 
-    def load_named_state(self, named: State, updates: int) -> None:
+    def load_named_state(self, named: PortableState, updates: int) -> None:
         """The inverse, after `updates` optimizer steps. Raises UserError, changing nothing, where
         they don't fit.
 
@@ -255,7 +255,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         self._enter()
         self._load_named("a state can't be loaded", lambda: named, updates)
 
-    def _load_named(self, what: str, read: Callable[[], State], updates: int) -> None:
+    def _load_named(self, what: str, read: Callable[[], PortableState], updates: int) -> None:
         """Each process reads all of it, a part at a time, and keeps its share."""
 
         def place() -> tuple[Phases[PhaseT, CriticT], Tree]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rljax.checkpoints.portable import COUNTS, LazyState
-from rljax.engine import State
+from rljax.engine import PortableState
 from rljax.errors import UserError
 
 PARTS = {  # -> path of the subtree
@@ -28,7 +28,7 @@ COUNTED = {"actor": "rl/actor/count", "critic": "rl/critic/count", "supervised":
 NEEDED = ("params", "mu", "nu", "supervised/mu", "supervised/nu")  # a critic or a reference may stay as it began
 
 
-def parts_of(state: State, own: Collection[str]) -> list[str]:
+def parts_of(state: PortableState, own: Collection[str]) -> list[str]:
     """Those of a learner's own parts that a state replaces.
 
     Raises UserError where one that is needed is missing.
@@ -39,7 +39,7 @@ def parts_of(state: State, own: Collection[str]) -> list[str]:
     return [part for part in own if part in state]
 
 
-def counts_of(state: State, updates: int) -> dict[str, int]:
+def counts_of(state: PortableState, updates: int) -> dict[str, int]:
     """Optimizer steps by name, as in `COUNTED`; the policy's are `updates` where the state has no
     counts.
     """

@@ -195,7 +195,7 @@ class Timed:
 
 async def _difference(engine: Engine) -> float:
     """Largest difference in nats between the server's log-probs of a completion and the learner's."""
-    from rljax.batching.packing import batch_of, lay_out
+    from rljax.batching.packing import batch_of, pack
     from rljax.rollout.trajectories import trajectory_of
     from rljax.types import Request, SamplingParams
 
@@ -205,7 +205,7 @@ async def _difference(engine: Engine) -> float:
         raise RuntimeError(f"tokens of versions {sorted(set(done.versions.tolist()))}, not of {engine.sampler.version}")
     trajectory = trajectory_of(request.prompt_ids, done, 0.0, {})
     length = len(trajectory.token_ids)
-    batch = batch_of([trajectory], lay_out([length], length))
+    batch = batch_of([trajectory], pack([length], length))
     scored = await asyncio.to_thread(engine.learner.score, batch)
     return float(np.abs(scored - batch.behavior_logp)[batch.loss_mask].max())
 

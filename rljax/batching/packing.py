@@ -22,10 +22,10 @@ DISTINCT_LENGTHS = 4096  # to 8191 of them, which costs 0.02% of a row and keeps
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Packing:
     """Where N trajectories lie in R rows of T tokens.
 
-    Example: layout = lay_out([3, 5, 2], 8); layout.gather(layout.scatter(arrays)) gives the arrays
+    Example: packed = pack([3, 5, 2], 8); packed.gather(packed.scatter(arrays)) gives the arrays
     back
     """
 
@@ -69,7 +69,7 @@ class Layout:
         return self.scatter([np.arange(int(self.length.sum())) - np.repeat(first, self.length)], np.int32)
 
 
-def lay_out(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Layout:
+def pack(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Packing:
     """Packs lengths [N] (tokens, 1 to row_tokens) into as few rows as first-fit-decreasing needs.
 
     First-fit-decreasing fills row after row with the longest trajectory that still fits. Here a
@@ -83,7 +83,7 @@ def lay_out(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Layout:
     lengths = np.asarray(lengths, np.int64)
     if lengths.size == 0:
         nothing = np.zeros(0, np.int32)
-        return Layout(nothing, nothing, nothing, (0, row_tokens))
+        return Packing(nothing, nothing, nothing, (0, row_tokens))
     if lengths.min() < 1 or lengths.max() > row_tokens:
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not fit rows of {row_tokens} tokens")
     unit = max(1, row_tokens // DISTINCT_LENGTHS) if len(lengths) > EXACT_BELOW else 1
@@ -100,7 +100,7 @@ def lay_out(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Layout:
     start[order] = np.repeat(offset, taken) + nth * np.repeat(length, taken)
     if unit > 1:
         start = _close_gaps(row, start, lengths)
-    return Layout(row, start, lengths.astype(np.int32), (rows, row_tokens))
+    return Packing(row, start, lengths.astype(np.int32), (rows, row_tokens))
 
 
 def _close_gaps(row: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -177,7 +177,7 @@ def row_tokens_for(lengths: Sequence[int] | np.ndarray, max_tokens_per_row: int,
     for power in range(ROW_BUCKETS - 1, 0, -1):
         bucket = max_tokens_per_row >> power
         fits = longest <= bucket and total <= bucket * rows_per_mb
-        if fits and lay_out(lengths, bucket).shape[0] <= rows_per_mb:
+        if fits and pack(lengths, bucket).shape[0] <= rows_per_mb:
             return bucket
     return max_tokens_per_row
 
@@ -278,7 +278,7 @@ def _trade(costs: np.ndarray, members: list[list[int]], totals: np.ndarray, equa
 
 def batch_of(
     trajectories: Sequence[Trajectory],
-    layout: Layout,
+    packed: Packing,
     *,
     loss_mask: Sequence[np.ndarray] | None = None,
     loss_weight: Sequence[np.ndarray] | None = None,
@@ -293,7 +293,7 @@ def batch_of(
     """Trajectories and their per-token arrays -> packed rows.
 
     Args:
-      trajectories: N of them, in the order of the layout.
+      trajectories: N of them, in the order of the packed.
       loss_mask: N arrays [T] bool; None: the trajectories' own. Weights outside it are dropped.
       loss_weight, advantage: N arrays [T] float32; None: zeros (a batch that is only scored).
       proximal_logp, reference_logp, teacher_logp, interpolation, values, returns: N arrays [T]
@@ -302,19 +302,19 @@ def batch_of(
     masks = list(loss_mask) if loss_mask is not None else [t.loss_mask for t in trajectories]
 
     def floats(arrays: Sequence[np.ndarray] | None) -> np.ndarray | None:
-        return None if arrays is None else layout.scatter(arrays, np.float32)
+        return None if arrays is None else packed.scatter(arrays, np.float32)
 
-    mask = layout.scatter(masks, bool)
+    mask = packed.scatter(masks, bool)
     weight, adv = floats(loss_weight), floats(advantage)
-    zeros = np.zeros(layout.shape, np.float32)
+    zeros = np.zeros(packed.shape, np.float32)
     return Batch(
-        token_ids=layout.scatter([t.token_ids for t in trajectories], np.int32),
-        segment_ids=layout.segment_ids(),
-        positions=layout.positions(),
+        token_ids=packed.scatter([t.token_ids for t in trajectories], np.int32),
+        segment_ids=packed.segment_ids(),
+        positions=packed.positions(),
         loss_mask=mask,
         loss_weight=zeros if weight is None else np.where(mask, weight, np.float32(0)),
-        behavior_logp=layout.scatter([t.behavior_logp for t in trajectories], np.float32),
-        versions=layout.scatter([t.versions for t in trajectories], np.int32),
+        behavior_logp=packed.scatter([t.behavior_logp for t in trajectories], np.float32),
+        versions=packed.scatter([t.versions for t in trajectories], np.int32),
         advantage=zeros if adv is None else adv,
         proximal_logp=floats(proximal_logp),
         reference_logp=floats(reference_logp),

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from rljax.config.schema import Config
-from rljax.engine import Plugin, State, portable_plugin
+from rljax.engine import Plugin, PortableState, portable_plugin
 from rljax.errors import UserError
 
 COUNTS = "counts"
@@ -36,8 +36,7 @@ VALUE_HEAD = "value_head"
 
 
 class LazyState(Mapping[str, Mapping[str, np.ndarray]]):
-    """A `State` whose parts are read one by one, when they are asked for. Keeps the last one in
-    memory.
+    """A `PortableState` that reads each part when it is asked for, and keeps the last one in memory.
 
     Example: LazyState(["params", "counts"], lambda part:
     read(part))["params"]["model.norm.weight"]
@@ -89,7 +88,7 @@ def _reader(directory: Path, meta: Mapping[str, Any]) -> Plugin:
     return plugin
 
 
-def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> State:
+def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> PortableState:
     """What a learner of another engine saved under directory.
 
     Raises:
@@ -104,7 +103,7 @@ def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> St
     return state
 
 
-def phases_of(state: State) -> tuple[bool, bool]:
+def phases_of(state: PortableState) -> tuple[bool, bool]:
     """Whether a state is of a warm-up, and whether RL has begun in it: neither where nothing has
     been counted yet.
     """

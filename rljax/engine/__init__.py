@@ -14,7 +14,7 @@ A third party needs this package and rljax.testing, nothing else: docs/engines.m
 
 from rljax.engine.cooperative import CooperativeSampler
 from rljax.engine.engine import Engine
-from rljax.engine.interface import Generator, Learner, Sampler, State
+from rljax.engine.interface import Generator, Learner, PortableState, Sampler
 from rljax.engine.plugin import Plugin, check_lending
 from rljax.engine.plugins import (
     allocate,
@@ -51,10 +51,10 @@ __all__ = [
     "Generator",
     "Learner",
     "Plugin",
+    "PortableState",
     "Post",
     "Sampler",
     "Sender",
-    "State",
     "WeightSource",
     "WeightsAtLeader",
     "WeightsBroadcast",

@@ -28,7 +28,7 @@ from rljax.engine.weights import ExportTarget, WeightSource
 from rljax.metrics.mean import Mean
 from rljax.types import Completion, Piece, Request
 
-State = Mapping[str, Mapping[str, np.ndarray]]
+PortableState = Mapping[str, Mapping[str, np.ndarray]]
 """All that a learner has learned, in no framework's terms: rljax/checkpoints/portable.py has its parts."""
 
 

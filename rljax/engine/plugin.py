@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config, EngineConfig
-from rljax.engine.interface import Learner, Sampler, State
+from rljax.engine.interface import Learner, PortableState, Sampler
 from rljax.engine.rank import ProcessRank
 from rljax.errors import UserError
 
@@ -113,7 +113,7 @@ class Plugin:
 
     # Checkpoints that other engines go on from
 
-    def read_checkpoint(self, directory: Path) -> State:
+    def read_checkpoint(self, directory: Path) -> PortableState:
         """Reads what its learner saved there, without making a learner.
 
         Raises UserError where it is corrupt or can't be.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rljax.config.schema import ActorConfig
 from rljax.errors import UserError
-from rljax.hf import tokenizer
 from rljax.hf.spec import CONFIG, ModelSpec
+from rljax.hf.tokenizer import load_tokenizer
 
 KEY = "actor.distill.teacher"
 
@@ -35,7 +35,7 @@ def check(actor: ActorConfig, model_dir: Path) -> None:
     theirs, ours = ModelSpec.from_directory(teacher).vocab_size, ModelSpec.from_directory(model_dir).vocab_size
     if theirs < ours:
         raise UserError(f"{KEY}: {teacher} has logits for {theirs} ids and the policy for {ours} (a teacher needs all of them)")
-    _check_tokens(teacher, tokenizer.load(teacher).vocabulary(), tokenizer.load(model_dir).vocabulary())
+    _check_tokens(teacher, load_tokenizer(teacher).vocabulary(), load_tokenizer(model_dir).vocabulary())
 
 
 def _check_tokens(teacher: Path, theirs: dict[str, int], ours: dict[str, int]) -> None:

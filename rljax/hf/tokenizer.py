@@ -1,6 +1,6 @@
 """The tokenizer that both paths share: token ids, text and chat templates of a HF model directory.
 
-    tokenizer = load(model_dir)
+    tokenizer = load_tokenizer(model_dir)
     prompt_ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is 12+30?"}])
     text = tokenizer.decode(completion.token_ids)
 
@@ -162,7 +162,7 @@ class HFTokenizer:
         return ids[0] if ids and ids[0] in special else None
 
 
-def load(directory: str | Path) -> HFTokenizer:
+def load_tokenizer(directory: str | Path) -> HFTokenizer:
     """The tokenizer of a HF model directory. Imports transformers (about a second), not torch.
 
     Raises:

@@ -21,7 +21,7 @@ _BOOT = """
 import json, sys
 path, *arguments = json.loads(sys.argv[1])
 sys.path[:] = path
-from rljax.rewards.worker import main
+from rljax.rewards.process_main import main
 main(*arguments)
 """
 

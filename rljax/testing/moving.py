@@ -15,7 +15,7 @@ from rljax.batching.batch import Batch
 from rljax.checkpoints.portable import COUNTS
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, State, find_plugin
+from rljax.engine import Learner, PortableState, find_plugin
 from rljax.metrics.mean import Mean
 from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
 from rljax.testing.models import VOCABULARY
@@ -90,11 +90,11 @@ def _batch(seed: int) -> Batch:
     return batch.replace(token_ids=np.where(batch.segment_ids > 0, shifted, batch.token_ids).astype(np.int32))
 
 
-def flat(state: State) -> dict[str, np.ndarray]:
+def flat(state: PortableState) -> dict[str, np.ndarray]:
     return {f"{place} {name}": np.asarray(array) for place, arrays in state.items() for name, array in arrays.items()}
 
 
-def assert_equal(one: State, other: State) -> None:
+def assert_equal(one: PortableState, other: PortableState) -> None:
     """To the bit; and there is something in every place, moments that moved included."""
     a, b = flat(one), flat(other)
     assert a.keys() == b.keys()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rljax.config.schema import ActorConfig
 from rljax.errors import UserError
-from rljax.hf import init_directory, tokenizer
+from rljax.hf.init import init_directory
+from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -23,7 +24,7 @@ _TOKENIZER_FILES = (
 )
 
 
-def prepare(actor: ActorConfig, init: Path, *, seed: int) -> Path:
+def prepare_model_directory(actor: ActorConfig, init: Path, *, seed: int) -> Path:
     """The directory of `actor.path`; with `actor.init_from_scratch`, a random model that is made
     in `init` unless it is there.
 
@@ -46,17 +47,17 @@ def prepare(actor: ActorConfig, init: Path, *, seed: int) -> Path:
 
 def _make(actor: ActorConfig, directory: Path, seed: int) -> None:
     if actor.init.tokenizer == "char":
-        tokenizer.build_char_tokenizer(directory)
+        build_char_tokenizer(directory)
     else:
         _copy_tokenizer(Path(actor.init.tokenizer), directory)
-    words = tokenizer.load(directory)
+    tokenizer = load_tokenizer(directory)
     init_directory(
         actor.init,
         directory,
         seed=seed,
-        vocab_size=words.vocab_size,
-        eos_token_ids=words.eos_token_ids,
-        pad_token_id=words.pad_token_id,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        pad_token_id=tokenizer.pad_token_id,
     )
 
 
