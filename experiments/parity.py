@@ -1,13 +1,14 @@
 """The parity certificate of a config: its model and its objective, JAX path beside torch path.
 
-python -m experiments.parity --config=configs/quickstart.py python -m experiments.parity
---config=configs/smollm2_gsm8k.py --config.actor.path=DIR --dtype=float64
+    python -m experiments.parity --config=configs/quickstart.py
+    python -m experiments.parity --config=configs/smollm2_gsm8k.py --dtype=float64
 
 Both paths load the same model directory and get the same random tokens, advantages and stale
 log-probs. Compared are log-probs, entropies, the loss of the config's objective, the gradient of
-every tensor by its Hugging Face name, what one step of the config's optimizer adds to it, and the
-optimizers alone: two steps in float64 on gradients of the same bits. Each has a bound, by dtype.
---json=FILE writes all of it. Exit status 0 when all hold, else 1. Needs the extra [torch].
+every tensor by its Hugging Face name, the change of every tensor in one step of the config's
+optimizer, and the optimizers alone: two steps in float64 on gradients of the same bits. Each has a
+bound, by dtype. --json=FILE writes all of it. Exit status 0 if all hold, else 1. Needs the extra
+[torch].
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LENGTH = flags.DEFINE_integer("length", 64, "Tokens a sequence; the first quarte
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What two right implementations may differ by."""
+    """Differences allowed between two right implementations."""
 
     logp: float  # nats, largest
     loss: float  # relative
@@ -88,9 +89,9 @@ def parity() -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Before minutes of arithmetic whose report would have nowhere to go.
+    """Checks that the report can be written, before minutes of arithmetic.
 
-    Leaves a file as it is. Raises UserError.
+    Leaves an existing file unchanged. Raises UserError.
     """
     there = path.exists()
     try:
@@ -102,7 +103,7 @@ def check_writable(path: Path) -> None:
 
 
 def make_case(config: Config, model_dir: Path, dtype: str, rows: int, length: int) -> Case:
-    """Random tokens and advantages; the other policies know nothing yet."""
+    """Draws random tokens and advantages; log-probs of the other policies are still uniform."""
     from rljax.batching.batch import Batch
     from rljax.hf.spec import ModelSpec
     from rljax.objective.aggregation import loss_weights
@@ -131,9 +132,10 @@ def make_case(config: Config, model_dir: Path, dtype: str, rows: int, length: in
 
 
 def with_policies_near(case: Case, logp: np.ndarray) -> Case:
-    """Proximal, behavior and reference log-probs around the model's own. Ratios are well inside
-    the clip or well outside: a token that rounding carries over its edge would be a difference of
-    dtype and not of arithmetic.
+    """Draws proximal, behavior and reference log-probs around the model's own.
+
+    Ratios are well inside the clip or well outside: a token that rounding carries over its edge
+    would be a difference of dtype and not of arithmetic.
     """
     random = np.random.default_rng(case.config.seed)
     proximal = logp - random.choice([-1.0, -0.05, 0.05, 1.0], logp.shape)
@@ -148,7 +150,7 @@ def with_policies_near(case: Case, logp: np.ndarray) -> Case:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A difference and what it may be. One that is not a number is too large."""
+    """A difference and its bound. NaN exceeds every bound."""
 
     name: str
     difference: float
@@ -178,13 +180,15 @@ class Report:
         return "parity" if self.holds else "NO PARITY"
 
     def with_optimizers(self, ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> Report:
-        """And what two steps on one gradient add to each tensor."""
+        """Adds the changes of each tensor in two steps on the same gradients."""
         added = _by_tensor("optimizer alone on", ours, theirs, OPTIMIZER_BOUND)
         return dataclasses.replace(self, tensors=(*self.tensors, *added))
 
     def lines(self, shown: int = 3) -> list[str]:
-        """A table with one line a quantity, of each kind the `shown` tensors nearest to their
-        bound, and a verdict.
+        """Returns a table and a verdict.
+
+        The table has a line per quantity, and for each kind of tensor check the `shown` tensors
+        nearest to their bound.
         """
         kinds: dict[str, list[Check]] = {}
         for check in self.tensors:
@@ -204,7 +208,7 @@ class Report:
         ]
 
     def write(self, path: Path) -> None:
-        """All of it as JSON; a difference that is not a number is null."""
+        """Writes the report as JSON; a difference that is not finite is null. Raises UserError."""
         checks = [
             {
                 "name": check.name,
@@ -222,7 +226,7 @@ class Report:
 
 
 def compare(case: Case, ours: Result, theirs: Result) -> Report:
-    """Every quantity that the two paths have in common, the optimizers alone not yet."""
+    """Compares the results of both paths, except the optimizers alone."""
     bounds, mask = BOUNDS[case.dtype], case.compacted.tokens.mask
 
     def largest(a: np.ndarray, b: np.ndarray) -> float:

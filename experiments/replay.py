@@ -1,12 +1,12 @@
 """Trains on batches that experiments.rollout wrote: the learner alone, no sampler and no reward.
 
-python -m experiments.replay --config=configs/quickstart.py --batch=runs/batch
---workdir=runs/replay python -m experiments.replay --config=configs/quickstart.py
---batch=runs/shard0,runs/shard1 --workdir=runs/replay
+    python -m experiments.replay --config=configs/quickstart.py --batch=DIR --workdir=runs/replay
 
-Each of total_train_steps steps (one, unless it is set) is the training step of experiments.train
-on the next of the batches, in turn: advantages, packing, scoring, minibatches. For a look at the
-arithmetic on the same data again and again, on either path.
+--batch=DIR,DIR takes the dumps of several shards as one batch.
+
+Each of total_train_steps steps (one, unless it is set) is the training step of experiments.train on
+the next of the batches, in turn: advantages, packing, scoring, minibatches. It repeats the
+arithmetic on the same data any number of times, on either path.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
-"""Runs the workflow with no learner: once, to write what comes out, or as a worker of a run.
+"""Runs the workflow with no learner: once, to write the trajectories, or as a worker of a run.
 
-python -m experiments.rollout --config=configs/quickstart.py --out=runs/batch
-python -m experiments.rollout --attach=runs/quickstart
+    python -m experiments.rollout --config=configs/quickstart.py --out=runs/batch
+    python -m experiments.rollout --attach=runs/quickstart
 
-OUT/batch.safetensors holds token ids, masks, log-probs and versions, OUT/batch.json text, rewards
-and components: for a look, or for experiments.replay, which trains on them. The prompts are the
-first rollout.consumer_batch_size that training would take, and the completions those that it would
-sample with the same seed and weights. Several processes, on several hosts say, share these prompts
-by --shard=0/4, --shard=1/4, ..., each with an OUT of its own; replay takes their dumps as one
-batch.
+OUT/batch.safetensors has token ids, masks, log-probs and versions, OUT/batch.json text, rewards and
+components, to read or for experiments.replay, which trains on them. The prompts are the first
+rollout.consumer_batch_size that training would take, and the completions those that it would sample
+with the same seed and weights. Several processes, also on several hosts, share these prompts by
+--shard=0/4, --shard=1/4, ..., each with an OUT of its own; replay takes their dumps as one batch.
 
 With --attach it is a worker of a run that has rollout.workers or rollout.listen (docs/runtime.md):
---attach=HOST:PORT with the run's token in RLJAX_TOKEN, or --attach=WORKDIR where that can be read.
-The run's config holds, less what --config.KEY=VALUE sets; the run's sampler is asked, unless
-allocation_mode or rollout.addr is set, which then say what samples here.
+--attach=HOST:PORT with the run's token in RLJAX_TOKEN, or --attach=WORKDIR if that can be read. It
+uses the run's config, with the changes of --config.KEY=VALUE, and the run's sampler, unless
+allocation_mode or rollout.addr is set: these then name the sampler of this worker.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def rollout() -> None:
 
 
 def _shard(text: str) -> tuple[int, int]:
-    """Raises UserError for anything but INDEX/COUNT, 0 <= INDEX < COUNT."""
+    """Parses INDEX/COUNT. Raises UserError unless 0 <= INDEX < COUNT."""
     index, slash, count = text.partition("/")
     if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
         raise UserError(f"--shard: {text!r} is not INDEX/COUNT, counted from 0, as in 0/4")
@@ -108,7 +107,7 @@ def _shard(text: str) -> tuple[int, int]:
 async def _groups(
     config: Config, sampler: Sampler, prompts: Sequence[Prompt], tokenizer: Tokenizer
 ) -> tuple[list[Group], collections.Counter[str]]:
-    """A group a prompt, of the episodes that worked, and how often each kind of failure came."""
+    """Generates a group per prompt, of the episodes that worked; counts failures by kind."""
     from rljax.rewards import RewardPool
     from rljax.seeding import seed_for
     from rljax.types import Group

@@ -1,13 +1,13 @@
 """A standalone inference server of the sampler that `allocation_mode` names.
 
-python -m experiments.serve --config=configs/smollm2_gsm8k.py --config.serve.port=30000 python -m
-experiments.train --config=configs/smollm2_gsm8k.py --config.rollout.addr=127.0.0.1:30000
---workdir=runs/attached
+    python -m experiments.serve --config=configs/smollm2_gsm8k.py --config.serve.port=30000
+
+A run attaches to it with --config.rollout.addr=127.0.0.1:30000.
 
 Prints its address once it answers, and runs until it is told to stop. It speaks SGLang's native
 protocol, and outlives the runs that attach to it: each publishes its own weights. With
---workdir=DIR it begins with what the run there has learned, DIR/export. With RLJAX_TOKEN in the
-environment, clients must have the same there.
+--workdir=DIR it begins with the exported model of the run there, DIR/export. With RLJAX_TOKEN in
+the environment, clients must have the same token there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def serve() -> None:
 
 
 def _trained() -> Path | None:
-    """What the run of --workdir has learned, once it has ended."""
+    """Returns the exported model of the run in --workdir, or None if there is none yet."""
     export = Path(main.FLAGS.workdir or "") / "export"
     return export if main.FLAGS.workdir and (export / "config.json").is_file() else None
 

@@ -1,9 +1,9 @@
 """Trains; the same command with the same --workdir goes on where it was stopped.
 
-python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
+    python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
 
 --config.KEY=VALUE sets a key of the config, as in --config.actor.optimizer.lr=1e-5; docs/config.md
-says what each means. The run directory then holds config.json, metrics.jsonl, samples.jsonl,
+describes all keys. The run directory then holds config.json, metrics.jsonl, samples.jsonl,
 status.json, checkpoints/ and export/.
 """
 
@@ -151,7 +151,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
 
 
 def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> WorkerServer | None:
-    """Where workers attach: those that the run starts, and those from elsewhere."""
+    """Makes the server for workers, the run's own and those from elsewhere; None if it needs none."""
     if not config.rollout.workers and not config.rollout.listen:
         return None
     from rljax.engine import publish_directory
@@ -170,7 +170,7 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
 
 
 def _warmup(config: Config) -> int:
-    """Supervised steps before reinforcement."""
+    """Returns the number of supervised steps before reinforcement."""
     return 0 if config.actor.loss == "sft" else config.warmup.steps
 
 

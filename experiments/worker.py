@@ -1,5 +1,6 @@
-"""`experiments.rollout --attach`: from the config of a run to the parts of its worker
-(rljax/workers/client.py).
+"""A rollout worker: builds its parts from a run's config, for `experiments.rollout --attach`.
+
+The worker's protocol is in rljax/workers/client.py.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def attach(address: str, *, room: int | None, patience: float, name: str, parent
 
 
 def _find_trainer(address: str) -> tuple[str, str]:
-    """(HOST:PORT, token). Raises NoTrainer, UserError."""
+    """Returns HOST:PORT and token of the trainer. Raises NoTrainer, UserError."""
     from rljax.workers.client import NoTrainer
 
     if ":" in address:

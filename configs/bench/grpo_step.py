@@ -1,7 +1,8 @@
-"""One synchronous GRPO step as `experiments/bench/grpo_step.py` times it: 8 prompts, 8 samples
-each, 32 new tokens, float32.
+"""One synchronous GRPO step as `experiments/bench/grpo_step.py` times it.
 
-python -m experiments.bench.grpo_step
+    python -m experiments.bench.grpo_step
+
+8 prompts, 8 samples each, 32 new tokens, float32.
 """
 
 from ml_collections import ConfigDict

@@ -1,15 +1,16 @@
 """A whole experiment on a GPU machine: SGLang and a learner on one card, a table, the curves.
 
-python -m experiments.bench.gpu_run --out=OUT --model=DIR --sglang_python=PYTHON
-python -m experiments.bench.gpu_run --out=OUT --gguf=part0,part1 --sglang_site=DIR     # offline: pieces, an unpacked bundle
+    python -m experiments.bench.gpu_run --out=OUT --model=DIR --sglang_python=PYTHON
+    python -m experiments.bench.gpu_run --out=OUT --gguf=part0,part1 --sglang_site=DIR
 
-Each run is 60 asynchronous steps. What it does, one after the other, and says so; a step that
-fails is printed with the end of its log, and the next one is taken:
+The second command works offline, from pieces of a file and an unpacked bundle. Each run is 60
+asynchronous steps. These stages follow one another; a stage that fails is reported
+with the end of its log, and the next one starts:
 
     check     interpreters, packages that are missing, the card, versions
-    model     --model, or --gguf (its pieces are put together and converted), or a small one from scratch that learns sums
+    model     --model, or --gguf (its pieces joined and converted), or a small one from scratch
     runs      --config once for each of --modes, each a process of its own with --minutes
-    table     reward, lag, importance weight, seconds a step and a publish
+    table     reward, lag, importance weight, seconds per step and publish
     curves    OUT/curves.png, where matplotlib is installed
     publish   experiments.bench.publish, with --publish
 
@@ -81,7 +82,7 @@ def bench() -> None:
 
 
 def attempt(what: str, act: Callable[..., Any], *args: Any) -> Any:
-    """Does it, or says why not; None then."""
+    """Runs a stage and returns its result; if it fails, says why and returns None."""
     print(f"\n== {what}", flush=True)
     start = time.monotonic()
     try:
@@ -94,8 +95,9 @@ def attempt(what: str, act: Callable[..., Any], *args: Any) -> Any:
 
 
 def sglang_python(scratch: Path) -> str:
-    """An interpreter that finds SGLang: the one given, or one that looks into --sglang_site and
-    nowhere else besides.
+    """Returns an interpreter that finds SGLang.
+
+    It is the given one, or one with only --sglang_site on its path.
     """
     if not SITE.value:
         return PYTHON.value or sys.executable
@@ -134,7 +136,7 @@ def _say(command: Sequence[str]) -> str:
 
 
 def model_flags(scratch: Path) -> dict[str, Any]:
-    """What names the model. Raises where there is none."""
+    """Returns the config keys that name the model. Raises FileNotFoundError if there is none."""
     if MODEL.value:
         if not (Path(MODEL.value) / "config.json").is_file():
             raise FileNotFoundError(f"no config.json in {MODEL.value}")
@@ -154,7 +156,7 @@ def model_flags(scratch: Path) -> dict[str, Any]:
 
 
 def quickstart_flags() -> dict[str, Any]:
-    """The quickstart's model, which rises from its warm-up to right sums within a few dozen steps."""
+    """Returns keys of the quickstart's model, which learns sums within a few dozen steps."""
     return {
         "config": "quickstart",
         "actor.init.max_position_embeddings": 1024,
@@ -187,9 +189,9 @@ def train(mode: str, workdir: Path, python: str, model: Mapping[str, Any], log: 
 
 
 def _logged(command: Sequence[str], log: Path, seconds: float, env: Mapping[str, str]) -> None:
-    """Runs it with its output in a log.
+    """Runs a command with its output in a log.
 
-    Out of time it is told to stop, and a run then saves. Raises when it fails.
+    After `seconds` it is told to stop, and a run then saves. Raises RuntimeError if it fails.
     """
     with log.open("w") as to:
         process = subprocess.Popen([*map(str, command)], env=os.environ | env, stdout=to, stderr=subprocess.STDOUT)
@@ -215,9 +217,9 @@ def keep(workdir: Path, target: Path) -> None:
 
 
 def table(runs: Mapping[str, Path], target: Path) -> None:
-    """A line a run: what it reached, and what it cost.
+    """Writes a table with a line per run: reward, lag, weights and seconds.
 
-    Seconds are medians, the first fifth of the steps left out.
+    Seconds are medians, without the first fifth of the steps.
     """
     lines = [
         f"{'run':22s} {'steps':>5s} {'reward: first':>13s} {'last':>6s} {'lag':>4s} {'lost':>5s} {'stale':>5s} "

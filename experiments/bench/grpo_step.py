@@ -1,6 +1,6 @@
 """One GRPO step beside TRL's GRPOTrainer: sample, score, update, publish.
 
-python -m experiments.bench.grpo_step                        # TRL must be importable: pip install -e '.[torch,trl]'
+python -m experiments.bench.grpo_step                        # TRL in this one: extras torch, trl
 python -m experiments.bench.grpo_step --peer_python=PYTHON   # TRL in another environment
 python -m experiments.bench.grpo_step --peer=none
 
@@ -35,7 +35,7 @@ PEER_PYTHON = flags.DEFINE_string("peer_python", sys.executable, "The interprete
 
 
 def ours(model: Path, data: Path, workdir: Path) -> list[float]:
-    """Seconds a step, from metrics.jsonl of a run of experiments.train."""
+    """Returns seconds per step, from metrics.jsonl of a run of experiments.train."""
     command = [sys.executable, "-m", "rljax.experiments.train", "--config=bench/grpo_step", f"--workdir={workdir}"]
     command += [f"--config.actor.path={model}", f"--config.train_dataset.path={data}"]
     _run([*command, f"--config.total_train_steps={STEPS.value}"])

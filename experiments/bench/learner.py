@@ -1,13 +1,14 @@
 """One optimizer step of a learner on full packed rows: time, model FLOP/s, memory on a GPU.
 
-python -m experiments.bench.learner --engine=fsdp                           # Qwen3-0.6B's shape, a row of 16384 tokens; a GPU
+python -m experiments.bench.learner --engine=fsdp     # on a GPU: Qwen3-0.6B's shape, 16384 tokens
 python -m experiments.bench.learner --engine=jax
 torchrun --nproc-per-node 4 -m experiments.bench.learner --engine=fsdp --dims=f4 --rows=4
-python -m experiments.bench.learner --shape=tiny --tokens=256 --segments=4 --dtype=float32 --repeats=2
+python -m experiments.bench.learner --shape=tiny --tokens=256 --segments=4 --dtype=float32
 
-Weights are random, written once to --directory. Time is the median of --repeats steps after two that are not timed, around
-finished calls, host work and metrics included. FLOPs are those of the model: 6 a matrix parameter and token (the unembedding
-only for trained tokens), attention as far as it is causal, nothing for what is computed again.
+Weights are random, written once to --directory. Time is the median of --repeats steps after two
+that are not timed, around finished calls, host work and metrics included. FLOPs are those of the
+model: 6 per matrix parameter and token (the unembedding only for trained tokens), attention as far
+as it is causal, nothing for recomputation.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def make_batch(vocabulary: int) -> Batch:
 
 
 def flops(spec: ModelSpec, batch: Batch) -> float:
-    """Of forward and backward of the whole batch."""
+    """Returns the FLOPs of forward and backward over the whole batch."""
     table = spec.vocab_size * spec.hidden_size
     inner = parameter_count(spec) - table * (1 if spec.tie_word_embeddings else 2)
     lengths = [n for ids in batch.segment_ids for n in np.bincount(ids)[1:].tolist()]
@@ -159,7 +160,7 @@ def bench() -> None:
 
 
 def profile(work: Callable[[], object], target: Path) -> None:
-    """Two tables of two calls: kernels by time on the GPU, operations by time on the host."""
+    """Writes two tables of two calls: kernels by GPU time, operations by host time."""
     import torch
 
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -172,7 +173,7 @@ def profile(work: Callable[[], object], target: Path) -> None:
 
 
 def memory(engine: str) -> dict[str, float]:
-    """Peak of this process's GPU in GB, where torch has one."""
+    """Returns the peak of this process's GPU memory in GB, if torch has a GPU."""
     if engine != "fsdp":
         return {}
     import torch

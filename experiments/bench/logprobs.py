@@ -1,7 +1,7 @@
 """Log-prob, entropy and decoupled loss, forward and backward: time, memory, errors.
 
-python -m experiments.bench.logprobs                              # M 8192, H 4096, V 151936, bfloat16; on a GPU
-python -m experiments.bench.logprobs --rows=64 --hidden=32 --vocabulary=512 --chunk=16 --repeats=2     # anywhere
+python -m experiments.bench.logprobs        # on a GPU: M 8192, H 4096, V 151936, bfloat16
+python -m experiments.bench.logprobs --rows=64 --hidden=32 --vocabulary=512 --chunk=16
 
 Times are medians over repeats: of CUDA events in torch, of the wall timer around a finished call
 in JAX. Memory is the peak over what inputs and gradients take (torch), or the compiled program's
@@ -68,7 +68,7 @@ def make_case() -> Case:
 
 
 def exact_outcome(case: Case) -> Outcome:
-    """In float64, from the inputs as rounded."""
+    """Computes the outcome in float64, from the rounded inputs."""
     static: dict[str, Any] = dict(temperature=case.temperature, softcap=case.softcap)
     hidden, unembedding = case.hidden.astype(np.float64), case.unembedding.astype(np.float64)
     logp, entropy = logprobs.token_logprobs(hidden, unembedding, case.labels, **static)
@@ -78,7 +78,7 @@ def exact_outcome(case: Case) -> Outcome:
 
 
 def errors(outcome: Outcome, exact: Outcome) -> dict[str, float | None]:
-    """Log-prob max abs (nats), and relative norms of both gradients' errors."""
+    """Returns the largest log-prob error (nats) and the relative norms of both gradients' errors."""
 
     def relative(a: np.ndarray, b: np.ndarray) -> float:
         return float(np.linalg.norm(a - b) / np.linalg.norm(b))
@@ -91,7 +91,7 @@ def errors(outcome: Outcome, exact: Outcome) -> dict[str, float | None]:
 
 
 def run(variant: Variant, case: Case, small: Case | None, exact: Outcome | None) -> dict[str, Any]:
-    """One row of the table; a variant that fails (out of memory, say) is a row that says so."""
+    """Returns one row of the table; a variant that fails (out of memory, say) has the error there."""
     row: dict[str, Any] = {"variant": variant.name}
     try:
         if small is not None and exact is not None and variant.exact:

@@ -78,8 +78,9 @@ def _recomputed(hidden: Array, unembedding: Array, labels: Array, tokens: TokenA
 
 
 def _plain(hidden: Array, unembedding: Array, labels: Array, tokens: TokenArrays, case: Case, chunk: int | None) -> Any:
-    """What one writes without the op: logits, log-softmax, gather; in chunks that are computed
-    again in the backward.
+    """Computes the loss without the op: logits, log-softmax, gather.
+
+    With `chunk` it works in chunks that are computed again in the backward pass.
     """
 
     def scores(rows: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -1,7 +1,7 @@
 """A publish from the PyTorch learner to an SGLang server: seconds, by transport.
 
-python -m experiments.bench.publish --sglang_python=PYTHON                          # one GPU: directory, ipc
-python -m experiments.bench.publish --sglang_python=PYTHON --learner_device=1       # two: directory, nccl
+python -m experiments.bench.publish --sglang_python=PYTHON              # one GPU: directory, ipc
+python -m experiments.bench.publish --sglang_python=PYTHON --learner_device=1  # two: and nccl
 python -m experiments.bench.publish --sglang_python=PYTHON --device=cpu --sizes=tiny
 
 Pause and resume are included. Models have random weights, in bfloat16. Each transport publishes
@@ -79,7 +79,7 @@ def bench() -> None:
 
 
 def where() -> str:
-    """The card, or the processor, and the versions."""
+    """Returns the card or processor, and the versions, as text."""
     import torch
 
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else platform.processor() or platform.machine()
@@ -91,7 +91,7 @@ def where() -> str:
 
 
 async def _of_model(size: str, directory: Path) -> list[dict[str, Any]]:
-    """A server of a model of this size, and every transport to it in turn."""
+    """Starts a server of a model of this size and measures every transport to it in turn."""
     from rljax.config.schema import ModelConfig
     from rljax.engine import find_plugin
     from rljax.engines.cuda import transports
@@ -147,9 +147,9 @@ async def _of_transport(transport: str, size: str, model_dir: Path, sampler: Sam
 
 
 async def _published(learner: Timed, transport: str, sampler: Sampler, version: int) -> tuple[list[float], list[float], float]:
-    """Seconds of each publish and of its export, and the error at the end.
+    """Returns seconds per publish and per export, and the log-prob error at the end.
 
-    Raises RuntimeError where it took another way.
+    Raises RuntimeError if a publish fell back to a directory.
     """
     from rljax.engine import Engine, ExportToSampler
 
@@ -170,7 +170,7 @@ async def _published(learner: Timed, transport: str, sampler: Sampler, version: 
 
 
 class Timed:
-    """A learner whose exports are timed. All else is its own."""
+    """A learner that measures the seconds of its exports."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner, self.seconds, self.kinds = learner, 0.0, set[type]()
@@ -194,7 +194,7 @@ class Timed:
 
 
 async def _difference(engine: Engine) -> float:
-    """Largest difference in nats between the server's log-probs of a completion and the learner's."""
+    """Returns the largest difference in nats between the server's log-probs and the learner's."""
     from rljax.batching.packing import batch_of, pack
     from rljax.rollout.trajectories import trajectory_of
     from rljax.types import Request, SamplingParams

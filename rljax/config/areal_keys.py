@@ -1,8 +1,7 @@
-"""The keys of AReaL's configs, and what becomes of each: the table that `rljax/config/areal.py`
-reads.
+"""Table of the keys of AReaL's configs and what each becomes, for `rljax/config/areal.py`.
 
 Its schema is `areal/api/cli_args.py` in that repository, from v0.3 (August 2025) to v1 (2026);
-older spellings are here too.
+older spellings are included.
 """
 
 from __future__ import annotations

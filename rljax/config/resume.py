@@ -1,5 +1,6 @@
-"""Which keys of a config may change between the runs of one workdir: all that say how to go on,
-none that say what was done.
+"""Checks which keys of the config have changed since the last run in the same workdir.
+
+Keys that say how to go on may change; keys that say what was done may not.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ log = logging.getLogger(__name__)
 
 
 def check(path: Path, config: Config) -> None:
-    """Compares with the config.json of the run that goes on, and tells in a line what changes.
+    """Compares with the config.json of the run that goes on, and logs the changes in one line.
 
     Args:
-      path: of config.json; where there is none, nothing is known and nothing said.
+      path: config.json of that run; without such a file nothing is compared.
+      config: the config to go on with.
 
     Raises:
       UserError: a key has changed that may not.
@@ -65,7 +67,7 @@ def check(path: Path, config: Config) -> None:
 
 
 def _forbidden(key: str, before: Any, now: Any) -> str:
-    """Why a change may not be; empty where it may."""
+    """Returns the reason why a change is not allowed; empty if it is."""
     for fixed, reason in FIXED.items():
         if key == fixed or (fixed.endswith(".") and key.startswith(fixed)):
             return reason
@@ -74,7 +76,7 @@ def _forbidden(key: str, before: Any, now: Any) -> str:
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys."""
+    """Flattens a nested mapping to dotted keys."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}

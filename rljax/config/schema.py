@@ -1,8 +1,9 @@
-"""The config as frozen dataclasses: each key once, with its type, default, range or choices, unit and description.
+"""The config as frozen dataclasses: the single declaration of its keys.
 
-`base.get_config()` of configs/base.py, the checks of single keys and docs/config.md are all made from it. The sections of what
-is trained are in schema_training.py. An engine declares its own (`EngineConfig`), and no engine is named here.
-Binaries turn the ConfigDict into a `Config` at the edge; below that nothing reads a ConfigDict.
+`base.get_config()` of configs/base.py, the checks of single keys and docs/config.md are all made
+from it. The sections of what is trained are in schema_training.py. An engine declares its own
+(`EngineConfig`), and no engine is named here. Binaries turn the ConfigDict into a `Config` at the
+edge; below that nothing reads a ConfigDict.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class GenerationConfig:
-    """How completions are sampled in training."""
+    """Sampling of completions in training."""
 
     n_samples: int = key(8, "Completions per prompt.", POSITIVE)
     max_new_tokens: int = key(512, "Longest completion.", POSITIVE, unit="tokens")
@@ -66,7 +67,7 @@ class GenerationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """What scores an episode, and the processes it runs in."""
+    """The reward that scores an episode, and the processes it runs in."""
 
     name: str = key("exact", 'A registered reward ("exact", "gsm8k", "math", "reasoning_gym"), or "package.module:function".')
     workers: int = key(2, "Processes that score.", POSITIVE)
@@ -77,7 +78,7 @@ class RewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """The asynchronous side: what is generated when, and where."""
+    """Rollouts: how many, how stale, by which workflow and on which processes."""
 
     max_head_offpolicyness: int = key(
         2, "Largest lag of a token that is trained on. 0: synchronous RL.", NOT_NEGATIVE, unit="versions"
@@ -108,7 +109,7 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetConfig:
-    """Where prompts come from."""
+    """A source of prompts."""
 
     path: str = key(
         "", "A directory with SPLIT.jsonl or .parquet, one such file, task:addition, or task:reasoning_gym/DATASET."
@@ -130,7 +131,7 @@ class DatasetConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FrequencyConfig:
-    """How often something is done; at either count, or never where both are None."""
+    """Interval in steps, in epochs or in both; never if both are None."""
 
     freq_steps: int | None = key(None, "Steps from one to the next. None: not by steps.", POSITIVE)
     freq_epochs: int | None = key(None, "Epochs from one to the next. None: not by epochs.", POSITIVE)
@@ -159,7 +160,7 @@ class EvaluatorConfig(FrequencyConfig):
 
 @dataclasses.dataclass(frozen=True)
 class RecoverConfig:
-    """What ends a run, and what doesn't."""
+    """Resuming, and the failures that end a run."""
 
     mode: str = key(
         "auto", "auto continues what WORKDIR holds; fresh refuses a WORKDIR that holds a run.", choices=("auto", "fresh")
@@ -175,7 +176,7 @@ class RecoverConfig:
 
 @dataclasses.dataclass(frozen=True)
 class GuardConfig:
-    """Bounds on means over a step's batch, which end a run; None is no bound."""
+    """Guardrails: bounds on means over a step's batch. A run that breaks one ends; None: no bound."""
 
     # On by default is only what no healthy run does; the others depend on the task.
     patience: int = key(3, "Steps in a row out of a bound that end a run; one that is far out ends it at once.", POSITIVE)
@@ -208,7 +209,7 @@ class StatsLoggerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ServeConfig:
-    """The server of `experiments.serve`. A bearer token comes from the environment variable RLJAX_TOKEN."""
+    """The server of `experiments.serve`. Its bearer token is in the environment as RLJAX_TOKEN."""
 
     # Other machines can't reach it; a token should come with any other address
     host: str = key("127.0.0.1", "Address to listen on.")
@@ -222,9 +223,10 @@ class ServeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """Base of an engine's section: a frozen dataclass whose fields are declared by `key` and `section`.
+    """Base of an engine's section: a frozen dataclass of fields declared by `key` and `section`.
 
-    The engine's plugin names it as `config_class`. Its keys are below the engine's name, as in `--config.jax.slots=8`.
+    The engine's plugin names it as `config_class`. Its keys are below the engine's name, as in
+    `--config.jax.slots=8`.
 
         @dataclasses.dataclass(frozen=True)
         class JaxConfig(EngineConfig):
@@ -235,7 +237,7 @@ class EngineConfig:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """The section of a config; its defaults where the config says nothing of the engine."""
+        """Returns the section of a config, or its defaults if the config does not have it."""
         for values in config.engines.values():
             if type(values) is cls:
                 return values
@@ -244,7 +246,7 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """All settings of a run."""
 
     seed: int = key(1, "What is drawn at random is drawn with it.", NOT_NEGATIVE)
     allocation_mode: str = key("jax:d1", "Which engine runs where, as in sglang:d4+fsdp:d4; the sampler comes first.")
@@ -289,10 +291,10 @@ class Config:
 
     @property
     def clip_high(self) -> float:
-        """The ratio of an update is clipped at 1 + clip_high."""
+        """Upper half-width of the clip: the ratio of an update is at most 1 + clip_high."""
         return self.actor.eps_clip if self.actor.eps_clip_higher is None else self.actor.eps_clip_higher
 
     @property
     def aggregation_constant(self) -> int:
-        """Tokens that the sum of seq-mean-token-sum is divided by."""
+        """Tokens by which seq-mean-token-sum divides the sum."""
         return self.actor.loss_aggregation_constant or self.gconfig.max_new_tokens

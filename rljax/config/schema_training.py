@@ -1,6 +1,4 @@
-"""The sections of what is trained: the model, its objective, its optimizer, the critic and the
-warm-up.
-"""
+"""Config sections of what is trained: model, objective, optimizer, critic and warm-up."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ class LoraConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatchConfig:
-    """How much a device computes with at once."""
+    """Size of one forward and backward pass on a device."""
 
     max_tokens_per_row: int = key(4096, "Length of a packed row; the longest trajectory has to fit.", POSITIVE, unit="tokens")
     rows_per_mb: int = key(1, "Rows that a data-parallel shard takes in one forward and backward pass.", POSITIVE)
@@ -71,7 +69,7 @@ class MicroBatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class NormConfig:
-    """Over which samples mean and standard deviation are taken."""
+    """Samples over which mean and standard deviation are taken."""
 
     mean_level: str = key("none", "Samples whose mean is subtracted.", choices=_LEVELS)
     std_level: str = key("none", "Samples by whose standard deviation is divided.", choices=_LEVELS)
@@ -168,9 +166,7 @@ class ActorConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig:
-    """The critic of adv_estimator=gae, which starts from the actor's weights with a value head of
-    zeros.
-    """
+    """The critic of adv_estimator=gae. It starts from the actor's weights with a zero value head."""
 
     optimizer: OptimizerConfig = section(OptimizerConfig, lr=5e-6)
     eps_clip_value: float | None = key(None, "Largest change of a value per batch. None: no clip.", POSITIVE)

@@ -1,6 +1,4 @@
-"""The Hugging Face directory that a run starts from: one that exists, or one that is made on the
-spot.
-"""
+"""The Hugging Face directory that a run starts from: an existing one, or a new random model."""
 
 from __future__ import annotations
 
@@ -25,11 +23,12 @@ _TOKENIZER_FILES = (
 
 
 def prepare_model_directory(actor: ActorConfig, init: Path, *, seed: int) -> Path:
-    """The directory of `actor.path`; with `actor.init_from_scratch`, a random model that is made
-    in `init` unless it is there.
+    """Returns the directory of `actor.path`, or makes a random model.
+
+    With `actor.init_from_scratch` the model is made in `init`, unless it is there already.
 
     Raises:
-      UserError: when there is no such directory, or its tokenizer is missing.
+      UserError: there is no such directory, or its tokenizer is missing.
     """
     if not actor.init_from_scratch:
         directory = Path(actor.path)

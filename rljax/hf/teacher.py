@@ -1,6 +1,4 @@
-"""What can teach by on-policy distillation: a model that gives the policy's own tokens a
-probability.
-"""
+"""Checks of the teacher of on-policy distillation, which must share the policy's tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +13,10 @@ KEY = "actor.distill.teacher"
 
 
 def check(actor: ActorConfig, model_dir: Path) -> None:
-    """Before anything is loaded: the teacher is a whole model, and each id is the same token to it
-    as to the policy.
+    """Checks before anything is loaded that the teacher is a whole model with the policy's tokens.
 
     Args:
-      model_dir: of the policy.
+      model_dir: directory of the policy.
 
     Raises:
       UserError: names the key and the first token that differs.
@@ -39,7 +36,10 @@ def check(actor: ActorConfig, model_dir: Path) -> None:
 
 
 def _check_tokens(teacher: Path, theirs: dict[str, int], ours: dict[str, int]) -> None:
-    """The teacher may know more tokens, never other ones: text is not tokenized again for it."""
+    """Compares vocabularies: the teacher may have more tokens, but not other ones.
+
+    Text is not tokenized again for it.
+    """
     by_id = {index: token for token, index in theirs.items()}
     for token, index in sorted(ours.items(), key=lambda item: item[1]):
         if by_id.get(index) != token:

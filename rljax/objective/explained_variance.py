@@ -1,4 +1,4 @@
-"""How much of the returns a critic explains."""
+"""Explained variance of a critic."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ EMPTY = Mean(0.0, 0)
 
 
 def explained_variance(metrics: Mapping[str, Mean]) -> Mean:
-    r"""Share of the returns' variance that the critic explains, from the moments that its updates
-    report.
+    r"""Returns the share of the returns' variance that the critic explains.
 
     .. math:: 1 - \mathrm{Var}[R - V] / \mathrm{Var}[R]
 
-    1 is a perfect critic, 0 one that knows the mean alone; worse ones are below 0. It is not a
-    mean over tokens: take it of moments that are merged already, never the mean of those of
-    minibatches.
+    1 is a perfect critic, 0 one that knows the mean alone; worse ones are below 0. It is computed
+    from moments and is not a mean over tokens: merge the moments of all minibatches first, never
+    average their explained variances.
 
     Args:
       metrics: critic/value, critic/return, critic/squared_error and critic/squared_return, reward

@@ -1,4 +1,4 @@
-"""A reward process, seen from the event loop: started, asked, killed."""
+"""A reward process from the event loop's side: start, ask, kill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ main(*arguments)
 
 
 class ProcessDied(Exception):
-    """The process ended before it answered; `killed` when we ended it, for another call's sake."""
+    """A reward process ended before it answered.
+
+    `killed` is True if the pool ended it because of another call.
+    """
 
     def __init__(self, reason: str, killed: bool) -> None:
         super().__init__(reason)
@@ -35,7 +38,10 @@ class ProcessDied(Exception):
 
 
 class RewardProcess:
-    """One process. Made by `start`; `ask` any number of times at once; `kill` at any time."""
+    """One reward process.
+
+    Made by `start`; `ask` may be called any number of times at once, `kill` at any time.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -47,7 +53,10 @@ class RewardProcess:
 
     @classmethod
     async def start(cls, config: RewardConfig) -> RewardProcess:
-        """Raises UserError when the reward cannot be imported or the process does not come up."""
+        """Starts a process and waits until it has imported the reward.
+
+        Raises UserError if it can't import it or does not start.
+        """
         package = str(Path(__file__).resolve().parents[2])
         path = [p or os.getcwd() for p in sys.path]
         arguments = json.dumps([[*path, package], config.name, config.memory_mb, config.timeout, os.getpid()])
@@ -78,13 +87,14 @@ class RewardProcess:
 
     @property
     def gone(self) -> bool:
-        """Ended and reaped."""
+        """True once the process has ended and was reaped."""
         return self._process.returncode is not None
 
     async def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """The process's answer.
+        """Sends a job and returns the process's answer.
 
-        Raises TimeoutError after `timeout` seconds, ProcessDied when it ended before.
+        Raises TimeoutError after `timeout` seconds, ProcessDied if the process ends before it
+        answers.
         """
         assert self._process.stdin is not None
         if self._reader is None or self._reader.done():
@@ -103,7 +113,10 @@ class RewardProcess:
             self._waiting.pop(number, None)
 
     def kill(self) -> None:
-        """At once, with all it started. What waits for it gets ProcessDied."""
+        """Kills the process and all processes that it has started.
+
+        Calls of `ask` that wait raise ProcessDied.
+        """
         self._killed = True
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # gone by itself

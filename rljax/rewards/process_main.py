@@ -1,13 +1,14 @@
-"""The process that reward functions run in: one JSON object a line in, one a line out, until the
-input ends.
+"""Main program of a reward process: one JSON object per line in, one per line out.
 
-    {"id": 7, "prompt": {...}, "completion": "46"}  ->  {"id": 7, "reward": 1.0, "components": {"exact": 1.0}}
-                                                    or  {"id": 7, "error": "ValueError: ...", "traceback": "..."}
-                                                    or  {"id": 7, "timeout": true}        (async functions)
+    {"id": 7, "prompt": {...}, "completion": "46"}
+    ->  {"id": 7, "reward": 1.0, "components": {"exact": 1.0}}
+    or  {"id": 7, "error": "ValueError: ...", "traceback": "..."}
+    or  {"id": 7, "timeout": true}        (async functions)
 
-The first line out is {"ready": true, "async": false} or {"refused": "why"}. The process imports
-neither jax nor torch. A plain function has the process for itself, and a call that does not end is
-killed with it. Calls of an async function run side by side and are cancelled one by one.
+It ends with its input. The first line out is {"ready": true, "async": false} or {"refused": "why"}.
+The process imports neither jax nor torch. A plain function has the process for itself, and a call
+that does not end is killed with it. Calls of an async function run side by side and are cancelled
+one by one.
 """
 
 from __future__ import annotations
@@ -86,8 +87,9 @@ def _say(answers: BinaryIO, message: dict[str, Any]) -> None:
 
 
 def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The two pipes for us alone: what user code prints goes to stderr, and it reads an empty
-    stdin.
+    """Takes stdin and stdout for the protocol alone.
+
+    Output of user code goes to stderr, and its stdin is empty.
     """
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

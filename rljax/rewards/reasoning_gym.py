@@ -1,8 +1,7 @@
-"""The score of a reasoning-gym dataset's own scorer, in [0, 1], for prompts of
-"task:reasoning_gym/<dataset>".
+"""The reasoning-gym reward: the score of the dataset's own scorer, in [0, 1].
 
-The answer is what stands in the last <answer>...</answer>, or the whole completion when it has
-none.
+For prompts of "task:reasoning_gym/<dataset>". The answer is the content of the last
+<answer>...</answer>, or the whole completion if it has none.
 """
 
 from __future__ import annotations

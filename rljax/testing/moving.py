@@ -1,6 +1,4 @@
-"""A learner at work on one kind of run, the same steps whatever the engine: for tests of runs that
-move.
-"""
+"""Steps of a learner on one kind of run, the same for every engine: for runs that move."""
 
 from __future__ import annotations
 
@@ -36,8 +34,9 @@ CRITIC = {"actor.adv_estimator": "gae", "actor.kl_ctl": 0.1, "warmup.steps": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of run: settings, and how many supervised steps and training steps come before it
-    moves, and after.
+    """A kind of run: its settings, and the steps before and after it moves.
+
+    Steps are (supervised steps, training steps).
     """
 
     settings: Mapping[str, Any]
@@ -66,7 +65,7 @@ def make(engine: str, kind: Kind, model: Path) -> Learner:
 def go(learner: Any, kind: Kind, steps: tuple[int, int], *, seed: int = 0) -> list[dict[str, Mean]]:
     """Takes supervised steps, then training steps, on batches that follow from the seed.
 
-    Metrics of each.
+    Returns the metrics of each.
     """
     supervised, training = steps
     found = [learner.update_supervised(_batch(seed + step)) for step in range(supervised)]
@@ -83,7 +82,7 @@ def go(learner: Any, kind: Kind, steps: tuple[int, int], *, seed: int = 0) -> li
 
 
 def _batch(seed: int) -> Batch:
-    """Other tokens in the same places, so that a program is compiled once."""
+    """Returns a batch with other tokens in the same shape, so that a program is compiled once."""
     items = episodes(8)
     batch = pack(items, first_fit(items, 64), 64)
     shifted = SPECIAL + (batch.token_ids - SPECIAL + 11 * seed) % (VOCABULARY - SPECIAL)
@@ -95,7 +94,7 @@ def flat(state: PortableState) -> dict[str, np.ndarray]:
 
 
 def assert_equal(one: PortableState, other: PortableState) -> None:
-    """To the bit; and there is something in every place, moments that moved included."""
+    """Asserts that two states are equal to the bit, and that no part is all zeros."""
     a, b = flat(one), flat(other)
     assert a.keys() == b.keys()
     for name in a:

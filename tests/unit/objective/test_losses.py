@@ -51,8 +51,8 @@ def test_cispo_is_the_derivative_of_the_log_likelihood_with_its_weight_held():
     grad = losses.cispo(case["logp"], *fixed, **clip).grads["logp"]
     mask = case["mask"]
     ratio = np.exp(case["logp"][mask] - case["proximal_logp"][mask])
-    held = np.clip(ratio, 0.8, 1.28) * case["advantage"][mask] * case["weight"][mask]
-    np.testing.assert_allclose(grad[mask], -held, rtol=1e-14)
+    clipped = np.clip(ratio, 0.8, 1.28) * case["advantage"][mask] * case["weight"][mask]
+    np.testing.assert_allclose(grad[mask], -clipped, rtol=1e-14)
     assert not grad[~mask].any()
 
 
