@@ -1,13 +1,13 @@
 """Shared parts of all binaries: flags that name a config, and errors as one line.
 
-main.define_config_flags()
+    main.define_config_flags()
 
-def run() -> None:
-    config = main.config_from_flags()
-    ...
+    def run() -> None:
+        config = main.config_from_flags()
+        ...
 
-if __name__ == "__main__":
-    main.run_main(run)
+    if __name__ == "__main__":
+        main.run_main(run)
 """
 
 from __future__ import annotations
