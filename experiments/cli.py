@@ -54,7 +54,7 @@ def run(module: str, arguments: list[str]) -> None:
     """Runs a module as `python -m` does: as the main module, with the working directory importable."""
     sys.argv[1:] = arguments
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # where a config's own rewards and workflows are
+        sys.path.insert(0, os.getcwd())  # a config's own rewards and workflows are there
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

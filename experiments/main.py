@@ -1,13 +1,13 @@
 """Shared parts of all binaries: flags that name a config, and errors as one line.
 
-    main.define_config_flags()
+main.define_config_flags()
 
-    def run() -> None:
-        config = main.config_from_flags()
-        ...
+def run() -> None:
+    config = main.config_from_flags()
+    ...
 
-    if __name__ == "__main__":
-        main.run_main(run)
+if __name__ == "__main__":
+    main.run_main(run)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rljax.sinks.run_directory import RunDirectory
 
 FLAGS = flags.FLAGS
-flags.disclaim_key_flags()  # flags defined by a function here belong to the binary that calls it, and show up in its --help
+flags.disclaim_key_flags()  # flags defined here belong to the calling binary and appear in its --help
 
 _OVERRIDE = re.compile(r"--?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
@@ -42,7 +42,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FULL = os.strerror(errno.ENOSPC)
 
 _overrides: list[tuple[str, str]] = []  # of this process's command line, in order
-_arguments: list[str] = []  # the same for what is no flag
+_arguments: list[str] = []  # its positional arguments
 
 
 def define_config_flags(*, workdir: bool = True) -> None:
@@ -110,20 +110,20 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
     """
     logging.get_absl_handler().setFormatter(_Plain())
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice to install torch
     try:
         app.run(lambda _: run(), flags_parser=functools.partial(_parse_flags, takes_arguments=takes_arguments))
     except (UserError, GuardrailError) as error:
         _fail(str(error))
     except TooManyFailures as error:
-        traceback.print_exception(error.__cause__)  # where in the user's code; the loop's own frames say nothing
+        traceback.print_exception(error.__cause__)  # points into the user's code; the loop's own stack does not help
         _fail(str(error))
     except RankFailed as error:
         print(error.detail, file=sys.stderr)
         with contextlib.suppress(SystemExit):
             _fail(str(error))
         sys.stdout.flush()
-        os._exit(1)  # a thread may wait for that rank in a collective, and frameworks wait for the others at exit
+        os._exit(1)  # a thread may hang in a collective with that rank, and a normal exit would wait for it
     except ModuleNotFoundError as error:
         if error.name not in _OF_EXTRA_TORCH:
             raise
@@ -178,7 +178,7 @@ def _parse_flags(argv: Sequence[str], *, takes_arguments: bool = False) -> list[
     if _arguments and not takes_arguments:
         raise UserError(f"{_arguments[0]}: unexpected argument (--help names the flags)")
     if FLAGS["verbosity"].using_default_value:
-        # Checkpoints and data report each step otherwise
+        # Otherwise checkpoints and data log every step
         FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
     return left
 
@@ -202,7 +202,7 @@ def _command() -> str:
     `python -m experiments.bench.packing` in a checkout, else `rljax bench packing`.
     """
     spec = sys.modules["__main__"].__spec__
-    if spec is None:  # a file, and no module
+    if spec is None:  # started as a file, not as a module
         return sys.argv[0]
     return f"python -m {spec.name}" if spec.name.startswith("experiments.") else _short(spec.name)
 
@@ -254,7 +254,7 @@ def recorded(run: RunDirectory) -> Iterator[None]:
                 if isinstance(error, UserError | TooManyFailures | RankFailed | GuardrailError)
                 else f"{type(error).__name__}: {error}"
             )
-            with contextlib.suppress(UserError):  # the disk may be what failed; the first error is the one to see
+            with contextlib.suppress(UserError):  # the disk itself may have failed; raise the first error
                 run.fail(" ".join(reason.split()))
         raise
     finally:

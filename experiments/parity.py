@@ -31,32 +31,32 @@ from rljax.objective.spec import Objective
 
 main.define_config_flags(workdir=False)
 DTYPE = flags.DEFINE_enum(
-    "dtype", "float32", ["float64", "float32", "bfloat16"], "Of parameters and arithmetic, on both paths."
+    "dtype", "float32", ["float64", "float32", "bfloat16"], "Dtype of parameters and arithmetic, on both paths."
 )
 ROWS = flags.DEFINE_integer("rows", 4, "Sequences.", lower_bound=1)
-JSON = flags.DEFINE_string("json", None, "A file for the report: every check, and every tensor.")
-LENGTH = flags.DEFINE_integer("length", 64, "Tokens a sequence; the first quarter is the prompt.", lower_bound=4)
+JSON = flags.DEFINE_string("json", None, "File for the whole report, with all tensors.")
+LENGTH = flags.DEFINE_integer("length", 64, "Tokens per sequence; the first quarter is the prompt.", lower_bound=4)
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
     """Differences allowed between two right implementations."""
 
-    logp: float  # nats, largest
+    logp: float  # nats, largest absolute difference
     loss: float  # relative
     gradient: float  # norm of the difference over the norm, of each tensor
-    step: float  # the same, of what one optimizer step adds to it
+    step: float  # the same, for the change in one optimizer step
 
 
-# A first step of Adam is the gradient's sign: an entry within rounding of 0 may go either way, and then differs by all of it.
-# In float64 what remains is the norms and rotations that transformers and our model compute in float32 whatever the dtype.
+# A first step of Adam is the gradient's sign: an entry near 0 may round to either sign, and its step then differs in full.
+# In float64 the difference comes from norms and rotations, which both models compute in float32 whatever the dtype.
 # In bfloat16 every layer rounds in its own order: each path alone is about 2% from the float32 gradient of a four-layer model.
 BOUNDS = {
     "float64": Bounds(1e-5, 1e-6, 1e-5, 1e-2),
     "float32": Bounds(1e-3, 1e-4, 1e-3, 0.1),
     "bfloat16": Bounds(0.25, 0.05, 0.1, 0.5),
 }
-# Of the optimizers alone: optax corrects the moments' bias in float32, whatever theirs.
+# For the optimizers alone: optax corrects the moments' bias in float32, whatever their dtype.
 OPTIMIZER_BOUND = 1e-6
 
 
@@ -168,8 +168,8 @@ class Report:
     model: str
     dtype: str
     tokens: int
-    whole: tuple[Check, ...]  # of the batch
-    tensors: tuple[Check, ...]  # of single tensors
+    whole: tuple[Check, ...]  # checks of the batch
+    tensors: tuple[Check, ...]  # checks of single tensors
 
     @property
     def holds(self) -> bool:

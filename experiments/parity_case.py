@@ -12,7 +12,7 @@ from rljax.batching.compaction import Compacted
 from rljax.config.schema import Config
 from rljax.objective.spec import Objective
 
-STEPS = 100  # of a run whose number of steps its data decides; only the schedule asks
+STEPS = 100  # assumed if the data decides the number of steps; only the schedule uses it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,4 +61,4 @@ class Result:
     entropy: np.ndarray  # [R, m]
     loss: float
     gradients: dict[str, np.ndarray]  # by tensor name
-    step: dict[str, np.ndarray]  # what one optimizer step adds to it
+    step: dict[str, np.ndarray]  # change in one optimizer step, by tensor name

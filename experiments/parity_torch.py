@@ -90,7 +90,7 @@ def _load(case: Case, dtype: torch.dtype) -> Any:
     finally:
         if bars:
             logging.enable_progress_bar()
-    # transformers gives the padding id's embedding no gradient; in a packed row it is a token like others (it may be EOS)
+    # transformers gives the padding id's embedding no gradient, but in a packed row it is an ordinary token (it may be EOS)
     embeddings: Any = model.get_input_embeddings()
     embeddings.padding_idx = None
     return model

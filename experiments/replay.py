@@ -47,7 +47,7 @@ def replay() -> None:
     engine.check(config, dataclasses.replace(pools, sampler=None))
 
     # --------------------------------------------------------------------------------------------------------------------
-    # Ranks: where the learner lives in several processes, the others follow the one that goes on here
+    # Ranks: in a learner of several processes, all but rank 0 become followers here
     # --------------------------------------------------------------------------------------------------------------------
     from rljax import multiprocess
 

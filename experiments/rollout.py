@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 main.define_config_flags(workdir=False)
 OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is missing.")
-ATTACH = flags.DEFINE_string("attach", None, "A run to work for: its HOST:PORT, or its workdir.")
+ATTACH = flags.DEFINE_string("attach", None, "Run to attach to as a worker: its HOST:PORT, or its workdir.")
 SHARD = flags.DEFINE_string(
     "shard", "0/1", "INDEX/COUNT: this process's share of the prompts, where COUNT processes share them."
 )
-ROOM = flags.DEFINE_integer("room", None, "With --attach: prompts at once; as many as the run gives unless set.", lower_bound=1)
-PATIENCE = flags.DEFINE_float("patience", 600.0, "With --attach: seconds to look for a run that is not there, or not any more.")
-NAME = flags.DEFINE_string("name", "", "With --attach: what the run's log calls this worker.")
-PARENT = flags.DEFINE_integer("parent", None, "Of a run's own workers: the process to end with.")
+ROOM = flags.DEFINE_integer("room", None, "With --attach: prompts at once; unset: as many as the run gives.", lower_bound=1)
+PATIENCE = flags.DEFINE_float("patience", 600.0, "With --attach: seconds to wait for a run that does not answer.")
+NAME = flags.DEFINE_string("name", "", "With --attach: name of this worker in the run's log.")
+PARENT = flags.DEFINE_integer("parent", None, "Process id of the run that started this worker, which ends with it.")
 
 
 def rollout() -> None:

@@ -45,14 +45,14 @@ def train() -> None:
     config = config_io.resolve(config)
 
     # --------------------------------------------------------------------------------------------------------------------
-    # Allocation: what samples and what learns where; each engine is asked whether it can
+    # Allocation: which engines sample and learn on which devices; each engine checks the config
     # --------------------------------------------------------------------------------------------------------------------
     pools = engine.allocate(config)
     engine.require_both(pools)
     engine.check(config, pools)
 
     # --------------------------------------------------------------------------------------------------------------------
-    # Ranks: where the learner lives in several processes, the others follow the one that goes on here
+    # Ranks: in a learner of several processes, all but rank 0 become followers here
     # --------------------------------------------------------------------------------------------------------------------
     from rljax import multiprocess
 
@@ -62,7 +62,7 @@ def train() -> None:
         return multiprocess.follow(process, workdir)
 
     # --------------------------------------------------------------------------------------------------------------------
-    # Run directory: locked, so that two runs never share it; it tells how the run ended
+    # Run directory: locked, so that two runs never share it; status.json records how the run ended
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.sinks.run_directory import RunDirectory
 
@@ -109,7 +109,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     config = dataclasses.replace(config, total_train_steps=total_steps(config, len(prompts)) - _warmup(config))
 
     # --------------------------------------------------------------------------------------------------------------------
-    # Rewards, in processes of their own, and the workflow that asks for them
+    # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.rewards import RewardPool
     from rljax.sinks.build import build as build_sinks

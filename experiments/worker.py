@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rljax.workers.client import Parts
 
 TOKEN_VARIABLE = "RLJAX_TOKEN"
-OWN_SAMPLER = ("allocation_mode", "rollout.addr")  # keys that say what samples here
+OWN_SAMPLER = ("allocation_mode", "rollout.addr")  # keys that name the sampler of this worker
 
 
 def attach(address: str, *, room: int | None, patience: float, name: str, parent: int | None) -> None:
@@ -33,7 +33,7 @@ def attach(address: str, *, room: int | None, patience: float, name: str, parent
 
     if parent is not None:
         die_with(parent)
-        patience = 0.0  # the run starts its workers anew
+        patience = 0.0  # the run restarts its own workers
     own = any(key in OWN_SAMPLER for key, _ in main.overrides_from_flags())
     asyncio.run(work(lambda: _find_trainer(address), _parts, own_sampler=own, name=name, capacity=room, patience=patience))
 
@@ -72,7 +72,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
     from rljax.workflows import build_workflow, find_filter, sampling_params
 
     overrides = main.overrides_from_flags()
-    if model_dir is not None:  # the servers that the run is attached to are not ours
+    if model_dir is not None:  # this worker does not sample from the servers of the run
         config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, addr=""))
     config = config_io.changed(config, overrides)
     config_checks.check_values(config)

@@ -36,18 +36,18 @@ from absl import flags
 
 from rljax.experiments import main
 
-OUT = flags.DEFINE_string("out", None, "Directory for what is kept.", required=True)
-SCRATCH = flags.DEFINE_string("scratch", "/tmp/rljax-gpu-run", "Directory for the rest: models, run directories, logs.")
+OUT = flags.DEFINE_string("out", None, "Directory for the results.", required=True)
+SCRATCH = flags.DEFINE_string("scratch", "/tmp/rljax-gpu-run", "Directory for models, run directories and logs.")
 CONFIG = flags.DEFINE_string("config", "smollm2_sums", "Config of the runs: a file, or one of rljax by its name.")
 MODES = flags.DEFINE_list("modes", ["sglang:d1|fsdp:d1", "sglang:d1|jax:d1"], "allocation_mode of each run.")
 STEPS = flags.DEFINE_integer("steps", 60, "Training steps of each run.", lower_bound=1)
-MINUTES = flags.DEFINE_float("minutes", 4.0, "Of each run, its servers' start included; then it is told to stop.")
+MINUTES = flags.DEFINE_float("minutes", 4.0, "Minutes per run, the start of servers included; then it is told to stop.")
 MODEL = flags.DEFINE_string("model", "", "HF directory.")
 GGUF = flags.DEFINE_list("gguf", [], "Pieces of a GGUF file or of a wheel with one, in order.")
 PYTHON = flags.DEFINE_string("sglang_python", "", "The interpreter that has SGLang.")
-SITE = flags.DEFINE_string("sglang_site", "", "Or a directory of packages with SGLang, for the interpreter --site_python.")
+SITE = flags.DEFINE_string("sglang_site", "", "Instead: a directory with SGLang's packages, for the interpreter --site_python.")
 SITE_PYTHON = flags.DEFINE_string("site_python", "python3", "The interpreter that --sglang_site is for.")
-DEVICE = flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "cpu: a rehearsal.")
+DEVICE = flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "Where to run; cpu for a rehearsal.")
 SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all runs; may be repeated.")
 SERVER_ARGS = flags.DEFINE_list("server_args", None, "Flags of sglang.launch_server; unset: what the offline bundle needs.")
 PUBLISH = flags.DEFINE_list("publish", [], "Sizes for experiments.bench.publish, as in 135m,0.6b; empty: left out.")
@@ -57,7 +57,7 @@ PACKAGES = (
     *("peft", "psutil", "pyarrow", "reasoning-gym", "rich", "safetensors", "tokenizers", "torch", "transformers"),
 )
 ON_A_CARD = ("--sampling-backend", "pytorch", "--grammar-backend", "none", "--cuda-graph-max-bs-decode", "128")
-TAIL = 25  # lines of a log that are shown
+TAIL = 25  # lines of a log to show
 
 
 def bench() -> None:
@@ -184,7 +184,7 @@ def train(mode: str, workdir: Path, python: str, model: Mapping[str, Any], log: 
     command += [f"--config.{key}={value}" for key, value in settings.items()] + [f"--config.{text}" for text in SET.value]
     print("   " + " ".join(map(str, command[2:])), flush=True)
     shutil.rmtree(workdir, ignore_errors=True)
-    # JAX takes three quarters of a card when it starts, unless it is told not to
+    # By default JAX allocates three quarters of a GPU when it starts
     _logged(command, log, 60 * MINUTES.value, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "HF_HUB_OFFLINE": "1"})
 
 

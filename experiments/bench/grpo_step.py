@@ -27,10 +27,10 @@ from rljax.errors import UserError
 from rljax.experiments import main
 from rljax.experiments.bench import grpo_step_task
 
-STEPS = flags.DEFINE_integer("steps", 20, "Steps a run; the first quarter is not counted.", lower_bound=4)
+STEPS = flags.DEFINE_integer("steps", 20, "Steps per run; the first quarter is not counted.", lower_bound=4)
 ROUNDS = flags.DEFINE_integer("rounds", 2, "Runs of each, in turn.", lower_bound=1)
-THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Of both.", lower_bound=1)
-PEER = flags.DEFINE_enum("peer", "trl", ["trl", "none"], "What to stand beside.")
+THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Threads of each.", lower_bound=1)
+PEER = flags.DEFINE_enum("peer", "trl", ["trl", "none"], "Library to compare with.")
 PEER_PYTHON = flags.DEFINE_string("peer_python", sys.executable, "The interpreter that has the peer.")
 
 

@@ -34,25 +34,23 @@ from rljax.experiments import main
 from rljax.hf import ModelSpec, init_directory
 from rljax.hf.tensors import parameter_count
 
-ENGINE = flags.DEFINE_string("engine", "fsdp", "Of allocation_mode: what learns.")
+ENGINE = flags.DEFINE_string("engine", "fsdp", "Engine of the learner, as in allocation_mode.")
 DIMS = flags.DEFINE_string("dims", "d1", "Its dims, as in allocation_mode.")
-SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", ["qwen3-0.6b", "smollm2-135m", "tiny"], "Of the model.")
-DIRECTORY = flags.DEFINE_string("directory", "", "Where the model is, or will be; empty: a temporary one.")
-ROWS = flags.DEFINE_integer("rows", 1, "Packed rows of a step.")
+SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", ["qwen3-0.6b", "smollm2-135m", "tiny"], "Shape of the model.")
+DIRECTORY = flags.DEFINE_string("directory", "", "Directory of the model, written if missing; empty: a temporary one.")
+ROWS = flags.DEFINE_integer("rows", 1, "Packed rows per step.")
 ROWS_PER_MB = flags.DEFINE_integer("rows_per_mb", 1, "actor.mb_spec.rows_per_mb")
 CHUNK = flags.DEFINE_integer("logprob_chunk", 1024, "actor.logprob_chunk")
-TOKENS = flags.DEFINE_integer("tokens", 16384, "Of a row.")
-SEGMENTS = flags.DEFINE_integer(
-    "segments", 16, "Trajectories of a row, of equal length; the second half of each is trained on."
-)
+TOKENS = flags.DEFINE_integer("tokens", 16384, "Tokens per row.")
+SEGMENTS = flags.DEFINE_integer("segments", 16, "Trajectories per row, of equal length; the second half of each is trained on.")
 DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "actor.dtype")
 REMAT = flags.DEFINE_enum("gradient_checkpointing", "full", ["none", "full", "dots"], "actor.gradient_checkpointing")
 COMPILE = flags.DEFINE_bool("compile", True, "fsdp.compile")
 SCORE = flags.DEFINE_bool("score", False, "Time the log-probs of the rows, not a step.")
 REPEATS = flags.DEFINE_integer("repeats", 10, "Timed steps.")
-PROFILE = flags.DEFINE_string("profile", "", "Also write torch's table of two more steps there: what the GPU and the host did.")
+PROFILE = flags.DEFINE_string("profile", "", "File for torch's profile of two more steps, on GPU and host; empty: none.")
 
-PEAK = 989e12  # bfloat16 FLOP/s of an H100 SXM as advertised, which MFU is taken of
+PEAK = 989e12  # bfloat16 FLOP/s of an H100 SXM as advertised; the base of MFU
 SHAPES: dict[str, tuple[int, dict[str, Any]]] = {
     "qwen3-0.6b": (
         151936,
@@ -136,7 +134,7 @@ def bench() -> None:
         work = learner.score if SCORE.value else learner.update
         for _ in range(2 + REPEATS.value):
             start = time.perf_counter()
-            work(batch)  # what it returns is on the host
+            work(batch)  # returns when results are on the host
             seconds.append(time.perf_counter() - start)
         if PROFILE.value:
             profile(lambda: work(batch), Path(PROFILE.value))

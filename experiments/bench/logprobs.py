@@ -26,18 +26,18 @@ from rljax.objective import logprobs, oracle
 from rljax.objective.spec import Objective, TokenArrays
 
 BACKEND = flags.DEFINE_enum("backend", "all", ["all", "torch", "jax"], "Which backends to run.")
-ROWS = flags.DEFINE_integer("rows", 8192, "M: trained tokens.")
-HIDDEN = flags.DEFINE_integer("hidden", 4096, "H.")
-VOCABULARY = flags.DEFINE_integer("vocabulary", 151936, "V.")
-CHUNK = flags.DEFINE_integer("chunk", 1024, "Rows of logits held at once by ours.")
-DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of hidden and unembedding.")
-TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "Of sampling.")
+ROWS = flags.DEFINE_integer("rows", 8192, "M, trained tokens.")
+HIDDEN = flags.DEFINE_integer("hidden", 4096, "H, hidden size.")
+VOCABULARY = flags.DEFINE_integer("vocabulary", 151936, "V, vocabulary.")
+CHUNK = flags.DEFINE_integer("chunk", 1024, "Rows of logits in memory at once in the ops of rljax.")
+DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Dtype of hidden and unembedding.")
+TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "Sampling temperature.")
 SOFTCAP = flags.DEFINE_float("softcap", None, "Final logit soft-cap; none by default.")
 ENTROPY_COEF = flags.DEFINE_float("entropy_coef", 0.01, "Weight of the entropy bonus, so that its gradient is computed too.")
-REPEATS = flags.DEFINE_integer("repeats", 20, "Timed calls, after three that are not.")
+REPEATS = flags.DEFINE_integer("repeats", 20, "Timed calls, after three untimed ones.")
 CHECK_ROWS = flags.DEFINE_integer("check_rows", 256, "Rows checked against float64; 0 checks nothing.")
 ONLY = flags.DEFINE_list("only", [], "Names of variants to run, by substring; all by default.")
-JSON = flags.DEFINE_string("json", "", "Also write the rows of the table here.")
+JSON = flags.DEFINE_string("json", "", "File for the rows of the table; empty: none.")
 
 TENSOR_FLOPS = 760e12  # bfloat16 matmuls of an H100 as measured, not as advertised
 

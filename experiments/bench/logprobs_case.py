@@ -43,7 +43,7 @@ class Variant(abc.ABC):
     """One implementation, of one backend."""
 
     name: str
-    exact: bool = True  # computes the very objective, so that its gradients can be checked
+    exact: bool = True  # True if it computes the same objective, so that its gradients can be checked
 
     @abc.abstractmethod
     def check(self, case: Case) -> Outcome:

@@ -14,7 +14,7 @@ import numpy as np
 from rljax.batching.batch import Batch
 from rljax.objective.spec import Objective, TokenArrays
 
-BUCKETS = 8  # at most so many widths a row length, and so many compilations
+BUCKETS = 8  # most widths per row length, and so most compilations
 
 
 @dataclasses.dataclass(frozen=True)

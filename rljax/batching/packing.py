@@ -91,9 +91,9 @@ def pack(lengths: Sequence[int] | np.ndarray, row_tokens: int) -> Packing:
     if lengths.min() < 1 or lengths.max() > row_tokens:
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not fit rows of {row_tokens} tokens")
     unit = max(1, row_tokens // DISTINCT_LENGTHS) if len(lengths) > EXACT_BELOW else 1
-    units = np.minimum(-(-lengths // unit), row_tokens // unit)  # rounded up; what is cut off by the minimum fills a row alone
+    units = np.minimum(-(-lengths // unit), row_tokens // unit)  # rounded up; a length cut by the minimum fills a row alone
     fills, rows = _fill_rows(np.bincount(units, minlength=row_tokens // unit + 1).tolist(), row_tokens // unit)
-    # The fills of one length, in the order they were made, take its trajectories in their order.
+    # Fills of one length, in the order they were made, take its trajectories in order.
     length, each, repeats, first_row, offset = fills[:, np.argsort(fills[0], kind="stable")]
     taken = each * repeats
     index = np.arange(len(lengths)) - np.repeat(np.cumsum(taken) - taken, taken)
@@ -260,7 +260,7 @@ def _trade(costs: np.ndarray, members: list[list[int]], totals: np.ndarray, equa
     theirs = np.array([*members[lowest], -1]) if not equal_counts else np.array(members[lowest], np.int64)
     if not len(theirs):
         return False
-    their_costs = np.where(theirs < 0, 0.0, costs[theirs])  # -1: nothing comes back, a move
+    their_costs = np.where(theirs < 0, 0.0, costs[theirs])  # -1: a move without a return
     by_cost = np.argsort(their_costs, kind="stable")
     # The best partner of each of ours is next to (its cost - gap / 2) among theirs.
     near = np.searchsorted(their_costs[by_cost], costs[ours] - gap / 2)

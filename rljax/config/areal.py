@@ -27,9 +27,9 @@ Flat = dict[str, Any]  # dotted key -> value; a list is a value, and so is a sec
 
 SUFFIXES = (".yaml", ".yml")
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
-_DIMS = re.compile(r"([A-Za-z][0-9]+)+")  # of a pool whose engine has no name
+_DIMS = re.compile(r"([A-Za-z][0-9]+)+")  # dims of a pool without an engine name
 _FLAGS = tuple(f"sglang.{flag}" for flag in SGLANG_FLAGS)
-_LABELS = ("experiment_name", "trial_name", "fileroot")  # of a section: they change nothing that is computed
+_LABELS = ("experiment_name", "trial_name", "fileroot")  # keys of any section; they change no arithmetic
 
 
 def is_areal(location: str) -> bool:
@@ -150,7 +150,7 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     *sections, leaf = name.split(".")
-    for section in sections:  # that of an engine may not be there yet
+    for section in sections:  # an engine's section may not be there yet
         tree = tree.setdefault(section, {})
     tree[leaf] = value
 
@@ -197,7 +197,7 @@ def _nearest(key: str) -> str:
     return nearest(key, beside or names)
 
 
-# What it means -----------------------------------------------------------------------------------------------------------
+# Conversions -----------------------------------------------------------------------------------------------------------
 
 
 def _allocation(theirs: Flat) -> Flat:
@@ -239,7 +239,7 @@ def _sampling(theirs: Flat) -> Flat:
 
 
 def _top_k(value: Any) -> Any:
-    return 0 if isinstance(value, int) and value >= 10**6 else value  # theirs is 1e8 where there is no limit
+    return 0 if isinstance(value, int) and value >= 10**6 else value  # theirs is 1e8 for no limit
 
 
 def _evaluation(theirs: Flat) -> Flat:

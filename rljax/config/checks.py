@@ -22,7 +22,7 @@ class Rule(NamedTuple):
     message: str
 
 
-# They hold for any run of the config.
+# Rules for every run of the config.
 RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: c.gconfig.min_new_tokens > c.gconfig.max_new_tokens,
@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-# They hold where a policy is trained by reinforcement on what it samples.
+# Rules for reinforcement learning.
 RL_RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: c.gconfig.top_p < 1,

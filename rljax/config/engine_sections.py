@@ -1,7 +1,7 @@
 """Sections of installed engines, by name. A plugin is imported when its section is first used.
 
-    find("jax")      # JaxConfig: what the plugin names as `config_class`
-    find("vllm")     # UserError that lists the installed engines, if none has this name
+find("jax")      # JaxConfig: what the plugin names as `config_class`
+find("vllm")     # UserError that lists the installed engines, if none has this name
 """
 
 from __future__ import annotations

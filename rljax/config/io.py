@@ -33,7 +33,7 @@ from rljax.config.keys import Leaf, join, types_of, unwrap_optional, walk
 from rljax.config.schema import Config, EngineConfig
 from rljax.errors import UserError
 
-# Other spellings of a key. A file or override that uses one means it: it wins over the default under the usual name.
+# Other spellings of a key. If a file or override uses one, it wins over the default under the usual name.
 ALIASES = {"actor.recompute_logprobs": "actor.recompute_logprob"}
 
 _JSON_SCALARS = (bool, int, float, str, type(None))
@@ -138,7 +138,7 @@ def _run_config_file(location: str) -> Mapping[str, Any] | ConfigDict:
         tree = get_config(argument) if colon else get_config()
     except UserError:
         raise
-    except Exception as error:  # the file is the user's own code: whatever it raises is told by file and line
+    except Exception as error:  # the file is the user's own code: report file and line of whatever it raises
         line = next((f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == filename), None)
         line = error.lineno if isinstance(error, SyntaxError) else line
         reason = " ".join(str(error).split())
@@ -187,7 +187,7 @@ def apply_override(tree: dict[str, Any], key: str, text: str) -> None:
     names = key.split(".")
     for depth, name in enumerate(names):
         prefix = ".".join(names[:depth])
-        if typing.get_origin(schema) is dict:  # below it every key goes, and values are Python literals
+        if typing.get_origin(schema) is dict:  # any key is allowed below it, and values are Python literals
             schema = object
             tree = _child(tree, names[depth - 1], prefix)
             tree.update(_nested(names[depth:], _read(object, text, key)))
@@ -229,7 +229,7 @@ def _read(schema: Any, text: str, key: str) -> Any:
         try:
             return schema(text)
         except ValueError:
-            return text  # the conversion refuses it, in its own words
+            return text  # the conversion refuses it
     if typing.get_origin(schema) is tuple and not text.startswith(("(", "[")):
         return tuple(_read(typing.get_args(schema)[0], part, key) for part in text.split(",")) if text else ()
     try:
@@ -336,7 +336,7 @@ def _engine_leaves(name: str) -> list[Leaf]:
     """
     try:
         schema = engine_sections.find(name)
-    except UserError:  # another engine's trouble is not this config's
+    except UserError:  # another engine's error does not concern this config
         return []
     return list(walk(schema(), name)) if schema else []
 

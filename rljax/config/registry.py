@@ -42,7 +42,7 @@ def resolve(key: str, name: str, shipped: Mapping[str, str], kind: str, takes: S
 def _check_call(key: str, name: str, found: Any, kind: str, takes: Sequence[str]) -> None:
     try:
         signature = inspect.signature(found)
-    except (TypeError, ValueError):  # as of some things that are written in C
+    except (TypeError, ValueError):  # some callables written in C have no signature
         return
     try:
         signature.bind(*takes)

@@ -15,7 +15,7 @@ from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
 
-# What may not change, and why. A key ends with a dot where all below it is meant.
+# Keys that may not change, and why. A trailing dot includes all keys below it.
 FIXED: Mapping[str, str] = {
     "seed": "prompts and samples are drawn with it",
     "rollout.consumer_batch_size": "steps are counted in batches of it, which is train_dataset.batch_size unless it is set",
@@ -27,7 +27,7 @@ FIXED: Mapping[str, str] = {
     "actor.lora.target_modules": "the checkpoints are of those weights",
     "actor.optimizer.type": "the checkpoints hold its moments",
 }
-# Keys of which one value is of another kind than the others.
+# Keys that may change, but not between kinds of values.
 KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "actor.loss": (lambda word: word == "sft", "supervised steps are no steps of reinforcement"),
     "actor.adv_estimator": (lambda word: word == "gae", "the checkpoints hold a critic, or none"),

@@ -71,7 +71,7 @@ class PromptSource:
         Raises:
           UserError: there are fewer prompts than processes.
         """
-        import grain  # takes a second, most of it jax
+        import grain  # takes a second, most of it for jax
 
         self._examples = examples
         self._key = key
@@ -144,7 +144,7 @@ class PromptSource:
         lengths = {}
         for index in self._kept:
             messages = self._examples[index].messages
-            # A token is a byte at least: what is short in bytes need not be counted.
+            # A token is at least a byte: a prompt short in bytes need not be tokenized.
             if sum(len(m["content"].encode()) + TEMPLATE for m in messages) + TEMPLATE > most:
                 lengths[int(index)] = len(tokenizer.apply_chat_template(messages))
         long = {index: length for index, length in lengths.items() if length > most}

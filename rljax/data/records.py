@@ -22,7 +22,7 @@ KINDS = "a directory with train.jsonl and test.jsonl, or a .jsonl, .parquet file
 class Records(Protocol):
     """Data source for grain: JSON-like objects, each with the place it came from."""
 
-    digest: str  # of the content: a resumed run has the same one
+    digest: str  # hash of the content, the same in a resumed run
 
     def __len__(self) -> int: ...
 

@@ -45,14 +45,14 @@ class Engine:
         target = self.in_memory or self._directory_of(version)
         source = await asyncio.to_thread(self.learner.export, target)
         await self.sampler.pause()
-        whole = True  # no part of the sampler has some new and some old weights
+        whole = True  # False while parts of the sampler may have a mix of new and old weights
         try:
             try:
                 await self.sampler.load_weights(source, version)
             except SamplerError as error:
                 if self.in_memory is None:
                     raise
-                log.warning("publishing by %s failed, and is done through a directory: %s", self.in_memory.transport, error)
+                log.warning("publishing by %s failed, now through a directory: %s", self.in_memory.transport, error)
                 whole = False
                 source = await asyncio.to_thread(self.learner.export, self._directory_of(version))
                 await self.sampler.load_weights(source, version)

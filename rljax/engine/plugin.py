@@ -90,14 +90,14 @@ class Plugin:
 
         Raises UserError if it can't.
         """
-        raise UserError(f"allocation_mode: {pool.engine} cannot sample (put a sampler before it: SAMPLER:d1+{pool})")
+        raise UserError(f"allocation_mode: {pool.engine} cannot sample (add a sampler before it: SAMPLER:d1+{pool})")
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         """Makes the learner, or this process's part of it, from model_dir.
 
         Raises UserError if it can't.
         """
-        raise UserError(f"allocation_mode: {pool.engine} cannot learn (put a learner behind it: {pool}+LEARNER:d1)")
+        raise UserError(f"allocation_mode: {pool.engine} cannot learn (add a learner after it: {pool}+LEARNER:d1)")
 
     # A learner in several processes (rljax/multiprocess)
 
@@ -141,4 +141,4 @@ def check_lending(config: Config, allocation: Allocation, key: str) -> None:
     if sampler is None or learner is None or sampler.first_device != learner.first_device:
         raise UserError(f"{key}: is for engines on the same devices (allocation_mode with '|', or one pool)")
     if config.rollout.max_head_offpolicyness:
-        raise UserError(f"{key}: is for synchronous runs (rollout.max_head_offpolicyness=0): others sample while they update")
+        raise UserError(f"{key}: is for synchronous runs (rollout.max_head_offpolicyness=0): others sample during updates")

@@ -21,7 +21,7 @@ from rljax.engine.storage import publish_directory
 from rljax.engine.weights import ExportToSampler
 from rljax.errors import UserError
 
-DIRECTORY, MEMORY = "directory", "memory"  # the transports that mean the same to every engine
+DIRECTORY, MEMORY = "directory", "memory"  # transports with the same meaning for every engine
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def check(config: Config, allocation: Allocation) -> None:
 
     Raises UserError; starts nothing.
     """
-    # In one order, so that the same config has the same message; a sampler may have to ask another interpreter.
+    # In a fixed order, so that a config always gets the same message. The sampler last: it may have to ask another interpreter.
     for name in dict.fromkeys(pool.engine for pool in (allocation.learner, allocation.sampler) if pool):
         find_plugin(name).check(config, allocation)
 
@@ -168,4 +168,4 @@ def _loaded_plugins() -> Iterator[tuple[str, Plugin]]:
         try:
             yield name, find_plugin(name)
         except UserError as error:
-            log.warning("the engine %s is passed over: %s", name, error)
+            log.warning("the engine %s is skipped: %s", name, error)

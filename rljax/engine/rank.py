@@ -27,8 +27,8 @@ class ProcessRank:
     local_rank: int = 0  # among the processes of this host
     local_size: int = 1
     address: str = LOOPBACK  # of rank 0's host
-    port: int = 0  # free there or of the launcher's store: torch.distributed meets at it
-    launch: str = ""  # tells one start of the processes from the next
+    port: int = 0  # for torch.distributed: a free port there, or that of the launcher's store
+    launch: str = ""  # identifies one start of the processes
     coordinator: str = ""  # HOST:PORT, free on rank 0's host; the leader chooses it
 
     @property
@@ -108,6 +108,6 @@ def free_port(host: str) -> int:
     with socket.socket() as probe:
         try:
             probe.bind((host, 0))
-        except OSError:  # a name for this host that is not an address of it
+        except OSError:  # a name of this host that is not one of its addresses
             probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -11,7 +11,7 @@ from rljax.errors import UserError
 from rljax.hf.spec import CONFIG, ModelSpec
 from rljax.hf.weights import write_json
 
-COPIED = (  # beside config.json and the weights; whatever of it the source has
+COPIED = (  # files to copy if the source has them
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -36,7 +36,7 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-CONTROL = 3  # token type of GGUF: never comes out of text
+CONTROL = 3  # token type of GGUF: never the result of encoding text
 
 
 @contextlib.contextmanager
@@ -113,7 +113,7 @@ def convert(source: Path, directory: Path | str, dtype: str = "float32") -> Mode
     _write_tokenizer(tokenizer, fields, directory, spec)
     special = _special_ids(fields)
     write_json(directory / GENERATION_CONFIG, {"do_sample": True, **special})
-    write_json(directory / CONFIG, spec.to_config() | special | {"dtype": dtype})  # last: its presence means a whole directory
+    write_json(directory / CONFIG, spec.to_config() | special | {"dtype": dtype})  # last: a directory with config.json is whole
     return spec
 
 

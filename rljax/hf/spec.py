@@ -21,7 +21,7 @@ CLASSES = {
 MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
-# Values that transformers assumes where a config.json is silent.
+# Defaults of transformers for fields that a config.json lacks.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False, "max_position_embeddings": 2048},
     "qwen2": {"tie_word_embeddings": False, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28},
@@ -78,12 +78,12 @@ class ModelSpec:
     output_bias: bool  # of o_proj
     mlp_bias: bool
     qk_norm: bool  # RMS norm of queries and keys over head_dim
-    gemma_norms: bool  # norms scale by 1 + w, and stand after attention and feed-forward too
+    gemma_norms: bool  # norms scale by 1 + w, and follow attention and feed-forward too
     embedding_scale: float
-    attention_scale: float  # of query times key
+    attention_scale: float  # factor of query times key
     attention_softcap: float | None
     final_softcap: float | None
-    windows: tuple[int | None, ...]  # a layer sees so many tokens back, itself included; None: all
+    windows: tuple[int | None, ...]  # per layer: tokens visible to a token, itself included; None: all
     ropes: tuple[RopeSpec, ...]
     rope_of_layer: tuple[int, ...]  # index into ropes
 
@@ -224,7 +224,7 @@ def _layer_types(fields: _Fields, architecture: str, layers: int) -> list[str]:
         return ["full_attention"] * layers
     types = fields.optional("layer_types")
     if types is None and architecture == "gemma3":
-        pattern = fields.size("sliding_window_pattern")  # every so many layers one is full
+        pattern = fields.size("sliding_window_pattern")  # one layer in so many has full attention
         types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
     elif types is None:
         types = ["sliding_attention" if i >= fields["max_window_layers"] else "full_attention" for i in range(layers)]

@@ -20,7 +20,7 @@ from rljax.errors import UserError
 
 Message = Mapping[str, str]  # role and content
 
-_REPLY = "\x02reply\x03"  # stands for an assistant's text while a template is taken apart; no template changes it
+_REPLY = "\x02reply\x03"  # placeholder for an assistant's text, to find it in a rendered template
 
 # The character-level tokenizer
 CHAR_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")  # ids 0 to 3
@@ -31,7 +31,7 @@ CHAR_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor 
 class Tokenizer(Protocol):
     """Tokenizer as workflows, samplers and logs use it."""
 
-    eos_token_ids: tuple[int, ...]  # every id that ends a turn: generation_config.json, config.json, tokenizer, joined
+    eos_token_ids: tuple[int, ...]  # all ids that end a turn, of generation_config.json, config.json and tokenizer
     eos_token_id: int  # the one of them that ends an assistant's turn in the chat template
     pad_token_id: int  # may equal an EOS id: padding is known by length, never by id
     vocab_size: int  # ids are below it
@@ -72,7 +72,7 @@ class HFTokenizer:
     def __init__(self, inner: Any, directory: Path, eos_token_ids: Sequence[int]) -> None:
         self._inner = inner
         self._directory = directory
-        self._system_role: bool | None = None  # found out when the first system message comes
+        self._system_role: bool | None = None  # unknown until the first system message
         turn_end = self._turn_end() if inner.chat_template else None
         known = list(dict.fromkeys([*eos_token_ids, *([] if turn_end is None else [turn_end])]))
         if not known:

@@ -156,8 +156,8 @@ def write_tensors(path: Path, arrays: Mapping[str, np.ndarray], dtype: str) -> N
     aside = path.with_name(path.name + ".part")
     stored = {name: np.ascontiguousarray(np.asarray(array).astype(DTYPES[dtype], copy=False)) for name, array in arrays.items()}
     try:
-        save_file(stored, aside, metadata={"format": "pt"})  # transformers reads the tensors only with this mark
-        aside.chmod(0o644)  # safetensors keeps them to their owner; a server may run as someone else
+        save_file(stored, aside, metadata={"format": "pt"})  # transformers refuses files without it
+        aside.chmod(0o644)  # safetensors makes them private; a server may run as another user
         os.replace(aside, path)
     except (SafetensorError, OSError) as error:
         with contextlib.suppress(OSError):

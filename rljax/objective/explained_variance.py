@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rljax.metrics.mean import Mean
 
-RESOLUTION = 1e-6  # of the mean square: a variance below it is rounding, for learners sum in float32
+RESOLUTION = 1e-6  # share of the mean square; a smaller variance is rounding, because learners sum in float32
 EMPTY = Mean(0.0, 0)
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# A log-ratio beyond this counts as this and has no gradient: e^20 is a fault, not an estimate, and its square still fits
-# a float32, so that one broken token cannot turn a global gradient norm into inf.
+# Log-ratios are clipped to this and have no gradient beyond it: e^20 is a fault, not an estimate. Its square still fits a
+# float32, so that one broken token cannot make a global gradient norm infinite.
 LOG_RATIO_LIMIT = 20.0
 
 Array = np.ndarray

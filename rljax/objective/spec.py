@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from rljax.config.schema import ActorConfig, Config
 
-PREFIX = "ppo_actor/update"  # of the metrics' names
+PREFIX = "ppo_actor/update"  # prefix of metric names
 
 
 class TokenArrays(NamedTuple):
@@ -69,10 +69,10 @@ class Objective:
     weight_cap: float | None = None
     cap_mode: str = "clamp"  # "clamp": weight the cap; "mask": weight 0
     cap_level: str = "token"  # "token", or "sequence": the product over a trajectory's trained tokens
-    kl_coef: float = 0.0  # of the KL to the reference inside the loss
-    kl_estimator: str = "k3"  # "k1", "k2", "k3": of its value; the gradient is that of reverse KL for all three
+    kl_coef: float = 0.0  # coefficient of the KL to the reference inside the loss
+    kl_estimator: str = "k3"  # "k1", "k2", "k3", for its value; the gradient is always that of reverse KL
     entropy_coef: float = 0.0
-    distill_coef: float = 0.0  # of the reverse KL to the teacher
+    distill_coef: float = 0.0  # coefficient of the reverse KL to the teacher
 
     @classmethod
     def from_config(cls, config: Config) -> Objective:

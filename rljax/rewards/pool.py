@@ -22,8 +22,8 @@ from rljax.rewards.process import ProcessDied, RewardProcess
 from rljax.rewards.score import Score
 from rljax.types import Prompt
 
-ASYNC_CALLS = 64  # of an async reward, at once in a process
-GRACE = 1.0  # seconds an async reward has to be cancelled in before its process is killed
+ASYNC_CALLS = 64  # most calls of an async reward at once in a process
+GRACE = 1.0  # seconds for an async reward to be cancelled before its process is killed
 
 
 class _Supervisor:
@@ -46,7 +46,7 @@ class _Supervisor:
         """
         if self._start is None or (self._start.done() and (self.process is None or not self.process.alive)):
             self._start = asyncio.create_task(RewardProcess.start(self._config))
-        return await asyncio.shield(self._start)  # a caller that is cancelled leaves the process to the next one
+        return await asyncio.shield(self._start)  # if this caller is cancelled, the next one uses the process
 
     async def close(self) -> None:
         if self._start is not None and not self._start.done():
@@ -142,7 +142,7 @@ class RewardPool:
         while True:
             supervisor = await self._free.get()
             if supervisor is None or self._closed:
-                self._free.put_nowait(None)  # for the next that waits
+                self._free.put_nowait(None)  # wakes the next waiting call
                 raise RewardError(f"prompt {uid}: the reward pool is closed")
             try:
                 process = await supervisor.running()
@@ -152,7 +152,7 @@ class RewardPool:
             except ProcessDied as died:
                 if not died.killed:
                     raise RewardError(f"prompt {uid}: {died}") from None
-                # By another call that ran out of time in the same process: this one was not at fault, and asks again.
+                # Killed because another call in the same process ran out of time: this one tries again.
             except UserError as error:  # a process could not be started again
                 raise RewardError(f"prompt {uid}: {error}") from error
             finally:
@@ -161,7 +161,7 @@ class RewardPool:
             raise RewardTimeout(self._too_long(uid))
         if "error" in answer:
             failed = RewardError(f"prompt {uid}: {answer['error']}")
-            failed.add_note(answer["traceback"])  # of the other process; a note, so that the message stays one line
+            failed.add_note(answer["traceback"])  # the other process's, as a note, so that the message stays one line
             raise failed
         self._metrics = merge([self._metrics, {"timeperf/reward": Mean.of([time.monotonic() - began])}])
         return Score(answer["reward"], answer["components"])
@@ -174,7 +174,7 @@ class RewardPool:
             self._retire(process)
             raise RewardTimeout(self._too_long(job["prompt"]["uid"])) from None
         except asyncio.CancelledError:
-            if not process.is_async:  # nobody wants the answer, and the next call wants the process
+            if not process.is_async:  # frees the process for the next call
                 self._retire(process)
             raise
 

@@ -14,9 +14,9 @@ from typing import Any
 from rljax.config.schema import RewardConfig
 from rljax.errors import UserError
 
-START_TIMEOUT = 120.0  # seconds; the user's module may import much
+START_TIMEOUT = 120.0  # seconds; imports of the user's module may take long
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-# Not by multiprocessing: it would import the parent's main module, and jax with it. The import path is the parent's.
+# multiprocessing would import the parent's main module, and jax with it. The import path is the parent's.
 _BOOT = """
 import json, sys
 path, *arguments = json.loads(sys.argv[1])
@@ -69,7 +69,7 @@ class RewardProcess:
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,  # bytes of an answer's line
             env={**os.environ, **_ONE_THREAD},
-            start_new_session=True,  # a group of its own: Ctrl-C passes it by, and kill takes its children too
+            start_new_session=True,  # a process group of its own: Ctrl-C does not reach it, and kill includes its children
         )
         started = cls(process)
         try:
@@ -105,7 +105,7 @@ class RewardProcess:
         self._waiting[number] = answer
         try:
             async with asyncio.timeout(timeout):
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: the reader tells how
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: the reader reports how
                     self._process.stdin.write(json.dumps({"id": number, **job}).encode() + b"\n")
                     await self._process.stdin.drain()
                 return await answer
@@ -119,7 +119,7 @@ class RewardProcess:
         """
         self._killed = True
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # gone by itself
+            with contextlib.suppress(ProcessLookupError):  # ended by itself
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def ended(self) -> None:
@@ -148,7 +148,7 @@ class RewardProcess:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             answer = json.loads(line)
-            waiting = self._waiting.get(answer["id"])  # gone when the call was given up
+            waiting = self._waiting.get(answer["id"])  # missing if the call was given up
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
         await self._process.wait()

@@ -53,7 +53,7 @@ def main(name: str, memory_mb: int, timeout: float, parent: int) -> None:
 def _answer(function: Any, job: dict[str, Any]) -> dict[str, Any]:
     try:
         score = score_of(function(Prompt(**job["prompt"]), job["completion"]))
-    except BaseException as error:  # SystemExit of user code must not end the process unheard
+    except BaseException as error:  # SystemExit of user code must not end the process silently
         return _failure(error)
     return {"reward": score.reward, "components": dict(score.components)}
 
@@ -73,7 +73,7 @@ async def _serve_async(function: Any, jobs: BinaryIO, answers: BinaryIO, timeout
         task = asyncio.create_task(run(json.loads(line)))
         running.add(task)
         task.add_done_callback(running.discard)
-    os._exit(0)  # the parent is gone or has closed the pool: nobody waits for what still runs
+    os._exit(0)  # the parent is gone or has closed the pool: nobody waits for running calls
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def reward(prompt: Prompt, completion: str) -> dict[str, float]:
 
     made = prompt.fields["reasoning_gym"]
     dataset = _dataset(made["dataset"], json.dumps(made["arguments"], sort_keys=True))
-    entry = dataset[made["index"]]  # made again: entries hold tuples and more that JSON would change
+    entry = dataset[made["index"]]  # generated again, because JSON would change its tuples
     if entry["question"] != prompt.fields["question"]:
         raise ValueError(f"reasoning_gym made another question of index {made['index']}: its version differs?")
     answer = extract_answer(completion)

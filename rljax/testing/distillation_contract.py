@@ -23,7 +23,7 @@ from rljax.testing.models import VOCABULARY
 from rljax.types import PROMPT_VERSION
 
 KEY = "actor.distill.teacher"
-ADAPTERS = {"actor.lora.rank": 4, "actor.lora.alpha": 8.0}  # of the layers alone: they come less far than all parameters
+ADAPTERS = {"actor.lora.rank": 4, "actor.lora.alpha": 8.0}  # adapters learn less in as many steps than all parameters
 
 
 class DistillationContract:
@@ -60,7 +60,7 @@ class DistillationContract:
         means = learner.update(batch.replace(teacher_logp=want))
         expected = (own - want)[batch.loss_mask].astype(np.float64).mean()
         assert means[f"{UPDATE}/teacher_kl"].value == pytest.approx(expected, rel=1e-4)
-        np.testing.assert_allclose(learner.score_teacher(batch), want, atol=self.tolerance)  # the step was the student's
+        np.testing.assert_allclose(learner.score_teacher(batch), want, atol=self.tolerance)  # the step left the teacher alone
         assert np.abs(learner.score(batch) - own).max() > 1e-3
         learner.close()
         teacher.close()

@@ -90,7 +90,7 @@ def _batch(seed: int) -> Batch:
 
 
 def flat(state: PortableState) -> dict[str, np.ndarray]:
-    return {f"{place} {name}": np.asarray(array) for place, arrays in state.items() for name, array in arrays.items()}
+    return {f"{part} {name}": np.asarray(array) for part, arrays in state.items() for name, array in arrays.items()}
 
 
 def assert_equal(one: PortableState, other: PortableState) -> None:
@@ -100,5 +100,5 @@ def assert_equal(one: PortableState, other: PortableState) -> None:
     for name in a:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
         assert name.startswith(COUNTS) or a[name].shape == b[name].shape
-    for place in set(one) - {COUNTS}:
-        assert any(np.asarray(array).any() for array in one[place].values()), place
+    for part in set(one) - {COUNTS}:
+        assert any(np.asarray(array).any() for array in one[part].values()), part

@@ -27,7 +27,7 @@ from rljax.testing.parity_backend import BY_TOKEN, DTYPES, GRADIENT, OBJECTIVES,
 from rljax.testing.parity_cases import ARRAYS, KINDS, TERMS, M, R, inputs
 from rljax.testing.parity_logprobs import LogprobSuite
 
-# One test function serves every backend: what hypothesis calls differing executors, harmless with no database.
+# All backends share the test functions: hypothesis calls that differing executors; it is harmless without a database.
 quick = settings(
     max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.differing_executors]
 )

@@ -36,7 +36,7 @@ from rljax.engine import Sampler, WeightsInDirectory, WeightSource
 from rljax.errors import SamplerError, UserError
 from rljax.types import Completion, Finish, Piece, Request, SamplingParams
 
-WAIT = 60.0  # seconds after which something hangs
+WAIT = 60.0  # seconds before a call counts as hung
 
 
 class Loop:
@@ -72,7 +72,7 @@ class SamplerContract(abc.ABC):
     context = 64  # tokens of prompt and completion
     tolerance = 1e-4  # nats, between two computations of one log-prob
     reproducible = True  # one request gives the same tokens whatever runs beside it
-    without: ClassVar[frozenset[str]] = frozenset()  # what a simple engine leaves out, of "top", "stop strings", "context"
+    without: ClassVar[frozenset[str]] = frozenset()  # features that a simple engine lacks, of "top", "stop strings", "context"
     _loop: ClassVar[Loop]
     _made: ClassVar[dict[int, Sampler]]
 
@@ -262,11 +262,11 @@ class SamplerContract(abc.ABC):
     def test_stop_ids_are_not_drawn_before_the_minimum(self, sampler: Sampler, loop: Loop) -> None:
         free = loop.run(sampler.generate(self.request("free", greedy=True, max_new_tokens=1)))
         stop = int(free.token_ids[0])  # the likeliest token of all would end it at once
-        held = loop.run(
-            sampler.generate(self.request("held", greedy=True, min_new_tokens=3, max_new_tokens=4, stop_token_ids=(stop,)))
+        completion = loop.run(
+            sampler.generate(self.request("minimum", greedy=True, min_new_tokens=3, max_new_tokens=4, stop_token_ids=(stop,)))
         )
-        assert stop not in held.token_ids[:3]
-        assert len(held.token_ids) == 4 or held.finish is Finish.STOP
+        assert stop not in completion.token_ids[:3]
+        assert len(completion.token_ids) == 4 or completion.finish is Finish.STOP
 
     def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(self, sampler: Sampler, loop: Loop) -> None:
         self.needs("stop strings")
@@ -469,7 +469,7 @@ class SamplerContract(abc.ABC):
                 np.testing.assert_array_equal(completion.token_ids, full.token_ids[: len(completion.token_ids)])
         with pytest.raises(SamplerError):
             loop.run(own.generate(requests[0]))
-        loop.run(own.close())  # again does nothing
+        loop.run(own.close())  # a second close does nothing
 
     def test_closing_a_paused_sampler_hangs_nobody(self, own: Sampler, loop: Loop) -> None:
         async def close_paused() -> Completion:
