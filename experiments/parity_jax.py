@@ -31,7 +31,7 @@ def run(case: Case) -> dict[str, Any]:
 
         def loss(params: Any) -> tuple[Array, tuple[Array, Array]]:
             model = nnx.merge(graphdef, params)
-            hidden, _ = model(jnp.asarray(case.token_ids), jnp.asarray(case.positions), None)
+            hidden = model(jnp.asarray(case.token_ids), jnp.asarray(case.positions), None)
             named = jnp.take_along_axis(hidden, jnp.asarray(case.compacted.source)[..., None], axis=1)
             labels = jnp.asarray(case.compacted.labels)
             flat = token_logprobs(

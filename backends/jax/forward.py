@@ -20,7 +20,7 @@ from rljax.objective.spec import MeanArrays, Objective
 
 def predicting_hidden(model: Transformer, rows: Any) -> Array:
     """Hidden states that predict the named tokens of each row: those of the tokens before them. [r, m, H]"""
-    hidden, _ = model(rows.token_ids, rows.positions, rows.segment_ids)
+    hidden = model(rows.token_ids, rows.positions, rows.segment_ids, bounds=rows.bounds)
     return jnp.take_along_axis(hidden, rows.source[..., None], axis=1)
 
 

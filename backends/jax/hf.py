@@ -13,6 +13,8 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
+from rljax.backends.jax.attention.interface import Attention
+from rljax.backends.jax.attention.xla import XlaAttention
 from rljax.backends.jax.model import abstract
 from rljax.backends.jax.multihost import fetch
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
@@ -31,6 +33,8 @@ def load(
     *,
     remat: str = "none",
     precise: bool = False,
+    attention: Attention = XlaAttention(),
+    unroll: bool = False,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Graph definition and parameters of a model directory, sharded over `mesh` as they are read.
 
@@ -38,7 +42,7 @@ def load(
       mesh: None is the first device alone.
       dtype: computed in. param_dtype: stored.
       remat: "none", "full", "dots".
-      precise: see `Transformer`.
+      precise, attention, unroll: see `Transformer`.
 
     Raises:
       UserError: no such directory, no config.json, a model that is not implemented, a tensor that is missing or of another
@@ -49,7 +53,9 @@ def load(
     reader.check(spec)
     mesh = single_device_mesh() if mesh is None else mesh
     check(spec, mesh)
-    graphdef, _ = abstract(spec, dtype=dtype, param_dtype=param_dtype, remat=remat, precise=precise)
+    graphdef, _ = abstract(
+        spec, dtype=dtype, param_dtype=param_dtype, remat=remat, precise=precise, attention=attention, unroll=unroll
+    )
     leaves = {p.path: _read(p, reader, parameter_sharding(p, spec, mesh), jnp.dtype(param_dtype)) for p in parameters(spec)}
     return graphdef, nested(leaves)
 

@@ -7,7 +7,7 @@ Layers are stacked along a first axis and scanned: compile time does not grow wi
 Parameters are a plain nested dict, so that optimizers, checkpoints and shardings see ordinary pytrees:
 
     graphdef, params = hf.load(directory, mesh, dtype, param_dtype)
-    hidden, _ = nnx.merge(graphdef, params)(token_ids, positions, segment_ids)
+    hidden = nnx.merge(graphdef, params)(token_ids, positions, segment_ids)
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from rljax.backends.jax.attention import attention
+from rljax.backends.jax.attention.interface import Attention, Bounds
+from rljax.backends.jax.attention.xla import XlaAttention
 from rljax.backends.jax.sharding import constrain
 from rljax.hf.rope import frequencies
 from rljax.hf.spec import ModelSpec
@@ -31,23 +32,8 @@ from rljax.hf.tensors import norms, projections
 
 REMAT = ("none", "full", "dots")
 NO_WINDOW = 2**30  # tokens; beyond any row
+KERNELS = ("dot_product_attention_fwd_wrapper", "pallas_call")  # primitives of attention that are one kernel
 BLOCK = 192  # terms that are summed one after the other where a model is `precise`; that of the BLAS under torch on x86
-
-
-class KVCache(NamedTuple):
-    """Keys and values of the tokens so far. Key index == absolute position of the token in its row.
-
-    What lies at indices above a query's position is never seen by it, so stale content needs no clearing.
-    """
-
-    k: Array  # [L, B, S, K, D]
-    v: Array  # [L, B, S, K, D]
-
-    @classmethod
-    def zeros(cls, spec: ModelSpec, rows: int, length: int, dtype: DTypeLike) -> KVCache:
-        """For `rows` rows of at most `length` tokens."""
-        shape = (spec.num_layers, rows, length, spec.num_kv_heads, spec.head_dim)
-        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 class Lora(NamedTuple):
@@ -118,7 +104,6 @@ class Table(nnx.Module):
 class LayerInputs(NamedTuple):
     """What differs from layer to layer beside the parameters: scanned over, so that one compiled body serves all."""
 
-    layer: Array  # int32
     window: Array  # int32, tokens
     rope: Array  # int32, index of the rotary embedding
 
@@ -128,6 +113,10 @@ class Rotation(NamedTuple):
 
     cos: Array
     sin: Array
+
+
+See = Callable[[Array, Array, Array], tuple[Array, Any]]
+"""Attention of one layer: (query [B, T, N, D], key, value [B, T, K, D]) -> [B, T, N, D], and what the caller wants back."""
 
 
 class Layers(nnx.Module):
@@ -148,7 +137,13 @@ class Layers(nnx.Module):
     k_norm: Norm
 
     def __init__(
-        self, spec: ModelSpec, dtype: DTypeLike, param_dtype: DTypeLike, lora: Lora | None = None, precise: bool = False
+        self,
+        spec: ModelSpec,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
+        attention: Attention,
+        lora: Lora | None = None,
+        precise: bool = False,
     ) -> None:
         for name, (outputs, inputs, bias) in projections(spec).items():
             short = name.split(".")[-1]
@@ -159,32 +154,20 @@ class Layers(nnx.Module):
             shape = (spec.num_layers, size)
             setattr(self, name.split(".")[-1], Norm(shape, spec.rms_norm_eps, offset, param_dtype, precise))
         self.spec = spec
+        self.attention = attention
 
-    def step(
-        self,
-        x: Array,
-        inputs: LayerInputs,
-        rotation: Rotation,
-        segment_ids: Array | None,
-        write: tuple[KVCache, Array, Array, int] | None,
-    ) -> tuple[Array, KVCache | None]:
-        """x [B, T, H] -> x after this layer, and the cache with this layer's keys and values written."""
+    def step(self, x: Array, rope: Array | int, rotation: Rotation, see: See) -> tuple[Array, Any]:
+        """x [B, T, H] -> x after this layer, and what `see` gives beside its output."""
         spec = self.spec
-        attended, cache = self.attend(self.input_layernorm(x), inputs, rotation, segment_ids, write)
+        attended, extra = self.attend(self.input_layernorm(x), rope, rotation, see)
         if spec.gemma_norms:
             x = constrain(x + self.post_attention_layernorm(attended), "hidden")
-            return constrain(x + self.post_feedforward_layernorm(self.feed(self.pre_feedforward_layernorm(x))), "hidden"), cache
+            x = constrain(x + self.post_feedforward_layernorm(self.feed(self.pre_feedforward_layernorm(x))), "hidden")
+            return x, extra
         x = constrain(x + attended, "hidden")
-        return constrain(x + self.feed(self.post_attention_layernorm(x)), "hidden"), cache
+        return constrain(x + self.feed(self.post_attention_layernorm(x)), "hidden"), extra
 
-    def attend(
-        self,
-        x: Array,
-        inputs: LayerInputs,
-        rotation: Rotation,
-        segment_ids: Array | None,
-        write: tuple[KVCache, Array, Array, int] | None,
-    ) -> tuple[Array, KVCache | None]:
+    def attend(self, x: Array, rope: Array | int, rotation: Rotation, see: See) -> tuple[Array, Any]:
         spec = self.spec
         rows, length, _ = x.shape
         query = self.q_proj(x).reshape(rows, length, spec.num_heads, spec.head_dim)
@@ -192,23 +175,10 @@ class Layers(nnx.Module):
         value = self.v_proj(x).reshape(rows, length, spec.num_kv_heads, spec.head_dim)
         if spec.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
-        cos, sin = rotation.cos[inputs.rope], rotation.sin[inputs.rope]
+        cos, sin = rotation.cos[rope], rotation.sin[rope]
         query, key = constrain(rotate(query, cos, sin), "heads"), constrain(rotate(key, cos, sin), "heads")
-        value = constrain(value, "heads")
-        window = inputs.window if spec.sliding else None
-        see = functools.partial(attention, scale=spec.attention_scale, softcap=spec.attention_softcap, window=window)
-        if write is None:
-            out, cache = see(query, key, value, segment_ids=segment_ids), None
-        else:
-            cache, slots, positions, keys = write
-            at = (inputs.layer, jnp.arange(rows)[:, None], slots)
-            cache = KVCache(
-                cache.k.at[at].set(key.astype(cache.k.dtype), mode="drop"),
-                cache.v.at[at].set(value.astype(cache.v.dtype), mode="drop"),
-            )
-            seen_k, seen_v = cache.k[inputs.layer, :, :keys], cache.v[inputs.layer, :, :keys]
-            out = see(query, seen_k.astype(query.dtype), seen_v.astype(query.dtype), query_index=positions)
-        return self.o_proj(out.reshape(rows, length, spec.num_heads * spec.head_dim)), cache
+        out, extra = see(query, key, constrain(value, "heads"))
+        return self.o_proj(out.reshape(rows, length, spec.num_heads * spec.head_dim)), extra
 
     def feed(self, x: Array) -> Array:
         gate = constrain(ACTIVATIONS[self.spec.activation](self.gate_proj(x)), "feed")
@@ -227,8 +197,14 @@ class Transformer(nnx.Module):
         remat: str = "none",
         lora: Lora | None = None,
         precise: bool = False,
+        attention: Attention = XlaAttention(),
+        unroll: bool = False,
     ) -> None:
         """dtype is computed in, param_dtype stored; remat says what the backward pass recomputes of a layer.
+
+        attention: of the rows of a call.
+        unroll: layers one after the other instead of in a loop: what the backward pass needs is never copied into stacked
+          arrays, and compile time grows with depth.
 
         precise: sums in blocks and correctly rounded roots in the norms, for logits nearer to those of exact arithmetic (and
         of transformers) where a long sum is held in one float32: XLA on the CPU. Costs time.
@@ -239,8 +215,9 @@ class Transformer(nnx.Module):
         self.dtype = jnp.dtype(dtype)
         self.remat = remat
         self.precise = precise
+        self.unroll = unroll
         self.embed_tokens = Table(spec.vocab_size, spec.hidden_size, param_dtype)
-        self.layers = Layers(spec, dtype, param_dtype, lora, precise)
+        self.layers = Layers(spec, dtype, param_dtype, attention, lora, precise)
         offset = 1.0 if spec.gemma_norms else 0.0
         self.norm = Norm((spec.hidden_size,), spec.rms_norm_eps, offset, param_dtype, precise)
         self.lm_head = None if spec.tie_word_embeddings else Table(spec.vocab_size, spec.hidden_size, param_dtype)
@@ -250,59 +227,56 @@ class Transformer(nnx.Module):
         token_ids: Array,
         positions: Array,
         segment_ids: Array | None = None,
-        cache: KVCache | None = None,
         *,
-        cache_length: int | None = None,
-    ) -> tuple[Array, KVCache | None]:
+        bounds: Bounds | None = None,
+    ) -> Array:
         """Hidden states after the final norm; those at t predict token t + 1.
 
         Args:
           token_ids: [B, T] int32.
-          positions: [B, T] int32, of each token in its segment (no cache) or row (cache).
+          positions: [B, T] int32, of each token in its segment.
           segment_ids: [B, T] int32; a token sees its own segment alone. None: a row is one segment.
-            With a cache: 0 marks padding, whose keys are not written.
-          cache: keys and values of earlier tokens; this call writes at `positions` and sees everything at or before them.
-            A position outside [0, S) is not written.
-          cache_length: static; look at the first so many keys only. Every position must be below it. None: S.
+          bounds: of the segments, as `attention.bounds` gives them; needed where it does.
 
         Returns:
-          hidden [B, T, H] in `dtype`, and the new cache (None without one).
+          [B, T, H] in `dtype`.
         """
         spec = self.spec
-        x = self.embed_tokens.kernel[...][token_ids].astype(self.dtype)
-        if spec.embedding_scale != 1.0:
-            x *= jnp.asarray(spec.embedding_scale, self.dtype)
-        x = constrain(x, "hidden")
-        write = None
-        if cache is not None:
-            size = cache.k.shape[2]
-            kept = (positions >= 0) if segment_ids is None else (positions >= 0) & (segment_ids > 0)
-            slots = jnp.where(kept, positions, size)  # a negative index would count from the end
-            write = (slots, positions, size if cache_length is None else cache_length)
-        x, cache = self._scan(x, rotation_at(spec, positions), segment_ids, cache, write)
-        return self.norm(x), cache
-
-    def _scan(
-        self,
-        x: Array,
-        rotation: Rotation,
-        segment_ids: Array | None,
-        cache: KVCache | None,
-        write: tuple[Array, Array, int] | None,
-    ) -> tuple[Array, KVCache | None]:
         graphdef, params = nnx.split(self.layers)
-        spec = self.spec
+        attention = self.layers.attention
+        segments = None if segment_ids is None else attention.segments(segment_ids, bounds)
+        see = functools.partial(
+            attention,
+            scale=spec.attention_scale,
+            softcap=spec.attention_softcap,
+            segments=segments,
+            windows=tuple(dict.fromkeys(spec.windows)),
+        )
         windows = [NO_WINDOW if window is None else window for window in spec.windows]
-        inputs = LayerInputs(jnp.arange(spec.num_layers), jnp.asarray(windows), jnp.asarray(spec.rope_of_layer))
+        inputs = LayerInputs(jnp.asarray(windows), jnp.asarray(spec.rope_of_layer))
+        rotation = rotation_at(spec, positions)
 
-        def body(carry: tuple[Array, KVCache | None], scanned: tuple[Any, LayerInputs]) -> tuple[Any, None]:
-            hidden, held = carry
-            layer = nnx.merge(graphdef, scanned[0])
-            target = None if write is None or held is None else (held, *write)
-            return layer.step(hidden, scanned[1], rotation, segment_ids, target), None
+        def body(hidden: Array, scanned: tuple[Any, LayerInputs]) -> tuple[Array, None]:
+            layer, (window, rope) = nnx.merge(graphdef, scanned[0]), scanned[1]
+            seen = functools.partial(see, window=window if spec.sliding else None)
+            return layer.step(hidden, rope, rotation, lambda *qkv: (seen(*qkv), None))
 
-        (x, cache), _ = jax.lax.scan(rematerialized(body, self.remat), (x, cache), (params, inputs))
-        return x, cache
+        unroll = spec.num_layers if self.unroll else 1
+        layer_body = rematerialized(body, self.remat, unrolled=self.unroll)
+        stacked = (self._computed_in(params), inputs)
+        hidden, _ = jax.lax.scan(layer_body, self.embed(token_ids), stacked, unroll=unroll)
+        return self.norm(hidden)
+
+    def embed(self, token_ids: Array) -> Array:
+        """[B, T] -> [B, T, H] in `dtype`."""
+        x = self.embed_tokens.kernel[...][token_ids].astype(self.dtype)
+        if self.spec.embedding_scale != 1.0:
+            x *= jnp.asarray(self.spec.embedding_scale, self.dtype)
+        return constrain(x, "hidden")
+
+    def _computed_in(self, params: Any) -> Any:
+        """The stacked matrices in `dtype`, rounded once: their gradients are stacked in it too. Norms keep their precision."""
+        return jax.tree.map(lambda a: a.astype(self.dtype) if a.ndim > 2 else a, params)
 
     def unembedding(self) -> Array:
         """[V, H] in `dtype`; the embedding itself where they are tied."""
@@ -330,9 +304,21 @@ def abstract(
     remat: str = "none",
     lora: Lora | None = None,
     precise: bool = False,
+    attention: Attention = XlaAttention(),
+    unroll: bool = False,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Graph definition and the shapes of the parameters (jax.ShapeDtypeStruct); nothing is allocated."""
-    make = functools.partial(Transformer, spec, dtype=dtype, param_dtype=param_dtype, remat=remat, lora=lora, precise=precise)
+    make = functools.partial(
+        Transformer,
+        spec,
+        dtype=dtype,
+        param_dtype=param_dtype,
+        remat=remat,
+        lora=lora,
+        precise=precise,
+        attention=attention,
+        unroll=unroll,
+    )
     model = nnx.eval_shape(make)
     graphdef, state = nnx.split(model)
     return graphdef, nnx.to_pure_dict(state)
@@ -352,15 +338,21 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def rematerialized(body: Callable[..., Any], choice: str) -> Callable[..., Any]:
+def rematerialized(body: Callable[..., Any], choice: str, *, unrolled: bool) -> Callable[..., Any]:
     """The scan body under a remat choice.
 
-    "none" keeps the output of every matmul, "dots" of those with weights (not the attention logits), "full" only what goes
-    from layer to layer. Elementwise work is always done again: on every device that is cheaper than storing it.
+    "none" keeps the output of every matmul and of an attention kernel, "dots" of matmuls with weights alone, "full" only what
+    goes from layer to layer. Elementwise work is always done again: on every device that is cheaper than storing it.
     """
-    policies = jax.checkpoint_policies
-    policy = {"none": policies.dots_saveable, "dots": policies.dots_with_no_batch_dims_saveable, "full": None}[choice]
-    return jax.checkpoint(body, prevent_cse=False, policy=policy)  # inside a scan nothing is merged across the boundary
+    dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    policy = {"none": _is_matmul, "dots": dots, "full": None}[choice]
+    merged = unrolled and choice != "none"  # in straight-line code XLA would find that it has the values already
+    return jax.checkpoint(body, prevent_cse=merged, policy=policy)
+
+
+def _is_matmul(primitive: Any, *_: Any, **params: Any) -> bool:
+    """A checkpoint policy: matrix products, and the kernels of `attention` with what their gradient needs."""
+    return primitive.name in KERNELS or bool(jax.checkpoint_policies.dots_saveable(primitive, *_, **params))
 
 
 def dot(x: Array, kernel: Array, block: int | None = None) -> Array:

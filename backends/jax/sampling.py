@@ -30,15 +30,27 @@ class Sampling(NamedTuple):
 
 
 def sample(logits: Float[Array, "B V"], params: Sampling) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """Draws one token a row.
+    """Draws one token per row.
 
     Returns:
       Token ids, int32, and their log-probabilities, float32, nats, under the distribution that was drawn from. A greedy
       row takes the likeliest token and reports its log-probability at temperature 1 over the whole vocabulary.
     """
-    logp = log_distribution(logits, params)
-    drawn = jnp.where(params.greedy, jnp.argmax(logp, axis=-1), draw(jnp.exp(logp), params.seed, params.token_index))
-    return drawn.astype(jnp.int32), jnp.take_along_axis(logp, drawn[:, None], axis=-1)[:, 0]
+    asks = params.greedy | (params.token_index < params.min_new_tokens) | (params.top_k > 0) | (params.top_p < 1)
+    return jax.lax.cond(jnp.any(asks), _sample_any, _sample_plain, jnp.asarray(logits, jnp.float32), params)
+
+
+def _sample_plain(logits: Array, params: Sampling) -> tuple[Array, Array]:
+    """Where no row asks for more than a temperature: two passes over the logits, and nothing of their size is written."""
+    return draw(logits / params.temperature[:, None], params.seed, params.token_index)
+
+
+def _sample_any(logits: Array, params: Sampling) -> tuple[Array, Array]:
+    logits = _scaled(logits, params)
+    drawn, logp = draw(logits, params.seed, params.token_index)
+    likeliest = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    of_likeliest = jnp.max(logits, axis=-1) - jax.nn.logsumexp(logits, axis=-1)
+    return jnp.where(params.greedy, likeliest, drawn), jnp.where(params.greedy, of_likeliest, logp)
 
 
 def log_distribution(logits: Float[Array, "B V"], params: Sampling) -> Float[Array, "B V"]:
@@ -48,15 +60,18 @@ def log_distribution(logits: Float[Array, "B V"], params: Sampling) -> Float[Arr
     top_p (the smallest set of likeliest tokens with at least that mass). What is left is renormalized. Tokens that tie
     with the last one kept are kept.
     """
-    logits = jnp.asarray(logits, jnp.float32)
+    return jax.nn.log_softmax(_scaled(jnp.asarray(logits, jnp.float32), params), axis=-1)
+
+
+def _scaled(logits: Array, params: Sampling) -> Array:
+    """Logits whose softmax is the distribution of `log_distribution`."""
     banning = params.token_index < params.min_new_tokens
     logits = jax.lax.cond(jnp.any(banning), lambda z: _ban(z, params.stop_ids, banning), lambda z: z, logits)
     logits = logits / jnp.where(params.greedy, 1.0, params.temperature)[:, None]
     top_k = jnp.where(params.greedy, 0, params.top_k)
     top_p = jnp.where(params.greedy, 1.0, params.top_p)
     narrowing = jnp.any((top_k > 0) | (top_p < 1))  # sorting a vocabulary is worth a branch
-    logits = jax.lax.cond(narrowing, lambda z: _keep_top(z, top_k, top_p), lambda z: z, logits)
-    return jax.nn.log_softmax(logits, axis=-1)
+    return jax.lax.cond(narrowing, lambda z: _keep_top(z, top_k, top_p), lambda z: z, logits)
 
 
 def _ban(logits: Array, stop_ids: Array, banning: Array) -> Array:
@@ -77,19 +92,27 @@ def _keep_top(logits: Array, top_k: Array, top_p: Array) -> Array:
     return jnp.where(logits >= least, logits, -jnp.inf)
 
 
-def draw(weights: Float[Array, "B V"], seed: UInt[Array, " B"], index: Int[Array, " B"]) -> Int[Array, " B"]:
-    """Inverts the cumulative distribution of each row, in two levels: a block of about sqrt(V) tokens, then a token in it.
+def draw(
+    logits: Float[Array, "B V"], seed: UInt[Array, " B"], index: Int[Array, " B"]
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    """Draws a token per row from the softmax of its logits, and says its log-probability. Never draws a logit of -inf.
 
-    One uniform a level: two random numbers a token instead of the V of the Gumbel trick, which on a CPU cost as much as
-    a small model; and a token of probability 1e-10 is still drawn as often as it should be. Never draws weight zero.
+    Inverts the cumulative distribution in two levels: a block of about sqrt(V) tokens, then a token in it. One uniform per
+    level: two random numbers per token instead of the V of the Gumbel trick, which on a CPU cost as much as a small model;
+    and a token of probability 1e-10 is still drawn as often as it should be.
     """
-    rows, vocabulary = weights.shape
+    rows, vocabulary = logits.shape
     block = math.isqrt(vocabulary - 1) + 1
-    blocks = jnp.pad(weights, ((0, 0), (0, -vocabulary % block))).reshape(rows, -1, block)
+    peak = jnp.max(logits, axis=-1, keepdims=True)
+    padded = jnp.pad(logits, ((0, 0), (0, -vocabulary % block)), constant_values=-jnp.inf)
+    blocks = jnp.exp(padded.reshape(rows, -1, block) - peak[..., None]).sum(axis=-1)
     first, second = _uniforms(seed, index)
-    chosen = _invert(blocks.sum(axis=-1), first)
-    within = jnp.take_along_axis(blocks, chosen[:, None, None], axis=1)[:, 0]
-    return chosen * block + _invert(within, second)
+    chosen = _invert(blocks, first)
+    tokens = chosen[:, None] * block + jnp.arange(block)
+    within = jnp.take_along_axis(logits, jnp.minimum(tokens, vocabulary - 1), axis=1)
+    token = _invert(jnp.where(tokens < vocabulary, jnp.exp(within - peak), 0.0), second)
+    logp = jnp.take_along_axis(within, token[:, None], axis=1) - peak - jnp.log(blocks.sum(axis=-1, keepdims=True))
+    return (chosen * block + token).astype(jnp.int32), logp[:, 0]
 
 
 def _uniforms(seed: Array, index: Array) -> tuple[Array, Array]:

@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, tuple[Any, ...]] = {
     "hidden": (BATCH, None, None),  # [B, T, H]
     "heads": (BATCH, None, "tensor", None),  # [B, T, heads, D]
     "feed": (BATCH, None, "tensor"),  # [B, T, F]
-    "cache": (None, BATCH, None, "tensor", None),  # [L, B, S, heads, D]
+    "cache": (BATCH, "tensor", None, None),  # [B, heads, S, D], of a layer
     "rows": (BATCH, None),  # [B, T]
 }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import abc
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -20,8 +21,10 @@ from rljax.config.schema import Config
 from rljax.engine import PortableState
 from rljax.engines.common.phases import CriticT, Phases, PhaseT, Reinforcement, Tree
 from rljax.errors import UserError
+from rljax.hf.flops import update_flops
 from rljax.hf.spec import ModelSpec
 from rljax.metrics.mean import Mean
+from rljax.metrics.throughput import throughput
 from rljax.objective.spec import Objective
 
 Result = TypeVar("Result")
@@ -83,6 +86,10 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
     @abc.abstractmethod
     def _policy_step(self, phase: PhaseT, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         """One step of the policy objective on the tokens in keep, [R, T] bool."""
+
+    @abc.abstractmethod
+    def _devices(self) -> tuple[str, int]:
+        """What the framework calls a device of the pool, and how many there are."""
 
     @abc.abstractmethod
     def _supervised_step(self, phase: PhaseT, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
@@ -157,9 +164,18 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         Metrics are under `ppo_actor/update/`, unweighted over the tokens trained on. A gradient
         that isn't finite is skipped and counted in `ppo_actor/update/skipped`.
         """
-        means = self._policy_step(self._reinforcement().actor, batch, kept(batch, self._objective))
+        actor, keep = self._reinforcement().actor, kept(batch, self._objective)
+        began = time.perf_counter()
+        means = self._policy_step(actor, batch, keep)
+        seconds = time.perf_counter() - began
         self._updates += 1
-        return means
+        return means | self._throughput(batch, keep, seconds)
+
+    def _throughput(self, batch: Batch, keep: np.ndarray, seconds: float) -> dict[str, Mean]:
+        """Tokens per second and MFU of an update that took so long."""
+        adapters = self._config.actor.lora.rank > 0
+        flops = update_flops(self._spec, batch.segment_ids, int(keep.sum()), adapters=adapters)
+        return throughput("update", int(np.count_nonzero(batch.segment_ids)), flops, seconds, *self._devices())
 
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
         """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer,

@@ -102,6 +102,11 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         means = phase.step(self._policy_loss, cut)
         return means | ({RANK_SPREAD: Mean.of([cut.spread])} if self._layout.dealt[1] > 1 else {})
 
+    def _devices(self) -> tuple[str, int]:
+        device = self._layout.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return name, self._layout.pool.size
+
     def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         return phase.step(self._supervised_loss, self._cut(batch, keep))
 

@@ -21,6 +21,7 @@ from rljax.backends.torch.mesh import Layout, local
 from rljax.backends.torch.optim import Slot
 from rljax.config.schema import Config
 from rljax.engines.cuda.config import FsdpConfig
+from rljax.hf.activations import checkpointing
 from rljax.hf.spec import ModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -45,7 +46,7 @@ class Policy:
             layout,
             dtype=self.dtype,
             base_dtype=self.dtype if adapted else torch.float32,  # a frozen base needs no master copy
-            remat=actor.gradient_checkpointing,
+            remat=checkpointing(actor.gradient_checkpointing, 0, None),  # auto: a server may have most of the memory
             compile=FsdpConfig.of(config).compile and layout.device.type == "cuda",
             adapt=lora.adder(actor.lora) if adapted else None,
         )

@@ -18,8 +18,24 @@ class JaxConfig(EngineConfig):
     context_length: int = key(2048, "Prompt and completion that a slot has room for.", POSITIVE, unit="tokens")
     prefill_chunk: int = key(256, "Prompt tokens per dispatch.", POSITIVE, unit="tokens")
     decode_steps: int = key(4, "Decode steps per dispatch.", POSITIVE)
+    decode_attention: str = key(
+        "auto",
+        "Kernel of the sampler's attention over its cache. auto: the first of these that can do it on the devices at hand.",
+        choices=("auto", "pallas_gpu", "xla"),
+    )
     cache_dtype: str = key("bfloat16", "What the sampler's keys and values are kept in.", choices=_DTYPES)
     sampler_dtype: str = key("bfloat16", "What the sampler's weights are kept and computed in.", choices=_DTYPES)
+    attention: str = key(
+        "auto",
+        "Kernel of the learner's attention. auto: the first of these that can do it on the devices at hand.",
+        choices=("auto", "cudnn", "splash", "tokamax", "xla"),
+    )
+    unroll: bool | None = key(
+        None,
+        "The learner's layers one after the other, not in a loop: faster steps, and a compile time that grows with depth. "
+        "None: on a GPU where gradient_checkpointing is none.",
+    )
+    profile: str = key("", "Directory for a trace of the learner's third to fifth update. Empty: none.")
     precise: bool = key(
         False, "Sum float32 in blocks: logits within 1e-4 of transformers on the CPU (docs/parity.md); costs time."
     )

@@ -23,6 +23,7 @@ from rljax.backends.jax.forward import named_logprobs, named_objective
 from rljax.backends.jax.mesh import dispatching, pool_mesh
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective
+from rljax.backends.jax.profile import StepTrace
 from rljax.batching.batch import Batch
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config, OptimizerConfig
@@ -34,7 +35,7 @@ from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.critic import Critic
 from rljax.engines.jax.phase import Phase
 from rljax.engines.jax.policy import Policy
-from rljax.engines.jax.rows import Rows, micro_batches, one_a_row
+from rljax.engines.jax.rows import MicroBatches, Rows, micro_batches, one_a_row
 from rljax.engines.jax.scoring import scorer_of
 from rljax.engines.jax.teacher import Teacher
 from rljax.errors import UserError
@@ -61,6 +62,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
             raise UserError("jax.bitwise: the sampler is of one process, so the learner must be too (see docs/processes.md)")
         self._policy = Policy(config, self._mesh, self._model_dir)
         self._score = self._policy.program(self._logp_of)
+        self._trace = StepTrace(JaxConfig.of(config).profile)
         self._start()
 
     # Scoring
@@ -81,10 +83,14 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
 
     def _forward(self, batch: Batch, program: Callable[[Rows], jax.Array]) -> np.ndarray:
         """Runs the micro-batches one after the other and reads them all at once."""
-        cut = micro_batches(batch, batch.loss_mask, self._mesh, self._config.actor.mb_spec.rows_per_mb)
+        cut = self._cut(batch, batch.loss_mask)
         with jax.set_mesh(self._mesh):
             outputs = [self._dispatched(program, part) for part in cut.parts]
         return cut.scatter(jax.device_get(outputs))
+
+    def _cut(self, batch: Batch, keep: np.ndarray, anchor: np.ndarray | None = None) -> MicroBatches:
+        rows = self._config.actor.mb_spec.rows_per_mb
+        return micro_batches(batch, keep, self._mesh, rows, self._policy.attention, anchor=anchor)
 
     def _dispatched(self, program: Callable[[Rows], jax.Array], part: Rows) -> jax.Array:
         with dispatching(self._mesh):
@@ -109,19 +115,23 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """One optimizer step of the critic, on every token of loss_mask."""
         critic = self._critic()
-        cut = micro_batches(batch, batch.loss_mask, self._mesh, self._config.actor.mb_spec.rows_per_mb)
+        cut = self._cut(batch, batch.loss_mask)
         with jax.set_mesh(self._mesh):
             return critic.update(cut.parts)
 
     def _policy_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         anchor = self._score_bitwise(batch) if JaxConfig.of(self._config).bitwise and not self._sft else None
-        return self._step(phase, batch, keep, anchor)
+        with self._trace.step():
+            return self._step(phase, batch, keep, anchor)
+
+    def _devices(self) -> tuple[str, int]:
+        return self._mesh.local_devices[0].device_kind, self._mesh.size
 
     def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         return self._step(phase, batch, keep, None)
 
     def _step(self, phase: Phase, batch: Batch, keep: np.ndarray, anchor: np.ndarray | None) -> dict[str, Mean]:
-        cut = micro_batches(batch, keep, self._mesh, self._config.actor.mb_spec.rows_per_mb, anchor=anchor)
+        cut = self._cut(batch, keep, anchor)
         with jax.set_mesh(self._mesh):
             self._policy.trained, means = phase.step(self._policy.trained, self._policy.frozen, cut.parts)
         return means
@@ -160,7 +170,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
             return Critic(self._config, self._policy, total_steps)
 
     def _load_teacher(self, directory: Path) -> Scorer:
-        teacher = Teacher(self._config, directory, self._mesh)
+        teacher = Teacher(self._config, directory, self._mesh, self._policy.attention)
         return lambda batch: self._forward(batch, teacher.score)
 
     def _copy_policy(self) -> Tree:

@@ -12,12 +12,14 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rljax.backends.jax import hf, lora
+from rljax.backends.jax.attention.choice import choose, problem_of
 from rljax.backends.jax.mesh import dispatching
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.multihost import fetch
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
+from rljax.engines.jax.tuning import longest_row, remat_of, unrolled
 from rljax.hf.spec import ModelSpec
 
 Tree = Any  # a pytree of arrays
@@ -36,8 +38,19 @@ class Policy:
         self.dtype = jnp.dtype(actor.dtype)
         self.spec = ModelSpec.from_directory(model_dir)
         base_dtype = MASTER if actor.lora.rank == 0 or settings.bitwise else self.dtype  # a frozen base needs no master copy
+        remat = remat_of(config, self.spec, mesh)
+        self.attention = choose(
+            settings.attention, problem_of(self.spec, actor.dtype, mesh.local_devices[0], longest_row(config))
+        )
         self.graphdef, params = hf.load(
-            model_dir, mesh, actor.dtype, base_dtype, remat=actor.gradient_checkpointing, precise=settings.precise
+            model_dir,
+            mesh,
+            actor.dtype,
+            base_dtype,
+            remat=remat,
+            precise=settings.precise,
+            attention=self.attention,
+            unroll=unrolled(config, remat, mesh),
         )
         self.trained, self.frozen = params, {}
         self._adapted = actor.lora.rank > 0

@@ -4,13 +4,14 @@
     copy     rows of the cache onto other rows
     decode   up to `decode_steps` tokens of every active slot
 
-Each is compiled at warm-up for every length in `spans`, and reads the cache only up to it. Whatever differs between
-requests goes in as arrays, so that nothing compiles after warm-up.
+All of them update the cache where it is (tested in the compiled programs). Prefill is compiled for every one of `shapes`,
+copy for every length in `spans`, decode once. Whatever differs between requests goes in as arrays, so that nothing compiles
+after warm-up.
 """
 
 from __future__ import annotations
 
-import functools
+import collections
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,14 +19,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from rljax.backends.jax import hf
-from rljax.backends.jax.mesh import dispatching
-from rljax.backends.jax.model import KVCache
+from rljax.backends.jax.cached import LAYERS, Cache, CachedTransformer, empty_cache, stack, unstack
+from rljax.backends.jax.decode_attention import Problem, choose, spans
+from rljax.backends.jax.mesh import dispatching, row_shards
 from rljax.backends.jax.sampling import Sampling, sample
 from rljax.backends.jax.sharding import activation_sharding, constrain, replicated, shardings
 from rljax.engine import WeightsInDirectory, WeightsInMemory, WeightSource
@@ -33,10 +34,11 @@ from rljax.engines.jax.slots import Chunk
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 
-SHORTEST_SPAN = 128  # tokens; below it attention costs little beside the matrices
 LONE_CHUNK = 32  # tokens in a prefill dispatch of one short prompt
-NARROW_CHUNK = 16  # tokens a row in a prefill dispatch of many prompts
-MAX_STOP_IDS = 16  # a request
+NARROW_CHUNK = 16  # tokens per row in a prefill dispatch of many prompts
+MIDDLE_CHUNK = 128  # tokens per row in a prefill dispatch of a few prompts
+OUTSIDE = -1  # a position that is in no row: of padding, and of slots at rest
+MAX_STOP_IDS = 16  # per request
 KEEP, START, HALT = range(3)  # what an order does to a slot
 
 ORDER = np.dtype(
@@ -91,34 +93,60 @@ class Programs:
         param_dtype: DTypeLike,
         cache_dtype: DTypeLike,
         precise: bool = False,
+        decode_attention: str = "auto",
     ) -> None:
-        """`dtype` is computed in; matrices are stored in `param_dtype`, norms in float32."""
+        """`dtype` is computed in; matrices are stored in `param_dtype`, norms in float32.
+
+        Raises:
+          UserError: a model that can't be loaded, or a `decode_attention` that can't do this.
+        """
         self.spec = ModelSpec.from_directory(model_dir)
         self.slots, self.context, self.decode_steps = slots, context, decode_steps
         self.spans = spans(context)
         self.shapes = chunk_shapes(prefill_tokens, slots, context)
         self.mesh, self._dtype, self._param_dtype = mesh, jnp.dtype(dtype), jnp.dtype(param_dtype)
+        self.attention = choose(decode_attention, self._problem(jnp.dtype(cache_dtype)))
         self._graphdef, params = hf.load(model_dir, mesh, self._dtype, self._param_dtype, precise=precise)
         self._shardings = shardings(self.spec, mesh)
-        self.params = self._adopt(params)
-        whole = jax.eval_shape(lambda: (KVCache.zeros(self.spec, slots, context, cache_dtype), empty_state(slots)))
+        self._unstack = jax.jit(unstack, out_shardings=_unstacked(self._shardings, self.spec.num_layers))
+        self._stack = jax.jit(stack, out_shardings=self._shardings)
+        self._weights = self._adopt(params)
+        self.dispatches: collections.Counter[str] = collections.Counter()  # by kind
+
+        def zeros() -> Cache:
+            return empty_cache(self.spec, slots, self.attention.padded(context), cache_dtype)
+
+        whole = jax.eval_shape(lambda: (zeros(), empty_state(slots)))
         placed = jax.tree.map(self._sharding, whole)
-        self._empty = jax.jit(lambda: KVCache.zeros(self.spec, slots, context, cache_dtype), out_shardings=placed[0])
+        self._empty = jax.jit(zeros, out_shardings=placed[0])
         self._cache, self._state = self._empty(), jax.jit(lambda: empty_state(slots), out_shardings=placed[1])()
-        compile_ = functools.partial(jax.jit, static_argnames="span")
-        self._prefill = compile_(self._prefill_rows, donate_argnums=1, out_shardings=placed[0])
-        self._copy = compile_(self._copy_rows, donate_argnums=0, out_shardings=placed[0])
-        self._decode = compile_(self._decode_steps, donate_argnums=(1, 2), out_shardings=(*placed, replicated(mesh)))
+        self._prefill = jax.jit(self._prefill_rows, donate_argnums=1, out_shardings=placed[0])
+        self._copy = jax.jit(self._copy_rows, static_argnames="span", donate_argnums=0, out_shardings=placed[0])
+        self._decode = jax.jit(self._decode_steps, donate_argnums=(1, 2), out_shardings=(*placed, replicated(mesh)))
+
+    def _problem(self, cache_dtype: jnp.dtype) -> Problem:
+        spec, mesh = self.spec, self.mesh
+        return Problem(
+            platform=mesh.devices.flat[0].platform,
+            dtype=self._dtype,
+            cache_dtype=cache_dtype,
+            rows=self.slots,
+            length=self.context,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            softcap=spec.attention_softcap,
+            row_shards=row_shards(mesh),
+            head_shards=mesh.shape["tensor"],
+        )
 
     def warm_up(self) -> None:
         """Compiles every program by running it on nothing."""
+        self.decode(np.zeros(self.slots, ORDER))
         for span in self.spans:
-            self.decode(np.zeros(self.slots, ORDER), span)
             self.copy([], span)
-            for rows, width in self.shapes:
-                out = np.full(rows, self.slots, np.int32)
-                if width <= span:
-                    self.prefill(Chunk(out, np.zeros_like(out), np.zeros_like(out), np.zeros((rows, width), np.int32)), span)
+        for rows, width in self.shapes:
+            out = np.full(rows, self.slots, np.int32)
+            self.prefill(Chunk(out, np.zeros_like(out), np.zeros_like(out), np.zeros((rows, width), np.int32)))
         self.wait()
 
     @property
@@ -127,22 +155,26 @@ class Programs:
         programs: tuple[Any, ...] = (self._prefill, self._copy, self._decode)
         return sum(program._cache_size() for program in programs)
 
-    def span(self, length: int) -> int:
-        """The shortest compiled span of at least so many tokens."""
-        return next(span for span in self.spans if span >= min(length, self.context))
-
-    def prefill(self, chunk: Chunk, span: int | None = None) -> None:
-        plan = np.concatenate([np.stack([chunk.rows, chunk.starts, chunk.counts], axis=1), chunk.tokens], axis=1)
-        span = self.span(max(chunk.end, chunk.tokens.shape[1])) if span is None else span
+    @property
+    def params(self) -> Any:
+        """The weights as `hf.load` gives them, made anew by every call."""
         with dispatching(self.mesh):
-            self._cache = self._prefill(self.params, self._cache, plan, span=span)
+            return self._stack(self._weights)
+
+    def prefill(self, chunk: Chunk) -> None:
+        plan = np.concatenate([np.stack([chunk.rows, chunk.starts, chunk.counts], axis=1), chunk.tokens], axis=1)
+        self.dispatches["prefill {}x{}".format(*chunk.tokens.shape)] += 1
+        with dispatching(self.mesh):
+            self._cache = self._prefill(self._weights, self._cache, plan)
 
     def copy(self, pairs: Sequence[tuple[int, int, int]], span: int | None = None) -> None:
-        """(source row, target row, tokens), at most `copies` of them."""
+        """(source row, target row, tokens), at most `copies` of them, up to `span` tokens; None: the shortest that does."""
         plan = np.full((self.copies, 2), self.slots, np.int32)
         for row, (source, target, _) in enumerate(pairs):
             plan[row] = source, target
-        span = self.span(max(length for *_, length in pairs)) if span is None else span
+        longest = max((length for *_, length in pairs), default=0)
+        span = next(span for span in self.spans if span >= longest) if span is None else span
+        self.dispatches["copy"] += 1
         with dispatching(self.mesh):
             self._cache = self._copy(self._cache, plan, span=span)
 
@@ -151,24 +183,25 @@ class Programs:
         """Rows that one dispatch copies."""
         return min(self.slots, 16)
 
-    def decode(self, orders: np.ndarray, span: int) -> Decoded:
+    def decode(self, orders: np.ndarray) -> Decoded:
         """Carries out the orders, [B] of ORDER, then draws up to `decode_steps` tokens of every active slot."""
         columns = orders.view(np.int32).reshape(self.slots, -1)
+        self.dispatches["decode"] += 1
         with dispatching(self.mesh):
-            self._cache, self._state, drawn = self._decode(self.params, self._cache, self._state, columns, span=span)
+            self._cache, self._state, drawn = self._decode(self._weights, self._cache, self._state, columns)
         return drawn
 
     def wait(self) -> None:
         """Returns when the devices have done everything asked of them."""
-        jax.block_until_ready((self.params, self._cache, self._state))
+        jax.block_until_ready((self._weights, self._cache, self._state))
 
     def free(self) -> None:
         """Drops weights, cache and state; nothing can be run after it."""
-        del self.params, self._cache, self._state
+        del self._weights, self._cache, self._state
 
     def lend(self) -> None:
         """Drops weights and cache; nothing can be run before `reclaim` and `load`. What the slots are at stays."""
-        self.params = self._cache = None
+        self._weights = self._cache = None
 
     def reclaim(self) -> None:
         """A cache again, empty."""
@@ -192,10 +225,10 @@ class Programs:
                 raise UserError("the engine jax takes weights from memory or from a directory")
         adopted = self._adopt(params)
         jax.block_until_ready(adopted)
-        self.params = adopted
+        self._weights = adopted
 
     def _adopt(self, params: Any) -> Any:
-        """The weights in the sampler's dtypes and shardings."""
+        """The weights in the sampler's dtypes and shardings, layer by layer."""
         wanted: Any = jax.tree.structure(self._shardings)
         if wanted != jax.tree.structure(params):
             raise UserError("weights: not the parameters of the model being sampled (LoRA factors must be merged first)")
@@ -205,50 +238,46 @@ class Programs:
             return jax.device_put(leaf if leaf.dtype == dtype else leaf.astype(dtype), sharding)
 
         with dispatching(self.mesh):
-            return jax.tree.map_with_path(place, params, self._shardings)
+            return self._unstack(jax.tree.map_with_path(place, params, self._shardings))
 
     def _sharding(self, leaf: jax.ShapeDtypeStruct) -> Any:
-        kind = "cache" if leaf.ndim == 5 else "slots"
-        return activation_sharding(self.mesh, kind, leaf.shape) if kind == "cache" else replicated(self.mesh)
+        return activation_sharding(self.mesh, "cache", leaf.shape) if leaf.ndim == 4 else replicated(self.mesh)
 
-    def _prefill_rows(self, params: Any, cache: KVCache, plan: Array, *, span: int) -> KVCache:
+    def _prefill_rows(self, weights: Any, cache: Cache, plan: Array) -> Cache:
         """plan [R, 3 + C]: row, position of the first token, number of tokens, tokens. Rows out of range do nothing."""
         rows, starts, counts, tokens = plan[:, 0], plan[:, 1], plan[:, 2], plan[:, 3:]
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             offsets = jnp.arange(tokens.shape[1])[None]
-            positions = jnp.where(offsets < counts[:, None], starts[:, None] + offsets, span)
-            window = jax.tree.map(lambda x: constrain(x.at[:, rows, :span].get(mode="clip"), "cache"), cache)
-            window = nnx.merge(self._graphdef, params)(tokens, positions, cache=window)[1]
-            return jax.tree.map(lambda x, new: x.at[:, rows, :span].set(new, mode="drop"), cache, window)
+            positions = jnp.where(offsets < counts[:, None], starts[:, None] + offsets, OUTSIDE)
+            model = CachedTransformer(self._graphdef, weights)
+            return model.extend(tokens, positions, cache, rows, attend=self.attention.attend)[1]
 
-    def _copy_rows(self, cache: KVCache, plan: Array, *, span: int) -> KVCache:
+    def _copy_rows(self, cache: Cache, plan: Array, *, span: int) -> Cache:
         """plan [R, 2]: source and target row; a target out of range does nothing."""
 
         def copied(x: Array) -> Array:
-            return x.at[:, plan[:, 1], :span].set(x.at[:, plan[:, 0], :span].get(mode="clip"), mode="drop")
+            return x.at[plan[:, 1], :, :span].set(x.at[plan[:, 0], :, :span].get(mode="clip"), mode="drop")
 
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             return jax.tree.map(copied, cache)
 
-    def _decode_steps(
-        self, params: Any, cache: KVCache, state: State, orders: Array, *, span: int
-    ) -> tuple[KVCache, State, Decoded]:
+    def _decode_steps(self, weights: Any, cache: Cache, state: State, orders: Array) -> tuple[Cache, State, Decoded]:
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-            model = nnx.merge(self._graphdef, params)
+            model = CachedTransformer(self._graphdef, weights)
             none = Decoded(
                 jnp.full((self.decode_steps, self.slots), -1, jnp.int32),
                 jnp.zeros((self.decode_steps, self.slots), jnp.float32),
             )
 
-            def going(carry: tuple[Array, KVCache, State, Decoded]) -> Array:
+            def going(carry: tuple[Array, Cache, State, Decoded]) -> Array:
                 step, _, state, _ = carry
                 return (step < self.decode_steps) & jnp.any(state.active)
 
-            def one_step(carry: tuple[Array, KVCache, State, Decoded]) -> tuple[Array, KVCache, State, Decoded]:
+            def one_step(carry: tuple[Array, Cache, State, Decoded]) -> tuple[Array, Cache, State, Decoded]:
                 step, cache, state, drawn = carry
-                positions = jnp.where(state.active, state.position, self.context)  # out of range: nothing is written
-                hidden, cache = model(state.token[:, None], positions[:, None], cache=cache, cache_length=span)
-                token, logp = sample(constrain(model.logits(hidden[:, 0]), "rows"), state.sampling)
+                positions = jnp.where(state.active, state.position, OUTSIDE)
+                hidden, cache = model.decode(state.token, positions, cache, attend=self.attention.attend)
+                token, logp = sample(constrain(model.logits(hidden), "rows"), state.sampling)
                 drawn = Decoded(drawn.tokens.at[step].set(jnp.where(state.active, token, -1)), drawn.logp.at[step].set(logp))
                 return step + 1, cache, advance(state, token), drawn
 
@@ -256,21 +285,17 @@ class Programs:
             return jax.lax.while_loop(going, one_step, start)[1:]  # ends early when every slot has
 
 
-def spans(context: int) -> list[int]:
-    """Powers of two from SHORTEST_SPAN, and the context itself."""
-    lengths = []
-    length = SHORTEST_SPAN
-    while length < context:
-        lengths.append(length)
-        length *= 2
-    return [*lengths, context]
+def _unstacked(stacked: dict[str, Any], layers: int) -> dict[str, Any]:
+    """Shardings of `unstack`'s result."""
+    of_layer = jax.tree.map(lambda s: NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])), stacked[LAYERS])
+    return stacked | {LAYERS: (of_layer,) * layers}
 
 
 def chunk_shapes(tokens: int, slots: int, context: int) -> list[tuple[int, int]]:
-    """(rows, tokens a row) of the prefill programs: a lone short prompt, many short ones at once, a chunk of a long one."""
+    """(rows, tokens per row) of the prefill programs: a lone short prompt, many at once, a few, a chunk of a long one."""
     tokens = min(tokens, slots * context)
-    lone, narrow, wide = (min(width, tokens, context) for width in (LONE_CHUNK, NARROW_CHUNK, tokens))
-    shapes = {(1, lone)} | {(max(1, min(slots, tokens // width)), width) for width in (narrow, wide)}
+    lone, *several = (min(width, tokens, context) for width in (LONE_CHUNK, NARROW_CHUNK, MIDDLE_CHUNK, tokens))
+    shapes = {(1, lone)} | {(max(1, min(slots, tokens // width)), width) for width in several}
     return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
 
 

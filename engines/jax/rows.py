@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from rljax.backends.jax.attention.interface import Attention, Bounds
 from rljax.backends.jax.mesh import row_shards, rows_sharding
 from rljax.backends.jax.multihost import put
 from rljax.batching.batch import Batch
@@ -30,6 +31,7 @@ class Rows(NamedTuple):
     values: Any = None  # [r, m] float32, reward units; only for the critic
     returns: Any = None  # [r, m] float32, reward units; only for the critic
     anchor: Any = None  # [r, m] float32, nats: what the log-probs are; only in the bitwise mode
+    bounds: Bounds | None = None  # of the segments; static, no array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +57,20 @@ def padded_length(length: int) -> int:
 
 
 def micro_batches(
-    batch: Batch, keep: np.ndarray, mesh: Mesh, rows_per_shard: int, *, anchor: np.ndarray | None = None
+    batch: Batch,
+    keep: np.ndarray,
+    mesh: Mesh,
+    rows_per_shard: int,
+    attention: Attention,
+    *,
+    anchor: np.ndarray | None = None,
 ) -> MicroBatches:
     """Pads rows to a whole number of micro-batches, T to a bucket, compacts the kept tokens and parts everything.
 
     Args:
       keep: [R, T] bool, the tokens that log-probs (or values) are wanted of.
       rows_per_shard: rows of a micro-batch that one shard of the data and fsdp axes takes.
+      attention: what the rows will go through.
       anchor: [R, T] float32, log-probs of a bitwise score pass.
     """
     rows, length = batch.shape
@@ -84,6 +93,7 @@ def micro_batches(
         named(batch.values),
         named(batch.returns),
         None if anchor is None else named(np.pad(anchor, extra)),
+        attention.bounds(batch.segment_ids),
     )
     parts = [jax.tree.map(lambda a, s=start: a[s : s + size], whole) for start in range(0, len(keep), size)]
     return MicroBatches(put(parts, rows_sharding(mesh)), compacted, (rows, length))

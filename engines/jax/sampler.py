@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer, load_tokenizer
 from rljax.types import Completion, Piece, Request
 
+log = logging.getLogger(__name__)
+
 
 class JaxSampler(Sampler):
     """A `Sampler` on the devices of a pool. Its methods may be called from any event loop, any number at once.
@@ -42,8 +45,9 @@ class JaxSampler(Sampler):
         """Loads the weights and compiles. `ahead` as in `Scheduler`; None: 1 where a device works beside the CPU.
 
         Raises:
-          UserError: slots that the pool's data dimension does not divide, a pool with more devices than there are, or a
-            model directory that can't be loaded. (A context longer than the model's is refused by the plugin's check.)
+          UserError: slots that the pool's data dimension does not divide, a pool with more devices than there are, a
+            `jax.decode_attention` that can't do this, or a model directory that can't be loaded. (A context longer than the
+            model's is refused by the plugin's check.)
         """
         settings = JaxConfig.of(config)
         mesh = pool_mesh(pool, sampling=True)
@@ -60,7 +64,9 @@ class JaxSampler(Sampler):
             param_dtype="float32" if settings.bitwise else settings.sampler_dtype,
             cache_dtype=settings.cache_dtype,
             precise=settings.precise,
+            decode_attention=settings.decode_attention,
         )
+        log.info("decode attention: %s", self._programs.attention.name)
         self._programs.warm_up()
         self._model_dir = model_dir
         self.lends = settings.release_memory
@@ -83,6 +89,16 @@ class JaxSampler(Sampler):
     def compilations(self) -> int:
         """Programs compiled so far; it does not rise after construction."""
         return self._programs.compilations
+
+    @property
+    def dispatches(self) -> dict[str, int]:
+        """Programs sent to the device so far, warm-up included, by kind."""
+        return dict(self._programs.dispatches)
+
+    @property
+    def decode_attention(self) -> str:
+        """Name of the implementation in use."""
+        return self._programs.attention.name
 
     def stats(self) -> SamplerStats:
         return self._scheduler.stats()

@@ -4,8 +4,10 @@
                                                        ^                |
                      publish with recompute_kv_on_publish               a stop id, a stop string, a limit, an abort
 
-Prompts are prefilled before anything is decoded, so that a decode step is as full as it can be; as slots are few,
-decoding never waits long. Requests, pauses and weight swaps come through one inbox and are looked at between dispatches.
+Prompts are prefilled first, so that a decode step is as full as it can be: it costs about the same however many take part.
+Where nearly all slots could decode, prefill and decode dispatches alternate, so that a long prompt stalls nobody; and after
+PATIENCE prefill dispatches in a row those that could decode have their turn in any case.
+Requests, pauses and weight swaps come through one inbox and are looked at between dispatches.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from rljax.errors import SamplerError
 from rljax.types import Completion, Finish
 
 log = logging.getLogger(__name__)
+
+FEW = 8  # prefill takes turns with decoding while it is of at most one slot to so many that decode
+PATIENCE = 16  # prefill dispatches in a row while some slot could decode
 
 Scorer = Callable[[Any, Sequence[np.ndarray]], Sequence[np.ndarray]]
 """(weights, sequences of T token ids) -> their log-probs, [T] float32, nats, at the temperature of the run."""
@@ -83,6 +88,7 @@ class Scheduler:
         self._waiting: collections.deque[Work] = collections.deque()
         self._decoding: dict[int, Work] = {}  # what the device has in its slots
         self._dispatched: collections.deque[Dispatch] = collections.deque()
+        self._prefills = 0  # dispatches since the last decode
         self._paused = False
         self._lent = False  # the cache that was is gone
         self._ended: BaseException | None = None  # why nothing runs any more
@@ -174,11 +180,13 @@ class Scheduler:
             self._admit(self._waiting.popleft())
         if pairs := self._table.copies(self._programs.copies):
             self._programs.copy(pairs)
-        if chunk := self._table.chunk(self._programs.shapes):
+        if not self._decode_is_due() and (chunk := self._table.chunk(self._programs.shapes)):
             self._prefilled += int(chunk.counts.sum())
             self._programs.prefill(chunk)
-        if self._table.filling:
-            return
+            self._prefills += 1
+            if self._table.filling:
+                return
+        self._prefills = 0
         sent = self._decode()
         if len(self._dispatched) > (self._ahead if sent else 0):
             self._collect(self._dispatched.popleft())
@@ -213,10 +221,17 @@ class Scheduler:
         if any(work.future.cancelled() for work in self._waiting):
             self._waiting = collections.deque(work for work in self._waiting if not work.future.cancelled())
 
+    def _decode_is_due(self) -> bool:
+        """Whether slots that could decode have waited for prefill long enough."""
+        filling, occupied = len(self._table.filling), len(self._table.occupied)
+        ready = occupied - filling
+        return self._prefills > 0 and ready > 0 and (ready >= FEW * filling or self._prefills >= PATIENCE)
+
     def _decode(self) -> bool:
-        """Sends the next decode dispatch, if some slot has tokens to come."""
+        """Sends the next decode dispatch, if some slot has its prompt in the cache and tokens to come."""
         steps = self._programs.decode_steps
-        tenants = {slot: work for slot, work in enumerate(self._table.work) if work is not None}
+        filling = set(self._table.filling)
+        tenants = {slot: work for slot, work in enumerate(self._table.work) if work is not None and slot not in filling}
         # Of the present tenants: a dispatch that the last one in a slot is still being read from says nothing of the next
         pending = collections.Counter(
             slot for dispatch in self._dispatched for slot, work in dispatch.tenants.items() if tenants.get(slot) is work
@@ -232,8 +247,7 @@ class Scheduler:
             if self._decoding.get(slot) is not work:
                 orders[slot] = self._order(slot, work)
         self._decoding = tenants
-        longest = max(int(self._table.length[slot]) + steps * (pending[slot] + 1) for slot in going)
-        drawn = self._programs.decode(orders, self._programs.span(longest))
+        drawn = self._programs.decode(orders)
         self._dispatched.append(Dispatch(drawn, self.version, tenants))
         return True
 

@@ -10,20 +10,31 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rljax.backends.jax import hf
+from rljax.backends.jax.attention.choice import able_or_plain, problem_of
+from rljax.backends.jax.attention.interface import Attention
 from rljax.backends.jax.forward import named_logprobs
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.rows import Rows
+from rljax.engines.jax.tuning import longest_row
+from rljax.hf.spec import ModelSpec
 
 
 class Teacher:
     """Lies over the learner's mesh in `actor.dtype`, with no master weights and no moments. Its shape may be any."""
 
-    def __init__(self, config: Config, directory: Path, mesh: Mesh) -> None:
-        """Raises UserError where the directory's model can't be loaded, or not on this mesh."""
+    def __init__(self, config: Config, directory: Path, mesh: Mesh, attention: Attention) -> None:
+        """Raises UserError where the directory's model can't be loaded, or not on this mesh.
+
+        attention: the policy's, for whose bounds the rows are cut.
+        """
         dtype, temperature, chunk = config.actor.dtype, config.gconfig.temperature, config.actor.logprob_chunk
-        graphdef, self._params = hf.load(directory, mesh, dtype, dtype, precise=JaxConfig.of(config).precise)
+        problem = problem_of(ModelSpec.from_directory(directory), dtype, mesh.local_devices[0], longest_row(config))
+        precise = JaxConfig.of(config).precise
+        graphdef, self._params = hf.load(
+            directory, mesh, dtype, dtype, precise=precise, attention=able_or_plain(attention, problem, "actor.distill.teacher")
+        )
 
         def logp_of(params: Any, rows: Rows) -> jax.Array:
             return named_logprobs(nnx.merge(graphdef, params), rows, mesh, temperature=temperature, chunk=chunk)[0]

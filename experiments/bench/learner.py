@@ -6,9 +6,8 @@ torchrun --nproc-per-node 4 -m experiments.bench.learner --engine=fsdp --dims=f4
 python -m experiments.bench.learner --shape=tiny --tokens=256 --segments=4 --dtype=float32
 
 Weights are random, written once to --directory. Time is the median of --repeats steps after two
-that are not timed, around finished calls, host work and metrics included. FLOPs are those of the
-model: 6 per matrix parameter and token (the unembedding only for trained tokens), attention as far
-as it is causal, nothing for recomputation.
+that are not timed, around finished calls, host work and metrics included. FLOPs are the model's
+(rljax/hf/flops.py), MFU is relative to the device's peak in bfloat16.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ from rljax.configs import base
 from rljax.engine import find_plugin
 from rljax.experiments import main
 from rljax.hf import ModelSpec, init_directory
-from rljax.hf.tensors import parameter_count
+from rljax.hf.flops import update_flops
+from rljax.metrics.throughput import peak_flops
 
 ENGINE = flags.DEFINE_string("engine", "fsdp", "Engine of the learner, as in allocation_mode.")
 DIMS = flags.DEFINE_string("dims", "d1", "Its dims, as in allocation_mode.")
@@ -40,17 +40,18 @@ SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", ["qwen3-0.6b", "smollm2-135m", 
 DIRECTORY = flags.DEFINE_string("directory", "", "Directory of the model, written if missing; empty: a temporary one.")
 ROWS = flags.DEFINE_integer("rows", 1, "Packed rows per step.")
 ROWS_PER_MB = flags.DEFINE_integer("rows_per_mb", 1, "actor.mb_spec.rows_per_mb")
-CHUNK = flags.DEFINE_integer("logprob_chunk", 1024, "actor.logprob_chunk")
+CHUNK = flags.DEFINE_integer("logprob_chunk", 2048, "actor.logprob_chunk")
 TOKENS = flags.DEFINE_integer("tokens", 16384, "Tokens per row.")
 SEGMENTS = flags.DEFINE_integer("segments", 16, "Trajectories per row, of equal length; the second half of each is trained on.")
 DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "actor.dtype")
-REMAT = flags.DEFINE_enum("gradient_checkpointing", "full", ["none", "full", "dots"], "actor.gradient_checkpointing")
+REMAT = flags.DEFINE_enum("gradient_checkpointing", "auto", ["auto", "none", "full", "dots"], "actor.gradient_checkpointing")
+ATTENTION = flags.DEFINE_string("attention", "auto", "jax.attention")
+UNROLL = flags.DEFINE_bool("unroll", None, "jax.unroll")
 COMPILE = flags.DEFINE_bool("compile", True, "fsdp.compile")
 SCORE = flags.DEFINE_bool("score", False, "Time the log-probs of the rows, not a step.")
 REPEATS = flags.DEFINE_integer("repeats", 10, "Timed steps.")
-PROFILE = flags.DEFINE_string("profile", "", "File for torch's profile of two more steps, on GPU and host; empty: none.")
+PROFILE = flags.DEFINE_string("profile", "", "File for a table of two more steps, kernels by time; empty: none.")
 
-PEAK = 989e12  # bfloat16 FLOP/s of an H100 SXM as advertised; the base of MFU
 SHAPES: dict[str, tuple[int, dict[str, Any]]] = {
     "qwen3-0.6b": (
         151936,
@@ -93,6 +94,8 @@ def make_config() -> Config:
     config.actor.mb_spec.rows_per_mb = ROWS_PER_MB.value
     config.actor.logprob_chunk = CHUNK.value
     config.fsdp.compile = COMPILE.value
+    config.jax.attention = ATTENTION.value
+    config.jax.unroll = UNROLL.value
     return from_dict(config)
 
 
@@ -114,15 +117,6 @@ def make_batch(vocabulary: int) -> Batch:
     )
 
 
-def flops(spec: ModelSpec, batch: Batch) -> float:
-    """Returns the FLOPs of forward and backward over the whole batch."""
-    table = spec.vocab_size * spec.hidden_size
-    inner = parameter_count(spec) - table * (1 if spec.tie_word_embeddings else 2)
-    lengths = [n for ids in batch.segment_ids for n in np.bincount(ids)[1:].tolist()]
-    attention = spec.num_layers * spec.num_heads * spec.head_dim * sum(n * n for n in lengths)
-    return 6.0 * (inner * batch.token_ids.size + table * int(batch.loss_mask.sum()) + attention)
-
-
 def bench() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         spec = make_model(Path(DIRECTORY.value or temporary))
@@ -137,10 +131,12 @@ def bench() -> None:
             work(batch)  # returns when results are on the host
             seconds.append(time.perf_counter() - start)
         if PROFILE.value:
-            profile(lambda: work(batch), Path(PROFILE.value))
+            profile(pool.engine, lambda: work(batch), Path(PROFILE.value))
         learner.close()
     median = statistics.median(seconds[2:])
-    rate = flops(spec, batch) / (3 if SCORE.value else 1) / median / pool.size
+    work_flops = update_flops(spec, batch.segment_ids, int(batch.loss_mask.sum())) / (3 if SCORE.value else 1)
+    rate, name = work_flops / median / pool.size, device_name(pool.engine)
+    peak = peak_flops(name)
     found = {
         "mode": config.allocation_mode,
         "shape": SHAPE.value,
@@ -152,13 +148,29 @@ def bench() -> None:
         "first_s": round(seconds[0], 1),
         "tokens_per_s": round(batch.token_ids.size / median),
         "model_tflops_per_device": round(rate / 1e12, 2),
-        "mfu_of_h100": round(rate / PEAK, 4),
+        "mfu": None if peak is None else round(rate / peak, 4),
+        "device": name,
     }
     print(json.dumps(found | memory(pool.engine)))
 
 
-def profile(work: Callable[[], object], target: Path) -> None:
-    """Writes two tables of two calls: kernels by GPU time, operations by host time."""
+def profile(engine: str, work: Callable[[], object], target: Path) -> None:
+    """Writes a table of two calls: kernels by GPU time, and for torch operations by host time."""
+    target.write_text(_profile_jax(work) if engine == "jax" else _profile_torch(work))
+
+
+def _profile_jax(work: Callable[[], object]) -> str:
+    import jax
+
+    from rljax.backends.jax.profile import newest_trace, table
+
+    with tempfile.TemporaryDirectory() as traces:
+        with jax.profiler.trace(traces):
+            work(), work()
+        return table(newest_trace(Path(traces)))
+
+
+def _profile_torch(work: Callable[[], object]) -> str:
     import torch
 
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -166,14 +178,27 @@ def profile(work: Callable[[], object], target: Path) -> None:
         work(), work()
     averages = found.key_averages()
     by = ("self_cuda_time_total", "self_cpu_time_total") if torch.cuda.is_available() else ("self_cpu_time_total",)
-    tables = [averages.table(sort_by=key, row_limit=40, max_name_column_width=70) for key in by]
-    target.write_text("\n".join(tables))
+    return "\n".join(averages.table(sort_by=key, row_limit=40, max_name_column_width=70) for key in by)
+
+
+def device_name(engine: str) -> str:
+    """What the engine's framework calls the device."""
+    if engine == "jax":
+        import jax
+
+        return jax.devices()[0].device_kind
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 def memory(engine: str) -> dict[str, float]:
-    """Returns the peak of this process's GPU memory in GB, if torch has a GPU."""
-    if engine != "fsdp":
-        return {}
+    """Returns the peak of this process's device memory in GB, if the framework knows it."""
+    if engine == "jax":
+        import jax
+
+        statistics = jax.devices()[0].memory_stats() or {}
+        return {"peak_gb": round(statistics["peak_bytes_in_use"] / 1e9, 2)} if statistics else {}
     import torch
 
     return {"peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2)} if torch.cuda.is_available() else {}

@@ -98,13 +98,15 @@ class ActorConfig:
         "bfloat16", "Dtype of the arithmetic; master weights and moments are float32.", choices=("float32", "bfloat16")
     )
     gradient_checkpointing: str = key(
-        "full", "Activations to recompute in the backward pass; dots keeps the outputs of matmuls.",
-        choices=("none", "full", "dots"),
-    )  # fmt: skip
+        "auto",
+        "Activations to recompute in the backward pass; dots keeps the outputs of matmuls. auto: none if the JAX learner "
+        "finds that half of a device's memory is enough, else full.",
+        choices=("auto", "none", "full", "dots"),
+    )
     mb_spec: MicroBatchConfig = section(MicroBatchConfig)
     lora: LoraConfig = section(LoraConfig)
     optimizer: OptimizerConfig = section(OptimizerConfig)
-    logprob_chunk: int = key(1024, "Rows of the logits in memory at once in the log-prob op.", POSITIVE)
+    logprob_chunk: int = key(2048, "Rows of the logits in memory at once in the log-prob op.", POSITIVE)
     # The objective
     loss: str = key("ppo", "The policy loss; sft is supervised training, without sampling.", choices=("ppo", "cispo", "sft"))
     importance_sampling_level: str = key(

@@ -35,7 +35,12 @@ PortableState = Mapping[str, Mapping[str, np.ndarray]]
 class Generator(abc.ABC):
     """Source of completions: the part of a sampler that workflows, evaluation and workers use.
 
-    A workflow uses it like this:
+    The loop it serves, in outline (rljax/rollout/producer.py), with any number of episodes at once:
+
+        for prompt in prompts:
+            trajectory = await workflow.episode(generator, prompt, params, seed)
+
+    An episode uses it like this:
 
         completion = await generator.generate(Request("0/17#3", prompt_ids, params, seed))
         reward = judge(completion.token_ids)
@@ -64,6 +69,7 @@ class Generator(abc.ABC):
         Raises:
           UserError: the request is invalid; no sampler could complete it.
           SamplerError: the request is lost, and may be sent again.
+          RequestLost: a SamplerError where that was tried already.
         """
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
@@ -78,9 +84,11 @@ class Generator(abc.ABC):
 class Sampler(Generator):
     """A generator with weights of its own, which the publisher replaces.
 
-    await sampler.pause()     # between two decode steps
-    await sampler.load_weights(learner.export(target), version + 1)
-    await sampler.resume()    # requests in flight go on, under the new weights
+    Example:
+
+        await sampler.pause()     # between two decode steps
+        await sampler.load_weights(learner.export(target), version + 1)
+        await sampler.resume()    # requests in flight go on, under the new weights
     """
 
     @abc.abstractmethod

@@ -15,7 +15,7 @@ from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engine import Learner, PortableState, find_plugin
 from rljax.metrics.mean import Mean
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_contract import config_of, episodes, first_fit, pack, untimed
 from rljax.testing.models import VOCABULARY
 
 SPECIAL = 3  # ids below it are not characters
@@ -77,7 +77,7 @@ def go(learner: Any, kind: Kind, steps: tuple[int, int], *, seed: int = 0) -> li
         means = learner.update(batch)
         if actor.adv_estimator == "gae":
             means |= learner.update_critic(batch.replace(values=learner.values(batch)))
-        found.append(means)
+        found.append(untimed(means))
     return found
 
 

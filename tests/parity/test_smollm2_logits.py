@@ -64,7 +64,7 @@ def ours(path):
     @jax.jit
     def run(params, token_ids, positions):
         model = nnx.merge(graphdef, params)
-        return model.logits(model(token_ids, positions)[0])
+        return model.logits(model(token_ids, positions))
 
     def logits(token_ids):
         padded = np.zeros((1, -(-len(token_ids) // 64) * 64), np.int32)  # few shapes to compile; no token sees a later one

@@ -93,7 +93,7 @@ def jax_logits(path, token_ids, dtype=jnp.float32, precise=False):
     @jax.jit
     def run(params, token_ids, positions):
         model = nnx.merge(graphdef, params)
-        return model.logits(model(token_ids, positions)[0])
+        return model.logits(model(token_ids, positions))
 
     token_ids = np.asarray(token_ids, np.int32)
     return np.asarray(run(params, token_ids, np.broadcast_to(np.arange(token_ids.shape[1]), token_ids.shape)))

@@ -27,14 +27,21 @@ def get_config():
     config.rollout.max_head_offpolicyness = 0
     config.warmup.steps = 8
     config.warmup.optimizer.lr = 0.5
-    config.total_train_steps = 3
+    config.total_train_steps = 15
     config.train_dataset.batch_size = 4
     config.gconfig.n_samples = 4
+    config.actor.optimizer.lr = 0.2
+    config.reward.name = "sevens:reward"
     config.saver.freq_steps = None
     config.evaluator.freq_steps = None
     config.reward.workers = 1
     return config
 """
+
+REWARD = """
+def reward(prompt, completion):
+    return completion.count("7") / max(len(completion), 1)
+"""  # what a table of bigrams can learn
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +59,7 @@ def installed(tmp_path_factory) -> Path:
 
 
 def python(installed: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(installed), str(REPOSITORY)])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(installed), str(REPOSITORY), str(cwd)])}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
 
@@ -60,6 +67,7 @@ def python(installed: Path, cwd: Path, *arguments: str) -> subprocess.CompletedP
 def train(installed: Path, workdir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     config = workdir.with_suffix(".py")
     config.write_text(CONFIG)
+    (workdir.parent / "sevens.py").write_text(REWARD)
     flags = [f"--config={config}", f"--workdir={workdir}", *(f"--config.{override}" for override in overrides)]
     return python(installed, workdir.parent, "-m", "experiments.train", *flags)
 
@@ -80,7 +88,7 @@ def test_the_installed_engine_keeps_the_contract_of_samplers(installed, tmp_path
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5])
-def test_a_run_samples_with_it_as_its_setting_says(installed, tmp_path, uniform):
+def test_a_run_trains_with_it_and_samples_as_its_setting_says(installed, tmp_path, uniform):
     """With a share u of the uniform distribution, p / ((1 - u) p + u / V) is 1 at u = 0, and at
     most 1 / (1 - u).
     """
@@ -89,7 +97,9 @@ def test_a_run_samples_with_it_as_its_setting_says(installed, tmp_path, uniform)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["bigram"] == {"uniform": uniform}
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if f"{WEIGHT}/avg" in line]
-    assert len(trained) == 3
+    assert len(trained) == 15
+    rewards = [line["rollout/reward/avg"] for line in trained]
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.3, rewards
     for line in trained:
         low, high = line[f"{WEIGHT}/min"], line[f"{WEIGHT}/max"]
         if uniform:

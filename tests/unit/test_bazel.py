@@ -32,7 +32,8 @@ def test_every_folder_with_python_has_a_build_file():
 def test_the_files_of_every_folder_are_in_a_library():
     """Its own, or the one of a folder above, which names it."""
     named = "".join(
-        (REPOSITORY / file).read_text() for file in ("rljax/BUILD", "configs/BUILD", "experiments/BUILD", "tests/BUILD")
+        (REPOSITORY / file).read_text()
+        for file in ("rljax/BUILD", "backends/jax/BUILD", "configs/BUILD", "experiments/BUILD", "tests/BUILD")
     )
     for folder in python_folders():
         lines = (folder / "BUILD").read_text()

@@ -53,9 +53,7 @@ class BigramSampler(CooperativeSampler):
 
 
 def read_table(directory: Path) -> np.ndarray:
-    """Logits of the next token [V, V], a row per last token; zeros for a model that has no such
-    table yet.
-    """
+    """Logits of the next token [V, V], a row per last token; zeros before there is a table."""
     config, table = directory / "config.json", directory / "bigram.safetensors"
     if not config.is_file():
         raise UserError(f"{directory}: no config.json (a model directory has one)")

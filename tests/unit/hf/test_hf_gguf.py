@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from rljax.backends.jax import hf
-from rljax.backends.jax.model import KVCache
+from rljax.backends.jax.cached import CachedTransformer, empty_cache, unstack
 from rljax.errors import UserError
 from rljax.hf import ModelSpec, WeightReader
 from rljax.hf.gguf import convert, find_gguf
@@ -188,7 +188,7 @@ def test_smollm2_logits_agree_with_transformers(smollm2):
         exact = reference.double()(torch.tensor(token_ids)).logits.numpy()
     graphdef, params = hf.load(smollm2)
     model = nnx.merge(graphdef, params)
-    ours = np.asarray(model.logits(model(token_ids, np.arange(token_ids.shape[1])[None])[0]))
+    ours = np.asarray(model.logits(model(token_ids, np.arange(token_ids.shape[1])[None])))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
     rms = [np.sqrt(np.mean((logits - exact) ** 2)) for logits in (ours, theirs)]
     assert rms[0] < 2 * rms[1]
@@ -201,11 +201,11 @@ def greedy(directory, prompt, stop, limit):
 
     @jax.jit
     def step(params, token_ids, positions, cache):
-        model = nnx.merge(graphdef, params)
-        hidden, cache = model(token_ids, positions, None, cache)
+        model = CachedTransformer(graphdef, unstack(params))
+        hidden, cache = model.extend(token_ids, positions, cache)
         return model.logits(hidden[:, -1:])[0, 0].argmax(), cache
 
-    cache = KVCache.zeros(spec, 1, len(prompt) + limit, jnp.float32)
+    cache = empty_cache(spec, 1, len(prompt) + limit, jnp.float32)
     token, cache = step(params, jnp.asarray([prompt]), jnp.arange(len(prompt))[None], cache)
     out = [int(token)]
     while out[-1] != stop and len(out) < limit:

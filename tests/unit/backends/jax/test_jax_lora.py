@@ -36,7 +36,7 @@ def trained(adapters):
 
 def hidden(graphdef, *params):
     token_ids = jnp.asarray(np.random.default_rng(1).integers(0, 41, (2, 9)))
-    return nnx.merge(graphdef, *params)(token_ids, jnp.broadcast_to(jnp.arange(9), (2, 9)))[0]
+    return nnx.merge(graphdef, *params)(token_ids, jnp.broadcast_to(jnp.arange(9), (2, 9)))
 
 
 def test_identity_before_training(base):

@@ -11,9 +11,9 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljax.backends.jax import attention as attention_module
-from rljax.backends.jax.attention import attention
-from rljax.backends.jax.model import BLOCK, REMAT, KVCache, Norm, Transformer, abstract, dot
+from rljax.backends.jax.cached import CachedTransformer, LayerCache, unstack
+from rljax.backends.jax.decode_attention import xla
+from rljax.backends.jax.model import BLOCK, Norm, Transformer, abstract, dot
 from rljax.config.schema import ModelConfig
 from rljax.hf import spec_of
 
@@ -33,15 +33,31 @@ def small(architecture, layers=3):
     return dataclasses.replace(spec, windows=(None, 5, 5)[:layers])
 
 
-def random_params(spec, seed=0, dtype=jnp.float32, remat="none"):
-    graphdef, shapes = abstract(spec, dtype=dtype, param_dtype=dtype, remat=remat)
+def random_params(spec, seed=0, dtype=jnp.float32, remat="none", unroll=False):
+    graphdef, shapes = abstract(spec, dtype=dtype, param_dtype=dtype, remat=remat, unroll=unroll)
     generator = np.random.default_rng(seed)
     return graphdef, jax.tree.map(lambda leaf: jnp.asarray(generator.normal(0, 0.3, leaf.shape), leaf.dtype), shapes)
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames="cache_length")
-def call(graphdef, params, *inputs, **settings):
-    return nnx.merge(graphdef, params)(*inputs, **settings)
+@functools.partial(jax.jit, static_argnums=0)
+def call(graphdef, params, *inputs):
+    return nnx.merge(graphdef, params)(*inputs)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def extend(graphdef, params, *inputs):
+    return CachedTransformer(graphdef, unstack(params)).extend(*inputs)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def decode(graphdef, params, *inputs):
+    return CachedTransformer(graphdef, unstack(params)).decode(*inputs)
+
+
+def stale_cache(rows, length):
+    """Three layers of what earlier tenants may have left: nothing small."""
+    stale = np.random.default_rng(3).normal(size=(3, rows, 2, length, 8)).astype(np.float32) * 9
+    return tuple(LayerCache(jnp.asarray(layer), jnp.asarray(-layer)) for layer in stale)
 
 
 @jax.jit
@@ -55,7 +71,7 @@ def positions_of(segment_ids):
 def hidden(graphdef, params, token_ids, segment_ids=None):
     token_ids = jnp.asarray(token_ids, jnp.int32)
     segment_ids = jnp.ones_like(token_ids) if segment_ids is None else jnp.asarray(segment_ids)
-    return np.asarray(call(graphdef, params, token_ids, positions_of(segment_ids), segment_ids)[0])
+    return np.asarray(call(graphdef, params, token_ids, positions_of(segment_ids), segment_ids))
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -116,8 +132,7 @@ def test_decode_through_the_cache_equals_the_whole_row(model, data):
     _, graphdef, params = model
     token_ids = tokens(2, LENGTH)
     whole = hidden(graphdef, params, token_ids)
-    stale = np.random.default_rng(3).normal(size=(3, 2, LENGTH, 2, 8)).astype(np.float32) * 9
-    cache = KVCache(jnp.asarray(stale), jnp.asarray(-stale))
+    cache = stale_cache(2, LENGTH)
     done = np.zeros(2, int)
     out = np.zeros_like(whole)
     while (done < LENGTH).any():
@@ -129,75 +144,48 @@ def test_decode_through_the_cache_equals_the_whole_row(model, data):
         outside = data.draw(st.sampled_from((-1, LENGTH, LENGTH + 5)))  # where padding says it is: not written
         positions = np.where(valid, done[:, None] + offsets, outside)
         inputs = np.take_along_axis(token_ids, np.clip(positions, 0, LENGTH - 1), axis=1)
-        states, cache = call(graphdef, params, jnp.asarray(inputs), jnp.asarray(positions), None, cache)
+        if width == 1:
+            states, cache = decode(graphdef, params, inputs[:, 0], positions[:, 0], cache)
+            states = states[:, None]
+        else:
+            states, cache = extend(graphdef, params, inputs, positions, cache)
         for row in range(2):
             out[row, done[row] : done[row] + counts[row]] = states[row, : counts[row]]
         done += counts
     np.testing.assert_allclose(out, whole, atol=BOUND)
 
 
-def test_cache_length_and_padding_by_segment_change_nothing(model):
-    """Looking at 12 of the cache's 16 keys; padding marked by segment 0 overwrites nothing."""
-    spec, graphdef, params = model
-    token_ids = tokens(1, 12)
-    run = functools.partial(call, graphdef, params)
-    cache = KVCache.zeros(spec, 1, 16, jnp.float32)
-    positions = jnp.asarray([[0, 1, 2, 3, 4, 5, 6, 7, 2, 3]])
-    segments = jnp.asarray([[1] * 8 + [0] * 2])
-    inputs = jnp.asarray(np.append(token_ids[:, :8], [[5, 5]], axis=1))
-    first, cache = run(inputs, positions, segments, cache, cache_length=12)
-    rest, _ = run(jnp.asarray(token_ids[:, 8:]), jnp.arange(8, 12)[None], None, cache, cache_length=12)
-    whole = hidden(graphdef, params, token_ids)
-    np.testing.assert_allclose(np.concatenate([first[:, :8], rest], axis=1), whole, atol=BOUND)
+def test_rows_of_the_cache_are_extended_where_they_are(model, monkeypatch):
+    """Rows 4 and 1 of five, and padding rows out of range; over spans shorter than the cache. The others keep every bit."""
+    monkeypatch.setattr(xla, "SHORTEST_SPAN", 4)
+    _, graphdef, params = model
+    token_ids, before = tokens(2, LENGTH), stale_cache(5, LENGTH)
+    cache, parts = before, []
+    for start, stop in ((0, 3), (3, 9), (9, LENGTH)):
+        inputs = np.concatenate([token_ids[:, start:stop], np.zeros((2, stop - start), np.int32)])
+        positions = np.broadcast_to(np.arange(start, stop), inputs.shape)
+        states, cache = extend(graphdef, params, inputs, positions, cache, np.array([4, 1, 5, 9]))
+        parts.append(states[:2])
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), hidden(graphdef, params, token_ids), atol=BOUND)
+    for layer, was in zip(cache, before, strict=True):
+        for now, then in zip(layer, was, strict=True):
+            np.testing.assert_array_equal(now[np.array([0, 2, 3])], then[np.array([0, 2, 3])])
 
 
 def loss_and_gradient(graphdef, params, token_ids):
     def loss(params):
-        out, _ = nnx.merge(graphdef, params)(token_ids, jnp.arange(token_ids.shape[1])[None])
+        out = nnx.merge(graphdef, params)(token_ids, jnp.arange(token_ids.shape[1])[None])
         return jnp.sum(jnp.sin(out))
 
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
-@pytest.mark.parametrize("remat", [choice for choice in REMAT if choice != "none"])
-def test_remat_changes_neither_loss_nor_gradient(remat):
+@pytest.mark.parametrize("remat, unroll", [("full", False), ("dots", False), ("none", True), ("full", True)])
+def test_neither_remat_nor_unrolling_changes_loss_or_gradient(remat, unroll):
     spec = small("gemma3", layers=2)
-    results = [loss_and_gradient(*random_params(spec, remat=choice), tokens(1, 8)) for choice in ("none", remat)]
+    whole = loss_and_gradient(*random_params(spec), tokens(1, 8))
+    results = [whole, loss_and_gradient(*random_params(spec, remat=remat, unroll=unroll), tokens(1, 8))]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *results)
-
-
-@pytest.mark.parametrize("window", [None, 6])
-def test_long_rows_in_blocks_equal_the_whole(monkeypatch, window):
-    """Values and gradients, with a soft-cap, over segments that cross blocks."""
-    generator = np.random.default_rng(0)
-    query, key, value = (jnp.asarray(generator.normal(size=(2, 24, heads, 8)), jnp.float32) for heads in (4, 2, 2))
-    segments = jnp.asarray(np.repeat([[1, 2, 0]], [8, 12, 4], axis=1).repeat(2, axis=0))
-
-    @jax.jit
-    def run(query, key, value):
-        def loss(*inputs):
-            return jnp.sum(jnp.sin(attention(*inputs, scale=0.3, softcap=2.0, segment_ids=segments, window=window)))
-
-        return jax.value_and_grad(loss, (0, 1, 2))(query, key, value)
-
-    whole = run(query, key, value)
-    run.clear_cache()
-    monkeypatch.setattr(attention_module, "QUERY_BLOCK", 8)
-    blocks = run(query, key, value)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), blocks, whole)
-
-
-def test_attention_is_the_formula():
-    """Against float64 numpy, one query at a time; two query heads to a key head; soft-capped."""
-    generator = np.random.default_rng(1)
-    query, key, value = (generator.normal(size=(1, 6, heads, 8)) for heads in (4, 2, 2))
-    out = attention(*(jnp.asarray(x, jnp.float32) for x in (query, key, value)), scale=0.7, softcap=1.5, window=3)
-    for t in range(6):
-        for head in range(4):
-            seen = slice(max(t - 2, 0), t + 1)
-            logits = 1.5 * np.tanh(key[0, seen, head // 2] @ query[0, t, head] * 0.7 / 1.5)
-            weights = np.exp(logits) / np.exp(logits).sum()
-            np.testing.assert_allclose(out[0, t, head], weights @ value[0, seen, head // 2], atol=1e-6)
 
 
 def test_program_does_not_grow_with_depth():
@@ -205,7 +193,7 @@ def test_program_does_not_grow_with_depth():
         spec = small("llama", layers)
         graphdef, shapes = abstract(spec)
         ids = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-        return len(str(jax.make_jaxpr(lambda p, i: nnx.merge(graphdef, p)(i, i)[0])(shapes, ids)).splitlines())
+        return len(str(jax.make_jaxpr(lambda p, i: nnx.merge(graphdef, p)(i, i))(shapes, ids)).splitlines())
 
     assert lines(2) == lines(12)
 
@@ -257,7 +245,7 @@ def test_precise_model_is_the_same_function(architecture):
     def value(precise):
         graphdef, _ = abstract(spec, precise=precise)
         token_ids, positions = tokens(1, LENGTH), np.arange(LENGTH)[None]
-        run = jax.jit(jax.value_and_grad(lambda p: jnp.sum(jnp.sin(call(graphdef, p, token_ids, positions)[0]))))
+        run = jax.jit(jax.value_and_grad(lambda p: jnp.sum(jnp.sin(call(graphdef, p, token_ids, positions)))))
         return jax.tree.leaves(run(params))
 
     for plain, precise in zip(value(False), value(True), strict=True):

@@ -16,11 +16,12 @@ from rljax.hf import spec_of
 ROOT = Path(__file__).resolve().parents[4]
 
 PROGRAM = """
-import sys
+import functools, sys
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from rljax.backends.jax import hf, lora
-from rljax.backends.jax.model import KVCache
+from rljax.backends.jax.cached import CachedTransformer, empty_cache, unstack
+from rljax.backends.jax.decode_attention.pallas_gpu import attend
 from rljax.backends.jax.sharding import activation_sharding, make_mesh, shardings, single_device_mesh
 from rljax.config.schema import ModelConfig
 from rljax.hf import ModelSpec, WeightReader, init_directory, tensors
@@ -39,18 +40,19 @@ def run(mesh):
     graphdef, params = hf.load(directory + "/model", mesh)
     graphdef, adapters = lora.add(graphdef, params, rank=4, alpha=8.0, targets=("q_proj", "down_proj"), seed=1, mesh=mesh)
     rows = [jax.device_put(x, activation_sharding(mesh, "rows", x.shape)) for x in (token_ids, positions)]
-    cache = KVCache.zeros(spec, 8, 16, jnp.float32)
-    cache = jax.device_put(cache, activation_sharding(mesh, "cache", cache.k.shape))
+    cache = empty_cache(spec, 8, 16, jnp.float32)
+    cache = jax.device_put(cache, activation_sharding(mesh, "cache", cache[0].key.shape))
 
     def loss(params, adapters, token_ids, positions):
         model = nnx.merge(graphdef, params, adapters)
-        hidden, _ = model(token_ids, positions, jnp.ones_like(token_ids))
+        hidden = model(token_ids, positions, jnp.ones_like(token_ids))
         return jnp.sum(jnp.sin(model.logits(hidden) * 9)), hidden
 
     with jax.set_mesh(mesh):
         (_, hidden), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, adapters, *rows)
-        step = jax.jit(lambda params, adapters, *inputs: nnx.merge(graphdef, params, adapters)(*inputs))
-        cached, _ = step(params, adapters, *rows, None, cache)
+        whole, merged = nnx.split(nnx.merge(graphdef, params, adapters))
+        merged = nnx.to_pure_dict(merged)
+        cached, _ = jax.jit(lambda p, *inputs: CachedTransformer(whole, unstack(p)).extend(*inputs))(merged, *rows, cache)
     assert jax.tree.map(lambda leaf: leaf.sharding, params) == shardings(spec, mesh)
     return params, jax.device_get((hidden, cached, gradients))
 
@@ -67,6 +69,24 @@ for sizes in (dict(data=2, fsdp=2, tensor=2), dict(fsdp=8), dict(data=2, tensor=
     before, after = WeightReader(directory + "/model"), WeightReader(directory + "/saved")
     for name in tensors(spec):
         np.testing.assert_array_equal(before.read(name), after.read(name))
+
+generator = np.random.default_rng(2)
+key, value = (jnp.asarray(generator.normal(size=(8, 2, 64, 16)), jnp.float32) for _ in range(2))
+for index, rows in ((generator.integers(-1, 64, (8, 1)), None), (np.arange(30).reshape(3, 10), np.array([6, 0, 3]))):
+    query = jnp.asarray(generator.normal(size=(*index.shape, 4, 16)), jnp.float32)
+    run = functools.partial(attend, scale=0.3, interpret=True)
+    whole = run(query, key, value, index, rows)
+    for sizes in (dict(data=2, fsdp=2, tensor=2), dict(data=4, tensor=2), dict(fsdp=8)):
+        mesh = make_mesh(jax.devices(), **sizes)
+        split = [jax.device_put(x, activation_sharding(mesh, "cache", x.shape)) for x in (key, value)]
+
+        def inside(*inputs):
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return run(*inputs)
+
+        out = jax.jit(inside)(query, *split, index, rows)
+        seen = (index >= 0)[..., None, None]
+        close(np.where(seen, out, 0), np.where(seen, whole, 0))
 print("equal")
 """
 

@@ -128,6 +128,9 @@ class NumpyLearner(PhasedLearner[Adam, Critic]):
     def _together(self, what, action):
         return action()
 
+    def _devices(self):
+        return "cpu", 1
+
 
 def _arrays(tree):
     return {name: _arrays(node) if isinstance(node, dict) else np.array(node) for name, node in tree.items()}

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToDirectory, ExportToSampler, WeightsAtLeader, WeightsBroadcast
 from rljax.engines.cuda.learner import TorchLearner
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_contract import config_of, episodes, first_fit, pack, untimed
 
 LETTERS = {"d": "data", "f": "fsdp", "t": "tensor", "c": "context"}
 SETTINGS = {
@@ -57,7 +57,7 @@ def step(layout: str, model: Path, out: Path, settings: dict) -> dict[str, np.nd
     proximal = np.where(batch.loss_mask, found["score"] + 0.1 * np.sin(batch.token_ids), 0).astype(np.float32)
     means = learner.update(batch.replace(proximal_logp=proximal, reference_logp=reference))
     means |= learner.update_critic(batch.replace(values=learner.values(batch)))
-    found |= {f"metric {name}": np.array([m.sum, m.count, m.min, m.max]) for name, m in means.items()}
+    found |= {f"metric {name}": np.array([m.sum, m.count, m.min, m.max]) for name, m in untimed(means).items()}
     state = learner.named_state()
     found |= {f"{place} {name}": np.asarray(a) for place, arrays in state.items() for name, a in arrays.items()}
     found |= {"after": learner.score(batch), "values": learner.values(batch)}

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from rljax.batching import packing
-from rljax.engine import WeightsInMemory
+from rljax.config.allocation import Allocation, Pool
+from rljax.engine import WeightsAtLeader, WeightsInMemory
 from rljax.engines.fake import model
 from rljax.engines.fake.learner import FakeLearner
+from rljax.engines.fake.plugin import PLUGIN
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import SamplerError, UserError
 from rljax.objective.spec import Objective
@@ -195,3 +197,17 @@ def test_a_learning_rate_of_zero_changes_nothing(model_dir):
     before = learner.score(batch)
     learner.update(dataclasses.replace(batch, proximal_logp=None))
     np.testing.assert_array_equal(learner.score(batch), before)
+
+
+@pytest.mark.parametrize("changes", [{"gconfig.stop": ("x",)}, {"gconfig.top_k": 2}, {"evaluator.top_p": 0.5}])
+def test_what_its_sampler_cannot_draw_is_refused_where_it_samples(changes):
+    config, pool = make_config(changes), Pool("fake")
+    with pytest.raises(UserError, match="the engine fake has no top_p, top_k or stop strings"):
+        PLUGIN.check(config, Allocation(pool, pool))
+    PLUGIN.check(config, Allocation(Pool("http"), pool))  # another's sampler may
+    PLUGIN.check(config, Allocation(None, pool))
+
+
+def test_weights_that_no_learner_of_its_own_gives_are_refused(model_dir):
+    with pytest.raises(UserError, match="the engine fake takes weights from memory or from a directory"):
+        asyncio.run(FakeSampler(make_config(), model_dir).load_weights(WeightsAtLeader(), 1))

@@ -16,7 +16,7 @@ from rljax.config.allocation import Pool
 from rljax.config.schema import ModelConfig
 from rljax.engines.jax.learner import JaxLearner
 from rljax.hf import init_directory
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_contract import config_of, episodes, first_fit, pack, untimed
 
 LETTERS = {"d": "data", "f": "fsdp", "t": "tensor"}
 SETTINGS = {
@@ -49,7 +49,7 @@ def step(mesh: str, directory: Path, vocabulary: int) -> dict[str, np.ndarray]:
     reference = learner.score_reference(batch)
     proximal = np.where(batch.loss_mask, found["score"] + 0.1 * np.sin(batch.token_ids), 0).astype(np.float32)
     means = learner.update(batch.replace(proximal_logp=proximal, reference_logp=reference))
-    found |= {f"metric {name}": np.array([m.sum, m.count, m.min, m.max]) for name, m in means.items()}
+    found |= {f"metric {name}": np.array([m.sum, m.count, m.min, m.max]) for name, m in untimed(means).items()}
     saved = learner._phases.rl.actor.saved()
     found |= {f"gradient {name}": array for name, array in flat(saved["mu"]).items()}
     found |= {f"parameter {name}": array for name, array in flat(learner._policy.trained).items()}

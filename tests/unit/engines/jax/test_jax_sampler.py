@@ -71,7 +71,7 @@ def forward(model_dir, temperature):
     @jax.jit
     def logp(token_ids):
         model = nnx.merge(graphdef, params)
-        hidden, _ = model(token_ids, jnp.arange(token_ids.shape[1])[None])
+        hidden = model(token_ids, jnp.arange(token_ids.shape[1])[None])
         return jax.nn.log_softmax(model.logits(hidden) / temperature)
 
     return logp

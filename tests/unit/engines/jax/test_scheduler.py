@@ -1,8 +1,8 @@
 """The scheduler over devices that are made of numpy: whatever comes when, a completion is that of its prompt and seed alone.
 
-The imitation keeps, at each place of its cache, the token and the weights that were there when it was written, reads no further
-than the span it is given, and draws a token that depends on all it has read. So a row shared too early, a prefix of other
-weights, a span too short or an order left out changes what comes out.
+The imitation keeps, at each place of its cache, the token and the weights that were there when it was written, and draws a
+token that depends on all it has read. So a row shared too early, a prefix of other weights, a slot that decodes while it is
+being prefilled or an order left out changes what comes out.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljax.engine import WeightsInMemory, WeightSource
+from rljax.engines.jax import scheduler as scheduler_module
 from rljax.engines.jax.programs import HALT, START, Decoded
-from rljax.engines.jax.scheduler import Scheduler
+from rljax.engines.jax.scheduler import PATIENCE, Scheduler
 from rljax.engines.jax.slots import Work
 from rljax.types import Finish, Request, SamplingParams
 
 VOCABULARY, STOP, SLOTS, CONTEXT, STEPS = 7, 6, 4, 64, 4
-SPANS = (8, 16, 32, CONTEXT)
 
 
 def draw(tokens, seed: int) -> int:
@@ -40,6 +40,11 @@ def expected(request: Request, limit: int) -> list[int]:
     return tokens[len(request.prompt_ids) :]
 
 
+def endless(prompt: list[int]) -> int:
+    """A seed with which the completion of a prompt never stops."""
+    return next(seed for seed in range(10**6) if STOP not in expected(work_of("", prompt, CONTEXT, seed).request, CONTEXT - 1))
+
+
 class Devices:
     """`Programs` in numpy. A decode's log-prob is the age of the oldest weights it has read, as a number."""
 
@@ -52,26 +57,25 @@ class Devices:
         self.tokens = np.full((SLOTS, CONTEXT), -1)
         self.written_by = np.full((SLOTS, CONTEXT), -1)
         self.state = [None] * SLOTS
+        self.sent: list[str] = []  # kinds of dispatches, in order
         self.gate = threading.Event()  # nothing is decoded before it is open
         self.gate.set()
 
-    def span(self, length: int) -> int:
-        return next(span for span in SPANS if span >= min(length, CONTEXT))
-
     def copy(self, pairs) -> None:
         before, by = self.tokens.copy(), self.written_by.copy()
-        span = self.span(max(length for *_, length in pairs))
-        for source, target, _ in pairs:
-            self.tokens[target, :span], self.written_by[target, :span] = before[source, :span], by[source, :span]
+        for source, target, length in pairs:
+            self.tokens[target, :length], self.written_by[target, :length] = before[source, :length], by[source, :length]
 
     def prefill(self, chunk) -> None:
+        self.sent.append("prefill")
         for row, start, count, tokens in zip(chunk.rows, chunk.starts, chunk.counts, chunk.tokens, strict=True):
             if row < SLOTS:
                 self.tokens[row, start : start + count] = tokens[:count]
                 self.written_by[row, start : start + count] = self.weights
 
-    def decode(self, orders, span: int) -> Decoded:
+    def decode(self, orders) -> Decoded:
         self.gate.wait()
+        self.sent.append("decode")
         drawn, age = np.full((STEPS, SLOTS), -1, np.int32), np.zeros((STEPS, SLOTS), np.float32)
         for slot, order in enumerate(orders):
             if order["action"] == START:
@@ -84,7 +88,7 @@ class Devices:
                     continue
                 at = state["position"]
                 self.tokens[slot, at], self.written_by[slot, at] = state["token"], self.weights
-                read = slice(0, min(at + 1, span))
+                read = slice(0, at + 1)
                 token = draw(self.tokens[slot, read], state["seed"])
                 drawn[step, slot], age[step, slot] = token, self.written_by[slot, read].min()
                 state.update(token=token, position=at + 1, token_index=state["token_index"] + 1)
@@ -171,3 +175,29 @@ def test_a_short_request_in_a_slot_whose_last_tenant_is_still_being_read(ahead):
         for work in works:
             assert work.future.result(10).token_ids.tolist() == expected(work.request, work.limit)
         scheduler.close()
+
+
+def longest_stall(sent: list[str]) -> int:
+    """Prefill dispatches in a row after the first decode and before the last."""
+    first, last = sent.index("decode"), len(sent) - 1 - sent[::-1].index("decode")
+    runs = "".join("p" if kind == "prefill" else " " for kind in sent[first:last]).split()
+    return max(map(len, runs), default=0)
+
+
+@pytest.mark.parametrize("decoding, length, stall", [(3, 14, 1), (1, 24, PATIENCE)])
+def test_long_prompts_do_not_stall_those_that_decode(monkeypatch, decoding, length, stall):
+    """With most slots decoding, prefill takes turns with them; with few, it goes first, but not for ever."""
+    monkeypatch.setattr(scheduler_module, "FEW", 3)
+    devices = Devices()
+    devices.shapes = ((1, 1),)  # a dispatch per prompt token
+    scheduler = Scheduler(devices, recompute=False, ahead=0)
+    going = [work_of(f"going {i}", [i + 1], CONTEXT, endless([i + 1])) for i in range(decoding)]
+    late = [work_of(f"late {i}", [5 - i] * length, 2, i) for i in range(SLOTS - decoding)]
+    scheduler.command(scheduler.pause).result(10)
+    for work in going + late:
+        scheduler.submit(work)
+    scheduler.command(scheduler.resume)
+    for work in going + late:
+        assert work.future.result(10).token_ids.tolist() == expected(work.request, work.limit)
+    scheduler.close()
+    assert longest_stall(devices.sent) == stall

@@ -1,16 +1,53 @@
-"""Causal attention over packed rows or over a key/value cache: one function, so that a faster kernel can take its place."""
+"""Attention in plain JAX, for any device, dtype and mask: the reference, and what the CPU uses.
+
+Also over a key/value cache, which the sampler and no other implementation needs.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+
+from rljax.backends.jax.attention.interface import Bounds, Problem, Window
 
 QUERY_BLOCK = 512  # queries whose logits are held at once, where a row is longer than twice that
 MASKED = -1e30  # finite: a query that sees nothing gets a uniform average, not NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class XlaAttention:
+    """Implements `Attention` by matrix products and a mask."""
+
+    name: str = "xla"
+
+    def refusal(self, problem: Problem) -> None:
+        return None
+
+    def bounds(self, segment_ids: np.ndarray) -> None:
+        return None
+
+    def segments(self, segment_ids: Array, bounds: Bounds | None) -> Array:
+        return segment_ids
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        segments: Array | None = None,
+        window: Window = None,
+        windows: tuple[int | None, ...] = (None,),
+    ) -> Array:
+        return attention(query, key, value, scale=scale, softcap=softcap, segment_ids=segments, window=window)
 
 
 def attention(
@@ -22,17 +59,20 @@ def attention(
     softcap: float | None = None,
     segment_ids: Array | None = None,
     query_index: Array | None = None,
-    window: Array | int | None = None,
+    window: Window = None,
 ) -> Array:
-    r"""Softmax attention of grouped query heads; a query sees keys at or before its own index, and of its own segment.
+    r"""Softmax attention of grouped query heads; a query sees keys at or before its own index, and
+    of its own segment.
 
-    .. math:: \mathrm{softmax}_s(c \tanh(q_t \cdot k_s\,\mathrm{scale} / c))\, v_s,\quad t - \mathrm{window} < s \le t
+    .. math:: \mathrm{softmax}_s(c \tanh(q_t \cdot k_s\,\mathrm{scale} / c))\, v_s,
+        \quad t - \mathrm{window} < s \le t
 
     Args:
       query: [B, T, N, D], N a multiple of K.
       key, value: [B, S, K, D].
       softcap: c; None for no cap.
-      segment_ids: [B, T] int32, only where keys are the row's own (S == T): a token sees its own segment alone.
+      segment_ids: [B, T] int32, only where keys are the row's own (S == T): a token sees its own
+        segment alone.
       query_index: [B, T] int32, index of each query among the keys; None: the row's own, 0, 1, ...
       window: keys a query sees, itself included; None: all. May be traced.
 
@@ -69,9 +109,9 @@ def _block(
     *,
     scale: float,
     softcap: float | None,
-    window: Array | int | None,
+    window: Window,
 ) -> Array:
-    """query [B, T, K, G, D], key and value [B, S, K, D], query_index [B or 1, T] -> [B, T, K, G, D]."""
+    """query [B, T, K, G, D], key, value [B, S, K, D], query_index [B or 1, T] -> as query."""
     precision = jax.lax.Precision.HIGHEST if query.dtype == jnp.float32 else None
     wide = jnp.promote_types(query.dtype, jnp.float32)
     logits = jnp.einsum("btkgd,bskd->bkgts", query, key, precision=precision, preferred_element_type=wide) * scale

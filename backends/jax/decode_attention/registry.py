@@ -1,0 +1,27 @@
+"""Which implementation a run uses: the one it names, or the first that can do what it asks for."""
+
+from __future__ import annotations
+
+from rljax.backends.jax.decode_attention.interface import DecodeAttention, Problem
+from rljax.backends.jax.decode_attention.pallas_gpu import PALLAS_GPU
+from rljax.backends.jax.decode_attention.xla import XLA
+from rljax.errors import UserError
+
+IMPLEMENTATIONS: dict[str, DecodeAttention] = {each.name: each for each in (PALLAS_GPU, XLA)}  # best first; the last can all
+AUTO = "auto"
+
+
+def choose(name: str, problem: Problem) -> DecodeAttention:
+    """The implementation called `name`, or with "auto" the first without a refusal.
+
+    Raises:
+      UserError: no such name, or an implementation that can't do this; never replaced by another in silence.
+    """
+    if name == AUTO:
+        return next(each for each in IMPLEMENTATIONS.values() if each.refusal(problem) is None)
+    if name not in IMPLEMENTATIONS:
+        raise UserError(f"jax.decode_attention: no implementation {name!r} (one of {AUTO}, {', '.join(IMPLEMENTATIONS)})")
+    chosen = IMPLEMENTATIONS[name]
+    if reason := chosen.refusal(problem):
+        raise UserError(f"jax.decode_attention={name}: {reason} ({AUTO} takes {choose(AUTO, problem).name} here)")
+    return chosen

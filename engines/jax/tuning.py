@@ -1,0 +1,47 @@
+"""What a config leaves to the device: which activations are kept, and whether the layers are
+unrolled.
+"""
+
+from __future__ import annotations
+
+import jax
+from jax.sharding import Mesh
+
+from rljax.config.schema import Config
+from rljax.engines.jax.config import JaxConfig
+from rljax.engines.jax.rows import padded_length
+from rljax.hf.activations import checkpointing, training_bytes
+from rljax.hf.spec import ModelSpec
+
+UNROLLED = ("gpu",)  # platforms where a loop costs: it copies what the backward pass needs into stacked arrays
+
+
+def remat_of(config: Config, spec: ModelSpec, mesh: Mesh) -> str:
+    """`actor.gradient_checkpointing`, with "auto" decided by the memory of a device."""
+    actor = config.actor
+    tokens = actor.mb_spec.rows_per_mb * actor.mb_spec.max_tokens_per_row
+    needed = training_bytes(spec, tokens, actor.logprob_chunk, mesh.shape["fsdp"] * mesh.shape["tensor"])
+    return checkpointing(actor.gradient_checkpointing, needed, _memory(_device(mesh)))
+
+
+def unrolled(config: Config, remat: str, mesh: Mesh) -> bool:
+    """`jax.unroll`; None: on a GPU that keeps all activations, for where they are computed again it
+    gains nothing.
+    """
+    chosen = JaxConfig.of(config).unroll
+    return remat == "none" and _device(mesh).platform in UNROLLED if chosen is None else chosen
+
+
+def longest_row(config: Config) -> int:
+    """Tokens of the longest row that a micro-batch can have, padding included."""
+    return padded_length(config.actor.mb_spec.max_tokens_per_row)
+
+
+def _device(mesh: Mesh) -> jax.Device:
+    return mesh.local_devices[0]
+
+
+def _memory(device: jax.Device) -> int | None:
+    """Bytes that JAX may use of the device."""
+    statistics = device.memory_stats()
+    return None if statistics is None else statistics.get("bytes_limit")

@@ -1,0 +1,127 @@
+"""Tokens per second of the JAX sampler on requests of mixed lengths, beside SGLang on the same card and requests.
+
+python -m experiments.bench.decode                                      # Qwen3-0.6B's shape, 256 requests; a GPU
+python -m experiments.bench.decode --peer=sglang --peer_python=PYTHON   # SGLang first, in the environment that has it
+python -m experiments.bench.decode --shape=tiny --requests=8 --slots=8 --shortest=4 --longest=32 --context=64 --dtype=float32
+
+Prompts and completions are of uniformly drawn lengths from --shortest to --longest, completions never end before theirs, tokens
+and weights are random, log-probs are returned. Every run has prompts of its own, so that none finds another's prefix.
+A line of JSON per run: output tokens per second, dispatches by kind, peak memory in GB of 1e9 bytes, warm-up in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from rljax.config.allocation import Pool
+from rljax.config.io import from_dict
+from rljax.config.schema import Config
+from rljax.configs import base
+from rljax.errors import UserError
+from rljax.experiments import main
+from rljax.experiments.bench.shapes import SHAPES, make_model
+from rljax.types import Request, SamplingParams
+
+SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", list(SHAPES), "Of the model.")
+DIRECTORY = flags.DEFINE_string("directory", "", "Where the model is, or will be; empty: a temporary one.")
+REQUESTS = flags.DEFINE_integer("requests", 256, "Per run.", lower_bound=1)
+RUNS = flags.DEFINE_integer("runs", 3, "The first is not counted: it warms caches that are no program of ours.", lower_bound=1)
+SHORTEST = flags.DEFINE_integer("shortest", 100, "Tokens of a prompt and of a completion, at least.", lower_bound=1)
+LONGEST = flags.DEFINE_integer("longest", 1024, "At most.", lower_bound=1)
+SLOTS = flags.DEFINE_integer("slots", 256, "jax.slots")
+CONTEXT = flags.DEFINE_integer("context", 2048, "jax.context_length")
+PREFILL = flags.DEFINE_integer("prefill_chunk", 2048, "jax.prefill_chunk")
+STEPS = flags.DEFINE_integer("decode_steps", 4, "jax.decode_steps")
+ATTENTION = flags.DEFINE_string("decode_attention", "auto", "jax.decode_attention")
+DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of weights, computation and cache.")
+PEER = flags.DEFINE_enum("peer", "none", ["none", "sglang"], "What to stand beside.")
+PEER_PYTHON = flags.DEFINE_string("peer_python", "python3", "The interpreter that has the peer.")
+
+Lengths = list[tuple[int, int]]  # of prompt and completion
+
+
+def lengths() -> Lengths:
+    random = np.random.default_rng(0)
+    draw = lambda: int(random.integers(SHORTEST.value, LONGEST.value + 1))  # noqa: E731
+    return [(draw(), draw()) for _ in range(REQUESTS.value)]
+
+
+def make_config() -> Config:
+    config = base.get_config()
+    config.actor.dtype = DTYPE.value
+    config.jax.sampler_dtype = config.jax.cache_dtype = DTYPE.value
+    config.jax.slots = SLOTS.value
+    config.jax.context_length = CONTEXT.value
+    config.jax.prefill_chunk = PREFILL.value
+    config.jax.decode_steps = STEPS.value
+    config.jax.decode_attention = ATTENTION.value
+    return from_dict(config)
+
+
+async def ours(directory: Path, vocabulary: int) -> None:
+    from rljax.engines.jax.sampler import JaxSampler
+
+    start = time.perf_counter()
+    sampler = JaxSampler(make_config(), Pool("jax"), directory)
+    warm_up = time.perf_counter() - start
+    for run in range(RUNS.value):
+        random, requests = np.random.default_rng(run), []
+        for i, (prompt, completion) in enumerate(lengths()):
+            ids = random.integers(3, vocabulary, prompt, dtype=np.int32)
+            requests.append(Request(f"{run}.{i}", ids, SamplingParams(completion), i))
+        before = sampler.dispatches
+        start = time.perf_counter()
+        completions = await asyncio.gather(*map(sampler.generate, requests))
+        seconds = time.perf_counter() - start
+        found = {"engine": "jax", "run": run, **rate(sum(len(c.token_ids) for c in completions), seconds)}
+        found["dispatches"] = {kind: n - before.get(kind, 0) for kind, n in sampler.dispatches.items()}
+        found |= {"peak_gb": peak_gb(), "warm_up_s": round(warm_up, 1), "decode_attention": sampler.decode_attention}
+        print(json.dumps(found), flush=True)
+    await sampler.close()
+
+
+def rate(tokens: int, seconds: float) -> dict[str, Any]:
+    return {"requests": REQUESTS.value, "tokens": tokens, "s": round(seconds, 2), "tokens_per_s": round(tokens / seconds)}
+
+
+def peak_gb() -> float | None:
+    """Of this process's first device; None where it doesn't say."""
+    import jax
+
+    stats = jax.devices()[0].memory_stats() or {}
+    peak = stats.get("peak_bytes_in_use")
+    return None if peak is None else round(peak / 1e9, 2)
+
+
+def sglang(directory: Path, vocabulary: int) -> None:
+    """Prints the same lines of SGLang, run by its own interpreter."""
+    task = {"model": str(directory), "vocabulary": vocabulary, "lengths": lengths(), "runs": RUNS.value, "slots": SLOTS.value}
+    command = [PEER_PYTHON.value, str(Path(__file__).with_name("decode_sglang.py")), json.dumps(task)]
+    done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)
+    print(done.stdout, end="", flush=True)
+    if done.returncode:
+        last = (done.stderr.strip() or "no output").splitlines()[-1]
+        raise UserError(f"--peer=sglang: exit status {done.returncode}: {last}")
+
+
+def bench() -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(DIRECTORY.value or temporary)
+        spec = make_model(directory, SHAPE.value)
+        if PEER.value == "sglang":
+            sglang(directory, spec.vocab_size)
+        asyncio.run(ours(directory, spec.vocab_size))
+
+
+if __name__ == "__main__":
+    main.run_main(bench)

@@ -1,0 +1,38 @@
+"""How much memory training takes, and so whether the backward pass can keep what the forward pass
+computed.
+"""
+
+from __future__ import annotations
+
+from rljax.hf.spec import ModelSpec
+from rljax.hf.tensors import parameter_count, projections
+
+AUTO = "auto"
+STATE_BYTES = 18  # per parameter: float32 master, two moments and gradient, and a half-precision copy
+LOGIT_BYTES = 8  # per logit of a chunk: float32, its slope in half precision, and room
+SHARE = 0.5  # of the memory: the rest is a sampler's, and what XLA needs in between
+
+
+def training_bytes(spec: ModelSpec, tokens: int, chunk: int, shards: int) -> float:
+    """Bytes that a device needs at most for a micro-batch with nothing computed again.
+
+    Args:
+      tokens: of the micro-batch on one device.
+      chunk: `actor.logprob_chunk`.
+      shards: devices that parameters, gradients and moments are split over.
+    """
+    outputs = sum(size for size, _, _ in projections(spec).values()) + spec.num_heads * spec.head_dim + spec.hidden_size
+    kept = 2 * 2 * outputs * spec.num_layers * tokens  # half precision; as much again for elementwise results
+    return kept + STATE_BYTES * parameter_count(spec) / shards + LOGIT_BYTES * spec.vocab_size * min(chunk, tokens)
+
+
+def checkpointing(choice: str, needed: float, memory: int | None) -> str:
+    """`actor.gradient_checkpointing`, with "auto" decided: "none" where it fits, "full" elsewhere.
+
+    Args:
+      needed: bytes, from `training_bytes`.
+      memory: bytes of the device; None where that is not known, as on a CPU.
+    """
+    if choice != AUTO:
+        return choice
+    return "none" if memory is not None and needed <= SHARE * memory else "full"

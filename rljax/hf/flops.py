@@ -1,0 +1,37 @@
+"""The floating-point operations of a model's training step, by the model alone: what MFU counts, on
+every path.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rljax.hf.spec import ModelSpec
+from rljax.hf.tensors import projections
+
+
+def update_flops(spec: ModelSpec, segment_ids: np.ndarray, trained: int, *, adapters: bool = False) -> float:
+    """FLOPs of the forward and backward pass over packed rows.
+
+    2 per matrix parameter and token forward, 4 backward (2 with adapters, whose frozen matrices
+    have no gradient), the unembedding for trained tokens alone; attention over the keys that each
+    token sees. Nothing for norms and softmax, for the adapters themselves, or for what is computed
+    again.
+
+    Args:
+      segment_ids: [R, T] int32, 1, 2, ... along a row and 0 on padding.
+      trained: tokens whose log-probs are needed.
+    """
+    inner = spec.num_layers * sum(outputs * inputs for outputs, inputs, _ in projections(spec).values())
+    tokens = np.count_nonzero(segment_ids)
+    forward = 2.0 * inner * tokens + 2.0 * spec.vocab_size * spec.hidden_size * trained
+    lengths = np.concatenate([np.bincount(row)[1:] for row in segment_ids])
+    attention = 4.0 * spec.num_heads * spec.head_dim * sum(_pairs(lengths, window) for window in spec.windows)
+    return (2 if adapters else 3) * forward + 3 * attention
+
+
+def _pairs(lengths: np.ndarray, window: int | None) -> float:
+    """Pairs of a token and a key that it sees, over causal segments."""
+    lengths = lengths.astype(np.float64)
+    whole = lengths if window is None else np.minimum(lengths, window)  # tokens that see all before them
+    return float((whole * (whole + 1) / 2 + (lengths - whole) * whole).sum())
