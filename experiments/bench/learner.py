@@ -182,7 +182,7 @@ def _profile_torch(work: Callable[[], object]) -> str:
 
 
 def device_name(engine: str) -> str:
-    """What the engine's framework calls the device."""
+    """Returns the device's name in the engine's framework."""
     if engine == "jax":
         import jax
 

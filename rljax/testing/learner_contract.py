@@ -135,7 +135,7 @@ def halves(batch: Batch) -> list[Batch]:
 
 
 def untimed(means: dict[str, Mean]) -> dict[str, Mean]:
-    """Leaves out how long the work took, which no two runs agree on."""
+    """Removes the metrics of timing, which no two runs agree on."""
     return {name: mean for name, mean in means.items() if not name.startswith("timeperf/")}
 
 
