@@ -42,7 +42,7 @@ def ours(case):
 
 
 def report_of(case, ours, other):
-    """Theirs of another case than ours."""
+    """Makes the report of our path on one case and of theirs on another."""
     result, steps = ours
     theirs = parity.Result(**parity_torch.run(other))
     return parity.compare(case, result, theirs).with_optimizers(steps, parity_torch.two_steps(other))
@@ -85,7 +85,7 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_work(tmp_path,
 
 
 def test_another_objective_is_no_parity(case, ours):
-    """Without the decoupled weight, on one side."""
+    """One side lacks the decoupled weight."""
     report = report_of(case, ours, dataclasses.replace(case, objective=Objective(decoupled=False)))
     assert report.lines()[-1] == "verdict: NO PARITY"
     assert "gradient of" in exceeded(report)

@@ -43,7 +43,7 @@ def test_model_made_on_the_spot(directory, tmp_path_factory):
 
 
 def test_several_files_hold_the_same(directory, tmp_path):
-    """And a later save as one file leaves no index behind that names the old ones."""
+    """Several files hold the same tensors; a later save as one file removes the old index."""
     arrays = contents(directory)
     shapes = tensors(ModelSpec.from_directory(directory))
     write_weights(directory, shapes, arrays.__getitem__, "float32", LIMIT)
