@@ -58,7 +58,7 @@ def is_program(file: Path) -> bool:
     """As a program. The peer's half of a benchmark is one in the peer's environment alone."""
     statements = ast.parse(file.read_text()).body
     guards = [node for node in statements if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"]
-    return bool(guards) and file.stem != "grpo_step_trl"
+    return bool(guards) and file.stem not in ("decode_sglang", "grpo_step_trl")
 
 
 def _not_of_the_tree(folder: str, names: list[str]) -> set[str]:
