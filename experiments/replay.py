@@ -64,7 +64,7 @@ def replay() -> None:
     from rljax.hf.tokenizer import load_tokenizer
     from rljax.metrics.accumulator import PhaseTimer
     from rljax.rollout import dump
-    from rljax.sinks import State, Status
+    from rljax.sinks import RunState, Status
     from rljax.sinks.build import build as build_sinks
     from rljax.sinks.run_directory import RunDirectory
     from rljax.train_step import learn
@@ -95,10 +95,10 @@ def replay() -> None:
         for step, groups in enumerate(itertools.islice(itertools.cycle(batches), total)):
             metrics = learn(learner, config, groups, step, timer)
             sinks.write(step + 1, metrics | timer.drain())
-            sinks.status(Status(State.RUNNING, step=step + 1, version=step + 1, total_steps=total))
+            sinks.status(Status(RunState.RUNNING, step=step + 1, version=step + 1, total_steps=total))
         if config.saver.export_final:
             learner.export(engine.ExportToDirectory(run.export))
-        sinks.status(Status(State.FINISHED, step=total or 0, version=total or 0, total_steps=total))
+        sinks.status(Status(RunState.FINISHED, step=total or 0, version=total or 0, total_steps=total))
         sinks.close()
         learner.close()
 

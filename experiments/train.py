@@ -145,7 +145,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 labeled=labeled,
                 evaluation=evaluation,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,
-                measured=rewards.take_metrics,
+                take_metrics=rewards.take_metrics,
             )
         ).run()
 

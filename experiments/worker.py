@@ -20,7 +20,7 @@ from rljax.experiments import main
 if TYPE_CHECKING:
     from rljax.config.schema import Config
     from rljax.engine import Generator, Sampler
-    from rljax.workers.client import Parts
+    from rljax.workers.client import WorkerParts
 
 TOKEN_VARIABLE = "RLJAX_TOKEN"
 OWN_SAMPLER = ("allocation_mode", "rollout.addr")  # keys that name the sampler of this worker
@@ -61,14 +61,14 @@ def _find_trainer(address: str) -> tuple[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Generator) -> AsyncIterator[Parts]:
+async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Generator) -> AsyncIterator[WorkerParts]:
     from rljax import engine
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
     from rljax.hf.tokenizer import load_tokenizer
     from rljax.rewards import RewardPool
-    from rljax.rollout.producer import PatientGenerator, Rollouts
-    from rljax.workers.client import Parts
+    from rljax.rollout.producer import GroupRunner, RetryingGenerator
+    from rljax.workers.client import WorkerParts
     from rljax.workflows import build_workflow, find_filter, sampling_params
 
     overrides = main.overrides_from_flags()
@@ -88,13 +88,13 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
                 raise UserError(f"allocation_mode: {pools} cannot sample")
             plugin = engine.find_plugin(pools.sampler.engine)
             sampler = await asyncio.to_thread(plugin.make_sampler, config, pools.sampler, model_dir)
-        patient = PatientGenerator(
+        patient = RetryingGenerator(
             sampler or remote,
             timeout=config.rollout.request_timeout,
             retries=config.rollout.request_retries,
             lost=lambda error: parts.lost.update([f"rollout/lost/{error.kind}"]),
         )
-        rollouts = Rollouts(
+        runner = GroupRunner(
             workflow,
             patient,
             sampling_params(config.gconfig, tokenizer),
@@ -102,7 +102,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
             config.seed,
             find_filter(config.rollout.should_accept_fn),
         )
-        parts = Parts(rollouts, sampler, rewards.take_metrics)
+        parts = WorkerParts(runner, sampler, rewards.take_metrics)
         try:
             yield parts
         finally:

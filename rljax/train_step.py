@@ -1,14 +1,16 @@
 """One training step on a batch of groups: advantages, packing, scoring, minibatches, updates.
-Blocks; runs in a thread.
 
-    groups --> advantages --> minibatches of whole trajectories --> weights --> rows --> update, one optimizer step each
-                   ^                                                   |
-   values, reference, teacher, proximal                    the global normalizer of the minibatch
+`learn` blocks; the loop runs it in a thread.
+
+    groups --> advantages --> minibatches --> weights --> rows --> update (one optimizer step)
+                   ^        (trajectories)       |
+    values, reference,                  normalized over the
+    teacher, proximal                   whole minibatch
 
 Advantages are computed over whole groups before anything is split, and weights over a whole
 minibatch before it is packed, so neither packing nor the learner's micro-batches and ranks change
-the gradient. Everything is kept a trajectory at a time, in the order of the groups; rows exist
-only between `batch_of` and the learner.
+the gradient. Values are kept per trajectory, in the order of the groups; packed rows exist only
+between `batch_of` and the learner.
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ from rljax.objective.spec import Objective
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
 from rljax.types import PROMPT_VERSION, Group, Trajectory
 
-Arrays = list[np.ndarray]  # one [T] a trajectory
+Arrays = list[np.ndarray]  # one [T] array per trajectory
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A batch of trajectories and what was computed about each token before the first update.
+    """A batch of trajectories with the per-token values computed before the first update.
 
-    None: not needed.
+    A field is None if the algorithm does not need it.
     """
 
     trajectories: Sequence[Trajectory]
@@ -54,13 +56,13 @@ class Scored:
 
 
 def learn(learner: Learner, config: Config, groups: Sequence[Group], version: int, timer: PhaseTimer) -> dict[str, Mean]:
-    """Trains on the groups: `ppo_n_minibatches` optimizer steps of the policy (and the critic's).
+    """Trains on the groups: `ppo_n_minibatches` optimizer steps of the policy, and of the critic.
 
     Args:
       version: training steps finished before this one.
 
     Returns:
-      The learner's metrics, those of the batch, and the reward's.
+      Metrics of the learner, of the batch and of the rewards.
     """
     metrics = batch_metrics(groups, version)
     if config.actor.mask_no_eos:
@@ -77,7 +79,7 @@ def learn(learner: Learner, config: Config, groups: Sequence[Group], version: in
 def _score(
     learner: Learner, config: Config, groups: Sequence[Group], objective: Objective, timer: PhaseTimer
 ) -> tuple[Scored, dict[str, Mean]]:
-    """Everything that the weights of before the update say about the batch."""
+    """Scores the batch with the weights from before the update, and computes advantages."""
     actor = config.actor
     trajectories = [t for group in groups for t in group.trajectories]
     values = reference = teacher = proximal = None
@@ -131,7 +133,7 @@ def _train_critic(learner: Learner, config: Config, scored: Scored, timer: Phase
 
 
 def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arrays | None) -> Batch:
-    """One minibatch as packed rows, with weights that hold its global normalizer."""
+    """Packs one minibatch into rows, with loss weights normalized over the whole minibatch."""
     trajectories = [scored.trajectories[i] for i in members]
 
     def pick(arrays: Arrays | None) -> Arrays | None:
@@ -153,10 +155,13 @@ def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arra
 
 
 def split(trajectories: Sequence[Trajectory], n: int) -> list[list[int]]:
-    """At most n minibatches of whole trajectories with about the same number of tokens each, in
-    the order of the batch.
+    """Splits a batch into at most n minibatches of about the same number of tokens each.
 
-    Only trajectories that have a token to train on; every minibatch has one at least.
+    Trajectories stay whole. Those without a token to train on are left out, and no minibatch is
+    empty.
+
+    Returns:
+      Indices of the trajectories of each minibatch, ascending.
     """
     trained = [i for i, t in enumerate(trajectories) if t.loss_mask.any()]
     lengths = np.array([len(trajectories[i]) for i in trained], np.float64)
@@ -165,9 +170,10 @@ def split(trajectories: Sequence[Trajectory], n: int) -> list[list[int]]:
 
 
 def supervise(learner: Learner, config: Config, examples: Sequence[Trajectory]) -> dict[str, Mean]:
-    """One supervised step: the mean negative log-likelihood of the examples' trained tokens.
+    """Takes one supervised step: minimizes the mean negative log-likelihood of the trained tokens.
 
-    Its metrics are named warmup/<name>, or sft/<name>, apart from those of the policy objective.
+    Returns:
+      Metrics under warmup/<name> or sft/<name>, apart from those of the policy objective.
     """
     weights = loss_weights([t.loss_mask for t in examples], "token-mean")
     metrics = learner.update_supervised(packing.batch_of(examples, _pack(examples, config), loss_weight=weights))
@@ -183,7 +189,7 @@ def _pack(trajectories: Sequence[Trajectory], config: Config) -> Packing:
 
 
 def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, Mean]:
-    """Of the trajectories that are trained on, as they came from the sampler."""
+    """Returns metrics of the trajectories that are trained on, as they came from the sampler."""
     trajectories = [t for group in groups for t in group.trajectories]
     lags = version - np.concatenate([t.versions[t.loss_mask] for t in trajectories])
     metrics = {

@@ -31,11 +31,11 @@ from rljax.errors import RewardError
 from rljax.loop import Labeled, Run
 from rljax.metrics.mean import Mean, flatten
 from rljax.rollout.evaluation import Evaluation
-from rljax.rollout.producer import Rollouts
+from rljax.rollout.producer import GroupRunner
 from rljax.rollout.trajectories import supervised, trajectory_of
 from rljax.sinks import Status
 from rljax.types import Group, Prompt, Request, SamplingParams, Trajectory
-from rljax.workers.client import Parts, work
+from rljax.workers.client import WorkerParts, work
 from rljax.workers.server import WorkerServer
 
 TOKEN = "between us"
@@ -261,11 +261,15 @@ async def worker(
         await asyncio.sleep(0.01)
 
     @contextlib.asynccontextmanager
-    async def build(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Generator) -> AsyncIterator[Parts]:
+    async def build(
+        config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Generator
+    ) -> AsyncIterator[WorkerParts]:
         params = SamplingParams(config.gconfig.max_new_tokens, temperature=config.gconfig.temperature, stop_token_ids=(STOP,))
         mine = FakeSampler(config, model_dir, trouble) if model_dir else None
         makes = workflow or Repeat(trouble)
-        yield Parts(Rollouts(makes, mine or remote, params, config.gconfig.n_samples, config.seed, lambda group: True), mine)
+        yield WorkerParts(
+            GroupRunner(makes, mine or remote, params, config.gconfig.n_samples, config.seed, lambda group: True), mine
+        )
 
     await work(lambda: (address, TOKEN), build, own_sampler=own_sampler, **options)
 
