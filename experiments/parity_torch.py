@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from rljax.backends.torch.logprobs import token_logprobs
 from rljax.backends.torch.objective import policy_objective
-from rljax.backends.torch.optim import Optimizer, Slot
+from rljax.backends.torch.optim import Optimizer, TrainedParameter
 from rljax.experiments.parity_case import Case
 from rljax.hf.spec import ModelSpec
 from rljax.objective.spec import TokenArrays
@@ -69,12 +69,14 @@ def _optimized(
     values = {name: parameter.clone() for name, parameter in parameters.items()}
     factor = 1.0
 
-    def slot(name: str) -> Slot:
-        return Slot(name, values[name], lambda: gradients[name] * factor if name in gradients else None)
+    def trained(name: str) -> TrainedParameter:
+        return TrainedParameter(name, values[name], lambda: gradients[name] * factor if name in gradients else None)
 
     settings = case.config.actor.optimizer
-    optimizer = Optimizer(settings, case.total_steps, "actor.optimizer", [slot(name) for name in values], lambda total: total)
-    for factor in factors:  # noqa: B007 (read by the slots)
+    optimizer = Optimizer(
+        settings, case.total_steps, "actor.optimizer", [trained(name) for name in values], lambda total: total
+    )
+    for factor in factors:  # noqa: B007 (read by the parameters)
         optimizer.step()
     return {name: (values[name] - parameters[name]).numpy() for name in gradients}
 

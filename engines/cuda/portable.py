@@ -1,4 +1,4 @@
-"""Reading a torch learner's checkpoint with no learner made."""
+"""Reads a torch learner's checkpoint without making a learner."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rljax.engines.common.parts import stored_state
 
 
 def read(directory: Path) -> State:
-    """The parts of `rljax.checkpoints.portable` that a checkpoint has.
+    """Returns the parts of `rljax.checkpoints.portable` that a checkpoint has.
 
-    Raises UserError where a file is missing or changed.
+    Raises UserError if a file is missing or changed.
     """
     verify(directory)
     stored = checkpoint.stored_names(directory)

@@ -1,7 +1,6 @@
-"""A learner of three ranks, under the contract of all learners: the leader's proxy, two followers,
-frames between them.
+"""A learner of three ranks under the contract of all learners: leader's proxy and two followers.
 
-The ranks are threads here; tests/unit/multiprocess has them as processes.
+The ranks are threads here; in tests/unit/multiprocess they are processes.
 """
 
 import contextlib

@@ -1,6 +1,4 @@
-"""Our server and its client under the contract of all samplers: what a sampler must do, it does
-behind HTTP.
-"""
+"""Our server and its client, under the contract of all samplers."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def models() -> tuple[TemporaryDirectory, list[Path]]:
 
 
 class Served(HttpSampler):
-    """A client that takes its server along when it is closed."""
+    """A client that closes its server when it is closed."""
 
     server: SamplerServer
     behind: Sampler
@@ -57,9 +55,9 @@ class TestOurServer(SamplerContract):
         server = SamplerServer(behind, options)
         host, port = loop.run(server.start("127.0.0.1", 0))
         base = f"http://{host}:{port}"
-        facts, version = inspect(base, None)
+        info, version = inspect(base, None)
         assert version == 0
-        client = Served([Remote(base, facts, None)], version=0)
+        client = Served([Remote(base, info, None)], version=0)
         client.server, client.behind, client.server_loop = server, behind, loop
         return client
 

@@ -1,6 +1,4 @@
-"""The JAX sampler under the contract of all samplers, its weights published through memory and
-through a directory.
-"""
+"""The JAX sampler under the contract of all samplers, with weights from memory and directories."""
 
 import functools
 from pathlib import Path
@@ -37,8 +35,9 @@ class TestJaxSampler(SamplerContract):
 
 
 class TestJaxSamplerFromDirectories(TestJaxSampler):
-    """Results read one dispatch later, as on a device; keys and values recomputed; weights from
-    files; memory is lent.
+    """Reads results one dispatch later (as on a device), recomputes keys and values, lends memory.
+
+    Weights come from files.
     """
 
     settings: ClassVar[dict[str, object]] = {"rollout.recompute_kv_on_publish": True, "jax.release_memory": True}

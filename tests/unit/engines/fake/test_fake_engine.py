@@ -1,6 +1,4 @@
-"""The fake engine's arithmetic is the oracle's, its gradient is the slope, its samples are of the
-distribution it reports.
-"""
+"""The fake engine: the oracle's arithmetic, a gradient that is the slope, and samples by log-probs."""
 
 import asyncio
 import dataclasses
