@@ -22,7 +22,7 @@ import numpy as np
 
 from rljax.batching import packing
 from rljax.batching.batch import Batch
-from rljax.batching.packing import Layout
+from rljax.batching.packing import Packing
 from rljax.config.schema import Config
 from rljax.engine import Learner
 from rljax.metrics.accumulator import PhaseTimer
@@ -84,20 +84,20 @@ def _score(
     trajectories = [t for group in groups for t in group.trajectories]
     values = reference = teacher = proximal = None
     with timer.phase("pack"):
-        layout = _layout(trajectories, config)
-        rows = packing.batch_of(trajectories, layout)
+        packed = _pack(trajectories, config)
+        rows = packing.batch_of(trajectories, packed)
     if actor.adv_estimator == "gae":
         with timer.phase("values"):
-            values = layout.gather(learner.values(rows))
+            values = packed.gather(learner.values(rows))
     if actor.kl_ctl:
         with timer.phase("reference"):
-            reference = layout.gather(learner.score_reference(rows))
+            reference = packed.gather(learner.score_reference(rows))
     if objective.distill_coef:
         with timer.phase("teacher"):
-            teacher = layout.gather(learner.score_teacher(rows))
+            teacher = packed.gather(learner.score_teacher(rows))
     if objective.needs_score(actor.ppo_n_minibatches) or actor.prox_logp_error:
         with timer.phase("score"):
-            proximal = layout.gather(learner.score(rows))
+            proximal = packed.gather(learner.score(rows))
     with timer.phase("advantages"):
         advantages = advantages_of(groups, config, values=values, reference_logp=reference)
     in_loss = reference if actor.kl_placement == "loss" else None
@@ -142,7 +142,7 @@ def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arra
     masks = [t.loss_mask for t in trajectories]
     return packing.batch_of(
         trajectories,
-        _layout(trajectories, config),
+        _pack(trajectories, config),
         loss_weight=loss_weights(masks, config.actor.loss_aggregation, config.aggregation_constant),
         advantage=pick(scored.advantage),
         proximal_logp=pick(scored.proximal),
@@ -176,16 +176,16 @@ def supervise(learner: Learner, config: Config, examples: Sequence[Trajectory]) 
       Metrics under warmup/<name> or sft/<name>, apart from those of the policy objective.
     """
     weights = loss_weights([t.loss_mask for t in examples], "token-mean")
-    metrics = learner.update_supervised(packing.batch_of(examples, _layout(examples, config), loss_weight=weights))
+    metrics = learner.update_supervised(packing.batch_of(examples, _pack(examples, config), loss_weight=weights))
     prefix = "sft" if config.actor.loss == "sft" else "warmup"
     return {
         name if name.startswith("timeperf/") else f"{prefix}/{name.rpartition('/')[2]}": mean for name, mean in metrics.items()
     }
 
 
-def _layout(trajectories: Sequence[Trajectory], config: Config) -> Layout:
+def _pack(trajectories: Sequence[Trajectory], config: Config) -> Packing:
     lengths, mb_spec = [len(t) for t in trajectories], config.actor.mb_spec
-    return packing.lay_out(lengths, packing.row_tokens_for(lengths, mb_spec.max_tokens_per_row, mb_spec.rows_per_mb))
+    return packing.pack(lengths, packing.row_tokens_for(lengths, mb_spec.max_tokens_per_row, mb_spec.rows_per_mb))
 
 
 def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, Mean]:

@@ -1,6 +1,8 @@
-"""The terms of the objective in JAX. `rljax/objective/losses.py` is their definition: same names, arguments and docstrings.
+"""The terms of the objective in JAX. `rljax/objective/losses.py` is their definition: same names,
+arguments and docstrings.
 
-Arithmetic is in float32 at least, whatever comes in. Masks select before anything is exponentiated: 0 times inf is NaN.
+Arithmetic is in float32 at least, whatever comes in. Masks select before anything is
+exponentiated: 0 times inf is NaN.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ def clipped_surrogate(
 ) -> Term:
     r"""Clipped surrogate, to be minimized; times `behavior_weight` it is the decoupled objective.
 
-    .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad r = \pi_\theta / \pi_{prox};\qquad
-              A < 0:\ -\max(\cdot, c A)
+    .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad
+              r = \pi_\theta / \pi_{prox};\qquad A < 0:\ -\max(\cdot, c A)
 
-    PPO, arXiv:1707.06347, eq. 7; decoupled: Hilton et al. 2021, arXiv:2110.00641; asymmetric clip: DAPO,
-    arXiv:2503.14476, eq. 8; dual clip: Ye et al. 2019, arXiv:1912.09729.
+    PPO, arXiv:1707.06347, eq. 7; decoupled: Hilton et al. 2021, arXiv:2110.00641; asymmetric clip:
+    DAPO, arXiv:2503.14476, eq. 8; dual clip: Ye et al. 2019, arXiv:1912.09729.
 
     Args:
       logp, proximal_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -60,7 +62,9 @@ def sequence_surrogate(
     clip_high: float,
     dual_clip: float | None,
 ) -> Term:
-    r"""Clipped surrogate of the whole sequence's ratio, per token the geometric mean over its n trained tokens.
+    r"""Clipped surrogate of the ratio of whole sequences.
+
+    The ratio is taken per token: the geometric mean over the sequence's n trained tokens.
 
     .. math:: L_t = -\min(s A_t, \mathrm{clip}(s, 1-\epsilon_l, 1+\epsilon_h) A_t),\quad
               s = \exp\Big(\frac1n \sum_u \log\frac{\pi_\theta(u)}{\pi_{prox}(u)}\Big),\quad
@@ -69,7 +73,8 @@ def sequence_surrogate(
     GSPO, arXiv:2507.18071.
 
     Args:
-      logp, proximal_logp: of the sampled tokens, nats; gradient flows through logp alone, to every token of the sequence.
+      logp, proximal_logp: of the sampled tokens, nats; gradient flows through logp alone, to every
+        token of the sequence.
       advantage: of each token, no gradient.
       mask: tokens that are trained on.
       weight: of each token's loss.
@@ -99,8 +104,8 @@ def cispo(
 ) -> Term:
     r"""Log-likelihood weighted by a clipped ratio: no token loses its gradient to the clip.
 
-    .. math:: L = -\mathrm{sg}[\mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h)]\, A \log \pi_\theta,\quad
-              r = \pi_\theta / \pi_{prox}
+    .. math:: L = -\mathrm{sg}[\mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h)]\, A
+              \log \pi_\theta,\quad r = \pi_\theta / \pi_{prox}
 
     MiniMax-M1, arXiv:2506.13585, eq. 4 and 5.
 
@@ -130,15 +135,17 @@ def behavior_weight(
 ) -> Float[Array, "R m"]:
     r"""Weight of the decoupled objective: corrects for the policy that sampled. No gradient.
 
-    .. math:: w = \pi_{prox} / \pi_{behave},\quad \text{clamp: } \min(w, cap),\quad \text{mask: } w\,[w \le cap]
+    .. math:: w = \pi_{prox} / \pi_{behave},\quad
+              \text{clamp: } \min(w, cap),\quad \text{mask: } w\,[w \le cap]
 
-    Hilton et al. 2021, arXiv:2110.00641; with asynchronous sampling: AReaL, arXiv:2505.24298; the cap: truncated importance
-    sampling, Ionides 2008.
+    Hilton et al. 2021, arXiv:2110.00641; with asynchronous sampling: AReaL, arXiv:2505.24298; the
+    cap: truncated importance sampling, Ionides 2008.
 
     Args:
       proximal_logp, behavior_logp: of the sampled tokens, nats.
       mask: tokens that are trained on.
-      segment_ids: the sequence of each token, in [1, m] where mask, local to a row; used at level "sequence".
+      segment_ids: the sequence of each token, in [1, m] where mask, local to a row; used at level
+        "sequence".
       cap: None for no cap.
       mode: "clamp" or "mask".
       level: "token", or "sequence": each token has the product of its sequence's weights.
@@ -161,11 +168,14 @@ def interpolated_proximal(
     interpolation: Float[Array, "R m"],
     mask: Bool[Array, "R m"],
 ) -> Float[Array, "R m"]:
-    r"""Proximal log-probs without a forward pass, log-linear between behavior and current policy. No gradient.
+    r"""Proximal log-probs without a forward pass. No gradient.
+
+    They are log-linear between behavior and current policy.
 
     .. math:: \log \pi_{prox} = \log \pi_{behave} + a (\log \pi_\theta - \log \pi_{behave})
 
-    The coefficient is `rljax.objective.proximal.interpolation`; at a = 1 the result is logp exactly.
+    The coefficient is `rljax.objective.proximal.interpolation`; at a = 1 the result is logp
+    exactly.
 
     Args:
       logp, behavior_logp: of the sampled tokens, nats.
@@ -187,7 +197,9 @@ def kl_penalty(
     *,
     estimator: str,
 ) -> Float[Array, "R m"]:
-    r"""Estimate of KL(pi_theta, pi_ref) at each token: for a reward or a metric. In a loss use `kl_loss`.
+    r"""Estimate of KL(pi_theta, pi_ref) at each token, for a reward or a metric.
+
+    In a loss use `kl_loss`.
 
     .. math:: \Delta = \log \pi_\theta - \log \pi_{ref}:\quad
               k_1 = \Delta,\quad k_2 = \Delta^2 / 2,\quad k_3 = e^{-\Delta} - 1 + \Delta
@@ -219,13 +231,17 @@ def kl_loss(
     *,
     estimator: str,
 ) -> Term:
-    r"""KL to a reference inside the loss: the value is the estimator's, the gradient that of reverse KL, whichever it is.
+    r"""KL to a reference inside the loss, with the gradient of reverse KL.
+
+    The value is the estimator's; the gradient is that of reverse KL for all estimators.
 
     .. math:: \nabla KL(\pi_\theta, \pi_{ref}) = E_{\pi_\theta}[\Delta\, \nabla \log \pi_\theta]
-              = E_{\pi_{behave}}[\rho\, \Delta\, \nabla \log \pi_\theta],\quad \rho = \pi_\theta / \pi_{behave}
+              = E_{\pi_{behave}}[\rho\, \Delta\, \nabla \log \pi_\theta],\quad
+              \rho = \pi_\theta / \pi_{behave}
 
-    Differentiated through the samples, k1 would give a gradient of 0 in expectation and k3 that of forward KL; k2's is right
-    as it stands. arXiv:2510.01555; with the ratio, by differentiating rho k3: DeepSeek-V3.2, arXiv:2512.02556.
+    Differentiated through the samples, k1 would give a gradient of 0 in expectation and k3 that of
+    forward KL; k2's is right as it stands. arXiv:2510.01555; with the ratio, by differentiating rho
+    k3: DeepSeek-V3.2, arXiv:2512.02556.
 
     Args:
       logp, reference_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -271,14 +287,19 @@ def value_loss(
     *,
     clip: float | None,
 ) -> Term:
-    r"""Squared error of the critic; clipped, the larger of it and that of values held near those at the update's start.
+    r"""Squared error of the critic, optionally clipped.
 
-    .. math:: L = \tfrac12 \max\big((V - R)^2, (\mathrm{clip}(V, V_{prox} - \epsilon, V_{prox} + \epsilon) - R)^2\big)
+    The clipped error is the larger of it and that of values clipped to near those at the update's
+    start.
+
+    .. math:: L = \tfrac12 \max\big((V - R)^2,
+              (\mathrm{clip}(V, V_{prox} - \epsilon, V_{prox} + \epsilon) - R)^2\big)
 
     PPO's reference implementation; described in arXiv:2006.05990.
 
     Args:
-      values, proximal_values, returns: of each token's context, reward units; gradient flows through values alone.
+      values, proximal_values, returns: of each token's context, reward units; gradient flows
+        through values alone.
       mask: tokens that are trained on.
       weight: of each token's loss.
       clip: in reward units; None for no clip, and then proximal_values may hold anything.
@@ -306,11 +327,13 @@ def distillation(
 ) -> Term:
     r"""Reverse KL to a teacher, estimated on the student's own samples.
 
-    .. math:: KL(\pi_\theta, \pi_{teacher}) = E_{\pi_\theta}[\log \pi_\theta - \log \pi_{teacher}],\quad
+    .. math:: KL(\pi_\theta, \pi_{teacher})
+              = E_{\pi_\theta}[\log \pi_\theta - \log \pi_{teacher}],\quad
               \nabla = E[\rho\, (\log \pi_\theta - \log \pi_{teacher})\, \nabla \log \pi_\theta]
 
-    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with k1: the policy gradient of
-    the advantage log pi_teacher - log pi_theta, taken anew at each update.
+    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with
+    k1: the policy gradient of the advantage log pi_teacher - log pi_theta, taken anew at each
+    update.
 
     Args:
       logp, teacher_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -356,7 +379,9 @@ def log_ratio(logp: Array, other: Array, mask: Array) -> Array:
 
 
 def clipped_ratio(ratio: Array, advantage: Array, clip_low: float, clip_high: float, dual_clip: float | None) -> Array:
-    """The ratio that counts: bounded from above where the advantage is positive, from below where it is negative."""
+    """The ratio that counts: bounded from above where the advantage is positive, from below where
+    it is negative.
+    """
     upper = jnp.where(advantage >= 0, 1 + clip_high, jnp.inf if dual_clip is None else dual_clip)
     lower = jnp.where(advantage >= 0, 0.0, 1 - clip_low)
     return jnp.where(ratio > upper, upper, jnp.where(ratio < lower, lower, ratio))

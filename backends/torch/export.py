@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from rljax.backends.torch.mesh import MAX, RankMesh, like, local
 from rljax.errors import UserError
-from rljax.hf.directory import write_companions
+from rljax.hf.companion_files import write_companions
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import tensors
 from rljax.hf.weights import write_weights

@@ -16,7 +16,7 @@ from rljax.batching.compaction import kept
 from rljax.checkpoints import portable
 from rljax.checkpoints.integrity import read_meta
 from rljax.config.schema import Config
-from rljax.engine import State
+from rljax.engine import PortableState
 from rljax.engines.common.phases import CriticT, Phases, PhaseT, Reinforcement, Tree
 from rljax.errors import UserError
 from rljax.hf.flops import update_flops
@@ -123,7 +123,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         """Converts a tree to the parts of `rljax.checkpoints.portable`, on every process's host."""
 
     @abc.abstractmethod
-    def _from_named(self, state: State, tree: Tree, updates: int) -> Tree:
+    def _from_named(self, state: PortableState, tree: Tree, updates: int) -> Tree:
         """Fills a tree from a portable state; parts that the state lacks stay as they are.
 
         Raises UserError if an array doesn't fit.
@@ -265,7 +265,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         self._enter()
         return self._to_named(self._tree(self._phases))
 
-    def load_named_state(self, named: State, updates: int) -> None:
+    def load_named_state(self, named: PortableState, updates: int) -> None:
         """Loads what `named_state` returned, after `updates` optimizer steps.
 
         A critic or reference that is missing keeps its value from when RL begins. Raises UserError
@@ -274,7 +274,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         self._enter()
         self._load_named("a state can't be loaded", lambda: named, updates)
 
-    def _load_named(self, what: str, read: Callable[[], State], updates: int) -> None:
+    def _load_named(self, what: str, read: Callable[[], PortableState], updates: int) -> None:
         """Loads a portable state.
 
         Each process reads all of it, one part at a time, and keeps its share.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rljax.checkpoints.portable import COUNTS, LazyState
-from rljax.engine import State
+from rljax.engine import PortableState
 from rljax.errors import UserError
 
 PARTS = {  # part -> path of its subtree
@@ -32,7 +32,7 @@ NEEDED = (
 )  # required; a critic or a reference may keep its initial value
 
 
-def parts_of(state: State, own: Collection[str]) -> list[str]:
+def parts_of(state: PortableState, own: Collection[str]) -> list[str]:
     """Lists the learner's own parts that a portable state replaces.
 
     Raises UserError if a required part is missing.
@@ -43,7 +43,7 @@ def parts_of(state: State, own: Collection[str]) -> list[str]:
     return [part for part in own if part in state]
 
 
-def counts_of(state: State, updates: int) -> dict[str, int]:
+def counts_of(state: PortableState, updates: int) -> dict[str, int]:
     """Returns optimizer steps by the names of `COUNTED`.
 
     The policy's are `updates` if the state has no counts.

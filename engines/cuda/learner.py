@@ -33,7 +33,7 @@ from rljax.engine import (
     ExportTarget,
     ExportToDirectory,
     ExportToSampler,
-    State,
+    PortableState,
     WeightsAtLeader,
     WeightsInDirectory,
     WeightSource,
@@ -237,7 +237,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
     def _to_named(self, tree: Tree) -> dict[str, dict[str, np.ndarray]]:
         return state.to_named(tree, self._policy)
 
-    def _from_named(self, named: State, tree: Tree, updates: int) -> Tree:
+    def _from_named(self, named: PortableState, tree: Tree, updates: int) -> Tree:
         return state.from_named(named, tree, self._policy, updates)
 
     def _together(self, what: str, action: Callable[[], Result]) -> Result:

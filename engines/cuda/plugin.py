@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, Plugin, Sampler, State, check_lending
+from rljax.engine import Learner, Plugin, PortableState, Sampler, check_lending
 from rljax.engines.cuda import FORMAT
 from rljax.engines.cuda.config import FsdpConfig
 from rljax.engines.cuda.transports import routes
@@ -77,7 +77,7 @@ class FsdpPlugin(Plugin):
         """Returns one process per device."""
         return pool.size
 
-    def read_checkpoint(self, directory: Path) -> State:
+    def read_checkpoint(self, directory: Path) -> PortableState:
         if find_spec("torch") is None:
             raise UserError(
                 f"checkpoint: {directory} is of the engine fsdp; reading it needs torch (pip install 'rljax[torch]')"

@@ -9,11 +9,11 @@ import numpy as np
 
 from rljax.backends.torch import checkpoint
 from rljax.checkpoints.integrity import verify
-from rljax.engine import State
+from rljax.engine import PortableState
 from rljax.engines.common.parts import stored_state
 
 
-def read(directory: Path) -> State:
+def read(directory: Path) -> PortableState:
     """Returns the parts of `rljax.checkpoints.portable` that a checkpoint has.
 
     Raises UserError if a file is missing or changed.

@@ -1,10 +1,12 @@
-"""The JAX learner: one policy (and a critic where the algorithm has one) over a mesh of data, fsdp and tensor axes.
+"""The JAX learner: one policy (and a critic where the algorithm has one) over a mesh of data, fsdp
+and tensor axes.
 
     batch -> micro-batches on the mesh -> gradients summed -> one optimizer step -> metrics, in one transfer
 
-Master weights and moments are float32, computed with in `actor.dtype`; log-probs only of the tokens that are trained on.
-With LoRA the base is frozen and the adapters are what is trained, optimized and saved. The reference policy and the critic
-are taken from the policy as it is when RL begins: at once, or after the supervised warm-up.
+Master weights and moments are float32, computed with in `actor.dtype`; log-probs only of the
+tokens that are trained on. With LoRA the base is frozen and the adapters are what is trained,
+optimized and saved. The reference policy and the critic are taken from the policy as it is when RL
+begins: at once, or after the supervised warm-up.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from rljax.backends.jax.profile import StepTrace
 from rljax.batching.batch import Batch
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config, OptimizerConfig
-from rljax.engine import ExportTarget, ExportToSampler, State, WeightsInDirectory, WeightsInMemory, WeightSource
+from rljax.engine import ExportTarget, ExportToSampler, PortableState, WeightsInDirectory, WeightsInMemory, WeightSource
 from rljax.engines.common.learner import PhasedLearner, Result, Scorer
 from rljax.engines.common.phases import Phases, Tree
 from rljax.engines.jax import FORMAT, state
@@ -68,7 +70,10 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
     # Scoring
 
     def score(self, batch: Batch) -> np.ndarray:
-        """Log-probs of the tokens under the current policy. [R, T] float32, nats; 0 where loss_mask is False."""
+        """Log-probs of the tokens under the current policy.
+
+        [R, T] float32, nats; 0 where loss_mask is False.
+        """
         if JaxConfig.of(self._config).bitwise:
             return self._score_bitwise(batch)
         return self._score_with(self._policy.trained, batch)
@@ -77,7 +82,10 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
         return self._forward(batch, functools.partial(self._score, weights, self._policy.frozen))
 
     def values(self, batch: Batch) -> np.ndarray:
-        """What the critic expects before each token is drawn. [R, T] float32, reward units. Only with adv_estimator "gae"."""
+        """What the critic expects before each token is drawn.
+
+        [R, T] float32, reward units. Only with adv_estimator "gae".
+        """
         critic = self._critic()
         return self._forward(batch, functools.partial(critic.values, critic.trained, self._policy.frozen))
 
@@ -180,9 +188,11 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
     # Weights and checkpoints
 
     def export(self, target: ExportTarget) -> WeightSource:
-        """Weights for a sampler: in memory, or HF safetensors, config and tokenizer in a directory.
+        """Weights for a sampler: in memory, or HF safetensors, config and tokenizer in a
+        directory.
 
-        In memory they are copies in `jax.sampler_dtype` that later updates leave alone; adapters are merged in both forms.
+        In memory they are copies in `jax.sampler_dtype` that later updates leave alone; adapters
+        are merged in both forms.
         """
         if isinstance(target, ExportToSampler):
             with jax.set_mesh(self._mesh):
@@ -213,7 +223,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
     def _to_named(self, tree: Tree) -> dict[str, dict[str, np.ndarray]]:
         return state.to_named(tree, self._table())
 
-    def _from_named(self, named: State, tree: Tree, updates: int) -> Tree:
+    def _from_named(self, named: PortableState, tree: Tree, updates: int) -> Tree:
         return state.from_named(named, tree, self._table(), updates)
 
     def _table(self) -> state.Table:

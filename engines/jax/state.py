@@ -1,7 +1,9 @@
-"""What the learner keeps over time, as a tree of arrays on its mesh: for checkpoints, and by HF names to move between engines.
+"""What the learner keeps over time, as a tree of arrays on its mesh: for checkpoints, and by HF
+names to move between engines.
 
-{"policy": tree, "supervised": phase, "rl": {"actor": phase, "critic": {"params", *phase}, "reference": tree}}
-phase = {"mu": tree, "nu": tree, "count"}; trees of the critic are {"model": tree, "value_head"}
+{"policy": tree, "supervised": phase, "rl": {"actor": phase, "critic": {"params", *phase},
+"reference": tree}} phase = {"mu": tree, "nu": tree, "count"}; trees of the critic are {"model":
+tree, "value_head"}
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from rljax.backends.jax.parameters import Parameter, adapters, parameters
 from rljax.backends.jax.portable import from_hf, placed, tensor, to_hf
 from rljax.checkpoints.integrity import read_meta, verify
 from rljax.checkpoints.portable import COUNTS, VALUE_HEAD
-from rljax.engine import State
+from rljax.engine import PortableState
 from rljax.engines.common.parts import COUNTED, PARTS, counts_of, parts_of, stored_state
 from rljax.hf.spec import ModelSpec
 
@@ -38,8 +40,9 @@ def to_named(tree: Tree, table: Table) -> dict[str, dict[str, np.ndarray]]:
     return {**found, COUNTS: counts}
 
 
-def from_named(state: State, tree: Tree, table: Table, updates: int) -> Tree:
-    """The tree with what the state has in its parts, and its own elsewhere. Raises UserError where something doesn't fit.
+def from_named(state: PortableState, tree: Tree, table: Table, updates: int) -> Tree:
+    """The tree with what the state has in its parts, and its own elsewhere. Raises UserError where
+    something doesn't fit.
 
     updates: the policy's optimizer steps where there are no counts.
     """
@@ -52,7 +55,7 @@ def from_named(state: State, tree: Tree, table: Table, updates: int) -> Tree:
     return found
 
 
-def read(directory: Path) -> State:
+def read(directory: Path) -> PortableState:
     """The checkpoint of a JAX learner. Raises UserError where a file is missing or changed."""
     verify(directory)
     meta = read_meta(directory)

@@ -1,8 +1,8 @@
 """The buffer: put and take of 25 KB groups per second, in one process and from others.
 
-python -m experiments.bench.buffer
+    python -m experiments.bench.buffer
 
-Once with the journal of every group, to see its share.
+One measurement also writes every group to the journal, to show its share.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def _group(version: int) -> Group:
 
 
 def _through(groups: list[Group], journals: Journals | None) -> float:
-    """Seconds to admit, finish and take every item, publishing after each batch."""
+    """Returns the seconds to admit, finish and take all items, publishing after each batch."""
     buffer = Buffer(Endless(), Limits(2, BATCH, 3 * BATCH, None, None))
     start = time.perf_counter()
     for batch in range(0, ITEMS, BATCH):
@@ -97,8 +97,9 @@ def _worker(address: str) -> None:
 
 
 async def _by_workers(workers: int, directory: Path) -> tuple[float, float]:
-    """Seconds, and seconds of this process's CPU, to lease, receive and take every item, with
-    workers that need no time.
+    """Returns seconds, and this process's CPU seconds, to lease, receive and take all items.
+
+    The workers themselves need no time.
     """
     limits = Limits(10**9, BATCH, 8 * BATCH, None, ITEMS)
     buffer, journals, accumulator = Buffer(Endless(), limits), Journals(directory), Accumulator()

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from rljax.config.schema import Config
-from rljax.engine import Plugin, State, portable_plugin
+from rljax.engine import Plugin, PortableState, portable_plugin
 from rljax.errors import UserError
 
 COUNTS = "counts"
@@ -38,8 +38,7 @@ VALUE_HEAD = "value_head"
 
 
 class LazyState(Mapping[str, Mapping[str, np.ndarray]]):
-    """A `State` whose parts are read one by one, when they are asked for. Keeps the last one in
-    memory.
+    """A `PortableState` that reads each part when it is asked for, and keeps the last one in memory.
 
     Example: LazyState(["params", "counts"], lambda part:
     read(part))["params"]["model.norm.weight"]
@@ -94,7 +93,7 @@ def _reader(directory: Path, meta: Mapping[str, Any]) -> Plugin:
     return plugin
 
 
-def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> State:
+def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> PortableState:
     """Reads the checkpoint of another engine's learner.
 
     Raises:
@@ -109,7 +108,7 @@ def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> St
     return state
 
 
-def phases_of(state: State) -> tuple[bool, bool]:
+def phases_of(state: PortableState) -> tuple[bool, bool]:
     """Returns (whether a state is of a warm-up, whether RL has begun).
 
     Both are False before the first optimizer step.

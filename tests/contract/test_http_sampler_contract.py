@@ -14,7 +14,7 @@ from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.remote import Remote, inspect
 from rljax.engines.http.server import SamplerServer, ServerOptions
 from rljax.engines.jax.sampler import JaxSampler
-from rljax.hf.tokenizer import load
+from rljax.hf.tokenizer import load_tokenizer
 from rljax.testing.models import VOCABULARY, config_of, make_model
 from rljax.testing.sampler_contract import Loop, SamplerContract
 
@@ -65,4 +65,4 @@ class TestOurServer(SamplerContract):
         return WeightsInDirectory(models()[1][model])
 
     def text(self, token_ids):
-        return load(models()[1][0]).decode(token_ids, skip_special_tokens=False)
+        return load_tokenizer(models()[1][0]).decode(token_ids, skip_special_tokens=False)

@@ -9,7 +9,7 @@ from rljax.backends.jax import hf
 from rljax.config.allocation import Pool
 from rljax.engine import WeightsInDirectory, WeightsInMemory
 from rljax.engines.jax.sampler import JaxSampler
-from rljax.hf.tokenizer import load
+from rljax.hf.tokenizer import load_tokenizer
 from rljax.testing.models import VOCABULARY, config_of, make_model
 from rljax.testing.sampler_contract import SamplerContract
 
@@ -31,7 +31,7 @@ class TestJaxSampler(SamplerContract):
         return WeightsInMemory(hf.load(models()[1][model])[1])
 
     def text(self, token_ids):
-        return load(models()[1][0]).decode(token_ids, skip_special_tokens=False)
+        return load_tokenizer(models()[1][0]).decode(token_ids, skip_special_tokens=False)
 
 
 class TestJaxSamplerFromDirectories(TestJaxSampler):

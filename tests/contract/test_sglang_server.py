@@ -21,7 +21,7 @@ from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.launcher import SglangServers
 from rljax.engines.http.remote import Remote, inspect
 from rljax.errors import UserError
-from rljax.hf.tokenizer import load
+from rljax.hf.tokenizer import load_tokenizer
 from rljax.testing.models import VOCABULARY, config_of, make_model
 from rljax.testing.sampler_contract import SamplerContract, publish
 from rljax.types import Completion, Finish, Request, SamplingParams
@@ -106,7 +106,7 @@ class TestSglang(SamplerContract):
         return self.servers.source(model)
 
     def text(self, token_ids):
-        return load(self.servers.models[0]).decode(token_ids, skip_special_tokens=False)
+        return load_tokenizer(self.servers.models[0]).decode(token_ids, skip_special_tokens=False)
 
     def request(self, name, prompt=None, *, seed=0, **params):
         """Makes a greedy request, for the tests that need the same completion twice."""
