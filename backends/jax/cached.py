@@ -95,23 +95,25 @@ class CachedTransformer:
         Returns:
           Hidden states after the final norm, [R, T, H], and the cache.
         """
-        held = cache[0].key
-        keep = (positions >= 0) & (positions < held.shape[2])
+        capacity, _, length, _ = cache[0].key.shape
+        keep = (positions >= 0) & (positions < length)
         if rows is not None:
-            keep &= (rows < len(held))[:, None]
+            keep &= (rows < capacity)[:, None]
         index = jnp.where(keep, positions, -1)
         spec, written = self.spec, []
         x, rotation = self._model.embed(token_ids), rotation_at(spec, positions)
 
         def write_and_see(
-            query: Array, key: Array, value: Array, *, held: LayerCache, window: int | None
+            query: Array, key: Array, value: Array, *, layer_cache: LayerCache, window: int | None
         ) -> tuple[Array, LayerCache]:
-            held = LayerCache(write(held.key, key, index, rows), write(held.value, value, index, rows))
-            out = attend(query, *held, index, rows, scale=spec.attention_scale, softcap=spec.attention_softcap, window=window)
-            return out, held
+            layer_cache = LayerCache(write(layer_cache.key, key, index, rows), write(layer_cache.value, value, index, rows))
+            out = attend(
+                query, *layer_cache, index, rows, scale=spec.attention_scale, softcap=spec.attention_softcap, window=window
+            )
+            return out, layer_cache
 
         for params, layer_cache, window, rope in zip(self._layers, cache, spec.windows, spec.rope_of_layer, strict=True):
-            see = functools.partial(write_and_see, held=layer_cache, window=window)
+            see = functools.partial(write_and_see, layer_cache=layer_cache, window=window)
             x, new = nnx.merge(self._layer, params).step(x, rope, rotation, see)
             written.append(new)
         return self._model.norm(x), tuple(written)

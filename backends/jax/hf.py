@@ -64,14 +64,14 @@ def load(
 
 
 def _read(parameter: Parameter, reader: WeightReader, sharding: NamedSharding, dtype: np.dtype) -> Array:
-    held: dict[str, np.ndarray] = {}  # shards that several devices keep are read once
+    read: dict[str, np.ndarray] = {}  # shards that several devices keep are read once
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
         index = index or (slice(None),) * len(parameter.shape)
         key = str(index)
-        if key not in held:
-            held[key] = _read_shard(parameter, reader, index, dtype)
-        return held[key]
+        if key not in read:
+            read[key] = _read_shard(parameter, reader, index, dtype)
+        return read[key]
 
     return jax.make_array_from_callback(parameter.shape, sharding, shard)
 

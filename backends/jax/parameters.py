@@ -68,9 +68,9 @@ def adapters(spec: ModelSpec, rank: int, targets: Collection[str]) -> tuple[Para
         if base.path[1] not in targets or base.path[2:] != ("kernel",):
             continue
         layers, inputs, outputs = base.shape
-        (_, into, out), stem, place = base.axes, base.tensor.removesuffix("weight"), base.path[:2]
-        found.append(Parameter((*place, "lora_a"), f"{stem}lora_A.weight", (layers, inputs, rank), (None, into, None)))
-        found.append(Parameter((*place, "lora_b"), f"{stem}lora_B.weight", (layers, rank, outputs), (None, None, out)))
+        (_, into, out), stem, prefix = base.axes, base.tensor.removesuffix("weight"), base.path[:2]
+        found.append(Parameter((*prefix, "lora_a"), f"{stem}lora_A.weight", (layers, inputs, rank), (None, into, None)))
+        found.append(Parameter((*prefix, "lora_b"), f"{stem}lora_B.weight", (layers, rank, outputs), (None, None, out)))
     return tuple(found)
 
 

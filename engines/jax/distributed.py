@@ -15,9 +15,9 @@ from rljax.engine.rank import ProcessRank, from_environment
 
 def join() -> None:
     """This process joins the others, if there are any. Several on a host take one GPU each."""
-    place = from_environment()
-    if place.size > 1:
-        multihost.join(place.coordinator, place.size, place.rank, place.local_rank if place.local_size > 1 else None)
+    process = from_environment()
+    if process.size > 1:
+        multihost.join(process.coordinator, process.size, process.rank, process.local_rank if process.local_size > 1 else None)
 
 
 def find() -> ProcessRank:

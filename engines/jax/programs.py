@@ -61,7 +61,7 @@ ORDER = np.dtype(
 FIELDS: Mapping[str, Any] = ORDER.fields or {}
 
 
-class State(NamedTuple):
+class DecodeState(NamedTuple):
     """Decoding state of B slots."""
 
     token: Array  # [B] int32, the next step takes it in
@@ -275,7 +275,9 @@ class Programs:
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             return jax.tree.map(copied, cache)
 
-    def _decode_steps(self, weights: Any, cache: Cache, state: State, orders: Array) -> tuple[Cache, State, Decoded]:
+    def _decode_steps(
+        self, weights: Any, cache: Cache, state: DecodeState, orders: Array
+    ) -> tuple[Cache, DecodeState, Decoded]:
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             model = CachedTransformer(self._graphdef, weights)
             none = Decoded(
@@ -283,11 +285,11 @@ class Programs:
                 jnp.zeros((self.decode_steps, self.slots), jnp.float32),
             )
 
-            def going(carry: tuple[Array, Cache, State, Decoded]) -> Array:
+            def going(carry: tuple[Array, Cache, DecodeState, Decoded]) -> Array:
                 step, _, state, _ = carry
                 return (step < self.decode_steps) & jnp.any(state.active)
 
-            def one_step(carry: tuple[Array, Cache, State, Decoded]) -> tuple[Array, Cache, State, Decoded]:
+            def one_step(carry: tuple[Array, Cache, DecodeState, Decoded]) -> tuple[Array, Cache, DecodeState, Decoded]:
                 step, cache, state, drawn = carry
                 positions = jnp.where(state.active, state.position, OUTSIDE)
                 hidden, cache = model.decode(state.token, positions, cache, attend=self.attention.attend)
@@ -295,7 +297,7 @@ class Programs:
                 drawn = Decoded(drawn.tokens.at[step].set(jnp.where(state.active, token, -1)), drawn.logp.at[step].set(logp))
                 return step + 1, cache, advance(state, token), drawn
 
-            start = (jnp.int32(0), cache, obey(state, orders), none)
+            start = (jnp.int32(0), cache, apply_orders(state, orders), none)
             return jax.lax.while_loop(going, one_step, start)[1:]  # ends early when every slot has
 
 
@@ -315,17 +317,17 @@ def chunk_shapes(tokens: int, slots: int, context: int) -> list[tuple[int, int]]
     return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
 
 
-def empty_state(slots: int) -> State:
+def empty_state(slots: int) -> DecodeState:
     """Nobody in any slot."""
     ints, floats = jnp.zeros(slots, jnp.int32), jnp.ones(slots, jnp.float32)
     none = jnp.zeros(slots, bool)
     stop_ids = jnp.zeros((slots, MAX_STOP_IDS), jnp.int32)
     sampling = Sampling(floats, floats, ints, none, ints, stop_ids, ints.astype(jnp.uint32), ints)
-    return State(ints, ints, none, ints, sampling)
+    return DecodeState(ints, ints, none, ints, sampling)
 
 
-def obey(state: State, orders: Array) -> State:
-    """The state after the orders, the columns of ORDER as int32 [B, columns]."""
+def apply_orders(state: DecodeState, orders: Array) -> DecodeState:
+    """Returns the state after the orders, the columns of ORDER as int32 [B, columns]."""
 
     def column(name: str) -> Array:
         dtype, offset = FIELDS[name][:2]
@@ -346,7 +348,7 @@ def obey(state: State, orders: Array) -> State:
         token_index=column("token_index"),
     )
     starts = column("action") == START
-    fresh = State(column("token"), column("position"), starts, column("limit"), sampling)
+    fresh = DecodeState(column("token"), column("position"), starts, column("limit"), sampling)
 
     def chosen(new: Array, old: Array) -> Array:
         return jnp.where(starts.reshape(-1, *[1] * (new.ndim - 1)), new, old)
@@ -355,14 +357,14 @@ def obey(state: State, orders: Array) -> State:
     return state._replace(active=state.active & (column("action") != HALT))
 
 
-def advance(state: State, token: Array) -> State:
+def advance(state: DecodeState, token: Array) -> DecodeState:
     """The state after every active slot drew its token: one further, and at rest where that token
     was the last.
     """
     sampling = state.sampling
     emitted = sampling.token_index + 1
     stopped = jnp.any(token[:, None] == sampling.stop_ids, axis=-1) | (emitted >= state.limit)
-    return State(
+    return DecodeState(
         token=jnp.where(state.active, token, state.token),
         position=jnp.where(state.active, state.position + 1, state.position),
         active=state.active & ~stopped,

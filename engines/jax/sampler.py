@@ -160,7 +160,7 @@ class JaxSampler(Sampler):
             raise UserError(f"request {request.id}: the prompt has a token id outside the vocabulary [0, {vocabulary})")
         if len(params.stop_token_ids) > MAX_STOP_IDS:
             raise UserError(
-                f"request {request.id}: {len(params.stop_token_ids)} stop_token_ids; at most {MAX_STOP_IDS} are held"
+                f"request {request.id}: {len(params.stop_token_ids)} stop_token_ids; at most {MAX_STOP_IDS} are possible"
             )
         stops = StopStrings(self._tokenizer, params.stop) if params.stop else None
         return Work(request, min(params.max_new_tokens, context - len(prompt)), stops)

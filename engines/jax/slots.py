@@ -158,7 +158,7 @@ class SlotTable:
             if source is None or len(ready) == most:
                 continue
             if self._tenancy[source.slot] != source.tenancy or not self._will_hold(source):
-                self._source[slot] = None  # its tenant went away before it held enough
+                self._source[slot] = None  # its request ended before its row had the prefix
             elif self.filled[source.slot] >= source.length and source.slot not in written:
                 ready.append((source.slot, slot, source.length))
                 written.add(slot)

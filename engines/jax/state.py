@@ -4,7 +4,7 @@ between engines.
     {"policy": tree, "supervised": phase,
      "rl": {"actor": phase, "critic": {"params", *phase}, "reference": tree}}
 
-where phase is {"mu": tree, "nu": tree, "count"}; trees of the critic are {"model": tree, "value_head"}.
+where phase is {"mu": tree, "nu": tree, "count"}; the critic's trees are {"model", "value_head"}.
 """
 
 from __future__ import annotations

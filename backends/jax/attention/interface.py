@@ -65,7 +65,7 @@ class Attention(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in `jax.attention`."""
+        """Name in `jax.attention`."""
 
     def refusal(self, problem: Problem) -> str | None:
         """Why it can't do it, in a few words; None where it can."""
