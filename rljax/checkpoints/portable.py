@@ -38,10 +38,12 @@ VALUE_HEAD = "value_head"
 
 
 class LazyState(Mapping[str, Mapping[str, np.ndarray]]):
-    """A `PortableState` that reads each part when it is asked for, and keeps the last one in memory.
+    """A `PortableState` that reads a part when it is asked for, and keeps the last one in memory.
 
-    Example: LazyState(["params", "counts"], lambda part:
-    read(part))["params"]["model.norm.weight"]
+    Example:
+
+        state = LazyState(["params", "counts"], read)
+        state["params"]["model.norm.weight"]
     """
 
     def __init__(self, names: Collection[str], read: Callable[[str], Mapping[str, np.ndarray]]) -> None:
