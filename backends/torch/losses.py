@@ -363,7 +363,7 @@ def negative_log_likelihood(logp: Float[Tensor, "R m"], mask: Bool[Tensor, "R m"
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float32 at least."""
+    """Casts to float32 if it is narrower."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -10,7 +10,7 @@ from rljax.config.schema import EngineConfig
 
 @dataclasses.dataclass(frozen=True)
 class SglangConfig(EngineConfig):
-    """The SGLang servers of a run, one per data-parallel replica; SGLang chooses what is left empty."""
+    """SGLang servers of a run, one per data-parallel replica; SGLang chooses what is left empty."""
 
     python: str = key("", "Python interpreter that has SGLang. Empty: the run's own.")
     device: str = key("", '"cuda" or "cpu". Empty: SGLang\'s choice.')

@@ -42,8 +42,8 @@ def faults_of(source: str) -> list[tuple[int, str]]:
         if word in BANNED:
             found.append((docstring.lineno, f"begins with {word}"))
         for number in range(docstring.lineno, docstring.end_lineno + 1):
-            if len(lines[number - 1]) > COLUMNS:
-                found.append((number, f"{len(lines[number - 1])} columns"))
+            if (columns := len(lines[number - 1].removesuffix('"""'))) > COLUMNS:  # the text's, not its end mark's
+                found.append((number, f"{columns} columns"))
     return found
 
 
