@@ -1,6 +1,6 @@
-"""Where config files start: every default of the schema, and the sections of the engines that are installed.
+"""Base of all config files: the defaults of the schema and of the installed engines' sections.
 
-docs/config.md has every key with its default; `rljax/config/schema.py` is where they are declared.
+docs/config.md has every key with its default; `rljax/config/schema.py` declares them.
 """
 
 from ml_collections import ConfigDict
@@ -9,5 +9,5 @@ from rljax.config import defaults
 
 
 def get_config() -> ConfigDict:
-    """A config with every default. The section of an engine, as `config.jax`, is there when it is named."""
+    """Returns a config of all defaults; an engine's section, as `config.jax`, appears when named."""
     return defaults.get_config()

@@ -27,12 +27,12 @@ def get_config() -> ConfigDict:
     config.actor.init_from_scratch = True
     config.actor.init.hidden_size = 192
     config.actor.init.intermediate_size = 512
-    config.actor.init.num_layers = 2  # wide and shallow learns sums sooner than narrow and deep
+    config.actor.init.num_layers = 2  # a wide and shallow model learns sums faster
     config.actor.init.num_heads = 6
     config.actor.init.num_kv_heads = 6
     config.actor.init.head_dim = 32
     config.actor.init.max_position_embeddings = 64
-    config.actor.init.initializer_range = 0.07  # about 1/sqrt(hidden_size): it learns several times sooner than from 0.02
+    config.actor.init.initializer_range = 0.07  # about 1/sqrt(hidden_size): learns several times faster than with 0.02
     config.actor.dtype = "float32"  # CPUs are no faster in bfloat16
     config.actor.gradient_checkpointing = "none"  # rows are short
 
@@ -69,7 +69,7 @@ def get_config() -> ConfigDict:
     config.actor.optimizer.lr_scheduler_type = "cosine"
     config.actor.optimizer.min_lr_ratio = 0.05
 
-    # A row of the learner holds some ten sums, a slot of the sampler one
+    # A row of the learner fits about ten sums, a slot of the sampler one
     config.actor.mb_spec.max_tokens_per_row = 128
     config.actor.mb_spec.rows_per_mb = 16
     config.jax.slots = 256

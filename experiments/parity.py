@@ -1,13 +1,14 @@
 """The parity certificate of a config: its model and its objective, JAX path beside torch path.
 
-python -m experiments.parity --config=configs/quickstart.py python -m experiments.parity
---config=configs/smollm2_gsm8k.py --config.actor.path=DIR --dtype=float64
+    python -m experiments.parity --config=configs/quickstart.py
+    python -m experiments.parity --config=configs/smollm2_gsm8k.py --dtype=float64
 
 Both paths load the same model directory and get the same random tokens, advantages and stale
 log-probs. Compared are log-probs, entropies, the loss of the config's objective, the gradient of
-every tensor by its Hugging Face name, what one step of the config's optimizer adds to it, and the
-optimizers alone: two steps in float64 on gradients of the same bits. Each has a bound, by dtype.
---json=FILE writes all of it. Exit status 0 when all hold, else 1. Needs the extra [torch].
+every tensor by its Hugging Face name, the change of every tensor in one step of the config's
+optimizer, and the optimizers alone: two steps in float64 on gradients of the same bits. Each has a
+bound, by dtype. --json=FILE writes all of it. Exit status 0 if all hold, else 1. Needs the extra
+[torch].
 """
 
 from __future__ import annotations
@@ -30,39 +31,39 @@ from rljax.objective.spec import Objective
 
 main.define_config_flags(workdir=False)
 DTYPE = flags.DEFINE_enum(
-    "dtype", "float32", ["float64", "float32", "bfloat16"], "Of parameters and arithmetic, on both paths."
+    "dtype", "float32", ["float64", "float32", "bfloat16"], "Dtype of parameters and arithmetic, on both paths."
 )
 ROWS = flags.DEFINE_integer("rows", 4, "Sequences.", lower_bound=1)
-JSON = flags.DEFINE_string("json", None, "A file for the report: every check, and every tensor.")
-LENGTH = flags.DEFINE_integer("length", 64, "Tokens a sequence; the first quarter is the prompt.", lower_bound=4)
+JSON = flags.DEFINE_string("json", None, "File for the whole report, with all tensors.")
+LENGTH = flags.DEFINE_integer("length", 64, "Tokens per sequence; the first quarter is the prompt.", lower_bound=4)
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What two right implementations may differ by."""
+    """Differences allowed between two right implementations."""
 
-    logp: float  # nats, largest
+    logp: float  # nats, largest absolute difference
     loss: float  # relative
     gradient: float  # norm of the difference over the norm, of each tensor
-    step: float  # the same, of what one optimizer step adds to it
+    step: float  # the same, for the change in one optimizer step
 
 
-# A first step of Adam is the gradient's sign: an entry within rounding of 0 may go either way, and then differs by all of it.
-# In float64 what remains is the norms and rotations that transformers and our model compute in float32 whatever the dtype.
+# A first step of Adam is the gradient's sign: an entry near 0 may round to either sign, and its step then differs in full.
+# In float64 the difference comes from norms and rotations, which both models compute in float32 whatever the dtype.
 # In bfloat16 every layer rounds in its own order: each path alone is about 2% from the float32 gradient of a four-layer model.
 BOUNDS = {
     "float64": Bounds(1e-5, 1e-6, 1e-5, 1e-2),
     "float32": Bounds(1e-3, 1e-4, 1e-3, 0.1),
     "bfloat16": Bounds(0.25, 0.05, 0.1, 0.5),
 }
-# Of the optimizers alone: optax corrects the moments' bias in float32, whatever theirs.
+# For the optimizers alone: optax corrects the moments' bias in float32, whatever their dtype.
 OPTIMIZER_BOUND = 1e-6
 
 
 def parity() -> None:
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
-    from rljax.hf import prepare as model_directory
+    from rljax.hf.model_directory import prepare_model_directory
 
     config = main.config_from_flags()
     config_checks.check(config)
@@ -76,7 +77,7 @@ def parity() -> None:
     from rljax.experiments import parity_jax
 
     with tempfile.TemporaryDirectory() as scratch:
-        model_dir = model_directory.prepare(config.actor, Path(scratch) / "init", seed=config.seed)
+        model_dir = prepare_model_directory(config.actor, Path(scratch) / "init", seed=config.seed)
         case = make_case(config, model_dir, DTYPE.value, ROWS.value, LENGTH.value)
         case = with_policies_near(case, parity_jax.run(case)["logp"])
         report = compare(case, Result(**parity_jax.run(case)), Result(**parity_torch.run(case)))
@@ -88,9 +89,9 @@ def parity() -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Before minutes of arithmetic whose report would have nowhere to go.
+    """Checks that the report can be written, before minutes of arithmetic.
 
-    Leaves a file as it is. Raises UserError.
+    Leaves an existing file unchanged. Raises UserError.
     """
     there = path.exists()
     try:
@@ -102,7 +103,7 @@ def check_writable(path: Path) -> None:
 
 
 def make_case(config: Config, model_dir: Path, dtype: str, rows: int, length: int) -> Case:
-    """Random tokens and advantages; the other policies know nothing yet."""
+    """Draws random tokens and advantages; log-probs of the other policies are still uniform."""
     from rljax.batching.batch import Batch
     from rljax.hf.spec import ModelSpec
     from rljax.objective.aggregation import loss_weights
@@ -131,9 +132,10 @@ def make_case(config: Config, model_dir: Path, dtype: str, rows: int, length: in
 
 
 def with_policies_near(case: Case, logp: np.ndarray) -> Case:
-    """Proximal, behavior and reference log-probs around the model's own. Ratios are well inside
-    the clip or well outside: a token that rounding carries over its edge would be a difference of
-    dtype and not of arithmetic.
+    """Draws proximal, behavior and reference log-probs around the model's own.
+
+    Ratios are well inside the clip or well outside: a token that rounding carries over its edge
+    would be a difference of dtype and not of arithmetic.
     """
     random = np.random.default_rng(case.config.seed)
     proximal = logp - random.choice([-1.0, -0.05, 0.05, 1.0], logp.shape)
@@ -148,7 +150,7 @@ def with_policies_near(case: Case, logp: np.ndarray) -> Case:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A difference and what it may be. One that is not a number is too large."""
+    """A difference and its bound. NaN exceeds every bound."""
 
     name: str
     difference: float
@@ -166,8 +168,8 @@ class Report:
     model: str
     dtype: str
     tokens: int
-    whole: tuple[Check, ...]  # of the batch
-    tensors: tuple[Check, ...]  # of single tensors
+    whole: tuple[Check, ...]  # checks of the batch
+    tensors: tuple[Check, ...]  # checks of single tensors
 
     @property
     def holds(self) -> bool:
@@ -178,13 +180,15 @@ class Report:
         return "parity" if self.holds else "NO PARITY"
 
     def with_optimizers(self, ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> Report:
-        """And what two steps on one gradient add to each tensor."""
+        """Adds the changes of each tensor in two steps on the same gradients."""
         added = _by_tensor("optimizer alone on", ours, theirs, OPTIMIZER_BOUND)
         return dataclasses.replace(self, tensors=(*self.tensors, *added))
 
     def lines(self, shown: int = 3) -> list[str]:
-        """A table with one line a quantity, of each kind the `shown` tensors nearest to their
-        bound, and a verdict.
+        """Returns a table and a verdict.
+
+        The table has a line per quantity, and for each kind of tensor check the `shown` tensors
+        nearest to their bound.
         """
         kinds: dict[str, list[Check]] = {}
         for check in self.tensors:
@@ -204,7 +208,7 @@ class Report:
         ]
 
     def write(self, path: Path) -> None:
-        """All of it as JSON; a difference that is not a number is null."""
+        """Writes the report as JSON; a difference that is not finite is null. Raises UserError."""
         checks = [
             {
                 "name": check.name,
@@ -222,7 +226,7 @@ class Report:
 
 
 def compare(case: Case, ours: Result, theirs: Result) -> Report:
-    """Every quantity that the two paths have in common, the optimizers alone not yet."""
+    """Compares the results of both paths, except the optimizers alone."""
     bounds, mask = BOUNDS[case.dtype], case.compacted.tokens.mask
 
     def largest(a: np.ndarray, b: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""What experiments.parity gives to both paths, and what each makes of it."""
+"""Inputs that experiments.parity gives to both paths, and the results of each."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rljax.batching.compaction import Compacted
 from rljax.config.schema import Config
 from rljax.objective.spec import Objective
 
-STEPS = 100  # of a run whose number of steps its data decides; only the schedule asks
+STEPS = 100  # assumed if the data decides the number of steps; only the schedule uses it
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What both paths are given."""
+    """Inputs of both paths."""
 
     config: Config
     model_dir: Path
@@ -28,7 +28,10 @@ class Case:
 
     @property
     def master(self) -> str:
-        """The dtype of master weights and moments, as in the learners; float64 where all is."""
+        """The dtype of master weights and moments, as in the learners.
+
+        float32, or float64 for a float64 case.
+        """
         return "float64" if self.dtype == "float64" else "float32"
 
     @property
@@ -37,11 +40,11 @@ class Case:
 
     @property
     def factors(self) -> tuple[float, float]:
-        """Of the gradient in two steps: alike, they would not tell what the betas are."""
+        """Factors of the gradient in two steps; equal ones would not show the betas."""
         return (1.0, -0.5)
 
     def gradient(self, tensor: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Float64 noise for the optimizers alone, some of it so small that eps counts."""
+        """Draws float64 noise for the optimizers alone, some of it so small that eps counts."""
         random = np.random.default_rng([self.config.seed, zlib.crc32(tensor.encode())])
         return random.normal(size=shape) * 10.0 ** random.uniform(-10, -2, shape)
 
@@ -52,10 +55,10 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a path makes of it."""
+    """Results of one path."""
 
     logp: np.ndarray  # [R, m]
     entropy: np.ndarray  # [R, m]
     loss: float
     gradients: dict[str, np.ndarray]  # by tensor name
-    step: dict[str, np.ndarray]  # what one optimizer step adds to it
+    step: dict[str, np.ndarray]  # change in one optimizer step, by tensor name

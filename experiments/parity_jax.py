@@ -23,7 +23,7 @@ from rljax.hf.spec import ModelSpec
 
 
 def run(case: Case) -> dict[str, Any]:
-    """The fields of a Result."""
+    """Returns the fields of a Result."""
     with jax.enable_x64(True) if case.dtype == "float64" else contextlib.nullcontext():
         dtype = jnp.dtype(case.dtype)
         graphdef, params = hf.load(case.model_dir, dtype=dtype, param_dtype=dtype, precise=JaxConfig.of(case.config).precise)
@@ -59,7 +59,10 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def two_steps(case: Case) -> dict[str, np.ndarray]:
-    """What two steps of the optimizer add to each tensor in float64, on the gradients of `Case.gradient`."""
+    """Returns the change of each tensor in two optimizer steps in float64.
+
+    The gradients are those of `Case.gradient`.
+    """
     with jax.enable_x64(True):
         spec = ModelSpec.from_directory(case.model_dir)
         _, params = hf.load(case.model_dir, param_dtype=np.float64)
@@ -68,7 +71,7 @@ def two_steps(case: Case) -> dict[str, np.ndarray]:
 
 
 def _drawn(case: Case, parameter: Parameter, layers: int) -> np.ndarray:
-    """`case.gradient` of each of its tensors, laid out as ours."""
+    """Draws `case.gradient` for each tensor of a parameter, in the shape of the parameter."""
     shape = parameter.shape[1:] if parameter.stacked else parameter.shape
     pieces = []
     for layer in range(layers) if parameter.stacked else (0,):
@@ -78,7 +81,10 @@ def _drawn(case: Case, parameter: Parameter, layers: int) -> np.ndarray:
 
 
 def _optimized(case: Case, params: Any, grads: Any, factors: Sequence[float], dtype: np.dtype) -> Any:
-    """What steps of the learner's optimizer add to master weights, the gradient times each factor in turn."""
+    """Returns the change of master weights in steps of the learner's optimizer.
+
+    The gradient is multiplied by each factor in turn.
+    """
     optimizer = Optimizer(case.config.actor.optimizer, case.total_steps, "actor.optimizer")
     before = jax.tree.map(lambda p: jnp.asarray(p, dtype), params)
 
@@ -94,7 +100,7 @@ def _optimized(case: Case, params: Any, grads: Any, factors: Sequence[float], dt
 
 
 def _by_tensor(tree: Any, spec: ModelSpec, dtype: np.dtype) -> dict[str, np.ndarray]:
-    """As Hugging Face names and lays them out."""
+    """Returns tensors by Hugging Face name, in its shapes."""
     tensors = {}
     for parameter in parameters(spec):
         array = np.asarray(leaf_at(tree, parameter.path)).astype(dtype)

@@ -12,14 +12,14 @@ from transformers.utils import logging
 
 from rljax.backends.torch.logprobs import token_logprobs
 from rljax.backends.torch.objective import policy_objective
-from rljax.backends.torch.optim import Optimizer, Slot
+from rljax.backends.torch.optim import Optimizer, TrainedParameter
 from rljax.experiments.parity_case import Case
 from rljax.hf.spec import ModelSpec
 from rljax.objective.spec import TokenArrays
 
 
 def run(case: Case) -> dict[str, Any]:
-    """The fields of a Result."""
+    """Returns the fields of a Result."""
     model = _load(case, getattr(torch, case.dtype))
     spec = ModelSpec.from_directory(case.model_dir)
     hidden = model.model(input_ids=_tensor(case.token_ids), position_ids=_tensor(case.positions)).last_hidden_state
@@ -51,8 +51,9 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def two_steps(case: Case) -> dict[str, np.ndarray]:
-    """What two steps of the optimizer add to each tensor in float64, on the gradients of
-    `Case.gradient`.
+    """Returns the change of each tensor in two optimizer steps in float64.
+
+    The gradients are those of `Case.gradient`.
     """
     model = _load(case, torch.float64)
     parameters = {name: p.detach() for name, p in model.named_parameters()}
@@ -63,24 +64,27 @@ def two_steps(case: Case) -> dict[str, np.ndarray]:
 def _optimized(
     case: Case, parameters: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor], factors: Sequence[float]
 ) -> dict[str, np.ndarray]:
-    """What steps of the learner's optimizer add to master weights, the gradient times each factor
-    in turn.
+    """Returns the change of master weights in steps of the learner's optimizer.
+
+    The gradient is multiplied by each factor in turn.
     """
     values = {name: parameter.clone() for name, parameter in parameters.items()}
     factor = 1.0
 
-    def slot(name: str) -> Slot:
-        return Slot(name, values[name], lambda: gradients[name] * factor if name in gradients else None)
+    def trained(name: str) -> TrainedParameter:
+        return TrainedParameter(name, values[name], lambda: gradients[name] * factor if name in gradients else None)
 
     settings = case.config.actor.optimizer
-    optimizer = Optimizer(settings, case.total_steps, "actor.optimizer", [slot(name) for name in values], lambda total: total)
-    for factor in factors:  # noqa: B007 (read by the slots)
+    optimizer = Optimizer(
+        settings, case.total_steps, "actor.optimizer", [trained(name) for name in values], lambda total: total
+    )
+    for factor in factors:  # noqa: B007 (read by the parameters)
         optimizer.step()
     return {name: (values[name] - parameters[name]).numpy() for name in gradients}
 
 
 def _load(case: Case, dtype: torch.dtype) -> Any:
-    """transformers' model, without its progress bar."""
+    """Loads transformers' model, without its progress bar."""
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -88,7 +92,7 @@ def _load(case: Case, dtype: torch.dtype) -> Any:
     finally:
         if bars:
             logging.enable_progress_bar()
-    # transformers gives the padding id's embedding no gradient; in a packed row it is a token like others (it may be EOS)
+    # transformers gives the padding id's embedding no gradient, but in a packed row it is an ordinary token (it may be EOS)
     embeddings: Any = model.get_input_embeddings()
     embeddings.padding_idx = None
     return model

@@ -1,12 +1,12 @@
 """Trains on batches that experiments.rollout wrote: the learner alone, no sampler and no reward.
 
-python -m experiments.replay --config=configs/quickstart.py --batch=runs/batch
---workdir=runs/replay python -m experiments.replay --config=configs/quickstart.py
---batch=runs/shard0,runs/shard1 --workdir=runs/replay
+    python -m experiments.replay --config=configs/quickstart.py --batch=DIR --workdir=runs/replay
 
-Each of total_train_steps steps (one, unless it is set) is the training step of experiments.train
-on the next of the batches, in turn: advantages, packing, scoring, minibatches. For a look at the
-arithmetic on the same data again and again, on either path.
+--batch=DIR,DIR takes the dumps of several shards as one batch.
+
+Each of total_train_steps steps (one, unless it is set) is the training step of experiments.train on
+the next of the batches, in turn: advantages, packing, scoring, minibatches. It repeats the
+arithmetic on the same data any number of times, on either path.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def replay() -> None:
     engine.check(config, dataclasses.replace(pools, sampler=None))
 
     # --------------------------------------------------------------------------------------------------------------------
-    # Ranks: where the learner lives in several processes, the others follow the one that goes on here
+    # Ranks: in a learner of several processes, all but rank 0 become followers here
     # --------------------------------------------------------------------------------------------------------------------
     from rljax import multiprocess
 
@@ -59,11 +59,12 @@ def replay() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Batches
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.hf import prepare as model_directory
-    from rljax.hf import teacher, tokenizer
+    from rljax.hf import teacher
+    from rljax.hf.model_directory import prepare_model_directory
+    from rljax.hf.tokenizer import load_tokenizer
     from rljax.metrics.accumulator import PhaseTimer
     from rljax.rollout import dump
-    from rljax.sinks import State, Status
+    from rljax.sinks import RunState, Status
     from rljax.sinks.build import build as build_sinks
     from rljax.sinks.run_directory import RunDirectory
     from rljax.train_step import learn
@@ -80,11 +81,11 @@ def replay() -> None:
         if run.holds_a_run:
             raise UserError(f"--workdir: {run.path} holds a run; a replay starts in a directory of its own")
         run.begin(config)
-        model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
+        model_dir = prepare_model_directory(config.actor, run.init, seed=config.seed)
         teacher.check(config.actor, model_dir)
-        words = tokenizer.load(model_dir)
+        tokenizer = load_tokenizer(model_dir)
         learner = leader.make_learner(config, pools.learner, model_dir)
-        sinks = build_sinks(config, run, words, first_step=0)
+        sinks = build_sinks(config, run, tokenizer, first_step=0)
 
         # ----------------------------------------------------------------------------------------------------------------
         # Steps
@@ -94,10 +95,10 @@ def replay() -> None:
         for step, groups in enumerate(itertools.islice(itertools.cycle(batches), total)):
             metrics = learn(learner, config, groups, step, timer)
             sinks.write(step + 1, metrics | timer.drain())
-            sinks.status(Status(State.RUNNING, step=step + 1, version=step + 1, total_steps=total))
+            sinks.status(Status(RunState.RUNNING, step=step + 1, version=step + 1, total_steps=total))
         if config.saver.export_final:
             learner.export(engine.ExportToDirectory(run.export))
-        sinks.status(Status(State.FINISHED, step=total or 0, version=total or 0, total_steps=total))
+        sinks.status(Status(RunState.FINISHED, step=total or 0, version=total or 0, total_steps=total))
         sinks.close()
         learner.close()
 

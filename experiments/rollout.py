@@ -1,19 +1,18 @@
-"""Runs the workflow with no learner: once, to write what comes out, or as a worker of a run.
+"""Runs the workflow with no learner: once, to write the trajectories, or as a worker of a run.
 
-python -m experiments.rollout --config=configs/quickstart.py --out=runs/batch
-python -m experiments.rollout --attach=runs/quickstart
+    python -m experiments.rollout --config=configs/quickstart.py --out=runs/batch
+    python -m experiments.rollout --attach=runs/quickstart
 
-OUT/batch.safetensors holds token ids, masks, log-probs and versions, OUT/batch.json text, rewards
-and components: for a look, or for experiments.replay, which trains on them. The prompts are the
-first rollout.consumer_batch_size that training would take, and the completions those that it would
-sample with the same seed and weights. Several processes, on several hosts say, share these prompts
-by --shard=0/4, --shard=1/4, ..., each with an OUT of its own; replay takes their dumps as one
-batch.
+OUT/batch.safetensors has token ids, masks, log-probs and versions, OUT/batch.json text, rewards and
+components, to read or for experiments.replay, which trains on them. The prompts are the first
+rollout.consumer_batch_size that training would take, and the completions those that it would sample
+with the same seed and weights. Several processes, also on several hosts, share these prompts by
+--shard=0/4, --shard=1/4, ..., each with an OUT of its own; replay takes their dumps as one batch.
 
 With --attach it is a worker of a run that has rollout.workers or rollout.listen (docs/runtime.md):
---attach=HOST:PORT with the run's token in RLJAX_TOKEN, or --attach=WORKDIR where that can be read.
-The run's config holds, less what --config.KEY=VALUE sets; the run's sampler is asked, unless
-allocation_mode or rollout.addr is set, which then say what samples here.
+--attach=HOST:PORT with the run's token in RLJAX_TOKEN, or --attach=WORKDIR if that can be read. It
+uses the run's config, with the changes of --config.KEY=VALUE, and the run's sampler, unless
+allocation_mode or rollout.addr is set: these then name the sampler of this worker.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ if TYPE_CHECKING:
 
 main.define_config_flags(workdir=False)
 OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is missing.")
-ATTACH = flags.DEFINE_string("attach", None, "A run to work for: its HOST:PORT, or its workdir.")
+ATTACH = flags.DEFINE_string("attach", None, "Run to attach to as a worker: its HOST:PORT, or its workdir.")
 SHARD = flags.DEFINE_string(
     "shard", "0/1", "INDEX/COUNT: this process's share of the prompts, where COUNT processes share them."
 )
-ROOM = flags.DEFINE_integer("room", None, "With --attach: prompts at once; as many as the run gives unless set.", lower_bound=1)
-PATIENCE = flags.DEFINE_float("patience", 600.0, "With --attach: seconds to look for a run that is not there, or not any more.")
-NAME = flags.DEFINE_string("name", "", "With --attach: what the run's log calls this worker.")
-PARENT = flags.DEFINE_integer("parent", None, "Of a run's own workers: the process to end with.")
+ROOM = flags.DEFINE_integer("room", None, "With --attach: prompts at once; unset: as many as the run gives.", lower_bound=1)
+PATIENCE = flags.DEFINE_float("patience", 600.0, "With --attach: seconds to wait for a run that does not answer.")
+NAME = flags.DEFINE_string("name", "", "With --attach: name of this worker in the run's log.")
+PARENT = flags.DEFINE_integer("parent", None, "Process id of the run that started this worker, which ends with it.")
 
 
 def rollout() -> None:
@@ -73,16 +72,16 @@ def rollout() -> None:
     # Model directory, tokenizer, data
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.data import open_prompts
-    from rljax.hf import prepare as model_directory
-    from rljax.hf import tokenizer
+    from rljax.hf.model_directory import prepare_model_directory
+    from rljax.hf.tokenizer import load_tokenizer
     from rljax.rollout import dump
 
     out = Path(OUT.value)
     out.mkdir(parents=True, exist_ok=True)
-    model_dir = model_directory.prepare(config.actor, out / "init", seed=config.seed)
-    words = tokenizer.load(model_dir)
+    model_dir = prepare_model_directory(config.actor, out / "init", seed=config.seed)
+    tokenizer = load_tokenizer(model_dir)
     shard = _shard(SHARD.value)
-    source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words, shard=shard)
+    source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer, shard=shard)
     size = config.batch_size
     prompts = [next(source) for _ in range(source.share(size))]
     if not prompts:
@@ -92,13 +91,13 @@ def rollout() -> None:
     # Sampler and workflow
     # --------------------------------------------------------------------------------------------------------------------
     sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
-    groups, failures = asyncio.run(_groups(config, sampler, prompts, words))
-    dump.save(out, groups, words)
+    groups, failures = asyncio.run(_groups(config, sampler, prompts, tokenizer))
+    dump.save(out, groups, tokenizer)
     _report(groups, failures, out)
 
 
 def _shard(text: str) -> tuple[int, int]:
-    """Raises UserError for anything but INDEX/COUNT, 0 <= INDEX < COUNT."""
+    """Parses INDEX/COUNT. Raises UserError unless 0 <= INDEX < COUNT."""
     index, slash, count = text.partition("/")
     if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
         raise UserError(f"--shard: {text!r} is not INDEX/COUNT, counted from 0, as in 0/4")
@@ -106,20 +105,20 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 async def _groups(
-    config: Config, sampler: Sampler, prompts: Sequence[Prompt], words: Tokenizer
+    config: Config, sampler: Sampler, prompts: Sequence[Prompt], tokenizer: Tokenizer
 ) -> tuple[list[Group], collections.Counter[str]]:
-    """A group a prompt, of the episodes that worked, and how often each kind of failure came."""
+    """Generates a group per prompt, of the episodes that worked; counts failures by kind."""
     from rljax.rewards import RewardPool
     from rljax.seeding import seed_for
     from rljax.types import Group
     from rljax.workflows import build_workflow, sampling_params
 
     failures: collections.Counter[str] = collections.Counter()
-    params = sampling_params(config.gconfig, words)
+    params = sampling_params(config.gconfig, tokenizer)
 
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=words, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
         )
 
         async def episode(prompt: Prompt, sample: int) -> Trajectory | None:

@@ -1,12 +1,13 @@
 """A standalone inference server of the sampler that `allocation_mode` names.
 
-python -m experiments.serve --config=configs/smollm2_gsm8k.py --config.serve.port=30000
-python -m experiments.train --config=configs/smollm2_gsm8k.py --config.rollout.addr=127.0.0.1:30000 --workdir=runs/attached
+    python -m experiments.serve --config=configs/smollm2_gsm8k.py --config.serve.port=30000
+
+A run attaches to it with --config.rollout.addr=127.0.0.1:30000.
 
 Prints its address once it answers, and runs until it is told to stop. It speaks SGLang's native
 protocol, and outlives the runs that attach to it: each publishes its own weights. With
---workdir=DIR it begins with what the run there has learned, DIR/export. With RLJAX_TOKEN in the
-environment, clients must have the same there.
+--workdir=DIR it begins with the exported model of the run there, DIR/export. With RLJAX_TOKEN in
+the environment, clients must have the same token there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def serve() -> None:
     from rljax.config import io as config_io
     from rljax.config.allocation import Allocation
     from rljax.errors import UserError
-    from rljax.hf import tokenizer
+    from rljax.hf.tokenizer import load_tokenizer
 
     config = config_io.resolve(main.config_from_flags())
     config_checks.check_values(config)
@@ -45,26 +46,26 @@ def serve() -> None:
         raise UserError(f"allocation_mode: {pools} cannot sample")
     engine.check(config, Allocation(pools.sampler, None))
     model_dir = _trained() or _initial(config)
-    words = tokenizer.load(model_dir)
+    tokenizer = load_tokenizer(model_dir)
     sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
-    asyncio.run(_serve(config, sampler, model_dir, words))
+    asyncio.run(_serve(config, sampler, model_dir, tokenizer))
 
 
 def _trained() -> Path | None:
-    """What the run of --workdir has learned, once it has ended."""
+    """Returns the exported model of the run in --workdir, or None if there is none yet."""
     export = Path(main.FLAGS.workdir or "") / "export"
     return export if main.FLAGS.workdir and (export / "config.json").is_file() else None
 
 
 def _initial(config: Config) -> Path:
-    from rljax.hf import prepare as model_directory
+    from rljax.hf.model_directory import prepare_model_directory
 
     why = "that of the run whose model is served, or a directory for the one that actor.init_from_scratch makes"
     workdir = main.workdir_from_flags(why) if config.actor.init_from_scratch else Path()
-    return model_directory.prepare(config.actor, workdir / "init", seed=config.seed)
+    return prepare_model_directory(config.actor, workdir / "init", seed=config.seed)
 
 
-async def _serve(config: Config, sampler: Sampler, model_dir: Path, words: Tokenizer) -> None:
+async def _serve(config: Config, sampler: Sampler, model_dir: Path, tokenizer: Tokenizer) -> None:
     from rljax.engines.http.remote import TOKEN_VARIABLE
     from rljax.engines.http.server import SamplerServer, ServerOptions, is_loopback
     from rljax.errors import UserError
@@ -78,7 +79,7 @@ async def _serve(config: Config, sampler: Sampler, model_dir: Path, words: Token
         max_requests=settings.max_requests,
         max_body=int(settings.max_body_mb * 2**20),
     )
-    server = SamplerServer(sampler, options, words)
+    server = SamplerServer(sampler, options, tokenizer)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

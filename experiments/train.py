@@ -1,9 +1,9 @@
 """Trains; the same command with the same --workdir goes on where it was stopped.
 
-python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
+    python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
 
 --config.KEY=VALUE sets a key of the config, as in --config.actor.optimizer.lr=1e-5; docs/config.md
-says what each means. The run directory then holds config.json, metrics.jsonl, samples.jsonl,
+describes all keys. The run directory then holds config.json, metrics.jsonl, samples.jsonl,
 status.json, checkpoints/ and export/.
 """
 
@@ -45,14 +45,14 @@ def train() -> None:
     config = config_io.resolve(config)
 
     # --------------------------------------------------------------------------------------------------------------------
-    # Allocation: what samples and what learns where; each engine is asked whether it can
+    # Allocation: which engines sample and learn on which devices; each engine checks the config
     # --------------------------------------------------------------------------------------------------------------------
     pools = engine.allocate(config)
     engine.require_both(pools)
     engine.check(config, pools)
 
     # --------------------------------------------------------------------------------------------------------------------
-    # Ranks: where the learner lives in several processes, the others follow the one that goes on here
+    # Ranks: in a learner of several processes, all but rank 0 become followers here
     # --------------------------------------------------------------------------------------------------------------------
     from rljax import multiprocess
 
@@ -62,7 +62,7 @@ def train() -> None:
         return multiprocess.follow(process, workdir)
 
     # --------------------------------------------------------------------------------------------------------------------
-    # Run directory: locked, so that two runs never share it; it tells how the run ended
+    # Run directory: locked, so that two runs never share it; status.json records how the run ended
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.sinks.run_directory import RunDirectory
 
@@ -77,12 +77,13 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.hf import prepare as model_directory
-    from rljax.hf import teacher, tokenizer
+    from rljax.hf import teacher
+    from rljax.hf.model_directory import prepare_model_directory
+    from rljax.hf.tokenizer import load_tokenizer
 
-    model_dir = model_directory.prepare(config.actor, run.init, seed=config.seed)
+    model_dir = prepare_model_directory(config.actor, run.init, seed=config.seed)
     teacher.check(config.actor, model_dir)
-    words = tokenizer.load(model_dir)
+    tokenizer = load_tokenizer(model_dir)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
@@ -93,32 +94,32 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.rollout.evaluation import Evaluation
     from rljax.rollout.limits import total_steps
 
-    prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=words)
+    prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
         most, why = engine.room_for_prompt(config, pools)
-        prompts.require_fit(words, most=most, why=why)
+        prompts.require_fit(tokenizer, most=most, why=why)
     labeled, held_out = None, None
     if config.warmup.steps or config.actor.loss == "sft":
-        examples = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=words)
+        examples = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=tokenizer)
         examples.require(config.warmup.field, "warmup.field")
-        labeled = Labeled(examples, lambda prompt: labeled_trajectory(prompt, words, config.warmup.field))
+        labeled = Labeled(examples, lambda prompt: labeled_trajectory(prompt, tokenizer, config.warmup.field))
     if config.evaluator.freq_steps or config.evaluator.freq_epochs:
-        source = open_prompts(config.valid_dataset, key="valid_dataset", seed=config.seed, tokenizer=words)
+        source = open_prompts(config.valid_dataset, key="valid_dataset", seed=config.seed, tokenizer=tokenizer)
         held_out = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))
     config = dataclasses.replace(config, total_train_steps=total_steps(config, len(prompts)) - _warmup(config))
 
     # --------------------------------------------------------------------------------------------------------------------
-    # Rewards, in processes of their own, and the workflow that asks for them
+    # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.rewards import RewardPool
     from rljax.sinks.build import build as build_sinks
     from rljax.workflows import build_workflow, find_filter, sampling_params
 
-    params = sampling_params(config.gconfig, words)
+    params = sampling_params(config.gconfig, tokenizer)
     accept = find_filter(config.rollout.should_accept_fn)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=words, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
         )
         evaluation = None
         if held_out is not None:
@@ -138,19 +139,19 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 prompts=prompts,
                 workflow=workflow,
                 params=params,
-                open_sinks=lambda first_step: build_sinks(config, run, words, first_step=first_step),
+                open_sinks=lambda first_step: build_sinks(config, run, tokenizer, first_step=first_step),
                 workdir=run.path,
                 accept=accept,
                 labeled=labeled,
                 evaluation=evaluation,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,
-                measured=rewards.take_metrics,
+                take_metrics=rewards.take_metrics,
             )
         ).run()
 
 
 def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> WorkerServer | None:
-    """Where workers attach: those that the run starts, and those from elsewhere."""
+    """Makes the server for workers, the run's own and those from elsewhere; None if it needs none."""
     if not config.rollout.workers and not config.rollout.listen:
         return None
     from rljax.engine import publish_directory
@@ -169,7 +170,7 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
 
 
 def _warmup(config: Config) -> int:
-    """Supervised steps before reinforcement."""
+    """Returns the number of supervised steps before reinforcement."""
     return 0 if config.actor.loss == "sft" else config.warmup.steps
 
 

@@ -1,5 +1,6 @@
-"""`experiments.rollout --attach`: from the config of a run to the parts of its worker
-(rljax/workers/client.py).
+"""A rollout worker: builds its parts from a run's config, for `experiments.rollout --attach`.
+
+The worker's protocol is in rljax/workers/client.py.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from rljax.experiments import main
 if TYPE_CHECKING:
     from rljax.config.schema import Config
     from rljax.engine import Generator, Sampler
-    from rljax.workers.client import Parts
+    from rljax.workers.client import WorkerParts
 
 TOKEN_VARIABLE = "RLJAX_TOKEN"
-OWN_SAMPLER = ("allocation_mode", "rollout.addr")  # keys that say what samples here
+OWN_SAMPLER = ("allocation_mode", "rollout.addr")  # keys that name the sampler of this worker
 
 
 def attach(address: str, *, room: int | None, patience: float, name: str, parent: int | None) -> None:
@@ -32,13 +33,13 @@ def attach(address: str, *, room: int | None, patience: float, name: str, parent
 
     if parent is not None:
         die_with(parent)
-        patience = 0.0  # the run starts its workers anew
+        patience = 0.0  # the run restarts its own workers
     own = any(key in OWN_SAMPLER for key, _ in main.overrides_from_flags())
     asyncio.run(work(lambda: _find_trainer(address), _parts, own_sampler=own, name=name, capacity=room, patience=patience))
 
 
 def _find_trainer(address: str) -> tuple[str, str]:
-    """(HOST:PORT, token). Raises NoTrainer, UserError."""
+    """Returns HOST:PORT and token of the trainer. Raises NoTrainer, UserError."""
     from rljax.workers.client import NoTrainer
 
     if ":" in address:
@@ -60,25 +61,25 @@ def _find_trainer(address: str) -> tuple[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Generator) -> AsyncIterator[Parts]:
+async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Generator) -> AsyncIterator[WorkerParts]:
     from rljax import engine
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
-    from rljax.hf import tokenizer
+    from rljax.hf.tokenizer import load_tokenizer
     from rljax.rewards import RewardPool
-    from rljax.rollout.producer import PatientGenerator, Rollouts
-    from rljax.workers.client import Parts
+    from rljax.rollout.producer import GroupRunner, RetryingGenerator
+    from rljax.workers.client import WorkerParts
     from rljax.workflows import build_workflow, find_filter, sampling_params
 
     overrides = main.overrides_from_flags()
-    if model_dir is not None:  # the servers that the run is attached to are not ours
+    if model_dir is not None:  # this worker does not sample from the servers of the run
         config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, addr=""))
     config = config_io.changed(config, overrides)
     config_checks.check_values(config)
-    words = tokenizer.load(tokenizer_dir)
+    tokenizer = load_tokenizer(tokenizer_dir)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=words, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
         )
         sampler: Sampler | None = None
         if model_dir is not None:
@@ -87,21 +88,21 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
                 raise UserError(f"allocation_mode: {pools} cannot sample")
             plugin = engine.find_plugin(pools.sampler.engine)
             sampler = await asyncio.to_thread(plugin.make_sampler, config, pools.sampler, model_dir)
-        patient = PatientGenerator(
+        patient = RetryingGenerator(
             sampler or remote,
             timeout=config.rollout.request_timeout,
             retries=config.rollout.request_retries,
             lost=lambda error: parts.lost.update([f"rollout/lost/{error.kind}"]),
         )
-        rollouts = Rollouts(
+        runner = GroupRunner(
             workflow,
             patient,
-            sampling_params(config.gconfig, words),
+            sampling_params(config.gconfig, tokenizer),
             config.gconfig.n_samples,
             config.seed,
             find_filter(config.rollout.should_accept_fn),
         )
-        parts = Parts(rollouts, sampler, rewards.take_metrics)
+        parts = WorkerParts(runner, sampler, rewards.take_metrics)
         try:
             yield parts
         finally:

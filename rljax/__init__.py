@@ -1,5 +1,3 @@
-"""rljax: asynchronous reinforcement learning for language models, on a CUDA path and a JAX path
-behind one engine interface.
-"""
+"""rljax: asynchronous reinforcement learning for language models, on CUDA and on JAX."""
 
 __version__ = "0.1.0"

@@ -1,6 +1,4 @@
-"""`python -m rljax COMMAND ...`: the command `rljax`, for an interpreter whose scripts are not on
-PATH.
-"""
+"""Runs the `rljax` command as `python -m rljax COMMAND ...`, where scripts are not on PATH."""
 
 from rljax.experiments.cli import main
 

@@ -3,8 +3,8 @@
     names()         # ["fake", "fsdp", "http", "jax", "sglang"]: nothing is imported
     load("jax")     # the engine's plugin
 
-A third party adds one to its package; its name is the engine's in `allocation_mode` and of its
-section in the config.
+A third party declares an entry point in its own package. The entry point's name is the name of the
+engine in `allocation_mode` and of its section in the config.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ GROUP = "rljax.engines"
 
 @functools.cache
 def installed() -> tuple[metadata.EntryPoint, ...]:
-    """Entry points of installed packages; a checkout that runs without an install brings its own
-    from pyproject.toml.
+    """Returns the entry points of the group.
+
+    They come from installed packages, and from pyproject.toml in a checkout that is not installed.
     """
     found = list(metadata.entry_points(group=GROUP))
     pyproject = Path(__file__).resolve().parents[1] / "pyproject.toml"
@@ -34,7 +35,7 @@ def installed() -> tuple[metadata.EntryPoint, ...]:
 
 
 def names() -> list[str]:
-    """Names of the installed engines, sorted."""
+    """Returns the names of the installed engines, sorted."""
     return sorted({point.name for point in installed()})
 
 
@@ -42,7 +43,7 @@ def load(name: str) -> Any:
     """Imports an engine's plugin.
 
     Raises:
-      UserError: no engine of this name, two of it, or one whose module can't be imported.
+      UserError: no engine or more than one has this name, or its module can't be imported.
     """
     found = [point for point in installed() if point.name == name]
     if not found:
@@ -51,7 +52,7 @@ def load(name: str) -> Any:
         raise UserError(f"the engine name {name!r} is registered twice: {', '.join(point.value for point in found)}")
     try:
         return found[0].load()
-    except Exception as error:  # the module may be anyone's: it may raise anything
+    except Exception as error:  # a third party's module may raise anything
         reason = " ".join(str(error).split())
         raise UserError(
             f"the engine {name!r} can't be loaded from {found[0].value}: {type(error).__name__}: {reason}"

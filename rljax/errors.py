@@ -2,8 +2,9 @@
 
 
 class UserError(Exception):
-    """Something in the input is wrong: one line that names the culprit and the remedy. Binaries
-    print it and exit with 1.
+    """Bad input. Its message is one line that names the culprit and the remedy.
+
+    Binaries print the message and exit with status 1.
 
     Example: UserError("train_dataset.path: no such file: data/gsm8k.jsonl (a directory with
     train.jsonl, or a .jsonl file)")
@@ -11,10 +12,7 @@ class UserError(Exception):
 
 
 class EpisodeError(Exception):
-    """An episode failed.
-
-    `kind` is the name its failures are counted under, in `rollout/failed/<kind>`.
-    """
+    """A failed episode. Failures are counted by `kind`, as `rollout/failed/<kind>`."""
 
     kind = "workflow_error"
 
@@ -26,58 +24,53 @@ class RewardError(EpisodeError):
 
 
 class RewardTimeout(EpisodeError):
-    """The reward function ran past `reward.timeout`; its process was killed."""
+    """The reward function took longer than `reward.timeout`; its process was killed."""
 
     kind = "reward_timeout"
 
 
 class SamplerError(EpisodeError):
-    """A request was lost with its server; it may be sent again."""
+    """A request got no answer: its server died or did not respond. It may be sent again."""
 
     kind = "server_lost"
 
 
 class RequestLost(SamplerError):
-    """A request that its sampler gave up after trying again by itself, by
-    `rollout.request_retries`: nobody sends it again.
-    """
+    """A request that failed after all of `rollout.request_retries`. It is not sent again."""
 
 
 class WorkerLost(EpisodeError):
-    """The worker process that generated a group is gone, or silent."""
+    """The worker that was generating a group died or stopped responding."""
 
     kind = "worker_lost"
 
 
 class StaleSampler(EpisodeError):
-    """The sampler made tokens with weights older than those that were published to it before it
-    began.
-    """
+    """The sampler used older weights than those published to it before the request."""
 
     kind = "stale_sampler"
 
 
 def error_of(kind: str, text: str) -> EpisodeError:
-    """The error of an episode in another process, by the name of its kind."""
-    for known in EpisodeError.__subclasses__():
-        if known.kind == kind:
-            return known(text)
+    """Returns the error of an episode in another process, given the name of its kind."""
+    for error_type in EpisodeError.__subclasses__():
+        if error_type.kind == kind:
+            return error_type(text)
     return EpisodeError(text)
 
 
 class TooManyFailures(Exception):
-    """So many groups failed in a row that the run ends (recover.max_consecutive_failures).
+    """The end of a run in which `recover.max_consecutive_failures` groups failed in a row.
 
     Its cause is the first failure.
     """
 
 
 class RankFailed(Exception):
-    """One process of a learner of several died, hung or failed alone: the run ends, for the others
-    wait for it.
+    """One rank of a learner died, hung or failed alone, so that the run ends.
 
-    Its message is one line that names the rank; `detail` is what that rank last said, its
-    traceback or the end of its log.
+    The message is one line that names the rank. `detail` is that rank's traceback, or the end of
+    its log.
     """
 
     def __init__(self, message: str, detail: str = "") -> None:
@@ -86,6 +79,7 @@ class RankFailed(Exception):
 
 
 class GuardrailError(Exception):
-    """A metric was out of its bound for too long (rljax/metrics/guardrails.py): one line with key,
-    metric, value and remedy.
+    """A metric was out of bounds for too long (rljax/metrics/guardrails.py).
+
+    The message is one line with the config key, the metric, its value and a remedy.
     """

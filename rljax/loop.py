@@ -1,42 +1,41 @@
-"""One loop for synchronous, asynchronous and supervised training. This is the system; the rest is
-its parts.
+"""One loop for synchronous, asynchronous and supervised training.
 
-               +------------------- the prompt again: failed, or too old ---------------------+
-               v                                                                              |
-    prompts -> admit -> generate x n_samples -> reward -> filter -> journal -> buffer -> take |
-               ^        (sampler, workflow)                                      |         |  |
-               |                                                                 +---------|--+
-               |                                                                           v
-               |            metrics <- publish <- update x minibatches <- pack <- score <- advantages
-               |                          |        (learner)
-               +--------------------------+  a version more: there is room again
+              +--------------- the prompt is requeued: failed, or too old ------------------+
+              v                                                                             |
+    prompts > admit > generate x n_samples > reward > filter > journal > buffer > take      |
+              ^       (sampler, workflow)                                  |        |       |
+              |                                                            +--------|-------+
+              |                                                                     v
+              |        metrics < publish < update x minibatches < pack < score < advantages
+              |                     |      (learner)
+              +---------------------+  the version goes up: room for more prompts
 
-    who              waits for                                          who unblocks it
-    producer         room: max lag, concurrency (rollout/buffer.py)             publish; a group that ends
-    request          the sampler, rollout.request_timeout               the sampler, or the timeout (rollout/producer.py)
-    learner          consumer_batch_size groups, oldest first           the producer
-    a server         that came back without weights: a publish          the learner, after its step or while it waits
-    publish          the sampler to stop between two decode steps       the sampler
-    evaluation       its episodes; training's go on beside them         the sampler
-    save             the disk; generating goes on                       the disk
-    everyone         nothing for more than recover.hang_timeout         the watchdog ends the run
+    who          waits for                                    who unblocks it
+    producer     room: max lag, concurrency (buffer.py)       publish, or a group that ends
+    request      the sampler (producer.py)                    the sampler, or request_timeout
+    learner      consumer_batch_size groups, oldest first     the producer
+    server       a publish: it restarted without weights      the learner, between two steps
+    publish      the sampler to pause between decode steps    the sampler
+    evaluation   its episodes, beside those of training       the sampler
+    save         the disk, while sampling goes on             the disk
+    all of them  at most recover.hang_timeout                 the watchdog, which ends the run
 
-The producer (rollout/producer.py) is a task of the event loop that keeps prompts in flight, or it
-leases them to other processes (workers/); what becomes of each, rollout/tracker.py says. The
-learner (train_step.py) works in a thread, so that sampling goes on during an update. Between them
-stands the buffer (rollout/buffer.py), which decides what may be generated and what may be trained
-on: at `max_head_offpolicyness=0` it admits nothing while an update runs, and that is synchronous
-RL. Evaluation is the workflow with no learner (rollout/evaluation.py); supervised warm-up and SFT
-are the learner with no sampler.
+The producer (rollout/producer.py) is a task of the event loop that keeps prompts in flight; with
+rollout workers, a server leases the prompts to them instead (workers/). The tracker
+(rollout/tracker.py) decides what happens to each prompt afterwards. The learner (train_step.py)
+works in a thread, so that sampling goes on during an update. Between producer and learner is the
+buffer (rollout/buffer.py), which decides what may be generated and what may be trained on. At
+`max_head_offpolicyness=0` it admits nothing while an update runs, which is synchronous RL.
+Evaluation is the workflow without a learner (rollout/evaluation.py). Supervised warm-up and SFT are
+the learner without a sampler.
 
-Order of a step, which is a contract: take at version v -> update (every token is at most
+The order within a step is a contract: take at version v -> update (each token is at most
 max_head_offpolicyness versions older than v) -> publish, version v + 1 -> room for the next
-prompts -> metrics -> guardrails -> evaluate -> save. A checkpoint therefore holds a learner of v +
-1 steps, a book at version v + 1, and no half of anything; what was in flight is generated again
+prompts -> metrics -> guardrails -> evaluate -> save. A checkpoint therefore holds a learner after
+v + 1 steps and a buffer at version v + 1. Prompts in flight are generated again
 (checkpoints/recovery.py, checkpoints/store.py, rollout/journal.py).
 
-A step counts from the start of the run, supervised ones included; a version counts those of RL
-alone.
+Steps count from the start of the run, supervised steps included. Versions count RL steps only.
 """
 
 from __future__ import annotations
@@ -61,16 +60,16 @@ from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
 from rljax.metrics.guardrails import Guardrails
 from rljax.metrics.mean import Mean, merge
-from rljax.process.signals import stopping
+from rljax.process.signals import on_stop_signal
 from rljax.process.watchdog import Watchdog
 from rljax.rollout.buffer import Buffer, Entry, PromptSource
 from rljax.rollout.evaluation import PREFIX, Evaluation, evaluate
 from rljax.rollout.journal import Record
 from rljax.rollout.limits import limits_of, supervised_total, total_steps
-from rljax.rollout.producer import PatientGenerator, Producer, Rollouts
+from rljax.rollout.producer import GroupRunner, Producer, RetryingGenerator
 from rljax.rollout.tracker import PromptTracker
 from rljax.rollout.workflow import Workflow
-from rljax.sinks import Sink, State, Status
+from rljax.sinks import RunState, Sink, Status
 from rljax.train_step import learn, supervise
 from rljax.types import Group, Prompt, SamplingParams, Trajectory
 from rljax.workers.server import Job, WorkerServer
@@ -80,36 +79,35 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Labeled:
-    """Labeled examples, for a supervised warm-up or SFT: a stream of its own, and what makes a
-    prompt an example.
-    """
+    """Labeled examples for a supervised warm-up or SFT, with a data position of their own."""
 
     prompts: PromptSource
-    encode: Callable[[Prompt], Trajectory]
+    encode: Callable[[Prompt], Trajectory]  # makes a labeled example of a prompt
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All that a run is made of. `config` is resolved (rljax/config/io.py)."""
+    """Parts that a run is made of. `config` is resolved (rljax/config/io.py)."""
 
     config: Config
     engine: Engine
     prompts: PromptSource
     workflow: Workflow
     params: SamplingParams
-    open_sinks: Callable[[int], Sink]  # given the steps that are finished: what files say of later ones is to be cut
+    open_sinks: Callable[[int], Sink]  # takes the number of finished steps; cuts what files say of later steps
     workdir: Path
     accept: Callable[[Group], bool] = lambda group: True  # rollout.should_accept_fn
     labeled: Labeled | None = None
     evaluation: Evaluation | None = None
-    worker_server: WorkerServer | None = None  # where other processes generate; None: this one does
-    measured: Callable[[], dict[str, Mean]] = dict  # what its parts have measured themselves since the last call: the rewards
+    worker_server: WorkerServer | None = None  # leases prompts to rollout workers; None: this process generates
+    take_metrics: Callable[[], dict[str, Mean]] = dict  # metrics of the reward processes since the last call
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `finished` is False when a signal asked it to stop; it was saved then and
-    goes on when run again.
+    """End of a run.
+
+    `finished` is False if a signal stopped it. It was saved then, and the same command resumes it.
     """
 
     step: int
@@ -121,15 +119,15 @@ def train(run: Run) -> Outcome:
     """Trains to the end, or until SIGTERM, SIGINT or SIGHUP. Blocks; closes engine and sinks.
 
     Raises:
-      UserError: bad input, a checkpoint of another run, a full disk.
-      TooManyFailures: by `recover.max_consecutive_failures`.
-      GuardrailError: by `guard`.
+      UserError: the input is bad, the checkpoint is another run's, or the disk is full.
+      TooManyFailures: `recover.max_consecutive_failures` groups failed in a row.
+      GuardrailError: a metric was out of the bounds of `guard`.
     """
     return asyncio.run(Loop(run).run())
 
 
 class Loop:
-    """The state of a run between two steps, and the steps."""
+    """State of a run between two steps, and the steps themselves."""
 
     def __init__(self, run: Run) -> None:
         self.parts = run
@@ -140,23 +138,23 @@ class Loop:
         self.accumulator = Accumulator()
         self.supervised_steps = 0  # finished
         self.supervised_total = supervised_total(config, len(run.prompts))
-        self.stop = asyncio.Event()  # asked to, by a signal
-        self.learning = asyncio.Lock()  # held while the learner's weights change, and while they are read
-        self.known: dict[tuple[str, int], Record] = {}  # groups of a process that was killed, by uid and attempt
+        self.stop = asyncio.Event()  # set by a signal
+        self.learner_lock = asyncio.Lock()  # taken to change the learner's weights, and to read them
+        self.recovered: dict[tuple[str, int], Record] = {}  # groups from the journal of a killed process, by uid and attempt
         self.evaluated: tuple[int, float] | None = None  # step, reward
-        self.written: Counter[str] = Counter()  # of buffer.counts, those that metrics have told of
-        self.epochs = 0  # whole ones that are done
-        self.wrote = time.perf_counter()  # metrics of a step
+        self.reported: Counter[str] = Counter()  # buffer.counts as of the last step's metrics
+        self.epochs = 0  # finished
+        self.last_write = time.perf_counter()  # when a step's metrics were last written
         run.workdir.mkdir(parents=True, exist_ok=True)
 
     @property
     def step(self) -> int:
-        """Finished, supervised ones included."""
+        """Number of finished steps, supervised ones included."""
         return self.supervised_steps + self.buffer.version
 
     async def run(self) -> Outcome:
         run = self.parts
-        with Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog, stopping(self._stop):
+        with Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog, on_stop_signal(self._stop):
             self.beat, self.timer = watchdog.beat, PhaseTimer(watchdog.beat)
             try:
                 await self._restore()
@@ -175,36 +173,36 @@ class Loop:
         return Outcome(self.step, self.buffer.version, finished=not self.stop.is_set())
 
     async def _train(self) -> None:
-        self._tell(State.RUNNING)
+        self._write_status(RunState.RUNNING)
         try:
             await self._supervise()
-            made_elsewhere = bool(self.config.rollout.addr)  # else the sampler was made with the initial weights
-            if (self.step or made_elsewhere) and not self.stop.is_set():
+            attached = bool(self.config.rollout.addr)  # else the sampler was made with the initial weights
+            if (self.step or attached) and not self.stop.is_set():
                 await self.parts.engine.publish(self.buffer.version)
             if self.buffer.version == 0:
                 await self._evaluate()
             if self.config.actor.loss != "sft":
                 await self._reinforce()
-            self._end_well()
+            self._check_end()
         except TooManyFailures:
             await self._save(failed=True)
             raise
         except GuardrailError as error:
             await self._save(failed=True)
-            raise GuardrailError(f"{error}; {self._where_it_goes_on()}") from None
+            raise GuardrailError(f"{error}; {self._resume_hint()}") from None
         await self._evaluate()
-        if not self._suspect():
+        if not self._is_suspect():
             await self._save()
         if self.stop.is_set():
-            log.warning("stopped at step %d; %s", self.step, self._where_it_goes_on())
-            self._tell(State.STOPPED)
+            log.warning("stopped at step %d; %s", self.step, self._resume_hint())
+            self._write_status(RunState.STOPPED)
             return
         if self.config.saver.export_final:
             await asyncio.to_thread(self._export)
-        self._tell(State.FINISHED)
+        self._write_status(RunState.FINISHED)
 
     async def _supervise(self) -> None:
-        """Warm-up, or all of SFT: the learner alone."""
+        """Runs the supervised steps: the warm-up, or all of SFT. Only the learner works."""
         labeled, sft = self.parts.labeled, self.config.actor.loss == "sft"
         if self.supervised_steps >= self.supervised_total:
             return
@@ -226,11 +224,11 @@ class Loop:
                 await self._save()
             self.epochs = epochs
         self.epochs = self.epochs if sft else 0
-        self._end_well()
-        await self._save()  # version 0 is these weights: a run that is killed goes on with them, to the bit
+        self._check_end()
+        await self._save()  # version 0 is these weights: a killed run resumes with exactly them
 
     async def _reinforce(self) -> None:
-        """The loop."""
+        """Runs the RL steps: takes a batch and trains on it, until there is none."""
         producer = asyncio.create_task(self._produce(), name="producer")
         try:
             while (entries := await self._take(producer)) is not None:
@@ -240,26 +238,27 @@ class Loop:
             await asyncio.wait([producer])
 
     async def _take(self, producer: asyncio.Task[None]) -> list[Entry] | None:
-        """The next batch; None at the end of the data, or when the run is to stop."""
+        """Waits for the next batch. Returns None at the end of the data, or after a signal."""
         start = time.perf_counter()
         try:
             while not self.stop.is_set():
                 if producer.done():
-                    producer.result()  # raises what ended it
+                    producer.result()  # raises the error that ended it
                 change = self.buffer.change()
                 if (entries := self.buffer.take()) is not None:
                     return entries
                 if self.buffer.complete:
                     return None
-                await self._first_of(producer, change)
+                await self._wait_for_any(producer, change)
             return None
         finally:
             self.accumulator.count("rollout/wait/learner", time.perf_counter() - start)
 
-    async def _first_of(self, *awaited: asyncio.Future[Any]) -> None:
-        """Until one of them is done. Meanwhile the learner is idle, and a server that comes back
-        without weights is given those of the present version: what is awaited may itself wait for
-        that server.
+    async def _wait_for_any(self, *awaited: asyncio.Future[Any]) -> None:
+        """Waits until one of the futures is done.
+
+        The learner is idle meanwhile. A server that restarted without weights gets the current
+        ones, because the futures may themselves wait for that server.
         """
         engine = self.parts.engine
         lacking = asyncio.create_task(engine.lacks_weights(), name="lacking weights")
@@ -267,19 +266,19 @@ class Loop:
             while not any(future.done() for future in awaited):
                 await asyncio.wait([*awaited, lacking], return_when=asyncio.FIRST_COMPLETED)
                 if lacking.done():
-                    async with self.learning:
+                    async with self.learner_lock:
                         await engine.publish(self.step if self.config.actor.loss == "sft" else self.buffer.version)
                     lacking = asyncio.create_task(engine.lacks_weights(), name="lacking weights")
         finally:
             lacking.cancel()
 
     async def _step(self, entries: Sequence[Entry]) -> None:
-        """One batch: update, publish, metrics, evaluate, save.
+        """Trains on one batch: update, publish, metrics, evaluate, save.
 
-        Sampling goes on all the while, as far as the lag allows.
+        Sampling goes on meanwhile, as far as the lag bound allows.
         """
         engine, version, groups = self.parts.engine, self.buffer.version, [entry.group for entry in entries]
-        async with self.learning:
+        async with self.learner_lock:
             with self.timer.phase("step"):
                 async with engine.learning():
                     metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.timer)
@@ -288,9 +287,9 @@ class Loop:
                 self.buffer.publish()
         if self.parts.worker_server is not None:
             self.parts.worker_server.weights_changed()
-        for uid, trajectory in itertools.islice(of_different_groups(groups), self.config.stats_logger.samples_per_step):
+        for uid, trajectory in itertools.islice(interleaved(groups), self.config.stats_logger.samples_per_step):
             self.sinks.sample(self.step, uid, trajectory)
-        metrics = merge([metrics, self._of_buffer(len(groups))])
+        metrics = merge([metrics, self._buffer_metrics(len(groups))])
         self._write(metrics)
         self.guardrails.check(metrics)
         if line := self.guardrails.hint(metrics):
@@ -303,35 +302,33 @@ class Loop:
         self.epochs = epochs
 
     def _stop(self) -> None:
-        """Asked to by a signal: finish the step, save, exit."""
+        """Has the run finish its step, save and exit. Called when a signal arrives."""
         self.stop.set()
         self.buffer.wake()
 
     # Guardrails
 
-    def _end_well(self) -> None:
-        """The end of the supervised steps, and of the run. Raises GuardrailError."""
+    def _check_end(self) -> None:
+        """Checks the last metrics of the supervised steps, or of the run. Raises GuardrailError."""
         if not self.stop.is_set():
-            self.guardrails.at_the_end()
+            self.guardrails.check_end()
 
-    def _suspect(self) -> bool:
-        """Whether the state is not worth a checkpoint to go on from: a guardrail has begun to
-        count.
-        """
+    def _is_suspect(self) -> bool:
+        """Returns whether a metric is out of bounds now, so that no checkpoint should be made."""
         if line := self.guardrails.suspect:
-            log.warning("step %d is not saved, for %s (guard)", self.step, line)
+            log.warning("step %d is not saved: %s (guard)", self.step, line)
         return bool(line)
 
-    def _where_it_goes_on(self) -> str:
+    def _resume_hint(self) -> str:
         steps = self.recovery.checkpoints.steps()
         failed = self.parts.workdir / "checkpoints" / f"{self.step}-failed"
         kept = f"the state is kept in {failed}, and " if failed.exists() else ""
-        return f"{kept}the same command goes on from step {steps[-1]}" if steps else f"{kept}the same command begins anew"
+        return f"{kept}the same command goes on from step {steps[-1]}" if steps else f"{kept}the same command starts over"
 
-    # Parts of it
+    # Sampling
 
     async def _produce(self) -> None:
-        """Keeps groups coming, from this process or from others, until it is cancelled."""
+        """Generates groups, in this process or in rollout workers, until it is cancelled."""
         worker_server, generator = self.parts.worker_server, self.parts.engine.sampler
         if worker_server is None:
             await self._producer().run()
@@ -339,37 +336,38 @@ class Loop:
             await worker_server.run(Job(self.buffer, self._tracker(), generator, self.accumulator, self._export_between_steps))
 
     async def _export_between_steps(self, directory: Path) -> int:
-        """The policy as a HF directory, for samplers of other processes. Returns its version."""
-        async with self.learning:
+        """Exports the policy for the workers' own samplers. Returns its version."""
+        async with self.learner_lock:
             await asyncio.to_thread(self.parts.engine.learner.export, ExportToDirectory(directory))
             return self.buffer.version
 
     def _producer(self) -> Producer:
-        """Makes the groups in this process."""
+        """Makes the producer that generates groups in this process."""
         run, config = self.parts, self.config
-        generator = PatientGenerator(
+        generator = RetryingGenerator(
             run.engine.sampler,
             timeout=config.rollout.request_timeout,
             retries=config.rollout.request_retries,
             lost=lambda error: self.accumulator.count(f"rollout/lost/{error.kind}"),
         )
-        rollouts = Rollouts(run.workflow, generator, run.params, config.gconfig.n_samples, config.seed, run.accept)
-        return Producer(rollouts, self.buffer, self._tracker(), self.accumulator)
+        runner = GroupRunner(run.workflow, generator, run.params, config.gconfig.n_samples, config.seed, run.accept)
+        return Producer(runner, self.buffer, self._tracker(), self.accumulator)
 
     def _tracker(self) -> PromptTracker:
         return PromptTracker(
             self.config,
             buffer=self.buffer,
             journals=self.recovery.journals,
-            known=self.known,
+            recovered=self.recovered,
             accumulator=self.accumulator,
             beat=self.beat,
             trace=self.parts.workdir / "trace.jsonl" if self.config.rollout.enable_rollout_tracing else None,
         )
 
     async def _evaluate(self) -> None:
-        """At this step, if the run has evaluations and it was not done; given up when the run is
-        asked to stop.
+        """Evaluates at this step, unless that was done already or the run has no evaluations.
+
+        Abandons the evaluation if a signal stops the run.
         """
         run, evaluator = self.parts, self.config.evaluator
         never = run.evaluation is None or (evaluator.freq_steps is None and evaluator.freq_epochs is None)
@@ -380,14 +378,14 @@ class Loop:
             work = asyncio.create_task(evaluate(run.engine.sampler, run.evaluation, self.config, self.beat))
             stop = asyncio.create_task(self.stop.wait())
             try:
-                await self._first_of(work, stop)
-                given_up = not work.done()
+                await self._wait_for_any(work, stop)
+                abandoned = not work.done()
             finally:
                 stop.cancel()
                 if not work.done():
                     work.cancel()
                     await asyncio.wait([work])
-            if given_up:
+            if abandoned:
                 return
         metrics = work.result()
         self.evaluated = (self.step, metrics[f"{PREFIX}/reward"].value)
@@ -399,75 +397,71 @@ class Loop:
             "supervised_steps": self.supervised_steps,
             "labeled": labeled.prompts.state() if labeled else None,
             "accumulator": self.accumulator.state(),
-            "written": dict(self.written),
+            "written": dict(self.reported),
             "epochs": self.epochs if epochs is None else epochs,
         }
         reward = self.evaluated[1] if self.evaluated and self.evaluated[0] == self.step else math.nan
         with self.timer.phase("save"):
             score = None if math.isnan(reward) else reward
-            async with self.learning:
+            async with self.learner_lock:
                 await self.recovery.save(self.step, state, score=score, failed=failed)
 
     async def _restore(self) -> None:
-        state, self.known = await self.recovery.restore()
+        state, self.recovered = await self.recovery.restore()
         if state is None:
             return
         self.supervised_steps, self.epochs = state["supervised_steps"], state["epochs"]
         if self.parts.labeled and state["labeled"]:
             self.parts.labeled.prompts.restore(state["labeled"])
         self.accumulator.restore(state["accumulator"])
-        self.written = Counter(state["written"])
+        self.reported = Counter(state["written"])
 
     def _write(self, metrics: dict[str, Mean]) -> None:
-        """A step's metrics, and what was counted and timed since the last."""
+        """Writes a step's metrics, with what was counted and timed since the last step."""
         worker_server = self.parts.worker_server
-        measured = [
-            self.parts.measured(),
+        counted = [
+            self.parts.take_metrics(),
             worker_server.take_metrics() if worker_server else {},
             self.accumulator.drain(),
             self.timer.drain(),
-            self._wall(),
+            self._wall_time(),
         ]
-        self.sinks.write(self.step, merge([metrics, *measured]))
-        self._tell(State.RUNNING)
+        self.sinks.write(self.step, merge([metrics, *counted]))
+        self._write_status(RunState.RUNNING)
 
-    def _wall(self) -> dict[str, Mean]:
-        """Seconds since the last step was written: sampling, waits, evaluations and saves
-        included.
-        """
-        before, self.wrote = self.wrote, time.perf_counter()
-        return {"timeperf/wall": Mean(self.wrote - before, 1)}
+    def _wall_time(self) -> dict[str, Mean]:
+        """Returns the seconds since the last step, with its waits, evaluations and saves."""
+        before, self.last_write = self.last_write, time.perf_counter()
+        return {"timeperf/wall": Mean(self.last_write - before, 1)}
 
-    def _of_buffer(self, groups: int) -> dict[str, Mean]:
-        """What became of prompts since the last step, and what is under way now."""
+    def _buffer_metrics(self, groups: int) -> dict[str, Mean]:
+        """Returns counts of prompts by outcome since the last step, and of those in flight."""
         buffer, names = self.buffer, ("rejected", "stale", "stale_tokens", "dropped", "again")
-        since = {f"rollout/{name}": buffer.counts[name] - self.written[name] for name in names}
-        self.written = Counter(buffer.counts)
+        since = {f"rollout/{name}": buffer.counts[name] - self.reported[name] for name in names}
+        self.reported = Counter(buffer.counts)
         now = {"rollout/running": buffer.running, "rollout/ready": buffer.ready, "rollout/groups": groups}
         return {name: Mean(float(value), 1) for name, value in (since | now).items()}
 
     def _due(self, frequency: FrequencyConfig, epochs: int) -> bool:
-        """Whether it is time for what is done every so many steps or epochs, the step just
-        finished being the newest.
-        """
+        """Returns whether something done every few steps or epochs is due after the last step."""
         by_steps = frequency.freq_steps is not None and self.step % frequency.freq_steps == 0
         every = frequency.freq_epochs
         return by_steps or (every is not None and epochs // every > self.epochs // every)
 
-    def _tell(self, state: State) -> None:
+    def _write_status(self, state: RunState) -> None:
         total = total_steps(self.config, len(self.parts.prompts))
         self.sinks.status(Status(state, step=self.step, version=self.buffer.version, total_steps=total))
 
     def _export(self) -> None:
-        """The policy as a HF directory in WORKDIR/export, there as a whole or not at all."""
-        target, aside = self.parts.workdir / "export", self.parts.workdir / ".export.tmp"
-        shutil.rmtree(aside, ignore_errors=True)
-        self.parts.engine.learner.export(ExportToDirectory(aside))
+        """Exports the policy to WORKDIR/export as a HF directory, whole or not at all."""
+        target, temporary = self.parts.workdir / "export", self.parts.workdir / ".export.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        self.parts.engine.learner.export(ExportToDirectory(temporary))
         shutil.rmtree(target, ignore_errors=True)
-        os.rename(aside, target)
+        os.rename(temporary, target)
 
 
-def of_different_groups(groups: Sequence[Group]) -> Iterator[tuple[str, Trajectory]]:
-    """The first trajectory of each group with the group's uid, then the second of each, and so on."""
+def interleaved(groups: Sequence[Group]) -> Iterator[tuple[str, Trajectory]]:
+    """Yields (uid, trajectory): the first trajectory of each group, then the second of each, ..."""
     rounds = itertools.zip_longest(*([(group.uid, t) for t in group.trajectories] for group in groups))
     return (pair for several in rounds for pair in several if pair is not None)

@@ -1,6 +1,4 @@
-"""Seeds that follow from names, so that a run can stop anywhere and draw the same numbers when it
-goes on.
-"""
+"""Seeds derived from names, so that a resumed run draws the same numbers."""
 
 from __future__ import annotations
 
@@ -8,14 +6,16 @@ import hashlib
 
 
 def seed_for(run_seed: int, uid: str, sample: int, attempt: int = 0) -> int:
-    """The seed of one request, in [0, 2**31): a hash of its name, so it depends on neither slot,
-    order nor process.
+    """Returns the seed of one request, in [0, 2**31).
+
+    It is a hash of the arguments, so it does not depend on the order of requests or on the process
+    that sends them.
 
     Args:
       run_seed: `config.seed`.
-      uid: of the prompt.
-      sample: which of the group's n_samples.
-      attempt: how often the prompt was given up before; another attempt draws other samples.
+      uid: the prompt's uid.
+      sample: index of the sample in its group, from 0 to n_samples - 1.
+      attempt: how many times the prompt was generated before; each attempt draws other samples.
 
     Example: seed_for(1, "0/17", 3) == seed_for(1, "0/17", 3, attempt=0)
     """

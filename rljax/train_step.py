@@ -1,14 +1,16 @@
 """One training step on a batch of groups: advantages, packing, scoring, minibatches, updates.
-Blocks; runs in a thread.
 
-    groups --> advantages --> minibatches of whole trajectories --> weights --> rows --> update, one optimizer step each
-                   ^                                                   |
-   values, reference, teacher, proximal                    the global normalizer of the minibatch
+`learn` blocks; the loop runs it in a thread.
+
+    groups --> advantages --> minibatches --> weights --> rows --> update (one optimizer step)
+                   ^        (trajectories)       |
+    values, reference,                  normalized over the
+    teacher, proximal                   whole minibatch
 
 Advantages are computed over whole groups before anything is split, and weights over a whole
 minibatch before it is packed, so neither packing nor the learner's micro-batches and ranks change
-the gradient. Everything is kept a trajectory at a time, in the order of the groups; rows exist
-only between `batch_of` and the learner.
+the gradient. Values are kept per trajectory, in the order of the groups; packed rows exist only
+between `batch_of` and the learner.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 
 from rljax.batching import packing
 from rljax.batching.batch import Batch
-from rljax.batching.packing import Layout
+from rljax.batching.packing import Packing
 from rljax.config.schema import Config
 from rljax.engine import Learner
 from rljax.metrics.accumulator import PhaseTimer
@@ -34,14 +36,14 @@ from rljax.objective.spec import Objective
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
 from rljax.types import PROMPT_VERSION, Group, Trajectory
 
-Arrays = list[np.ndarray]  # one [T] a trajectory
+Arrays = list[np.ndarray]  # one [T] array per trajectory
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A batch of trajectories and what was computed about each token before the first update.
+    """A batch of trajectories with the per-token values computed before the first update.
 
-    None: not needed.
+    A field is None if the algorithm does not need it.
     """
 
     trajectories: Sequence[Trajectory]
@@ -54,13 +56,13 @@ class Scored:
 
 
 def learn(learner: Learner, config: Config, groups: Sequence[Group], version: int, timer: PhaseTimer) -> dict[str, Mean]:
-    """Trains on the groups: `ppo_n_minibatches` optimizer steps of the policy (and the critic's).
+    """Trains on the groups: `ppo_n_minibatches` optimizer steps of the policy, and of the critic.
 
     Args:
       version: training steps finished before this one.
 
     Returns:
-      The learner's metrics, those of the batch, and the reward's.
+      Metrics of the learner, of the batch and of the rewards.
     """
     metrics = batch_metrics(groups, version)
     if config.actor.mask_no_eos:
@@ -77,25 +79,25 @@ def learn(learner: Learner, config: Config, groups: Sequence[Group], version: in
 def _score(
     learner: Learner, config: Config, groups: Sequence[Group], objective: Objective, timer: PhaseTimer
 ) -> tuple[Scored, dict[str, Mean]]:
-    """Everything that the weights of before the update say about the batch."""
+    """Scores the batch with the weights from before the update, and computes advantages."""
     actor = config.actor
     trajectories = [t for group in groups for t in group.trajectories]
     values = reference = teacher = proximal = None
     with timer.phase("pack"):
-        layout = _layout(trajectories, config)
-        rows = packing.batch_of(trajectories, layout)
+        packed = _pack(trajectories, config)
+        rows = packing.batch_of(trajectories, packed)
     if actor.adv_estimator == "gae":
         with timer.phase("values"):
-            values = layout.gather(learner.values(rows))
+            values = packed.gather(learner.values(rows))
     if actor.kl_ctl:
         with timer.phase("reference"):
-            reference = layout.gather(learner.score_reference(rows))
+            reference = packed.gather(learner.score_reference(rows))
     if objective.distill_coef:
         with timer.phase("teacher"):
-            teacher = layout.gather(learner.score_teacher(rows))
+            teacher = packed.gather(learner.score_teacher(rows))
     if objective.needs_score(actor.ppo_n_minibatches) or actor.prox_logp_error:
         with timer.phase("score"):
-            proximal = layout.gather(learner.score(rows))
+            proximal = packed.gather(learner.score(rows))
     with timer.phase("advantages"):
         advantages = advantages_of(groups, config, values=values, reference_logp=reference)
     in_loss = reference if actor.kl_placement == "loss" else None
@@ -131,7 +133,7 @@ def _train_critic(learner: Learner, config: Config, scored: Scored, timer: Phase
 
 
 def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arrays | None) -> Batch:
-    """One minibatch as packed rows, with weights that hold its global normalizer."""
+    """Packs one minibatch into rows, with loss weights normalized over the whole minibatch."""
     trajectories = [scored.trajectories[i] for i in members]
 
     def pick(arrays: Arrays | None) -> Arrays | None:
@@ -140,7 +142,7 @@ def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arra
     masks = [t.loss_mask for t in trajectories]
     return packing.batch_of(
         trajectories,
-        _layout(trajectories, config),
+        _pack(trajectories, config),
         loss_weight=loss_weights(masks, config.actor.loss_aggregation, config.aggregation_constant),
         advantage=pick(scored.advantage),
         proximal_logp=pick(scored.proximal),
@@ -153,10 +155,13 @@ def _rows(config: Config, scored: Scored, members: Sequence[int], *, blend: Arra
 
 
 def split(trajectories: Sequence[Trajectory], n: int) -> list[list[int]]:
-    """At most n minibatches of whole trajectories with about the same number of tokens each, in
-    the order of the batch.
+    """Splits a batch into at most n minibatches of about the same number of tokens each.
 
-    Only trajectories that have a token to train on; every minibatch has one at least.
+    Trajectories stay whole. Those without a token to train on are left out, and no minibatch is
+    empty.
+
+    Returns:
+      Indices of the trajectories of each minibatch, ascending.
     """
     trained = [i for i, t in enumerate(trajectories) if t.loss_mask.any()]
     lengths = np.array([len(trajectories[i]) for i in trained], np.float64)
@@ -165,25 +170,26 @@ def split(trajectories: Sequence[Trajectory], n: int) -> list[list[int]]:
 
 
 def supervise(learner: Learner, config: Config, examples: Sequence[Trajectory]) -> dict[str, Mean]:
-    """One supervised step: the mean negative log-likelihood of the examples' trained tokens.
+    """Takes one supervised step: minimizes the mean negative log-likelihood of the trained tokens.
 
-    Its metrics are named warmup/<name>, or sft/<name>, apart from those of the policy objective.
+    Returns:
+      Metrics under warmup/<name> or sft/<name>, apart from those of the policy objective.
     """
     weights = loss_weights([t.loss_mask for t in examples], "token-mean")
-    metrics = learner.update_supervised(packing.batch_of(examples, _layout(examples, config), loss_weight=weights))
+    metrics = learner.update_supervised(packing.batch_of(examples, _pack(examples, config), loss_weight=weights))
     prefix = "sft" if config.actor.loss == "sft" else "warmup"
     return {
         name if name.startswith("timeperf/") else f"{prefix}/{name.rpartition('/')[2]}": mean for name, mean in metrics.items()
     }
 
 
-def _layout(trajectories: Sequence[Trajectory], config: Config) -> Layout:
+def _pack(trajectories: Sequence[Trajectory], config: Config) -> Packing:
     lengths, mb_spec = [len(t) for t in trajectories], config.actor.mb_spec
-    return packing.lay_out(lengths, packing.row_tokens_for(lengths, mb_spec.max_tokens_per_row, mb_spec.rows_per_mb))
+    return packing.pack(lengths, packing.row_tokens_for(lengths, mb_spec.max_tokens_per_row, mb_spec.rows_per_mb))
 
 
 def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, Mean]:
-    """Of the trajectories that are trained on, as they came from the sampler."""
+    """Returns metrics of the trajectories that are trained on, as they came from the sampler."""
     trajectories = [t for group in groups for t in group.trajectories]
     lags = version - np.concatenate([t.versions[t.loss_mask] for t in trajectories])
     metrics = {

@@ -1,4 +1,4 @@
-"""The types that samplers, workflows, the buffer and learners share. Plain numpy; no framework."""
+"""Types that samplers, workflows, the buffer and learners share. Plain numpy, no framework."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 
 import numpy as np
 
-PROMPT_VERSION = -1  # the version stamped on tokens that no policy of ours sampled
+PROMPT_VERSION = -1  # stamped on tokens that the policy did not sample
 
 
 class Finish(enum.StrEnum):
-    """Why a completion ended."""
+    """Reason for which a completion ended."""
 
     STOP = "stop"  # a stop id or a stop string
     LENGTH = "length"  # max_new_tokens, or the context is full
-    ABORT = "abort"  # by us; the tokens so far are valid
+    ABORT = "abort"  # the request was aborted; the tokens so far are valid
     TOOL_CALLS = "tool_calls"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one completion is drawn.
+    """Sampling parameters of one completion.
 
     Example: SamplingParams(max_new_tokens=64, temperature=0.6, top_p=0.95, stop=("\\n",))
     """
 
     max_new_tokens: int
     min_new_tokens: int = 0
-    temperature: float = 1.0  # > 0; greedy is its own switch
+    temperature: float = 1.0  # > 0; for argmax set `greedy`
     top_p: float = 1.0  # in (0, 1]
     top_k: int = 0  # 0: no limit
     greedy: bool = False
@@ -54,7 +54,7 @@ class SamplingParams:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """What a sampler is asked: token ids in.
+    """Prompt tokens and sampling parameters sent to a sampler.
 
     Example: Request(id="0/17#3", prompt_ids=[9, 4, 7], params=SamplingParams(8), seed=1234)
     """
@@ -67,14 +67,14 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Completion:
-    """What a sampler returns for one request.
+    """Tokens that a sampler returns for one request.
 
     Example: Completion(token_ids=[42, 7, 2], logp=[-0.1, -2.3, -0.0], versions=[5, 5, 6],
     finish=Finish.STOP)
     """
 
-    token_ids: np.ndarray  # [T] int32; a stop id that ended it is included, text after a stop string is not
-    logp: np.ndarray  # [T] float32, nats, under the policy and the distribution that sampled
+    token_ids: np.ndarray  # [T] int32; includes the stop id that ended it, but nothing after a stop string
+    logp: np.ndarray  # [T] float32, nats, under the distribution that the tokens were sampled from
     versions: np.ndarray  # [T] int32; rises within a completion when weights are swapped under it
     finish: Finish
 
@@ -87,7 +87,7 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of a completion as they come; the pieces of one request, joined, are its completion.
+    """Part of a streamed completion. The pieces of one request, joined, are its completion.
 
     Example: Piece(token_ids=[42, 7], logp=[-0.1, -2.3], versions=[5, 5], finish=None)
     """
@@ -95,37 +95,46 @@ class Piece:
     token_ids: np.ndarray  # [T] int32, T >= 0
     logp: np.ndarray  # [T] float32, nats
     versions: np.ndarray  # [T] int32
-    finish: Finish | None  # of the last piece; None on those before it
+    finish: Finish | None  # set on the last piece only
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prompt:
     """One example as a workflow sees it.
 
-    Example: Prompt(uid="0/17", messages=({"role": "user", "content": "3+4="},), fields={"answer":
-    "7"})
+    Example:
+
+        Prompt(uid="0/17", messages=({"role": "user", "content": "3+4="},), fields={"answer": "7"})
     """
 
     uid: str  # "<epoch>/<index in the dataset>": stable over restarts, unique in a run
     messages: tuple[Mapping[str, str], ...]  # chat turns with role and content
-    fields: Mapping[str, Any]  # what the reward needs: JSON values only
+    fields: Mapping[str, Any]  # data for the reward; JSON values only
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trajectory:
-    """Prompt and completion(s) of one episode. Index t of every array speaks of token t itself.
+    """Prompt and completion(s) of one episode. Entry t of each array belongs to token t itself.
 
-    Example: Trajectory(token_ids=[9, 4, 7, 2], loss_mask=[0, 0, 1, 1], behavior_logp=[0, 0, -0.1,
-    -0.4],
-                        versions=[-1, -1, 3, 3], reward=1.0, components={"exact": 1.0}, finish=Finish.STOP)
+    Example:
+
+        Trajectory(
+            token_ids=[9, 4, 7, 2],
+            loss_mask=[0, 0, 1, 1],
+            behavior_logp=[0, 0, -0.1, -0.4],
+            versions=[-1, -1, 3, 3],
+            reward=1.0,
+            components={"exact": 1.0},
+            finish=Finish.STOP,
+        )
     """
 
     token_ids: np.ndarray  # [T] int32
-    loss_mask: np.ndarray  # [T] bool: sampled by the policy and to be trained on; False on every prompt and tool token
-    behavior_logp: np.ndarray  # [T] float32, nats; 0 where no policy of ours sampled
-    versions: np.ndarray  # [T] int32; PROMPT_VERSION where no policy of ours sampled
-    reward: float  # of the whole episode, unshaped
-    components: Mapping[str, float]  # named parts of the reward, logged apart
+    loss_mask: np.ndarray  # [T] bool: sampled by the policy and trained on; False on prompt and tool tokens
+    behavior_logp: np.ndarray  # [T] float32, nats; 0 on tokens that the policy did not sample
+    versions: np.ndarray  # [T] int32; PROMPT_VERSION on tokens that the policy did not sample
+    reward: float  # of the whole episode, before shaping
+    components: Mapping[str, float]  # reward components by name, logged separately
     finish: Finish  # of the last completion
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from rljax.backends.jax.model import abstract
 from rljax.backends.jax.multihost import fetch
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
 from rljax.backends.jax.sharding import check, parameter_sharding, single_device_mesh
-from rljax.hf.directory import write_companions
+from rljax.hf.companion_files import write_companions
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import tensors
 from rljax.hf.weights import DTYPES, MAX_FILE_BYTES, WeightReader, write_weights

@@ -26,8 +26,8 @@ def clipped_surrogate(
 ) -> Term:
     r"""Clipped surrogate, to be minimized; times `behavior_weight` it is the decoupled objective.
 
-    .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad r = \pi_\theta / \pi_{prox};\qquad
-              A < 0:\ -\max(\cdot, c A)
+    .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad
+              r = \pi_\theta / \pi_{prox};\qquad A < 0:\ -\max(\cdot, c A)
 
     PPO, arXiv:1707.06347, eq. 7; decoupled: Hilton et al. 2021, arXiv:2110.00641; asymmetric clip: DAPO,
     arXiv:2503.14476, eq. 8; dual clip: Ye et al. 2019, arXiv:1912.09729.
@@ -60,7 +60,9 @@ def sequence_surrogate(
     clip_high: float,
     dual_clip: float | None,
 ) -> Term:
-    r"""Clipped surrogate of the whole sequence's ratio, per token the geometric mean over its n trained tokens.
+    r"""Clipped surrogate of the ratio of whole sequences.
+
+    The ratio is taken per token: the geometric mean over the sequence's n trained tokens.
 
     .. math:: L_t = -\min(s A_t, \mathrm{clip}(s, 1-\epsilon_l, 1+\epsilon_h) A_t),\quad
               s = \exp\Big(\frac1n \sum_u \log\frac{\pi_\theta(u)}{\pi_{prox}(u)}\Big),\quad
@@ -99,8 +101,8 @@ def cispo(
 ) -> Term:
     r"""Log-likelihood weighted by a clipped ratio: no token loses its gradient to the clip.
 
-    .. math:: L = -\mathrm{sg}[\mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h)]\, A \log \pi_\theta,\quad
-              r = \pi_\theta / \pi_{prox}
+    .. math:: L = -\mathrm{sg}[\mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h)]\, A
+              \log \pi_\theta,\quad r = \pi_\theta / \pi_{prox}
 
     MiniMax-M1, arXiv:2506.13585, eq. 4 and 5.
 
@@ -130,7 +132,8 @@ def behavior_weight(
 ) -> Float[Array, "R m"]:
     r"""Weight of the decoupled objective: corrects for the policy that sampled. No gradient.
 
-    .. math:: w = \pi_{prox} / \pi_{behave},\quad \text{clamp: } \min(w, cap),\quad \text{mask: } w\,[w \le cap]
+    .. math:: w = \pi_{prox} / \pi_{behave},\quad
+              \text{clamp: } \min(w, cap),\quad \text{mask: } w\,[w \le cap]
 
     Hilton et al. 2021, arXiv:2110.00641; with asynchronous sampling: AReaL, arXiv:2505.24298; the cap: truncated importance
     sampling, Ionides 2008.
@@ -161,11 +164,14 @@ def interpolated_proximal(
     interpolation: Float[Array, "R m"],
     mask: Bool[Array, "R m"],
 ) -> Float[Array, "R m"]:
-    r"""Proximal log-probs without a forward pass, log-linear between behavior and current policy. No gradient.
+    r"""Proximal log-probs without a forward pass. No gradient.
+
+    They are log-linear between behavior and current policy.
 
     .. math:: \log \pi_{prox} = \log \pi_{behave} + a (\log \pi_\theta - \log \pi_{behave})
 
-    The coefficient is `rljax.objective.proximal.interpolation`; at a = 1 the result is logp exactly.
+    The coefficient is `rljax.objective.proximal.interpolation`; at a = 1 the result is logp
+    exactly.
 
     Args:
       logp, behavior_logp: of the sampled tokens, nats.
@@ -187,7 +193,9 @@ def kl_penalty(
     *,
     estimator: str,
 ) -> Float[Array, "R m"]:
-    r"""Estimate of KL(pi_theta, pi_ref) at each token: for a reward or a metric. In a loss use `kl_loss`.
+    r"""Estimate of KL(pi_theta, pi_ref) at each token, for a reward or a metric.
+
+    In a loss use `kl_loss`.
 
     .. math:: \Delta = \log \pi_\theta - \log \pi_{ref}:\quad
               k_1 = \Delta,\quad k_2 = \Delta^2 / 2,\quad k_3 = e^{-\Delta} - 1 + \Delta
@@ -219,13 +227,17 @@ def kl_loss(
     *,
     estimator: str,
 ) -> Term:
-    r"""KL to a reference inside the loss: the value is the estimator's, the gradient that of reverse KL, whichever it is.
+    r"""KL to a reference inside the loss, with the gradient of reverse KL.
+
+    The value is the estimator's; the gradient is that of reverse KL for all estimators.
 
     .. math:: \nabla KL(\pi_\theta, \pi_{ref}) = E_{\pi_\theta}[\Delta\, \nabla \log \pi_\theta]
-              = E_{\pi_{behave}}[\rho\, \Delta\, \nabla \log \pi_\theta],\quad \rho = \pi_\theta / \pi_{behave}
+              = E_{\pi_{behave}}[\rho\, \Delta\, \nabla \log \pi_\theta],\quad
+              \rho = \pi_\theta / \pi_{behave}
 
-    Differentiated through the samples, k1 would give a gradient of 0 in expectation and k3 that of forward KL; k2's is right
-    as it stands. arXiv:2510.01555; with the ratio, by differentiating rho k3: DeepSeek-V3.2, arXiv:2512.02556.
+    Differentiated through the samples, k1 would give a gradient of 0 in expectation and k3 that of
+    forward KL; k2's is right as it stands. arXiv:2510.01555; with the ratio, by differentiating rho
+    k3: DeepSeek-V3.2, arXiv:2512.02556.
 
     Args:
       logp, reference_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -271,9 +283,13 @@ def value_loss(
     *,
     clip: float | None,
 ) -> Term:
-    r"""Squared error of the critic; clipped, the larger of it and that of values held near those at the update's start.
+    r"""Squared error of the critic, optionally clipped.
 
-    .. math:: L = \tfrac12 \max\big((V - R)^2, (\mathrm{clip}(V, V_{prox} - \epsilon, V_{prox} + \epsilon) - R)^2\big)
+    The clipped error is the larger of it and that of values clipped to near those at the update's
+    start.
+
+    .. math:: L = \tfrac12 \max\big((V - R)^2,
+              (\mathrm{clip}(V, V_{prox} - \epsilon, V_{prox} + \epsilon) - R)^2\big)
 
     PPO's reference implementation; described in arXiv:2006.05990.
 
@@ -306,7 +322,8 @@ def distillation(
 ) -> Term:
     r"""Reverse KL to a teacher, estimated on the student's own samples.
 
-    .. math:: KL(\pi_\theta, \pi_{teacher}) = E_{\pi_\theta}[\log \pi_\theta - \log \pi_{teacher}],\quad
+    .. math:: KL(\pi_\theta, \pi_{teacher})
+              = E_{\pi_\theta}[\log \pi_\theta - \log \pi_{teacher}],\quad
               \nabla = E[\rho\, (\log \pi_\theta - \log \pi_{teacher})\, \nabla \log \pi_\theta]
 
     On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with k1: the policy gradient of

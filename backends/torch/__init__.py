@@ -1,4 +1,1 @@
-"""Arithmetic in PyTorch: model, losses, log-probs, parallelism, optimizer, checkpoints.
-
-Stateless.
-"""
+"""Stateless arithmetic in PyTorch: model, losses, log-probs, parallelism, optimizer, checkpoints."""

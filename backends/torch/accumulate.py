@@ -1,4 +1,4 @@
-"""Loss, metrics and gradient of a minibatch: sums over its micro-batches and over the ranks."""
+"""Sums loss, metrics and gradients of a minibatch over its micro-batches and over the ranks."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rljax.backends.torch.mesh import MAX, MIN, Layout
+from rljax.backends.torch.mesh import MAX, MIN, RankMesh
 from rljax.backends.torch.optim import StepStats
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import MeanArrays
 
 Metrics = dict[str, MeanArrays]
-Loss = Callable[[Any], tuple[Tensor, Metrics]]  # rows -> sum of the loss, metrics
+Loss = Callable[[Any], tuple[Tensor, Metrics]]  # rows -> (summed loss, metrics)
 
 
 def add_gradients(
     loss: Loss, parts: Iterable[Any], before: Callable[[bool], None] = lambda last: None
 ) -> tuple[Tensor, Metrics]:
-    """Runs forward and backward over the micro-batches, gradients adding up in the parameters.
+    """Runs forward and backward over the micro-batches; gradients add up in the parameters.
 
-    before: called ahead of each, with whether it is the last one.
+    The loss of a micro-batch is its share of the minibatch's: a sum whose weights include the
+    normalizer. So neither gradients nor metrics depend on how rows are split.
 
-    The loss of a micro-batch is its share of the minibatch's: a sum whose weights hold the
-    normalizer. So neither gradient nor metrics depend on how rows are split.
+    before: called before each micro-batch, with whether it is the last one.
     """
     total: Tensor | None = None
     metrics: Metrics = {}
@@ -38,7 +38,7 @@ def add_gradients(
         part.backward()
         total = part.detach() if total is None else total + part.detach()
         metrics = {name: _merge(metrics[name], mean) if name in metrics else mean for name, mean in found.items()}
-    assert total is not None  # there is a micro-batch, if an empty one
+    assert total is not None  # there is at least one micro-batch, perhaps an empty one
     return total, metrics
 
 
@@ -46,25 +46,26 @@ def _merge(a: MeanArrays, b: MeanArrays) -> MeanArrays:
     return MeanArrays(a.sum + b.sum, a.count + b.count, torch.minimum(a.min, b.min), torch.maximum(a.max, b.max))
 
 
-def to_means(loss: Tensor, metrics: Metrics, stats: StepStats, prefix: str, layout: Layout) -> dict[str, Mean]:
-    """Of all ranks together, on every rank. A skipped step has no grad_norm or loss to tell: they
-    are not numbers.
+def to_means(loss: Tensor, metrics: Metrics, stats: StepStats, prefix: str, rank_mesh: RankMesh) -> dict[str, Mean]:
+    """Merges loss and metrics of all ranks, on every rank.
+
+    A skipped step has no grad_norm and no loss, for they are not finite.
 
     Args:
-      loss, metrics: of this rank; those of ranks that only repeat another's are left out.
-      prefix: of the names of loss, grad_norm, lr and skipped.
+      loss, metrics: those of this rank; ranks that repeat another's results don't count.
+      prefix: prefix of the metrics loss, grad_norm, lr and skipped.
     """
     means = list(metrics.values())
     columns = [
-        torch.stack([torch.as_tensor(value, device=layout.device).double().reshape(()) for value in column])
+        torch.stack([torch.as_tensor(value, device=rank_mesh.device).double().reshape(()) for value in column])
         for column in (
             [loss, *(m.sum for m in means), *(m.count for m in means)],
             [m.min for m in means],
             [m.max for m in means],
         )
     ]
-    sums, low, high = columns if layout.speaks else (torch.zeros_like(columns[0]), *columns[1:])
-    layout.reduce(sums), layout.reduce(low, MIN), layout.reduce(high, MAX)
+    sums, low, high = columns if rank_mesh.is_primary else (torch.zeros_like(columns[0]), *columns[1:])
+    rank_mesh.reduce(sums), rank_mesh.reduce(low, MIN), rank_mesh.reduce(high, MAX)
     (total, *sums_and_counts), lows, highs = sums.tolist(), low.tolist(), high.tolist()
     parts = zip(sums_and_counts[: len(means)], sums_and_counts[len(means) :], lows, highs, strict=True)
     found = {name: Mean(*part) for name, part in zip(metrics, parts, strict=True)}

@@ -1,11 +1,9 @@
-"""Attention over packed rows for transformers' models: a token sees the tokens before it in its
-own segment, and no other.
+"""Attention over packed rows for transformers' models: a token sees earlier tokens of its segment.
 
-Registered with transformers as `IMPLEMENTATION`; the model's layers hand the `Segments` of the
+Registered with transformers as `IMPLEMENTATION`; the model's layers pass the `Segments` of the
 micro-batch through to it. On a GPU in half precision it is FlashAttention over the segments
-(torch's own, torch.nn.attention.varlen), elsewhere SDPA with a mask. With context parallelism a
-rank holds a slice of every row: it gathers keys and values of the whole row and attends to them
-with its own queries.
+(torch.nn.attention.varlen), elsewhere SDPA with a mask. With context parallelism a rank has a slice
+of every row: it gathers keys and values of the whole row, and its own queries attend to them.
 """
 
 from __future__ import annotations
@@ -26,13 +24,12 @@ from rljax.backends.torch.context_parallel import Context
 
 IMPLEMENTATION = "rljax_packed"
 HALF = (torch.bfloat16, torch.float16)
-_ABLE = inspect.signature(varlen_attn).parameters  # torch 2.11 to 2.14 differ in what they name
+_ABLE = inspect.signature(varlen_attn).parameters  # differ between torch 2.11 and 2.14
 
 
 @dataclasses.dataclass
 class Segments:
-    """Which tokens of a micro-batch belong together. The rows are whole, also where a rank holds a
-    slice of them.
+    """The segments of a micro-batch's rows, whole rows also if a rank has only a slice of them.
 
     Example: Segments.of(np.array([[1, 1, 2, 0]]), torch.device("cpu"))
     """
@@ -40,14 +37,14 @@ class Segments:
     ids: Tensor  # [r, T] int32: 0 on padding, 1, 2, ... along a row
     query_starts: Tensor  # [n + 1] int32: where each run of equal ids begins among this rank's r * (T / context) queries
     key_starts: Tensor  # [n + 1] int32: the same among the keys that those queries see
-    seen: Tensor | None  # which of the r * T keys those are; None: all
+    seen: Tensor | None  # indices of those among the r * T keys; None for all
     longest: int  # tokens of the longest run
     context: Context
     masks: dict[int | None, Tensor] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, ids: np.ndarray, device: torch.device, context: Context | None = None) -> Segments:
-        """ids: [r, T] int32; T is a multiple of the context's size."""
+        """Makes the segments of ids, [r, T] int32; T is a multiple of the context's size."""
         context = context or Context()
         first, queries, keys = _runs(ids, context)
         starts = [torch.from_numpy(np.cumsum(np.append(0, n)).astype(np.int32)).to(device) for n in (queries, keys)]
@@ -58,7 +55,7 @@ class Segments:
         return cls(torch.from_numpy(ids).to(device), starts[0], starts[1], seen, int(keys.max()), context)
 
     def mask(self, window: int | None) -> Tensor:
-        """Who sees whom: [r, 1, T / context, T] bool. Made once for all layers of a kind."""
+        """Returns which keys each query sees, [r, 1, T / context, T] bool. Cached by window."""
         if window not in self.masks:
             length = self.ids.shape[1]
             key = torch.arange(length, device=self.ids.device)
@@ -70,12 +67,11 @@ class Segments:
 
 
 def _runs(ids: np.ndarray, context: Context) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The runs of equal ids in which this rank's slice of the rows has queries, each array [n]
-    int64.
+    """Finds the runs of equal ids that have queries in this rank's slice; each array is [n] int64.
 
     Returns:
-      Place of a run's first token among all r * T, how many queries of it are in the slice, and
-      how many keys those see: a query sees the keys of its run up to its own, so they end where
+      Index of a run's first token among all r * T, number of its queries in the slice, and number
+      of keys that those see. A query sees the keys of its run up to its own, so the keys end where
       the slice does.
     """
     rows, length = ids.shape
@@ -90,7 +86,7 @@ def _runs(ids: np.ndarray, context: Context) -> tuple[np.ndarray, np.ndarray, np
     return first[has], (stop - start)[has], (stop - first)[has]
 
 
-@torch.compiler.disable  # a layer that is compiled is so around it: what a micro-batch's segments are is no part of the graph
+@torch.compiler.disable  # compiled layers are split around it: a micro-batch's segments are not part of the graph
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -103,11 +99,12 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer.
+    """Computes attention; transformers calls it in every layer.
 
     Args:
-      query: [r, heads, T / context, D], rotated. key, value: [r, key/value heads, T / context, D].
-      sliding_window: tokens that a query sees, itself included; None: all.
+      query: [r, heads, T / context, D], rotated.
+      key, value: [r, key/value heads, T / context, D]; key is rotated.
+      sliding_window: tokens that a query sees, itself included; None for all.
 
     Returns:
       [r, T / context, heads, D], and no weights.
@@ -153,13 +150,13 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, window
 
 
 def _seen(whole: Tensor, segments: Segments) -> Tensor:
-    """Of [r, T, heads, D] the keys that this rank's queries see, one run after the other."""
+    """Selects from [r, T, heads, D] the keys that this rank's queries see, one run after the other."""
     flat = whole.reshape(-1, *whole.shape[2:])
     return flat if segments.seen is None else flat[segments.seen]
 
 
 def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, softcap: float) -> Tensor:
-    """Attention whose logits are squashed to +-softcap, which no fused kernel at hand does."""
+    """Computes attention whose logits are squashed to +-softcap; no fused kernel supports that."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     logits = torch.tanh((query @ key.transpose(2, 3)).float() * (scaling / softcap)) * softcap

@@ -1,12 +1,11 @@
-"""Named tensors on disk by torch.distributed.checkpoint: restored onto any layout, checked before
-anything is replaced.
+"""Checkpoints of named tensors by torch.distributed.checkpoint (DCP), for any number of ranks.
 
-    DIRECTORY/meta.json   what it is of (the caller's words), and size and CRC-32 of every file
+    DIRECTORY/meta.json   the caller's description, and size and CRC-32 of every file
     DIRECTORY/tree/       DCP
 
-Functions that take a layout are called by all ranks at once, and raise on all of them or on none.
-None makes anything atomic: write into a directory that is renamed when it is whole
-(`rljax/checkpoints/store.py`).
+Everything is checked before anything is replaced. Functions with a `rank_mesh` are called by all
+ranks at once, and raise on all of them or on none. Writing is not atomic: write to a directory that
+is renamed when it is complete (`rljax/checkpoints/store.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from rljax.backends.torch.export import to_numpy
-from rljax.backends.torch.mesh import MAX, Layout
+from rljax.backends.torch.mesh import MAX, RankMesh
 from rljax.checkpoints.disk import check_room, reason
 from rljax.checkpoints.integrity import TREE, read_meta, verify, write_meta
 from rljax.errors import UserError
@@ -36,10 +35,10 @@ Result = TypeVar("Result")
 Tensors = dict[str, Tensor]  # DTensors, or plain tensors that are the same on every rank
 
 
-def save(directory: Path, tensors: Tensors, meta: Mapping[str, Any], layout: Layout) -> None:
-    """Writes under `directory`, which need not exist.
+def save(directory: Path, tensors: Tensors, meta: Mapping[str, Any], rank_mesh: RankMesh) -> None:
+    """Writes a checkpoint to `directory`, which may not exist yet.
 
-    Raises UserError when the disk is full or can't be written.
+    Raises UserError if the disk is full or not writable.
     """
     directory = directory.absolute()
 
@@ -48,52 +47,53 @@ def save(directory: Path, tensors: Tensors, meta: Mapping[str, Any], layout: Lay
         check_room(directory, sum(t.numel() * t.element_size() for t in tensors.values()))
 
     what = f"could not write {directory}"
-    together(layout, what, prepare)
-    with _quiet():  # torch.save hides why a write failed behind positions that don't agree
+    on_all_ranks(rank_mesh, what, prepare)
+    with _quiet():  # torch.save reports a failed write as positions that don't match
         writing = "is the disk full?"
-        together(layout, what, lambda: state_dict_saver.save(tensors, checkpoint_id=directory / TREE), remedy=writing)
-    together(layout, what, lambda: write_meta(directory, meta), first=True)
+        on_all_ranks(rank_mesh, what, lambda: state_dict_saver.save(tensors, checkpoint_id=directory / TREE), remedy=writing)
+    on_all_ranks(rank_mesh, what, lambda: write_meta(directory, meta), first=True)
 
 
-def restore(directory: Path, tensors: Tensors, layout: Layout) -> None:
-    """Reads into the tensors, whatever layout wrote them. They may hold anything when it fails.
+def restore(directory: Path, tensors: Tensors, rank_mesh: RankMesh) -> None:
+    """Reads into the tensors, which may be sharded in any way.
 
-    Raises UserError when a file is missing or changed, or the checkpoint is of another run.
+    Raises UserError if a file is missing or changed, or the checkpoint is of another run. The
+    contents of the tensors are undefined then.
     """
     directory = directory.absolute()
     what, remedy = f"{directory} can't be restored", "name an older checkpoint"
-    together(layout, what, lambda: verify(directory), first=True)
+    on_all_ranks(rank_mesh, what, lambda: verify(directory), first=True)
     with _quiet():
-        together(layout, what, lambda: _compare(directory, tensors), remedy=remedy)
-        together(layout, what, lambda: state_dict_loader.load(tensors, checkpoint_id=directory / TREE), remedy=remedy)
+        on_all_ranks(rank_mesh, what, lambda: _compare(directory, tensors), remedy=remedy)
+        on_all_ranks(rank_mesh, what, lambda: state_dict_loader.load(tensors, checkpoint_id=directory / TREE), remedy=remedy)
 
 
-def meta_of(directory: Path, layout: Layout) -> dict[str, Any]:
-    """meta.json, as rank 0 reads it."""
+def meta_of(directory: Path, rank_mesh: RankMesh) -> dict[str, Any]:
+    """Returns meta.json, as rank 0 reads it."""
     found: list[Any] = [None]
 
     def read() -> None:
         found[0] = read_meta(directory)
 
-    together(layout, f"{directory} can't be read", read, first=True)
-    if layout.pool.size > 1:
-        dist.broadcast_object_list(found, 0, device=layout.device)
+    on_all_ranks(rank_mesh, f"{directory} can't be read", read, first=True)
+    if rank_mesh.pool.size > 1:
+        dist.broadcast_object_list(found, 0, device=rank_mesh.device)
     meta: dict[str, Any] = found[0]
     return meta
 
 
 def stored_names(directory: Path) -> list[str]:
-    """Of the tensors of a checkpoint. In this process alone; files are not verified."""
-    with _alone(directory):
+    """Lists the tensors of a checkpoint. In this process alone; files are not verified."""
+    with _as_user_error(directory):
         return list(_stored(directory))
 
 
 def read_host(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Whole tensors, in the dtypes they were written in.
+    """Reads whole tensors to the host, in the dtypes they were written in.
 
-    In this process alone, on the host; files are not verified.
+    In this process alone; files are not verified.
     """
-    with _alone(directory), _quiet():
+    with _as_user_error(directory), _quiet():
         stored = _stored(directory)
         tensors = {name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in names}
         state_dict_loader.load(tensors, checkpoint_id=directory.absolute() / TREE, no_dist=True)
@@ -101,23 +101,23 @@ def read_host(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Whatever is raised comes out as UserError."""
+def _as_user_error(directory: Path) -> Iterator[None]:
+    """Turns any error into a UserError."""
     try:
         yield
-    except (Exception, CheckpointException) as error:  # DCP wraps whatever its storage or unpickling raised
+    except (Exception, CheckpointException) as error:  # DCP wraps what its storage or unpickling raised
         why = reason(_cause(error))
         raise UserError(f"checkpoint: {directory} can't be restored: {why} (name an older checkpoint)") from error
 
 
 def _stored(directory: Path) -> dict[str, Any]:
-    """Sizes and dtypes of what is there."""
+    """Reads the sizes and dtypes of the stored tensors."""
     stored: dict[str, Any] = filesystem.FileSystemReader(directory.absolute() / TREE).read_metadata().state_dict_metadata
     return stored
 
 
 def _compare(directory: Path, tensors: Tensors) -> None:
-    """Names the first tensor that differs in presence or shape."""
+    """Raises UserError that names the first tensor that differs in presence or shape."""
     stored = _stored(directory)
     have = {name: tuple(getattr(entry, "size", ())) for name, entry in stored.items()}
     want = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -129,32 +129,36 @@ def _compare(directory: Path, tensors: Tensors) -> None:
             )
 
 
-def together(
-    layout: Layout, what: str, action: Callable[[], Result], *, first: bool = False, remedy: str = ""
+def on_all_ranks(
+    rank_mesh: RankMesh, what: str, action: Callable[[], Result], *, first: bool = False, remedy: str = ""
 ) -> Result | None:
-    """Runs on all ranks (or the first alone, None on the others); where it fails on one, raises
-    UserError on all.
+    """Runs an action on all ranks; if it fails on one, raises UserError on all.
+
+    Args:
+      what: what could not be done, for the message.
+      first: run it on rank 0 only; the others get None.
+      remedy: what the user can do about an error.
     """
     error: Exception | None = None
     result: Result | None = None
-    if not first or layout.rank == 0:
+    if not first or rank_mesh.rank == 0:
         try:
             result = action()
         except UserError as caught:
             error = caught
-        except (Exception, CheckpointException) as caught:  # whatever a rank's storage or unpickling raised, as DCP wraps it
+        except (Exception, CheckpointException) as caught:  # DCP wraps what a rank's storage or unpickling raised
             error = UserError(f"checkpoint: {what}: {reason(_cause(caught))}" + (f" ({remedy})" if remedy else ""))
             error.__cause__ = caught
-    failed = layout.reduce(torch.tensor(float(error is not None), device=layout.device), MAX)
+    failed = rank_mesh.reduce(torch.tensor(float(error is not None), device=rank_mesh.device), MAX)
     if error is not None:
         raise error
     if failed:
-        raise UserError(f"checkpoint: {what}: another rank says why")
+        raise UserError(f"checkpoint: {what}: another rank reports why")
     return result
 
 
 def _cause(error: BaseException) -> Exception:
-    """What a rank raised, out of DCP's CheckpointException."""
+    """Extracts what a rank raised from DCP's CheckpointException."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     return error if isinstance(error, Exception) else RuntimeError(repr(error))
@@ -162,7 +166,7 @@ def _cause(error: BaseException) -> Exception:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """DCP warns of how it is used on one process, and logs what the caller raises itself."""
+    """Silences DCP's warnings about a single process, and its log of errors that the caller raises."""
     logger = logging.getLogger("torch.distributed.checkpoint")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -175,7 +179,7 @@ def _quiet() -> Iterator[None]:
 
 
 def empty_like(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Tensors to read into."""
+    """Allocates tensors to read into."""
     return {name: torch.empty_like(t) for name, t in tensors.items()}
 
 

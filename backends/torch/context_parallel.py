@@ -1,4 +1,4 @@
-"""Context parallelism: each of a few ranks holds an equal slice of every row, in order of rank."""
+"""Context parallelism: each rank of a group has an equal slice of every row, in rank order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """The ranks that share rows, and which of them this is.
+    """The ranks that share rows, and the index of this one.
 
-    The default is one rank with all of every row.
+    The default is one rank, which has whole rows.
     """
 
     rank: int = 0
@@ -22,13 +22,14 @@ class Context:
     group: dist.ProcessGroup | None = None
 
     def slice(self, length: int) -> slice:
-        """This rank's part of a row of `length` tokens, which is a multiple of `size`."""
+        """Returns this rank's slice of a row of `length` tokens, a multiple of `size`."""
         share = length // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def gather(self, part: Tensor, dim: int) -> Tensor:
-        """The parts of all ranks one after the other along `dim`; each rank's gradient of the
-        whole adds up in the parts.
+        """Concatenates the parts of all ranks along `dim`.
+
+        The gradient of a part is summed over ranks.
         """
         return part if self.size == 1 else _Gather.apply(part, dim, self)
 

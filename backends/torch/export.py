@@ -1,6 +1,4 @@
-"""Whole tensors out of sharded parameters, one at a time, in HF's names: to a directory, or to
-whoever iterates.
-"""
+"""Gathers whole tensors of sharded parameters, one at a time under HF names, and writes them."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rljax.backends.torch.mesh import MAX, Layout, like, local
+from rljax.backends.torch.mesh import MAX, RankMesh, like, local
 from rljax.errors import UserError
-from rljax.hf.directory import write_companions
+from rljax.hf.companion_files import write_companions
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import tensors
 from rljax.hf.weights import write_weights
@@ -25,9 +23,9 @@ Whole = Callable[[str], Tensor]
 
 
 def gathered(parameter: DTensor, dtype: torch.dtype) -> Tensor:
-    """The whole parameter, on every rank.
+    """Returns the whole parameter, on every rank.
 
-    A collective, unless all have all of it; then it may share the parameter's memory.
+    A collective, unless every rank has all of it; then it may share the parameter's memory.
     """
     shard = local(parameter).to(dtype)
     alike = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
@@ -37,7 +35,7 @@ def gathered(parameter: DTensor, dtype: torch.dtype) -> Tensor:
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
-    """On the host, in the same dtype."""
+    """Copies a tensor to the host, in the same dtype."""
     host = tensor.detach().cpu().contiguous()
     if host.dtype == torch.bfloat16:
         return host.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
@@ -45,13 +43,14 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 
 
 class Gathering:
-    """All tensors of a model by name, in order, gathered as they are asked for: a collective each.
+    """Iterates over all tensors of a model by name; each is gathered when it is asked for.
 
-    Every rank iterates over its own. A rank that stops early leaves the others waiting: `close`
-    gathers what is left.
+    Each is a collective, so every rank iterates over its own. A rank that stops early leaves the
+    others waiting; `close` gathers the rest.
 
-    Example: for name, tensor in Gathering(spec, lambda name: gathered(parameters[name],
-    torch.bfloat16)): ...
+    Example:
+        whole = lambda name: gathered(parameters[name], torch.bfloat16)
+        for name, tensor in Gathering(spec, whole): ...
     """
 
     def __init__(self, spec: ModelSpec, whole: Whole) -> None:
@@ -64,35 +63,35 @@ class Gathering:
             yield name, self._whole(name)
 
     def close(self) -> None:
-        """Keeps in step with the other ranks; nothing where all was taken."""
+        """Gathers the remaining tensors, to keep in step with the other ranks."""
         for _ in self:
             pass
 
 
-def write(spec: ModelSpec, whole: Whole, directory: Path | str, *, dtype: str, source: Path | str, layout: Layout) -> None:
-    """Rank 0 writes a directory that transformers and SGLang load; the others gather with it.
+def write(spec: ModelSpec, whole: Whole, directory: Path | str, *, dtype: str, source: Path | str, rank_mesh: RankMesh) -> None:
+    """Writes a directory that transformers and SGLang load, on rank 0; the others gather with it.
 
     Args:
       whole: gathers a tensor by name.
-      dtype: stored: "float32", "bfloat16", "float16".
-      source: the directory the model came from: its config.json, generation_config.json and
-        tokenizer files are taken over.
+      dtype: stored dtype: "float32", "bfloat16", "float16".
+      source: directory that the model came from; its config.json, generation_config.json and
+        tokenizer files are copied.
 
     Raises:
       UserError: the disk is full or not writable; on every rank.
     """
     with contextlib.closing(Gathering(spec, whole)) as gathering:
         error: UserError | None = None
-        if layout.rank == 0:
+        if rank_mesh.rank == 0:
             try:
                 _write(gathering, spec, Path(directory), Path(source), dtype)
             except UserError as caught:
                 error = caught
-    failed = layout.reduce(torch.tensor(float(error is not None), device=layout.device), MAX)
+    failed = rank_mesh.reduce(torch.tensor(float(error is not None), device=rank_mesh.device), MAX)
     if error is not None:
         raise error
     if failed:
-        raise UserError(f"{directory}: cannot be written (rank 0 says why)")
+        raise UserError(f"{directory}: can't be written (rank 0 reports why)")
 
 
 def _write(gathering: Gathering, spec: ModelSpec, directory: Path, source: Path, dtype: str) -> None:
@@ -100,9 +99,9 @@ def _write(gathering: Gathering, spec: ModelSpec, directory: Path, source: Path,
     found = iter(gathering)
 
     def read(name: str) -> np.ndarray:
-        there, tensor = next(found)
-        if there != name:
-            raise RuntimeError(f"{there} was gathered, and {name} is to be written")
+        gathered_name, tensor = next(found)
+        if gathered_name != name:
+            raise RuntimeError(f"{gathered_name} was gathered, but {name} is written next")
         return to_numpy(tensor)
 
     write_weights(directory, gathering.shapes, read, dtype)

@@ -1,9 +1,4 @@
-"""From packed rows to log-probs, objectives and values of the named tokens, on any layout of
-ranks.
-
-Every function here is one forward pass: called by all ranks at once, each with rows of its own
-(ranks of a tensor or context group with the same).
-"""
+"""Computes log-probs, objectives and values of target tokens from packed rows, on any rank mesh."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from rljax.objective.spec import MeanArrays, Objective
 
 
 def predicting_hidden(hidden: Tensor, rows: Any) -> Tensor:
-    """Hidden states that predict the named tokens of each row: those of the tokens before them.
+    """Returns the hidden states that predict the target tokens: those of the tokens before them.
 
     [r, m, H]
     """
@@ -30,24 +25,25 @@ def predicting_hidden(hidden: Tensor, rows: Any) -> Tensor:
 
 
 def _pass(network: Network, rows: Any, function: Callable[[Tensor, Tensor], Any]) -> Any:
-    """function(hidden states that predict the named tokens, unembedding) of the rows that are this
-    rank's to score.
+    """Returns function(hidden states that predict the target tokens, unembedding).
+
+    With context parallelism only for the rows that this rank scores.
     """
     context = rows.segments.context
 
     def named(hidden: Tensor, unembedding: Tensor) -> Any:
         hidden = context.gather(hidden, 1)
         if context.size > 1:
-            hidden = hidden.chunk(context.size)[context.rank]  # whole rows again, a share of them each
+            hidden = hidden.chunk(context.size)[context.rank]  # each rank scores its share of the whole rows
         return function(predicting_hidden(hidden, rows), unembedding)
 
     return network(named, rows.token_ids, rows.positions, rows.segments)
 
 
 def named_logprobs(network: Network, rows: Any, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
-    """Log-prob and entropy of the named tokens under logits / temperature: [r, m] float32, nats.
+    """Returns log-prob and entropy of the target tokens under logits / temperature.
 
-    No [T, V] is ever held.
+    [r, m] float32, nats each. No [T, V] array is ever in memory.
     """
     return _pass(network, rows, functools.partial(_scores, network, rows, temperature, chunk))
 
@@ -70,8 +66,9 @@ def _scores(
 def named_objective(
     network: Network, rows: Any, objective: Objective, *, temperature: float, chunk: int
 ) -> tuple[Tensor, dict[str, MeanArrays]]:
-    """Loss and metrics of the named tokens, by `policy_objective`; fused with the unembedding
-    where the objective allows it.
+    """Computes loss and metrics of the target tokens by `policy_objective`.
+
+    It is fused with the unembedding if the objective allows that.
     """
 
     def whole(hidden: Tensor, unembedding: Tensor) -> tuple[Tensor, dict[str, MeanArrays]]:
@@ -96,7 +93,8 @@ def named_objective(
 
 
 def named_values(network: Network, head: Tensor, rows: Any) -> Tensor:
-    """What a critic expects of the episode before each named token is drawn: [r, m] float32,
-    reward units.
+    """Returns the critic's values of the context before each target token.
+
+    [r, m] float32, reward units.
     """
     return _pass(network, rows, lambda hidden, _: hidden.float() @ head)

@@ -1,11 +1,10 @@
-"""The policy objective from hidden states, its gradient taken while the logits are there, in
-PyTorch.
+"""The policy objective from hidden states; its gradient is computed while the logits are there.
 
 What a token's loss needs beside its own logp and entropy (proximal and behavior log-probs,
 advantage, normalizer) is known before the unembedding runs. So a chunk of logits goes through
-objective, softmax gradient and both gradient matmuls at once and is never computed again: 6 MHV
-operations where recomputing takes 8. Only objectives in which a token's loss depends on that token
-alone (`Objective.by_token`) can be cut so.
+objective, softmax gradient and both gradient matmuls at once and is never recomputed: 6 MHV
+operations, where recomputing takes 8. This works only if a token's loss depends on that token alone
+(`Objective.by_token`).
 """
 
 from __future__ import annotations
@@ -35,20 +34,24 @@ def fused_objective(
     accumulator: torch.dtype | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
-    """`policy_objective` of `token_logprobs`: the same loss, metrics and gradients in hidden and
-    unembedding.
+    """Computes `policy_objective` of `token_logprobs`, with the same loss, metrics and gradients.
 
-    When gradients are wanted they are made in the forward pass, and the backward scales them by
-    that of the loss, once: a second backward raises. Metrics have no gradient.
+    Gradients are computed in the forward pass if they are needed. The backward pass scales them by
+    the gradient of the loss, once: a second backward raises. Metrics have no gradient.
 
     Args:
+      hidden, unembedding: [M, H] and [V, H], in one dtype; gradients flow to both.
+      labels: [M] int, token ids in [0, V).
       tokens: arrays of [M], or of [R, m] with R * m = M in the order of hidden.
-      objective: one whose `by_token` holds; others raise ValueError.
-      chunk: rows; chunk * V logits are held at once.
+      objective: one whose `by_token` is true; others raise ValueError.
+      chunk: rows per chunk; chunk * V logits are in memory at once.
       accumulator: dtype in which dL/d unembedding is summed over chunks; None for that of
         unembedding. float32 beside bfloat16 costs 4 V H bytes more and rounds once instead of once
-        a chunk.
-      group: ranks that hold a shard of the vocabulary each; None for a whole unembedding.
+        per chunk.
+      group: ranks that have one shard of the vocabulary each; None for a whole unembedding.
+
+    Returns:
+      Loss, and metrics by name.
     """
     if not objective.by_token:
         raise ValueError(
@@ -74,7 +77,10 @@ class _Attach(torch.autograd.Function):
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         if not ctx.grads:
             raise RuntimeError("fused_objective: its gradients were used up by the first backward")
-        d_unembedding, d_hidden = ctx.grads.pop(), ctx.grads.pop()  # let go, so that .grad takes them over without a copy
+        d_unembedding, d_hidden = (
+            ctx.grads.pop(),
+            ctx.grads.pop(),
+        )  # no other reference is left, so .grad takes them without a copy
         return d_hidden.mul_(d_loss), d_unembedding.mul_(d_loss), None, None
 
 
@@ -88,7 +94,7 @@ def _loss_and_grads(
     accumulator: torch.dtype | None,
     wants_grads: bool,
 ) -> tuple[Tensor, dict[str, MeanArrays], list[Tensor]]:
-    """Loss, metrics and [d_hidden, d_unembedding], a chunk of rows at a time."""
+    """Computes loss, metrics and [d_hidden, d_unembedding], one chunk of rows at a time."""
     labels = local_labels(labels, unembedding, scoring)
     d_hidden = torch.empty_like(hidden)
     d_unembedding = torch.zeros_like(unembedding, dtype=accumulator or unembedding.dtype) if wants_grads else None
@@ -118,8 +124,8 @@ def _loss_and_grads(
 def _slopes(
     logp: Tensor, entropy: Tensor, row: TokenArrays, objective: Objective
 ) -> tuple[Tensor, dict[str, MeanArrays], Tensor, Tensor]:
-    """Loss and metrics of a chunk, and the loss's slope in each logp and entropy."""
-    compute = elementwise(policy_objective, logp)  # tens of tiny kernels a chunk otherwise
+    """Computes loss and metrics of a chunk, and the gradients of the loss in logp and entropy."""
+    compute = elementwise(policy_objective, logp)  # tens of tiny kernels per chunk otherwise
     with torch.enable_grad():
         leaves = logp.detach().requires_grad_(), entropy.detach().requires_grad_()
         loss, metrics = compute(leaves[0][None], leaves[1][None], row, objective)

@@ -1,15 +1,13 @@
-"""Log-probabilities and entropy of labels from hidden states, without ever holding [M, V] logits,
-in PyTorch.
+"""Log-probs and entropy of labels from hidden states, in PyTorch, without [M, V] logits in memory.
 
-The forward cuts the rows, `chunk` at a time: a row's log-sum-exp needs its whole vocabulary. The
-backward cuts the vocabulary instead, into blocks of as many elements: each block of dL/d
-unembedding is then one matmul over all rows, summed in float32 inside it, and no [V, H]
-accumulator exists beside the gradient itself. Logits are computed twice (8 MHV operations in all);
-`fused_objective` computes them once (6 MHV) for losses that are known token by token.
+The forward pass is cut along rows, `chunk` at a time: a row's log-sum-exp needs its whole
+vocabulary. The backward pass is cut along the vocabulary, into blocks of as many elements: each
+block of dL/d unembedding is then one matmul over all rows, summed in float32 inside it, and no [V,
+H] accumulator is needed beside the gradient itself. Logits are computed twice (8 MHV operations in
+all); `fused_objective` computes them once (6 MHV) for losses of single tokens.
 
-With a process group, unembedding is this rank's shard of the vocabulary (equal shards, in order of
-rank) and hidden is whole on every rank; then three [rows] reductions cross the group, never
-logits.
+With a process group, unembedding is this rank's shard of the vocabulary (equal shards, in rank
+order) and hidden is whole on every rank; three [rows] reductions cross the group, never logits.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """What the op is told beside its tensors."""
+    """Settings of the op."""
 
     temperature: float = 1.0
     softcap: float | None = None
@@ -35,7 +33,7 @@ class Scoring:
     group: dist.ProcessGroup | None = None
 
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Over the ranks that share the vocabulary, in place."""
+        """Reduces a tensor over the ranks that share the vocabulary, in place."""
         if self.group is not None:
             dist.all_reduce(x, op, group=self.group)
         return x
@@ -103,20 +101,18 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def blocks(length: int, width: int) -> Iterator[slice]:
-    """0 to length in steps of width, the last one shorter; one empty block for length 0."""
+    """Yields slices of `width` from 0 to `length`, the last one shorter; an empty one for length 0."""
     for start in range(0, max(length, 1), width):
         yield slice(start, min(start + width, length))
 
 
 def local_labels(labels: Tensor, unembedding: Tensor, scoring: Scoring) -> Tensor:
-    """Labels counted from the first row of this rank's shard of the unembedding."""
+    """Counts labels from the first row of this rank's shard of the unembedding."""
     return labels if scoring.group is None else labels - dist.get_rank(scoring.group) * len(unembedding)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32 at least: half-precision inputs are multiplied as they are and leave the
-    accumulator unrounded.
-    """
+    """Returns a @ b in float32 or wider, without rounding the sum to half precision."""
     if a.dtype in (torch.float32, torch.float64):
         return a @ b
     if a.is_cuda:
@@ -125,15 +121,17 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def logits_of(hidden: Tensor, unembedding: Tensor) -> Tensor:
-    """hidden @ unembedding.T, [C, V], in float32 at least; soft cap and temperature come later,
-    with what reads it.
+    """Returns hidden @ unembedding.T, [C, V], in float32 or wider.
+
+    Soft cap and temperature are applied by the functions that read it.
     """
     return matmul(hidden, unembedding.T)
 
 
 def statistics(raw: Tensor, labels: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
-    """logp, entropy and log-sum-exp of rows of raw logits, each [C]; they may be a shard of the
-    vocabulary.
+    """Returns logp, entropy and log-sum-exp, each [C], of rows of raw logits.
+
+    The logits may be a shard of the vocabulary.
     """
     if scoring.group is None:
         return elementwise(_statistics, raw)(raw, labels, scoring.temperature, scoring.softcap)
@@ -152,15 +150,16 @@ def d_logits(
     scoring: Scoring,
     dtype: torch.dtype,
 ) -> Tensor:
-    """dL/d(hidden @ unembedding.T), [C, V], in dtype. labels count from the first column; others'
-    are out of range.
+    """Returns dL/d(hidden @ unembedding.T), [C, V], in dtype.
+
+    Labels count from the first column; those in other shards are out of range.
     """
     rows = (entropy, lse, d_logp, d_entropy)
     return elementwise(_d_logits, raw)(raw, labels, *rows, scoring.temperature, scoring.softcap, dtype)
 
 
 def tempered(raw: Tensor, temperature: float, softcap: float | None) -> tuple[Tensor, Tensor | None]:
-    """Soft-capped logits over the temperature, and tanh(raw / softcap) if there is a cap."""
+    """Returns soft-capped logits / temperature, and tanh(raw / softcap) if there is a cap."""
     if softcap is None:
         return raw / temperature, None
     squashed = torch.tanh(raw / softcap)
@@ -175,9 +174,7 @@ def _statistics(raw: Tensor, labels: Tensor, temperature: float, softcap: float 
 def _sums(
     raw: Tensor, labels: Tensor, peak: Tensor, temperature: float, softcap: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over this shard's vocabulary of exp(z - peak), (z - peak) exp(z - peak), and z - peak
-    at the label.
-    """
+    """Sums exp(z - peak) and (z - peak) exp(z - peak) over this shard; also z - peak at the label."""
     shifted = tempered(raw, temperature, softcap)[0] - peak[:, None]
     weights = torch.exp(shifted)
     hit = labels[:, None] == torch.arange(raw.shape[1], device=raw.device)
@@ -211,8 +208,9 @@ def _d_logits(
 
 
 def elementwise(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
-    """The function compiled, so that it takes a few passes over memory, where arrays are on a GPU;
-    as it is elsewhere.
+    """Compiles the function for arrays on a GPU, so that it takes few passes over memory.
+
+    Returns it as it is for arrays elsewhere.
     """
     return _compiled(function) if like.is_cuda else function
 

@@ -1,7 +1,6 @@
-"""LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: trained factors A, B beside a frozen W, y = W x
-+ (alpha / rank) B A x.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685) by peft: y = W x + (alpha / rank) B A x with W frozen.
 
-Factors start as those of the JAX path do, from the same seed: A uniform in +-1/sqrt(inputs), B
+The factors A and B start as on the JAX path, from the same seed: A uniform in +-1/sqrt(inputs), B
 zero.
 """
 
@@ -27,18 +26,22 @@ A, B = "lora_A.weight", "lora_B.weight"  # after the projection's name
 
 
 def adder(config: LoraConfig) -> Callable[[nn.Module], None]:
-    """What adds adapters to a model and freezes everything else.
+    """Returns a function that adds adapters to a model and freezes everything else.
 
-    Raises UserError for a projection there is none of.
+    Raises UserError for an unknown projection.
     """
     unknown = [name for name in config.target_modules if name not in TARGETS]
     if unknown or not config.target_modules:
-        raise UserError(f"actor.lora.target_modules: no {unknown[0] if unknown else 'target'!r} (of {', '.join(TARGETS)})")
+        raise UserError(
+            f"actor.lora.target_modules: no projection named {unknown[0]!r} (one of {', '.join(TARGETS)})"
+            if unknown
+            else f"actor.lora.target_modules: empty (one of {', '.join(TARGETS)})"
+        )
 
     def add(causal: nn.Module) -> None:
         import peft
 
-        alpha: Any = config.alpha  # peft's own annotation says int, and it only divides by the rank
+        alpha: Any = config.alpha  # peft annotates it as int, but only divides it by the rank
         targets = list(config.target_modules)
         adapters = peft.LoraConfig(r=config.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, bias="none")
         peft.inject_adapter_in_model(adapters, causal)
@@ -70,7 +73,10 @@ def initialize(parameters: Mapping[str, DTensor], spec: ModelSpec, config: LoraC
 
 
 def merged(name: str, weight: Tensor, whole: Callable[[str], Tensor], parameters: Mapping[str, Any], scale: float) -> Tensor:
-    """W + scale B A where the tensor has adapters, else W. `whole` gathers a parameter by name."""
+    """Returns W + scale B A if the tensor has adapters, else W.
+
+    whole: gathers a parameter by name.
+    """
     stem = name.removesuffix("weight")
     if stem + A not in parameters:
         return weight

@@ -1,9 +1,9 @@
-"""How the ranks of a pool are arranged, and which part of a parameter each of them holds.
+"""The mesh of a pool's ranks, and the part of each parameter that a rank has.
 
     rank = ((data * f + fsdp) * c + context) * t + tensor
 
-Parameters are split over fsdp and context together ("shard"), and by the tensor axis where a plan
-says so; data replicates.
+Parameters are sharded over fsdp and context together ("shard"), and over the tensor axis if tensor
+parallelism splits them; they are replicated over data.
 """
 
 from __future__ import annotations
@@ -20,67 +20,69 @@ from torch.distributed.tensor import DTensor
 from rljax.backends.torch.context_parallel import Context
 from rljax.config.allocation import Pool
 
-# Under both f and t it warns, once a kind of parameter, that a gather is two collectives.
+# With both f and t it warns, once per kind of parameter, that a gather takes two collectives.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 SUM, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Layout:
-    """A pool's ranks, seen from this one. torch.distributed is initialized, and its world is the
-    pool.
+class RankMesh:
+    """The mesh of a pool's ranks, seen from this rank.
+
+    torch.distributed is initialized, and its world is the pool.
     """
 
     pool: Pool
     device: torch.device
-    mesh: DeviceMesh  # data, shard, tensor
+    device_mesh: DeviceMesh  # axes: data, shard, tensor
     context: Context
 
     @classmethod
-    def of(cls, pool: Pool, device: torch.device) -> Layout:
-        mesh = _mesh(device.type, pool.data, pool.fsdp * pool.context, pool.tensor)
-        return cls(pool, device, mesh, _context(pool))
+    def of(cls, pool: Pool, device: torch.device) -> RankMesh:
+        device_mesh = _mesh(device.type, pool.data, pool.fsdp * pool.context, pool.tensor)
+        return cls(pool, device, device_mesh, _context(pool))
 
     @property
     def rank(self) -> int:
         return dist.get_rank()
 
     @property
-    def dealt(self) -> tuple[int, int]:
-        """Rows are dealt to so many parts, and this rank works on which of them: (part, parts)."""
-        data, shard, _ = self.mesh.get_coordinate() or (0, 0, 0)
+    def data_shard(self) -> tuple[int, int]:
+        """This rank's part of the rows, and the number of parts: (part, parts)."""
+        data, shard, _ = self.device_mesh.get_coordinate() or (0, 0, 0)
         return data * self.pool.fsdp + shard // self.pool.context, self.pool.data * self.pool.fsdp
 
     @property
-    def speaks(self) -> bool:
-        """Whether this rank's results count: ranks of one tensor group all have the same."""
-        return self.mesh.get_local_rank("tensor") == 0
+    def is_primary(self) -> bool:
+        """True if this rank's results count; all ranks of a tensor-parallel group have the same."""
+        return self.device_mesh.get_local_rank("tensor") == 0
 
     @property
-    def parameters(self) -> DeviceMesh:
+    def parameter_mesh(self) -> DeviceMesh:
         """The mesh that parameters are sharded over (and, with data > 1, replicated)."""
-        return self.mesh["data", "shard"] if self.pool.data > 1 else self.mesh["shard"]
+        return self.device_mesh["data", "shard"] if self.pool.data > 1 else self.device_mesh["shard"]
 
     @property
-    def tensor(self) -> DeviceMesh | None:
-        return self.mesh["tensor"] if self.pool.tensor > 1 else None
+    def tensor_mesh(self) -> DeviceMesh | None:
+        return self.device_mesh["tensor"] if self.pool.tensor > 1 else None
 
-    def enter(self) -> None:
-        """A thread has a GPU of its own that it is on, and the learner's methods are called from
-        any thread.
+    def set_device(self) -> None:
+        """Makes this rank's GPU the current one of the calling thread.
+
+        The current GPU belongs to a thread, and any thread may call the learner.
         """
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
     def reduce(self, x: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
-        """Over all ranks, in place."""
+        """Reduces a tensor over all ranks, in place."""
         if self.pool.size > 1:
             dist.all_reduce(x, op)
         return x
 
-    def copies(self, parameter: DTensor) -> int:
-        """Ranks that hold the same shard of a parameter."""
+    def replicas(self, parameter: DTensor) -> int:
+        """Returns how many ranks have the same shard of a parameter."""
         apart = 1
         for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
             apart *= 1 if placement.is_replicate() else size
@@ -100,21 +102,21 @@ def _context(pool: Pool) -> Context:
     for first in range(0, pool.size, pool.context * step):
         for lane in range(step):
             ranks = list(range(first + lane, first + lane + pool.context * step, step))
-            group = dist.new_group(ranks)  # made by all ranks, used by its own
+            group = dist.new_group(ranks)  # made by all ranks, used by its members
             if dist.get_rank() in ranks:
                 own = Context(ranks.index(dist.get_rank()), pool.context, group)
     return own
 
 
 def local_slices(parameter: DTensor) -> tuple[slice, ...]:
-    """Which part of the whole parameter this rank holds. Parts are equal but for the last, which
-    may be less or nothing.
+    """Returns the slices of the whole parameter that this rank has.
 
-    The tensor axis splits first; what it leaves is split over the shard axis.
+    Parts are equal, except that the last ones may be shorter or empty. The tensor axis splits
+    first; each of its parts is split over the shard axis.
     """
     coordinate = parameter.device_mesh.get_coordinate()
     assert coordinate is not None
-    parts = [(0, extent) for extent in parameter.shape]
+    parts = [(0, length) for length in parameter.shape]
     for index, size, placement in reversed(
         list(zip(coordinate, parameter.device_mesh.shape, parameter.placements, strict=True))
     ):
@@ -129,13 +131,13 @@ def local_slices(parameter: DTensor) -> tuple[slice, ...]:
 
 
 def local(parameter: DTensor) -> torch.Tensor:
-    """This rank's shard, sharing storage; no gradient flows through it."""
+    """Returns this rank's shard, sharing storage; no gradient flows through it."""
     shard: torch.Tensor = parameter.detach().to_local()  # type: ignore[attr-defined]
     return shard
 
 
 def like(parameter: DTensor, shard: torch.Tensor) -> DTensor:
-    """A shard as a DTensor, placed as the parameter is."""
+    """Makes a DTensor of a shard, placed as the parameter is."""
     return DTensor.from_local(
         shard,
         parameter.device_mesh,

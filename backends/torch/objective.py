@@ -1,6 +1,4 @@
-"""The objective in PyTorch: terms put together as an `Objective` says, with the metrics of an
-update.
-"""
+"""The objective in PyTorch: terms combined as an `Objective` says, and the metrics of an update."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ def policy_objective(
     tokens: TokenArrays,
     objective: Objective,
 ) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
-    """The loss of some rows of a minibatch and its metrics; differentiable in logp and entropy.
+    """Computes loss and metrics of some rows of a minibatch; differentiable in logp and entropy.
 
-    Losses of the parts of a minibatch add up to that of the whole: the normalizer is in
-    tokens.loss_weight.
+    Losses of the parts of a minibatch add up to that of the whole: tokens.loss_weight includes the
+    normalizer.
 
     Args:
       logp, entropy: of the current policy, nats; anything where tokens.mask is False.
@@ -55,9 +53,7 @@ def policy_objective(
 
 
 def _kl_terms(logp: Tensor, tokens: TokenArrays, weight: Tensor, objective: Objective) -> Tensor | float:
-    """KL to the reference and to the teacher, each times its coefficient; 0 where there is
-    neither.
-    """
+    """Returns the KL to reference and teacher, each times its coefficient; 0 without either."""
     if not (objective.kl_coef or objective.distill_coef):
         return 0.0
     mask, given = tokens.mask, (tokens.behavior_logp, tokens.mask, tokens.segment_ids)
@@ -73,8 +69,9 @@ def _kl_terms(logp: Tensor, tokens: TokenArrays, weight: Tensor, objective: Obje
 
 
 def proximal_of(logp: Float[Tensor, "R m"], tokens: TokenArrays, objective: Objective) -> Float[Tensor, "R m"]:
-    """Log-probs of the proximal policy, no gradient: given, the behavior policy's, interpolated,
-    or the current one's.
+    """Returns log-probs of the proximal policy, without gradient.
+
+    They are given, the behavior policy's, interpolated, or the current policy's.
     """
     if objective.proximal == "behavior":
         return tokens.behavior_logp
@@ -88,8 +85,9 @@ def supervised_objective(
     loss_weight: Float[Tensor, "R m"],
     mask: Bool[Tensor, "R m"],
 ) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
-    """Negative log-likelihood of labeled tokens: sum(loss_weight * -logp), and its unweighted mean
-    as a metric, nats.
+    """Computes the negative log-likelihood of labeled tokens, sum(loss_weight * -logp).
+
+    Returns it, and its unweighted mean as a metric, nats.
     """
     loss = losses.negative_log_likelihood(logp, mask, loss_weight).sum
     return loss, {f"{PREFIX}/nll": mean(-logp.detach(), mask)}
@@ -104,10 +102,9 @@ def value_objective(
     *,
     clip: float | None,
 ) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
-    """Squared error of the critic: sum(loss_weight * value_loss), and the moments that explained
-    variance is made of.
+    """Computes the critic's squared error, sum(loss_weight * value_loss), and moments as metrics.
 
-    `rljax.objective.explained_variance` takes it from them when they are merged.
+    `rljax.objective.explained_variance` is computed from the moments after they are merged.
     """
     loss = losses.value_loss(values, proximal_values, returns, mask, loss_weight, clip=clip).sum
     values, returns = losses.select(values.detach(), mask), losses.select(returns, mask)
@@ -124,7 +121,7 @@ def value_objective(
 
 
 def mean(x: Tensor, mask: Bool[Tensor, "R m"], spread: bool = False) -> MeanArrays:
-    """Unweighted over the trained tokens; with min and max where it is a distribution."""
+    """Returns the unweighted mean over trained tokens; with min and max if `spread`."""
     x = losses.wide(x)
     kept = mask if spread else torch.zeros_like(mask)
     low, high = (pad(torch.where(kept, x, end).flatten(), (0, 1), value=end) for end in (torch.inf, -torch.inf))

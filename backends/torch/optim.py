@@ -1,6 +1,4 @@
-"""AdamW with a schedule, global-norm clipping, and steps that are skipped when the gradient isn't
-finite. On shards.
-"""
+"""AdamW on shards, with a schedule and global-norm clipping; non-finite gradients are skipped."""
 
 from __future__ import annotations
 
@@ -20,43 +18,42 @@ Schedule = Callable[[int], float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
-    """A parameter as the optimizer sees it."""
+class TrainedParameter:
+    """A parameter as the optimizer sees it: this rank's shard, and how to get its gradient."""
 
-    name: str  # as in the HF file
+    name: str  # its HF name
     value: Tensor  # this rank's shard
-    gradient: Callable[[], Tensor | None]  # of the shard, after a backward pass
-    copies: int = 1  # ranks that hold the same shard
+    gradient: Callable[[], Tensor | None]  # returns the shard's gradient after a backward pass
+    replicas: int = 1  # ranks that have the same shard
 
 
 @dataclasses.dataclass(frozen=True)
 class StepStats:
-    """What one optimizer step reports."""
+    """Statistics of one optimizer step."""
 
     grad_norm: float  # global norm before clipping
-    lr: float  # of this step
-    skipped: bool  # the gradient was not finite and nothing changed
+    lr: float  # learning rate of this step
+    skipped: bool  # the gradient was not finite, and nothing was changed
 
 
 def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) -> Schedule:
-    """Learning rate by optimizer step, counted from 0.
+    """Returns the learning rate as a function of the optimizer step, counted from 0.
 
-    It rises linearly over the first `warmup_steps_proportion` of the run, reaching `lr` at the
-    last of those steps, and then falls to `lr * min_lr_ratio` at the last step of the run (not at
-    all when "constant").
+    It rises linearly over the first `warmup_steps_proportion` of the run, reaching `lr` at the last
+    of those steps. Then it falls to `lr * min_lr_ratio` at the last step of the run, or stays if
+    "constant".
 
     Args:
-      total_steps: optimizer steps of the run; None when it is not known, which only a constant
-        rate can do with.
+      total_steps: optimizer steps of the run; None if not known, which only a constant rate allows.
       key: config key of `config`, for messages.
     """
     kind, peak, floor = config.lr_scheduler_type, config.lr, config.min_lr_ratio
     if kind not in SCHEDULES:
-        raise UserError(f"{key}.lr_scheduler_type: no schedule {kind!r} ({', '.join(SCHEDULES)})")
+        raise UserError(f"{key}.lr_scheduler_type: no schedule named {kind!r} (one of {', '.join(SCHEDULES)})")
     if kind == "constant" and config.warmup_steps_proportion == 0:
         return lambda step: peak
     if total_steps is None:
-        raise UserError(f"total_train_steps: needed for the schedule of {key} (set it, or a constant rate with no warmup)")
+        raise UserError(f"total_train_steps: needed for the schedule of {key} (set it, or use a constant rate without warmup)")
     warmup = round(config.warmup_steps_proportion * total_steps)
     decay = max(total_steps - 1 - max(warmup - 1, 0), 1)  # steps from the peak to the last one
 
@@ -73,16 +70,18 @@ def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) ->
 
 
 def decays(name: str) -> bool:
-    """Whether weight decay applies to a parameter: not to norms and biases."""
+    """Returns whether weight decay applies to a parameter: not to norms and biases."""
     return "norm" not in name.lower() and "bias" not in name.lower()
 
 
 class Optimizer:
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over the shards of one rank; every rank
-    steps at once.
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over this rank's shards.
 
-    Example: stats = Optimizer(config.actor.optimizer, None, "actor.optimizer", slots,
-    layout.reduce).step()
+    All ranks step at the same time.
+
+    Example:
+        optimizer = Optimizer(config.actor.optimizer, None, "actor.optimizer", parameters, reduce)
+        stats = optimizer.step()
     """
 
     def __init__(
@@ -90,29 +89,31 @@ class Optimizer:
         config: OptimizerConfig,
         total_steps: int | None,
         key: str,
-        slots: Sequence[Slot],
+        parameters: Sequence[TrainedParameter],
         reduce: Callable[[Tensor], Tensor],
     ) -> None:
-        """reduce: sums a tensor over all ranks, in place.
+        """Makes moments of zeros, float32, in the shapes of the shards. Raises UserError.
 
-        Moments are zeros, float32, in the shapes of the shards.
+        Args:
+          key: config key of `config`, for messages.
+          reduce: sums a tensor over all ranks, in place.
         """
         if config.type != "adamw":
-            raise UserError(f"{key}.type: no optimizer {config.type!r} (adamw)")
+            raise UserError(f"{key}.type: no optimizer named {config.type!r} (only adamw)")
         self._config, self._reduce = config, reduce
         self.schedule = make_schedule(config, total_steps, key)
-        self.slots = list(slots)
-        self.mu = [torch.zeros_like(slot.value) for slot in slots]
-        self.nu = [torch.zeros_like(slot.value) for slot in slots]
-        self.count = 0  # steps taken; those skipped don't count
+        self.parameters = list(parameters)
+        self.mu = [torch.zeros_like(parameter.value) for parameter in parameters]
+        self.nu = [torch.zeros_like(parameter.value) for parameter in parameters]
+        self.count = 0  # steps taken, skipped ones not counted
 
     @torch.no_grad()
     def step(self) -> StepStats:
-        """One step with the gradients of the slots.
+        """Takes one step with the parameters' gradients.
 
-        One that isn't finite changes neither parameters nor state.
+        If the gradient isn't finite, neither parameters nor moments change.
         """
-        grads = [slot.gradient() for slot in self.slots]
+        grads = [parameter.gradient() for parameter in self.parameters]
         norm = self._norm(grads)
         lr = self.schedule(self.count)
         if not math.isfinite(norm):
@@ -120,16 +121,17 @@ class Optimizer:
         if 0 < self._config.gradient_clipping <= norm:
             torch._foreach_mul_([g for g in grads if g is not None], self._config.gradient_clipping / norm)
         for decayed in (True, False):
-            self._adamw([i for i, slot in enumerate(self.slots) if decays(slot.name) == decayed], grads, lr, decayed)
+            which = [i for i, parameter in enumerate(self.parameters) if decays(parameter.name) == decayed]
+            self._adamw(which, grads, lr, decayed)
         self.count += 1
         return StepStats(norm, lr, False)
 
     def _adamw(self, which: list[int], grads: list[Tensor | None], lr: float, decayed: bool) -> None:
-        which = [i for i in which if self.slots[i].value.numel()]
+        which = [i for i in which if self.parameters[i].value.numel()]
         if not which:
             return
         config = self._config
-        values = [self.slots[i].value for i in which]
+        values = [self.parameters[i].value for i in which]
         gradients = [torch.zeros_like(v) if (g := grads[i]) is None else g for i, v in zip(which, values, strict=True)]
         on_gpu = values[0].is_cuda
         steps = torch.full((len(which),), float(self.count), device=values[0].device if on_gpu else None)
@@ -152,11 +154,12 @@ class Optimizer:
         )
 
     def _norm(self, grads: Sequence[Tensor | None]) -> float:
-        """Of the whole gradient, each element counted once however many ranks hold it."""
-        held = [(g, slot.copies) for g, slot in zip(grads, self.slots, strict=True) if g is not None and g.numel()]
-        device = self.slots[0].value.device
+        """Returns the norm of the whole gradient; elements that several ranks have count once."""
+        pairs = zip(grads, self.parameters, strict=True)
+        present = [(g, parameter.replicas) for g, parameter in pairs if g is not None and g.numel()]
+        device = self.parameters[0].value.device
         total = torch.zeros((), dtype=torch.float64, device=device)
-        if held:
-            norms = torch.stack(torch._foreach_norm([g for g, _ in held])).double()
-            total += (norms**2 / torch.tensor([c for _, c in held], dtype=torch.float64, device=device)).sum()
+        if present:
+            norms = torch.stack(torch._foreach_norm([g for g, _ in present])).double()
+            total += (norms**2 / torch.tensor([c for _, c in present], dtype=torch.float64, device=device)).sum()
         return float(self._reduce(total).sqrt())

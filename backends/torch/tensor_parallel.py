@@ -1,5 +1,4 @@
-"""Tensor parallelism of the models at hand: attention heads, the feed-forward's width and the
-vocabulary over the ranks.
+"""Tensor parallelism: attention heads, feed-forward width and vocabulary are split over ranks.
 
 Shoeybi et al. 2019, arXiv:1909.08053. Hidden states are whole on every rank between the blocks.
 """
@@ -19,7 +18,7 @@ from rljax.hf.spec import ModelSpec
 
 
 def check(spec: ModelSpec, tensor: int) -> None:
-    """Raises UserError unless the axis divides what it splits."""
+    """Raises UserError unless `tensor` divides everything that it splits."""
     for what, count in (
         ("attention heads", spec.num_heads),
         ("key/value heads", spec.num_kv_heads),
@@ -30,7 +29,7 @@ def check(spec: ModelSpec, tensor: int) -> None:
 
 
 def parallelize(causal: Any, spec: ModelSpec, mesh: DeviceMesh) -> None:
-    """Splits the parameters of a model on the meta device over the mesh's one axis."""
+    """Splits the parameters of a model on the meta device over a mesh with one axis."""
     check(spec, mesh.size())
     plan: dict[str, Any] = {
         **{f"self_attn.{name}": ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")},
@@ -39,7 +38,7 @@ def parallelize(causal: Any, spec: ModelSpec, mesh: DeviceMesh) -> None:
         "mlp.up_proj": ColwiseParallel(),
         "mlp.down_proj": RowwiseParallel(),
     }
-    if spec.qk_norm:  # on [r, T, heads, D]: each rank sees its own heads, and the gradients of the one scale add up
+    if spec.qk_norm:  # on [r, T, heads, D]: each rank has its own heads, and the gradients of the shared scale add up
         plan |= {f"self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in ("q_norm", "k_norm")}
     for layer in causal.model.layers:
         parallelize_module(layer, mesh, {part: style for name in plan for part, style in _parts(layer, name, plan[name])})
@@ -48,9 +47,7 @@ def parallelize(causal: Any, spec: ModelSpec, mesh: DeviceMesh) -> None:
 
 
 def _parts(layer: nn.Module, name: str, style: Any) -> list[tuple[str, Any]]:
-    """A projection with adapters splits as the base does where the base does: B by outputs, or A
-    by inputs.
-    """
+    """Splits a projection with adapters where the base is split: B by outputs, or A by inputs."""
     if not hasattr(layer.get_submodule(name), "base_layer"):
         return [(name, style)]
     factor = "lora_B" if isinstance(style, ColwiseParallel) else "lora_A"
@@ -67,5 +64,5 @@ def _split_vocabulary(causal: Any, mesh: DeviceMesh) -> None:
 
 
 def vocabulary_group(causal: nn.Module, mesh: DeviceMesh) -> dist.ProcessGroup | None:
-    """The ranks that hold a shard of the unembedding each; None where it is whole on all of them."""
+    """Returns the ranks that have a shard of the unembedding each; None if every rank has it whole."""
     return mesh.get_group() if hasattr(causal.lm_head.weight, "device_mesh") else None  # type: ignore[union-attr]

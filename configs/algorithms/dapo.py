@@ -1,9 +1,9 @@
 """DAPO (Yu et al. 2025, arXiv:2503.14476) on the quickstart's task.
 
-python -m experiments.train --config=configs/algorithms/dapo.py --workdir=runs/dapo
+    python -m experiments.train --config=configs/algorithms/dapo.py --workdir=runs/dapo
 
-Clip-higher, token-level loss, prompts whose samples all score alike left out and replaced, and a
-soft penalty on completions that come near max_new_tokens.
+Clip-higher, token-level loss, prompts whose samples all score alike replaced by others, and a soft
+penalty on completions close to max_new_tokens.
 """
 
 from ml_collections import ConfigDict

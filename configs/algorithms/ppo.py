@@ -1,8 +1,8 @@
 """PPO with a critic (Schulman et al. 2017, arXiv:1707.06347) on the quickstart's task.
 
-python -m experiments.train --config=configs/algorithms/ppo.py --workdir=runs/ppo
+    python -m experiments.train --config=configs/algorithms/ppo.py --workdir=runs/ppo
 
-Generalized advantage estimation over the critic's values, one sample a prompt, advantages
+Generalized advantage estimation over the critic's values, one sample per prompt, advantages
 normalized over the batch.
 """
 

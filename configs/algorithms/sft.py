@@ -1,10 +1,9 @@
-"""Supervised training on the quickstart's answers: the same learner, fed labeled data and no
-samples.
+"""Supervised training on the quickstart's answers: the same learner, without samples.
 
-python -m experiments.train --config=configs/algorithms/sft.py --workdir=runs/sft
+    python -m experiments.train --config=configs/algorithms/sft.py --workdir=runs/sft
 
-The negative log-likelihood of answers falls; eval-rollout/reward is still what the trained policy
-samples.
+The negative log-likelihood of answers falls; eval-rollout/reward is still measured on samples of
+the trained policy.
 """
 
 from ml_collections import ConfigDict

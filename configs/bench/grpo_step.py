@@ -1,7 +1,8 @@
-"""One synchronous GRPO step as `experiments/bench/grpo_step.py` times it: 8 prompts, 8 samples
-each, 32 new tokens, float32.
+"""One synchronous GRPO step as `experiments/bench/grpo_step.py` times it.
 
-python -m experiments.bench.grpo_step
+    python -m experiments.bench.grpo_step
+
+8 prompts, 8 samples each, 32 new tokens, float32.
 """
 
 from ml_collections import ConfigDict
@@ -32,7 +33,7 @@ def get_config() -> ConfigDict:
     config.actor.optimizer.lr = 1e-4
     config.actor.mb_spec.max_tokens_per_row = 48
     config.actor.mb_spec.rows_per_mb = 64
-    config.actor.logprob_chunk = 256  # its logits stay in the cache
+    config.actor.logprob_chunk = 256  # so that its logits fit the CPU cache
     config.jax.slots = 64
     config.jax.context_length = 48
     config.jax.prefill_chunk = 64

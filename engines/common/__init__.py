@@ -1,3 +1,1 @@
-"""What learners of every framework share: their phases, the parts of their checkpoints, and going
-on from one. No framework.
-"""
+"""Framework-free code that all learners share: phases, parts of a checkpoint, saving, restoring."""

@@ -1,6 +1,4 @@
-"""A learner but for its arithmetic: which phase it is in, what it writes, and how it goes on from
-what another wrote.
-"""
+"""The framework-free part of a learner: phases, checkpoints, and restoring those of other engines."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from rljax.batching.compaction import kept
 from rljax.checkpoints import portable
 from rljax.checkpoints.integrity import read_meta
 from rljax.config.schema import Config
-from rljax.engine import State
+from rljax.engine import PortableState
 from rljax.engines.common.phases import CriticT, Phases, PhaseT, Reinforcement, Tree
 from rljax.errors import UserError
 from rljax.hf.flops import update_flops
@@ -28,113 +26,114 @@ from rljax.metrics.throughput import throughput
 from rljax.objective.spec import Objective
 
 Result = TypeVar("Result")
-Scorer = Callable[[Batch], np.ndarray]  # as `Learner.score`
+Scorer = Callable[[Batch], np.ndarray]  # such as `Learner.score`
 
 
 class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
-    """Implements those parts of `rljax.engine.Learner` in which no array is touched; a framework's
-    learner adds the others.
+    """The methods of `rljax.engine.Learner` that touch no array; subclasses add the others.
 
-    The reference policy and the critic are taken from the policy as it is when RL begins: at once,
-    or after the supervised warm-up. The teacher is there from the start and in no checkpoint, for
-    its directory has it. A subclass calls `_start` when it can make them.
+    The reference policy and the critic are copies of the policy when RL begins: at once, or after
+    the supervised warm-up. The teacher is loaded at the start. No checkpoint has it, for its
+    directory does. A subclass calls `_start` when it can make them.
     """
 
-    format: ClassVar[str]  # of its checkpoints, in their meta.json
+    format: ClassVar[str]  # format of its checkpoints, in their meta.json
 
     def __init__(self, config: Config, model_dir: Path) -> None:
-        """config.total_train_steps, where it is set, is what schedules run over; without it only a
-        constant rate will do.
+        """Reads the model's spec and the objective.
+
+        Schedules run over config.total_train_steps. Without it only a constant rate is possible.
         """
         self._config = config
         self._model_dir = Path(model_dir)
         self._spec = ModelSpec.from_directory(model_dir)
         self._objective = Objective.from_config(config)
         self._sft = config.actor.loss == "sft"
-        self._updates = 0  # optimizer steps of the policy, those of the warm-up not counted
+        self._updates = 0  # optimizer steps of the policy, without the warm-up's
         self._phases: Phases[PhaseT, CriticT] = Phases()
         self._teacher: Scorer | None = None
 
-    # What a framework's learner adds
+    # Implemented by a framework's learner
 
     def _enter(self) -> None:
-        """What every call begins with."""
+        """Prepares for a call; runs at the beginning of each public method."""
 
     @abc.abstractmethod
     def _make_actor(self, total_steps: int | None) -> PhaseT:
-        """The optimizer of `actor.optimizer` on the policy objective."""
+        """Makes the optimizer of `actor.optimizer`, for the policy objective."""
 
     @abc.abstractmethod
     def _make_warmup(self, total_steps: int | None) -> PhaseT:
-        """The optimizer of `warmup.optimizer` on the negative log-likelihood."""
+        """Makes the optimizer of `warmup.optimizer`, for the negative log-likelihood."""
 
     @abc.abstractmethod
     def _make_critic(self, total_steps: int | None) -> CriticT:
-        """A critic that starts from the policy of now."""
+        """Makes a critic that starts from the current policy."""
 
     @abc.abstractmethod
     def _copy_policy(self) -> Tree:
-        """What is trained of the policy of now, in the compute dtype."""
+        """Copies the trained weights of the current policy, in the compute dtype."""
 
     @abc.abstractmethod
     def _load_teacher(self, directory: Path) -> Scorer:
-        """A frozen model that scores what the policy sampled.
+        """Loads a frozen model and returns the function that scores with it.
 
-        Raises UserError where it can't be loaded.
+        Raises UserError if it can't be loaded.
         """
 
     @abc.abstractmethod
     def _policy_step(self, phase: PhaseT, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
-        """One step of the policy objective on the tokens in keep, [R, T] bool."""
+        """Takes one step of the policy objective on the tokens in keep, [R, T] bool."""
 
     @abc.abstractmethod
     def _devices(self) -> tuple[str, int]:
-        """What the framework calls a device of the pool, and how many there are."""
+        """Returns the framework's name of a device of the pool, and the number of devices."""
 
     @abc.abstractmethod
     def _supervised_step(self, phase: PhaseT, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
-        """One step of the negative log-likelihood on the tokens in keep, [R, T] bool."""
+        """Takes one step of the negative log-likelihood on the tokens in keep, [R, T] bool."""
 
     @abc.abstractmethod
     def _score_with(self, weights: Tree, batch: Batch) -> np.ndarray:
-        """`score` under other weights, as `_copy_policy` gives them."""
+        """Computes `score` under other weights, such as `_copy_policy` returns."""
 
     @abc.abstractmethod
     def _weights(self) -> Tree:
-        """What is trained of the policy: the storage itself."""
+        """Returns the trained weights of the policy: the storage itself, not a copy."""
 
     @abc.abstractmethod
     def _set_weights(self, weights: Tree) -> None: ...
 
     @abc.abstractmethod
     def _write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> None:
-        """Writes a checkpoint under a directory that need not exist.
+        """Writes a checkpoint to a directory, which may not exist yet.
 
-        Raises UserError, in every process or in none.
+        Raises UserError, in all processes or in none.
         """
 
     @abc.abstractmethod
     def _read(self, directory: Path, like: Tree) -> Tree:
-        """The tree of a checkpoint of this framework, in the layout of `like`.
+        """Reads the tree of a checkpoint of this framework, sharded as `like` is.
 
-        Raises UserError, as `_write` does.
+        Raises UserError, in all processes or in none.
         """
 
     @abc.abstractmethod
     def _to_named(self, tree: Tree) -> dict[str, dict[str, np.ndarray]]:
-        """A tree as the parts of `rljax.checkpoints.portable`, on the host of every process."""
+        """Converts a tree to the parts of `rljax.checkpoints.portable`, on every process's host."""
 
     @abc.abstractmethod
-    def _from_named(self, state: State, tree: Tree, updates: int) -> Tree:
-        """The tree with what a state has of it, and its own elsewhere.
+    def _from_named(self, state: PortableState, tree: Tree, updates: int) -> Tree:
+        """Fills a tree from a portable state; parts that the state lacks stay as they are.
 
-        Raises UserError where something doesn't fit.
+        Raises UserError if an array doesn't fit.
         """
 
     @abc.abstractmethod
     def _together(self, what: str, action: Callable[[], Result]) -> Result:
-        """Runs an action in every process; where it raises UserError in one, it does in all. what:
-        went wrong then.
+        """Runs an action in every process. If it raises UserError in one, all of them raise.
+
+        what: what could not be done, for the message.
         """
 
     def _read_meta(self, directory: Path) -> dict[str, Any]:
@@ -143,23 +142,26 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
     # Scoring and learning
 
     def score_reference(self, batch: Batch) -> np.ndarray:
-        """The log-probs of `score` under the frozen reference policy: as it was when RL began.
+        """Scores the batch as `score` does, under the reference policy: the policy when RL began.
 
-        Only with kl_ctl > 0.
+        [R, T] float32, nats. Raises UserError if actor.kl_ctl is 0.
         """
         reference = self._reinforcement().reference
         if reference is None:
-            raise UserError("actor.kl_ctl: there is no reference policy at 0")
+            raise UserError("actor.kl_ctl: 0, so there is no reference policy to score with")
         return self._score_with(reference, batch)
 
     def score_teacher(self, batch: Batch) -> np.ndarray:
-        """The log-probs of `score` under the teacher of actor.distill.teacher. Only with one."""
+        """Scores the batch as `score` does, under the teacher of actor.distill.teacher.
+
+        [R, T] float32, nats. Raises UserError if there is no teacher.
+        """
         if self._teacher is None:
             raise UserError("actor.distill.teacher: empty, so there is no teacher to score with")
         return self._teacher(batch)
 
     def update(self, batch: Batch) -> dict[str, Mean]:
-        """One optimizer step of the policy on all rows of the batch (and nothing of the critic).
+        """Takes one optimizer step of the policy (not of the critic) on all rows of the batch.
 
         Metrics are under `ppo_actor/update/`, unweighted over the tokens trained on. A gradient
         that isn't finite is skipped and counted in `ppo_actor/update/skipped`.
@@ -172,16 +174,16 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         return means | self._throughput(batch, keep, seconds)
 
     def _throughput(self, batch: Batch, keep: np.ndarray, seconds: float) -> dict[str, Mean]:
-        """Tokens per second and MFU of an update that took so long."""
+        """Returns tokens per second and MFU of an update that took `seconds`."""
         adapters = self._config.actor.lora.rank > 0
         flops = update_flops(self._spec, batch.segment_ids, int(keep.sum()), adapters=adapters)
         return throughput("update", int(np.count_nonzero(batch.segment_ids)), flops, seconds, *self._devices())
 
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
-        """One step of negative log-likelihood weighted by loss_weight, with the warm-up optimizer,
-        at temperature 1.
+        """Takes one step of the negative log-likelihood, weighted by loss_weight, at temperature 1.
 
-        With actor.loss "sft" there is no warm-up: it is a step of the policy's own optimizer.
+        It uses the warm-up's optimizer. With actor.loss "sft" there is no warm-up, and it is a step
+        of the policy's own optimizer.
         """
         if self._sft:
             return self.update(batch)
@@ -194,14 +196,14 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
     # Phases
 
     def _start(self) -> None:
-        """Loads the teacher where there is one, and begins RL where the config has no warm-up."""
+        """Loads the teacher if there is one, and begins RL if the config has no warm-up."""
         if self._config.actor.distill.teacher:
             self._teacher = self._load_teacher(Path(self._config.actor.distill.teacher))
         if self._config.warmup.steps == 0:
             self._reinforcement()
 
     def _reinforcement(self) -> Reinforcement[PhaseT, CriticT]:
-        """What RL has; where it has not begun it does now, and the warm-up's moments are let go."""
+        """Returns the state of RL. The first call begins it and frees the warm-up's moments."""
         if self._phases.rl is None:
             self._phases = Phases(None, self._new_rl())
         assert self._phases.rl is not None
@@ -210,7 +212,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
     def _critic(self) -> CriticT:
         critic = self._reinforcement().critic
         if critic is None:
-            raise UserError(f"actor.adv_estimator: {self._config.actor.adv_estimator!r} has no critic (gae has)")
+            raise UserError(f"actor.adv_estimator: {self._config.actor.adv_estimator!r} has no critic (gae has one)")
         return critic
 
     def _new_rl(self) -> Reinforcement[PhaseT, CriticT]:
@@ -225,24 +227,24 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         return self._make_warmup(self._config.warmup.steps or None)
 
     def _optimizer_steps(self, per_step: int) -> int | None:
-        """Of the whole run, from those per training step."""
+        """Converts optimizer steps per training step to those of the whole run."""
         steps = self._config.total_train_steps
         return None if steps is None else steps * per_step
 
     # Checkpoints
 
     def save(self, directory: Path) -> None:
-        """Writes parameters, optimizer moments and step under directory, which does not exist yet."""
+        """Writes parameters, moments and step counts to a directory that does not exist yet."""
         self._enter()
         meta = self._identity() | {"updates": self._updates, "phases": self._phases.names}
         self._write(Path(directory), self._tree(self._phases), meta)
 
     def restore(self, directory: Path) -> None:
-        """Raises UserError on a missing, foreign or corrupt checkpoint, leaving the learner as it
-        was.
+        """Restores a checkpoint written by any engine on any number of devices.
 
-        Neither the layout that wrote it matters nor the engine (rljax/checkpoints/portable.py).
-        Old and new state are both held until all of the new one has been read.
+        Raises UserError if it is missing, foreign or corrupt, and leaves the learner unchanged: old
+        and new state are both in memory until all of the new one is read. Conversion between
+        engines is in rljax/checkpoints/portable.py.
         """
         self._enter()
         directory = Path(directory)
@@ -256,34 +258,38 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         self._load(phases, self._read(directory, self._tree(phases)), meta["updates"])
 
     def named_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """Everything that is trained, in no framework's terms, on the host of every process: the
-        parts of rljax/checkpoints/portable.py.
+        """Returns everything that is trained as numpy arrays, on the host of every process.
+
+        They are the parts of rljax/checkpoints/portable.py.
         """
         self._enter()
         return self._to_named(self._tree(self._phases))
 
-    def load_named_state(self, named: State, updates: int) -> None:
-        """The inverse, after `updates` optimizer steps. Raises UserError, changing nothing, where
-        they don't fit.
+    def load_named_state(self, named: PortableState, updates: int) -> None:
+        """Loads what `named_state` returned, after `updates` optimizer steps.
 
-        A critic or reference that is missing stays as it is when RL begins.
+        A critic or reference that is missing keeps its value from when RL begins. Raises UserError
+        if an array doesn't fit, and changes nothing then.
         """
         self._enter()
         self._load_named("a state can't be loaded", lambda: named, updates)
 
-    def _load_named(self, what: str, read: Callable[[], State], updates: int) -> None:
-        """Each process reads all of it, a part at a time, and keeps its share."""
+    def _load_named(self, what: str, read: Callable[[], PortableState], updates: int) -> None:
+        """Loads a portable state.
 
-        def place() -> tuple[Phases[PhaseT, CriticT], Tree]:
+        Each process reads all of it, one part at a time, and keeps its share.
+        """
+
+        def assemble() -> tuple[Phases[PhaseT, CriticT], Tree]:
             state = read()
             phases = self._existing_or_new(*portable.phases_of(state))
             return phases, self._from_named(state, self._tree(phases), updates)
 
-        phases, tree = self._together(what, place)
+        phases, tree = self._together(what, assemble)
         self._load(phases, tree, updates)
 
     def _existing_or_new(self, supervised: bool, rl: bool) -> Phases[PhaseT, CriticT]:
-        """Those there are already, or new ones that are not in use yet."""
+        """Returns the phases that exist, or new ones that are not in use yet."""
         now = self._phases
         warmup = (now.supervised or self._new_warmup()) if supervised else None
         return Phases(warmup, (now.rl or self._new_rl()) if rl else None)
@@ -294,14 +300,14 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         phases.load(tree)
 
     def _tree(self, phases: Phases[PhaseT, CriticT]) -> Tree:
-        """The reference is in it only after a warm-up: else the model directory has it."""
+        """Builds a checkpoint's tree. The reference is in it only after a warm-up.
+
+        Without one the model directory has the reference.
+        """
         return phases.saved(self._weights(), with_reference=self._config.warmup.steps > 0)
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be this run's, but for the format.
-
-        JSON values.
-        """
+        """Returns what a checkpoint must share with this run, apart from the format; JSON values."""
         lora = self._config.actor.lora
         adapters = {"rank": lora.rank, "target_modules": list(lora.target_modules)} if lora.rank else None
         return {"format": self.format, "model": json.loads(json.dumps(self._spec.to_config())), "lora": adapters}

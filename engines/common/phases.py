@@ -1,7 +1,6 @@
-"""The phases of a learner: nothing yet, supervised, reinforcement; and what each brings into
-being.
+"""The phases of a learner: not started, supervised, reinforcement; and what each one allocates.
 
-    nothing yet --update_supervised--> supervised --update, score_reference, values--> reinforcement
+    not started --update_supervised--> supervised --update, score_reference, values--> reinforcement
 
 With `warmup.steps=0` reinforcement begins at once.
 """
@@ -16,7 +15,7 @@ Tree = Any  # nested dicts of a framework's arrays
 
 
 class Trained(Protocol):
-    """Something with optimizer state: a phase's optimizer, or a critic."""
+    """Anything with optimizer state: a phase's optimizer, or a critic."""
 
     def saved(self) -> Mapping[str, Tree]: ...
 
@@ -29,7 +28,7 @@ CriticT = TypeVar("CriticT", bound=Trained)
 
 @dataclasses.dataclass
 class Reinforcement(Generic[PhaseT, CriticT]):
-    """What exists from the moment that RL begins."""
+    """The optimizer, critic and reference that exist from the moment RL begins."""
 
     actor: PhaseT
     critic: CriticT | None
@@ -53,21 +52,20 @@ class Reinforcement(Generic[PhaseT, CriticT]):
 
 @dataclasses.dataclass(frozen=True)
 class Phases(Generic[PhaseT, CriticT]):
-    """The phases that have begun and are not over."""
+    """The phases that have begun and have not ended."""
 
-    supervised: PhaseT | None = None  # optimizer of the warm-up; its moments are let go when RL begins
+    supervised: PhaseT | None = None  # optimizer of the warm-up; freed when RL begins
     rl: Reinforcement[PhaseT, CriticT] | None = None
 
     @property
     def names(self) -> list[str]:
-        """For meta.json of a checkpoint: of "supervised" and "rl"."""
+        """Names of the current phases, "supervised" and "rl", for a checkpoint's meta.json."""
         return [field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None]
 
     def saved(self, policy: Tree, *, with_reference: bool) -> dict[str, Tree]:
-        """The tree of a checkpoint: {"policy", "supervised": phase, "rl": {"actor": phase,
-        "critic", "reference"}}.
+        """Builds a checkpoint's tree from the storage itself, without a copy.
 
-        The storage itself, not a copy.
+        {"policy", "supervised": phase, "rl": {"actor": phase, "critic", "reference"}}
         """
         tree: dict[str, Tree] = {"policy": policy}
         if self.supervised is not None:
@@ -77,7 +75,7 @@ class Phases(Generic[PhaseT, CriticT]):
         return tree
 
     def load(self, tree: Mapping[str, Tree]) -> None:
-        """The inverse for everything but the policy."""
+        """Loads everything but the policy from such a tree."""
         if self.supervised is not None:
             self.supervised.load(tree["supervised"])
         if self.rl is not None:

@@ -1,3 +1,3 @@
-"""The CUDA path: SGLang servers, the PyTorch FSDP2 learner, and the ways for weights between them."""
+"""The CUDA path: SGLang servers, the PyTorch FSDP2 learner, and the transports between them."""
 
-FORMAT = "rljax.torch/1"  # of the learner's checkpoints, in their meta.json
+FORMAT = "rljax.torch/1"  # format of the learner's checkpoints, in their meta.json

@@ -1,11 +1,10 @@
-"""Weights from a torch learner to SGLang servers by a collective, in buckets: NCCL between GPUs,
-gloo on the CPU.
+"""Weights from a torch learner to SGLang servers by broadcast: NCCL between GPUs, gloo on the CPU.
 
-    learner, rank 0 of the group                    server k, ranks 1 + k * tensor ... of the group
+    learner, rank 0 of the group                    server k, ranks from 1 + k * tensor on
     POST /update_weights_from_distributed ----->    names, dtypes, shapes of a bucket
-    broadcast of each tensor             ======>    received, loaded                           (once a bucket)
+    broadcast of each tensor             ======>    receives and loads it    (once per bucket)
 
-Beside the model, a server holds one bucket more.
+Beside the model, a server needs the memory of one bucket.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-JOIN_TIMEOUT = datetime.timedelta(seconds=300)  # until all servers have joined
-BUCKET_TIMEOUT = 240.0  # seconds; a server that hangs in a bucket
-TIMEOUT = datetime.timedelta(seconds=BUCKET_TIMEOUT + 120)  # of torch's own, which ends the process: we must be first
-END_TIMEOUT = 15.0  # seconds for a group to end, here and at a server
+JOIN_TIMEOUT = datetime.timedelta(seconds=300)  # for all servers to join
+BUCKET_TIMEOUT = 240.0  # seconds for one bucket, in which a server may hang
+TIMEOUT = datetime.timedelta(seconds=BUCKET_TIMEOUT + 120)  # torch's own timeout, which ends the process; ours must fire first
+END_TIMEOUT = 15.0  # seconds for a group to end, here and at the servers
 
 log = logging.getLogger(__name__)
 
@@ -48,21 +47,22 @@ T = TypeVar("T")
 
 @dataclasses.dataclass
 class BroadcastGroup:
-    """The process group of a learner and its servers. Made at the first publish, and again when a
-    server has changed.
+    """The process group of a learner and its servers.
+
+    Made at the first publish, and again after a server was replaced.
 
     Example: BroadcastGroup("nccl", tensor=2)
     """
 
     backend: str  # "nccl", "gloo"
-    tensor: int = 1  # ranks of a server
+    tensor: int = 1  # ranks per server
     host: str = "127.0.0.1"  # address of this process, as the servers see it
     group: ProcessGroup | None = None
     name: str = ""
     members: Sequence[object] = ()
 
     async def join(self, posts: Sequence[Post]) -> ProcessGroup:
-        """The group with these servers. Raises SamplerError."""
+        """Returns the group with these servers, making it if needed. Raises SamplerError."""
         members = [post.member for post in posts]
         if self.group is not None and self.members == members:
             return self.group
@@ -84,10 +84,11 @@ class BroadcastGroup:
         return self.group
 
     async def leave(self, posts: Sequence[Post] = (), *, broken: bool = False) -> None:
-        """The group is of no use any more, to these servers neither. Not on this thread, and not
-        for ever: over NCCL the end of a group waits for what it was asked to send.
+        """Ends the group, here and at the servers. Waits for END_TIMEOUT at most.
 
-        broken: in the middle of something, which is given up.
+        Runs in a thread: over NCCL, ending a group waits for its pending work.
+
+        broken: a transfer failed in the middle, so the group is aborted.
         """
         group, name = self.group, self.name
         self.group, self.name, self.members = None, "", ()
@@ -97,20 +98,21 @@ class BroadcastGroup:
         calls = (post("/destroy_weights_update_group", {"group_name": name}) for post in posts)
         try:
             async with asyncio.timeout(END_TIMEOUT):
-                await asyncio.gather(*ends, *calls, return_exceptions=True)  # a server may have gone, or know no such group
+                await asyncio.gather(*ends, *calls, return_exceptions=True)  # a server may be gone, or not have such a group
         except TimeoutError:
-            log.warning("a group over %s did not end within %g s, and is left as it is", self.backend, END_TIMEOUT)
+            log.warning("a group over %s did not end within %g s and is abandoned", self.backend, END_TIMEOUT)
 
     def close(self) -> None:
-        """The learner is closed. Blocks."""
+        """Ends the group when the learner closes. Blocks."""
         if self.group is not None:
             _end(self.group, self.backend, broken=False)
         self.group, self.name, self.members = None, "", ()
 
 
 def _end(group: ProcessGroup, backend: str, broken: bool) -> None:
-    """Destroying a group of NCCL waits for its kernels, which never end where another rank is
-    gone: such a group is aborted.
+    """Destroys a group, or aborts it.
+
+    Destroying an NCCL group waits for its kernels, which never end if another rank is gone.
     """
     import torch.distributed
     from torch.distributed import distributed_c10d as c10d
@@ -123,11 +125,10 @@ def _end(group: ProcessGroup, backend: str, broken: bool) -> None:
 
 @dataclasses.dataclass
 class TorchBroadcast:
-    """Named tensors on their way to the servers: `WeightsBroadcast(TorchBroadcast(tensors,
-    group))`.
+    """Sends named tensors to servers: `WeightsBroadcast(TorchBroadcast(tensors, group))`.
 
-    Names and layouts are those of the HF checkpoint. Tensors are taken from the iterable as they
-    are sent, so that a sharded learner gathers one at a time.
+    Names and shapes are those of the HF checkpoint. Tensors are taken from the iterable as they are
+    sent, so that a sharded learner gathers one at a time.
     """
 
     tensors: Iterable[tuple[str, torch.Tensor]]
@@ -135,18 +136,17 @@ class TorchBroadcast:
     bucket_bytes: int = BUCKET
 
     async def send(self, posts: Sequence[Post], version: int, *, flush: bool) -> None:
-        """All tensors to all servers, which are paused. Each server takes the version with the
-        last bucket.
+        """Sends all tensors to all servers, which are paused.
 
-        Raises SamplerError when a server fails; then the servers' weights may be mixed, and have
-        to be published again.
+        A server takes the version with the last bucket. Raises SamplerError if a server fails; the
+        servers' weights may be mixed then, and have to be published again.
         """
         group = await self.group.join(posts)
         buckets = buckets_of(self.tensors, self.bucket_bytes)
         try:
             await send_buckets(posts, buckets, version, flush=flush, send=functools.partial(self._send_bucket, group, posts))
-        except BaseException as error:  # a cancellation too: what is in flight would keep the GPU from anything else
-            # gloo lets go of the servers that wait in the group when nothing refers to it any more, and these do.
+        except BaseException as error:  # also a cancellation: pending transfers would block the GPU
+            # gloo releases the servers that wait in the group when its last reference is gone; the frames hold some.
             traceback.clear_frames(error.__traceback__)
             del group
             await self.group.leave(posts, broken=True)
@@ -167,7 +167,7 @@ class TorchBroadcast:
         sending = _in_thread(_broadcast, group, tensors)
         try:
             async with asyncio.timeout(BUCKET_TIMEOUT):
-                # A server that refuses never takes part: the collective would wait for it until its own timeout.
+                # A server that refuses never joins the collective, which would wait for it until its own timeout.
                 await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_EXCEPTION)
                 if receiving.done():
                     receiving.result()
@@ -177,8 +177,9 @@ class TorchBroadcast:
 
 
 def _in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-    """Calls what may never end, where a server is gone: in a thread for which the process does not
-    wait at its own end.
+    """Runs a call that may never return in a daemon thread.
+
+    The process doesn't wait for such a thread when it exits.
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
@@ -188,7 +189,7 @@ def _in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         try:
             result = call(*args)
         except BaseException as error:
-            args = ()  # the error refers to this frame
+            args = ()  # the error's traceback refers to this frame
             future.set_exception(error)
         else:
             future.set_result(result)
@@ -198,9 +199,7 @@ def _in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
 
 
 def _broadcast(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
-    """Sends every tensor; over NCCL it returns when that is queued behind what the GPU has to do,
-    and servers tell the rest.
-    """
+    """Broadcasts the tensors. Over NCCL it returns when the work is queued on the GPU."""
     import torch.distributed
 
     handles = [torch.distributed.broadcast(tensor.contiguous(), 0, group=group, async_op=True) for tensor in tensors]
@@ -209,17 +208,16 @@ def _broadcast(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def join(backend: str, host: str, port: int, rank: int, world: int, name: str) -> ProcessGroup:
-    """A group beside the learner's own, under the keys of the store that SGLang's side uses.
-    Blocks until all are there.
+    """Makes a group beside the learner's own, with the store keys that SGLang uses.
 
-    torch has no public call for a second group with processes outside the first one; SGLang uses
-    the same helper. Its rendezvous by tcp:// is not for us: under torchrun rank 0 would look for a
-    store there, where it has to keep one.
+    Blocks until all ranks have joined. torch has no public call for a second group with outside
+    processes; SGLang uses the same helper. The tcp:// rendezvous can't be used: under torchrun rank
+    0 would connect to a store there, but it has to serve one.
     """
     import torch.distributed
     from torch.distributed import distributed_c10d as c10d
 
-    tcp_store: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public, but not to mypy
+    tcp_store: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public, but unknown to mypy
     store = tcp_store(host, port, world, is_master=rank == 0, timeout=JOIN_TIMEOUT, multi_tenant=True)
     helper: Any = c10d._new_process_group_helper
     options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"

@@ -1,11 +1,11 @@
-"""Weights on their way to servers in buckets: what the ways that need no directory have in common.
+"""Sends weights to servers in buckets: what the transports through memory have in common.
 
-    POST /begin_weight_update    ------>     (SGLang 0.5.23; older ones have no such endpoint, and need none)
-    a bucket, however it travels ======>     (as often as there are buckets; the version comes with the last)
+    POST /begin_weight_update    ------>     (SGLang 0.5.23; older ones have no such endpoint)
+    a bucket, by any transport   ======>     (once per bucket; the version comes with the last)
     POST /end_weight_update      ------>
 
 Tensors are taken from the iterable as they are sent: a sharded learner gathers them one at a time,
-and never holds more than a bucket and the tensor behind it.
+and has at most one bucket and the next tensor in memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 BUCKET = 512 << 20  # bytes
 END_TIMEOUT = 10.0  # seconds
-OPEN = "already open"  # in SGLang's answer to a second begin
+OPEN = "already open"  # part of SGLang's answer if a session is open
 
 T = TypeVar("T")
 Bucket = list[tuple[str, "torch.Tensor"]]
 Label = dict[str, Any]
-"""What goes with a bucket: the version with the last one, and whether the cache is flushed behind it."""
+"""Fields posted with a bucket: the version with the last one, and whether to flush the cache after it."""
 
 
 async def send_buckets(
@@ -39,7 +39,7 @@ async def send_buckets(
     flush: bool,
     send: Callable[[T, Label], Awaitable[None]],
 ) -> None:
-    """Sends one bucket after the other, between the two calls that 0.5.23 wants around them.
+    """Sends the buckets in order, between the two session calls of SGLang 0.5.23.
 
     Raises what `send` raises.
     """
@@ -49,7 +49,7 @@ async def send_buckets(
             bucket, last = found
             del found
             await send(bucket, {"weight_version": str(version), "flush_cache": flush} if last else {"flush_cache": False})
-            del bucket  # before the next one is made
+            del bucket  # free it before the next one is made
     except BaseException:
         if sessions:
             await _end_anyway(posts)
@@ -59,8 +59,10 @@ async def send_buckets(
 
 
 async def _end_anyway(posts: Sequence[Post]) -> None:
-    """Closes the sessions of a publish that failed, for servers would not take weights from a
-    directory in them, as far as they answer: one may be dead, another wait in a collective.
+    """Closes the sessions of a publish that failed, on servers that still answer.
+
+    In an open session a server would load no weights from a directory. Waits for END_TIMEOUT at
+    most: one server may be dead, another may hang in a collective.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(END_TIMEOUT):
@@ -68,7 +70,7 @@ async def _end_anyway(posts: Sequence[Post]) -> None:
 
 
 async def _begin(posts: Sequence[Post]) -> bool:
-    """Opens a session on all servers. False where they know no sessions."""
+    """Opens a session on all servers. Returns False if they have no sessions."""
 
     async def begin(post: Post) -> None:
         try:
@@ -76,7 +78,7 @@ async def _begin(posts: Sequence[Post]) -> bool:
         except UserError as error:
             if OPEN not in str(error):
                 raise
-            await post("/end_weight_update", {})  # of a publish that broke off
+            await post("/end_weight_update", {})  # a session left over from a publish that failed
             await post("/begin_weight_update", {})
 
     try:
@@ -89,7 +91,7 @@ async def _begin(posts: Sequence[Post]) -> bool:
 
 
 def buckets_of(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[tuple[Bucket, bool]]:
-    """In order, each of at most `limit` bytes or one tensor; and whether it is the last."""
+    """Yields buckets of at most `limit` bytes, or of one tensor, and whether each is the last."""
     bucket: Bucket = []
     size = 0
     for name, tensor in tensors:

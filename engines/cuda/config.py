@@ -1,6 +1,6 @@
-"""The section `fsdp` of the config.
+"""The config section `fsdp`.
 
-That of `sglang` is beside its servers, in rljax/engines/http/config.py.
+The section `sglang` is beside its servers, in rljax/engines/http/config.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from rljax.config.schema import EngineConfig
 
 @dataclasses.dataclass(frozen=True)
 class FsdpConfig(EngineConfig):
-    """The PyTorch learner."""
+    """Settings of the PyTorch learner."""
 
-    compile: bool = key(True, "Layers through torch.compile, on a GPU: a minute at the start, then fewer passes over memory.")
+    compile: bool = key(
+        True, "Compile layers with torch.compile on a GPU: a minute at the start, then fewer passes over memory."
+    )

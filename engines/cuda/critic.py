@@ -1,6 +1,4 @@
-"""The critic: weights of its own that start as the policy's, and a scalar head that starts at
-zero.
-"""
+"""The critic: weights that start as the policy's, and a scalar head that starts at zero."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from torch import Tensor
 from rljax.backends.torch.accumulate import Metrics
 from rljax.backends.torch.forward import named_values
 from rljax.backends.torch.objective import value_objective
-from rljax.backends.torch.optim import Slot
+from rljax.backends.torch.optim import TrainedParameter
 from rljax.config.schema import Config
 from rljax.engines.cuda.phase import Phase
 from rljax.engines.cuda.policy import Policy
@@ -25,43 +23,43 @@ HEAD = "value_head"
 
 
 class Critic:
-    """Values of states; with LoRA the base is the policy's own and the adapters are the critic's.
+    """Predicts the values of states. With LoRA it has its own adapters on the policy's base.
 
     Proximal policy optimization with a value function: Schulman et al. 2017, arXiv:1707.06347.
     """
 
     def __init__(self, config: Config, policy: Policy, total_steps: int | None) -> None:
-        layout = policy.layout
+        rank_mesh = policy.rank_mesh
         self._policy = policy
         self._clip = config.critic.eps_clip_value
         self.weights = policy.copied(torch.float32)
-        self.head = torch.zeros(policy.spec.hidden_size, device=layout.device, requires_grad=True)
-        slot = Slot(HEAD, self.head.detach(), self._head_gradient, layout.pool.size)
-        self.phase = Phase(policy, config.critic.optimizer, total_steps, "critic.optimizer", PREFIX, [slot])
+        self.head = torch.zeros(policy.spec.hidden_size, device=rank_mesh.device, requires_grad=True)
+        head = TrainedParameter(HEAD, self.head.detach(), self._head_gradient, rank_mesh.pool.size)
+        self.phase = Phase(policy, config.critic.optimizer, total_steps, "critic.optimizer", PREFIX, [head])
 
     @torch.no_grad()
     def values(self, parts: Iterable[Rows]) -> list[Tensor]:
-        """[r, m] float32 of every micro-batch."""
-        with self._policy.holding(self.weights):
+        """Returns the values of each micro-batch, [r, m] float32."""
+        with self._policy.swapped_in(self.weights):
             return self._policy.scored(lambda rows: named_values(self._policy.network, self.head, rows), parts)
 
     def update(self, parts: Iterable[Rows]) -> dict[str, Mean]:
-        """One optimizer step."""
+        """Takes one optimizer step."""
         self.head.grad = None
-        with self._policy.holding(self.weights):
+        with self._policy.swapped_in(self.weights):
             return self.phase.step(self._loss, parts)
 
     def _loss(self, rows: Rows) -> tuple[Tensor, Metrics]:
         tokens = rows.tokens
-        assert rows.values is not None and rows.returns is not None  # a critic's batch has them
+        assert rows.values is not None and rows.returns is not None  # the batch of a run with a critic has them
         values = named_values(self._policy.network, self.head, rows)
         return value_objective(values, rows.values, rows.returns, tokens.loss_weight, tokens.mask, clip=self._clip)
 
     def _head_gradient(self) -> Tensor:
-        """Summed over ranks; those of one tensor group have the same."""
-        layout = self._policy.layout
-        own = torch.zeros_like(self.head) if self.head.grad is None or not layout.speaks else self.head.grad.clone()
-        return layout.reduce(own)
+        """Sums the head's gradient over ranks; the ranks of one tensor-parallel group count once."""
+        rank_mesh = self._policy.rank_mesh
+        own = torch.zeros_like(self.head) if self.head.grad is None or not rank_mesh.is_primary else self.head.grad.clone()
+        return rank_mesh.reduce(own)
 
     def saved(self) -> dict[str, Any]:
         params = dict(zip(self._policy.trained, self.weights, strict=True))

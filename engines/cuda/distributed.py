@@ -1,6 +1,4 @@
-"""The processes of a learner: torch.distributed as torchrun's environment says, and the device of
-this one.
-"""
+"""The processes of a learner: torch.distributed as torchrun sets it up, and this rank's device."""
 
 from __future__ import annotations
 
@@ -11,34 +9,34 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from rljax.backends.torch.mesh import Layout
+from rljax.backends.torch.mesh import RankMesh
 from rljax.config.allocation import Pool
 from rljax.errors import UserError
 
-TIMEOUT = datetime.timedelta(minutes=10)  # of a collective; the first ones wait for kernels to compile elsewhere
+TIMEOUT = datetime.timedelta(minutes=10)  # for a collective; the first ones wait while other ranks compile kernels
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def join(pool: Pool, timeout: datetime.timedelta = TIMEOUT) -> Layout:
-    """This process's place in the pool. Blocks until the pool's other processes are there too.
+def join(pool: Pool, timeout: datetime.timedelta = TIMEOUT) -> RankMesh:
+    """Joins the processes of the pool and returns their mesh. Blocks until all of them have joined.
 
-    One process needs nothing; more find each other by RANK, WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT, which torchrun sets, unless torch.distributed is initialized already.
+    A single process needs no environment. Several find each other by RANK, WORLD_SIZE, MASTER_ADDR
+    and MASTER_PORT, which torchrun sets, unless torch.distributed is initialized already.
 
-    Raises UserError where the processes are not as many as the pool wants, or share GPUs.
+    Raises UserError if there are not as many processes as the pool needs, or if they share GPUs.
     """
     device = device_of(pool)
     if not dist.is_initialized():
         _initialize(pool, device, timeout)
     if dist.get_world_size() != pool.size:
-        raise UserError(f"allocation_mode: {pool} wants {pool.size} processes, and there are {dist.get_world_size()}")
-    return Layout.of(pool, device)
+        raise UserError(f"allocation_mode: {pool} needs {pool.size} processes, and there are {dist.get_world_size()}")
+    return RankMesh.of(pool, device)
 
 
 def _initialize(pool: Pool, device: torch.device, timeout: datetime.timedelta) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
-        # As SGLang sets it for its own: a group of NCCL hangs where its processes differ in this. Read at NCCL's first use.
+        # The value SGLang sets: an NCCL group hangs if its processes differ in this. NCCL reads it at its first use.
         os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
     if pool.size == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -46,13 +44,16 @@ def _initialize(pool: Pool, device: torch.device, timeout: datetime.timedelta) -
         return
     missing = [name for name in VARIABLES if name not in os.environ]
     if missing:
-        raise UserError(f"allocation_mode: {pool} is {pool.size} processes; start them with torchrun ({missing[0]} is not set)")
+        raise UserError(
+            f"allocation_mode: {pool} needs {pool.size} processes; start them with torchrun ({missing[0]} is not set)"
+        )
     dist.init_process_group(backend, timeout=timeout)
 
 
 def device_of(pool: Pool) -> torch.device:
-    """The GPU of this rank, counted from the pool's first one over hosts that have as many each;
-    else the CPU.
+    """Returns this rank's GPU, or the CPU if there is no GPU.
+
+    Ranks are counted from the pool's first device, over hosts that have equally many.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -66,7 +67,7 @@ def device_of(pool: Pool) -> torch.device:
 
 
 def gather(payload: bytes) -> Sequence[bytes]:
-    """What all ranks gave, in their order; on every rank. A collective, over the CPU."""
+    """Returns the payloads of all ranks in rank order, on every rank. A collective, over the CPU."""
     found: list[bytes] = [b""] * dist.get_world_size()
     dist.all_gather_object(found, payload)
     return found

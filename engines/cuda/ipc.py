@@ -1,18 +1,18 @@
-"""Weights from a torch learner to SGLang servers on the same devices: a handle of the memory
-travels, the weights don't.
+"""Weights from a torch learner to SGLang servers on the same devices, by handles of shared memory.
 
     learner                                            server
-    tensors, as they are gathered, into a buffer
-    POST /update_weights_from_tensor      ------>      opens the buffer, copies from it, lets go of it     (once a bucket)
+    copies gathered tensors into a buffer
+    POST /update_weights_from_tensor      ------>      opens the buffer, copies from it, closes it
+                                                       (once per bucket)
 
-Beside the model, the learner holds the buffer (one bucket, used again for the next) and the tensor
-that goes into it.
+Beside the model, the learner needs the memory of one bucket, which is reused, and of the tensor
+that is copied into it.
 
 The handles are what SGLang's MultiprocessingSerializer reads with load_format "flattened_bucket":
-a pickle of the buffer as torch shares it between processes, and where in it each tensor lies.
-Neither side of the wire needs the other's classes: SGLang unpickles nothing but an allowed list,
-on which `types.SimpleNamespace` is and ours are not, and takes its attributes for those of a
-FlattenedTensorMetadata. A CUDA device is named by its UUID, for the two processes may count
+a pickle of the buffer, as torch shares it between processes, and the position of each tensor in
+it. Neither side needs the other's classes. SGLang unpickles only classes of an allowed list, which
+has `types.SimpleNamespace` but none of ours; its attributes stand for those of a
+FlattenedTensorMetadata. A CUDA device is named by its UUID, for the two processes may number
 devices differently. On the CPU the buffer is a file in shared memory: the same calls, for tests
 without a GPU.
 """
@@ -40,41 +40,39 @@ from rljax.engines.cuda.buckets import BUCKET, Label, send_buckets
 from rljax.engines.http.remote import ServerLost
 from rljax.errors import SamplerError, UserError
 
-TAKEN = b"taken"  # what rank 0 tells the others once a bucket's handles have been opened and let go of again
+TAKEN = b"taken"  # rank 0's message to the others after the servers have opened and closed a bucket's handles
 SHARED_MEMORY = Path("/dev/shm")
-ALIGNMENT = 16  # bytes; a tensor in the buffer is looked at as its own dtype, which has to begin at a multiple of its size
-DEVICE_ARGUMENT = 6  # of torch's rebuild_cuda_tensor, the device; SGLang's version of it takes a UUID there
+ALIGNMENT = 16  # bytes; a tensor in the buffer must begin at a multiple of its element size
+DEVICE_ARGUMENT = 6  # index of the device among the arguments of torch's rebuild_cuda_tensor; SGLang's version takes a UUID
 
 Gather = Callable[[bytes], Sequence[bytes]]
-"""What all ranks gave, in the order of their devices. Every rank calls it at once, and waits for the others."""
+"""Returns the payloads of all ranks in the order of their devices. A collective: all ranks call it at once."""
 
 
-def alone(payload: bytes) -> Sequence[bytes]:
-    """`Gather` of a learner of one rank."""
+def gather_alone(payload: bytes) -> Sequence[bytes]:
+    """Gathers the payload of a single rank; the `Gather` of a learner of one rank."""
     return [payload]
 
 
 @dataclasses.dataclass
 class TorchIpc:
-    """Named tensors for servers on the devices of the learner:
-    `WeightsBroadcast(TorchIpc(tensors))`.
+    """Sends tensors to servers on the learner's devices: `WeightsBroadcast(TorchIpc(tensors))`.
 
-    Names and layouts are those of the HF checkpoint, and all ranks have whole tensors. Server k of
-    `tensor` devices is on those of the learner's ranks k * tensor and following. Rank 0 sends; the
-    others `follow` at the same time, with the same tensors in the same order.
+    Names and shapes are those of the HF checkpoint, and all ranks have whole tensors. Server k, of
+    `tensor` devices, shares those of the learner's ranks from k * tensor on. Rank 0 calls `send`;
+    the others call `follow` at the same time, with the same tensors in the same order.
     """
 
     tensors: Iterable[tuple[str, torch.Tensor]]
-    tensor: int = 1  # devices of a server
-    gather: Gather = alone
+    tensor: int = 1  # devices per server
+    gather: Gather = gather_alone
     bucket_bytes: int = BUCKET
 
     async def send(self, posts: Sequence[Post], version: int, *, flush: bool) -> None:
-        """All tensors to all servers, which are paused. Each server takes the version with the
-        last bucket.
+        """Sends all tensors to all servers, which are paused.
 
-        Raises SamplerError when a server fails; then the servers' weights may be mixed, and have
-        to be published again.
+        A server takes the version with the last bucket. Raises SamplerError if a server fails; the
+        servers' weights may be mixed then, and have to be published again.
         """
         handles = Handles(self.tensors, self.bucket_bytes)
         try:
@@ -85,19 +83,16 @@ class TorchIpc:
             await asyncio.to_thread(self._finish, handles)
 
     def _finish(self, handles: Handles) -> None:
-        """After the last bucket there is nothing to do.
-
-        After a failure the other ranks still gather what is left.
-        """
+        """Lets the other ranks gather what is left after a failure; otherwise nothing is left."""
         handles.give_up()
-        if self.gather is not alone:
+        if self.gather is not gather_alone:
             for nothing, _ in handles:
                 self.gather(nothing)
                 self.gather(nothing)
         handles.close()
 
     def follow(self) -> None:
-        """What ranks 1 and following do during a `send` of rank 0. Blocks."""
+        """Takes part in a `send` of rank 0; called on all other ranks. Blocks."""
         handles = Handles(self.tensors, self.bucket_bytes)
         for handle, _ in handles:
             self.gather(handle)
@@ -110,7 +105,9 @@ class TorchIpc:
         outcome = b""
         try:
             if len(handles) != len(posts) * self.tensor:
-                raise ValueError(f"{len(posts)} servers of {self.tensor} devices, and {len(handles)} ranks: all must be there")
+                raise ValueError(
+                    f"{len(posts)} servers of {self.tensor} devices need as many ranks, and there are {len(handles)}"
+                )
             texts = [base64.b64encode(each).decode() for each in handles]
             bodies = [
                 {"serialized_named_tensors": texts[start : start + self.tensor], "load_format": "flattened_bucket", **label}
@@ -124,27 +121,27 @@ class TorchIpc:
 
 
 class Handles:
-    """An iterator of handles, each of a bucket of at most `limit` bytes or one tensor, and whether
-    it is the last.
+    """Iterates over handles of buckets, each with whether it is the last one.
 
-    The memory behind a handle is written over when the next one is asked for.
+    A bucket has at most `limit` bytes, or one tensor. The memory behind a handle is reused for the
+    next one.
     """
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> None:
         self._buckets = _filled(tensors, limit)
-        self._out: list[Callable[[], None]] = []  # to take the last handle back
+        self._out: list[Callable[[], None]] = []  # take back the last handle
         self._given_up = False
 
     def __iter__(self) -> Handles:
         return self
 
     def __next__(self) -> tuple[bytes, bool]:
-        self._out = []  # whoever got it has opened it, and let go of it
+        self._out = []  # the receiver has opened and closed it
         flat, parts, last = next(self._buckets)
         if self._given_up:
             return b"", last
         if flat.is_cuda:
-            torch.cuda.synchronize(flat.device)  # the copies: the other process knows nothing of our streams
+            torch.cuda.synchronize(flat.device)  # finish the copies: the other process doesn't know our streams
         pickled = io.BytesIO()
         pickler = _Pickler(pickled)
         pickler.dump({"flattened_tensor": flat, "metadata": parts})
@@ -152,8 +149,9 @@ class Handles:
         return pickled.getvalue(), last
 
     def give_up(self) -> None:
-        """Nobody opens the last handle any more, nor would another one: what follows is empty.
-        Memory that was handed out and not taken would never be free again.
+        """Takes back the last handle, which nobody will open; the handles that follow are empty.
+
+        Shared memory that is handed out and never opened would not be freed.
         """
         self._given_up = True
         undo, self._out = self._out, []
@@ -168,8 +166,9 @@ Filled = tuple[torch.Tensor, list[SimpleNamespace], bool]
 
 
 def _filled(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Generator[Filled, None, None]:
-    """Buckets, one after the other in the same memory: bytes, where in them each tensor is, and
-    whether it is the last.
+    """Yields buckets, one after the other in the same memory.
+
+    Each is its bytes, the positions of its tensors, and whether it is the last one.
     """
     buffer: torch.Tensor | None = None
     parts: list[SimpleNamespace] = []
@@ -180,7 +179,7 @@ def _filled(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Generato
             yield buffer[:used], parts, False
             parts, used = [], 0
         if buffer is None or buffer.numel() < used + tensor.nbytes:
-            buffer = None  # before there are two of them
+            buffer = None  # free the old one before the new one is allocated
             buffer = _buffer(max(limit, tensor.nbytes), tensor.device)
         parts.append(_put(tensor, name, buffer, used))
         used = -(-parts[-1].end_idx // ALIGNMENT) * ALIGNMENT
@@ -191,7 +190,10 @@ def _filled(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Generato
 
 
 def _buffer(size: int, device: torch.device) -> torch.Tensor:
-    """Of bytes, and on the CPU in shared memory from the start: it takes up what is written to."""
+    """Allocates a buffer of `size` bytes.
+
+    On the CPU it is in shared memory from the start, where only written pages take memory.
+    """
     if device.type != "cpu":
         return torch.empty(size, dtype=torch.uint8, device=device)
     storage = torch.UntypedStorage._new_using_filename_cpu(size)
@@ -199,21 +201,22 @@ def _buffer(size: int, device: torch.device) -> torch.Tensor:
 
 
 def _put(tensor: torch.Tensor, name: str, buffer: torch.Tensor, start: int) -> SimpleNamespace:
-    """Copies a tensor into the buffer and says where it is, in the words of a
-    FlattenedTensorMetadata.
+    """Copies a tensor into the buffer.
+
+    Returns its position there, with the attributes of a FlattenedTensorMetadata.
     """
     end = start + tensor.nbytes
     buffer[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-    place = {"start_idx": start, "end_idx": end, "numel": end - start}
-    return SimpleNamespace(name=name, shape=tensor.shape, dtype=tensor.dtype, **place)
+    span = {"start_idx": start, "end_idx": end, "numel": end - start}
+    return SimpleNamespace(name=name, shape=tensor.shape, dtype=tensor.dtype, **span)
 
 
 class _Pickler(ForkingPickler):
-    """torch's way of sharing tensors between processes, for processes that have nothing in common."""
+    """Shares tensors between unrelated processes, as torch does between related ones."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
-        self.undo: list[Callable[[], None]] = []  # for a handle that nobody opens
+        self.undo: list[Callable[[], None]] = []  # actions that take back a handle nobody opens
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_cuda:
@@ -221,23 +224,24 @@ class _Pickler(ForkingPickler):
             uuid = str(torch.cuda.get_device_properties(value.device).uuid)
             named = dict(zip(inspect.signature(rebuild).parameters, arguments, strict=True))
             counter = named["ref_counter_handle"], named["ref_counter_offset"]
-            # What the receiver does when it is done; until then torch keeps the memory.
+            # The receiver does this when it is done; until then torch keeps the memory.
             release = functools.partial(named["storage_cls"]._release_ipc_counter, *counter, device=named["storage_device"])
             self.undo.append(release)
             return rebuild, (*arguments[:DEVICE_ARGUMENT], uuid, *arguments[DEVICE_ARGUMENT + 1 :])
         if isinstance(value, torch.UntypedStorage):
-            # By name, whatever the process's strategy: a descriptor could be asked for by children of this process only.
+            # By name, whatever torch's sharing strategy: only child processes could ask for a descriptor.
             name = value._share_filename_cpu_()
-            value._shared_incref()  # the receiver takes it back
+            value._shared_incref()  # the receiver decrements it
             self.undo.append(functools.partial(_unlink, value, name[1].decode()))
             return reductions.rebuild_storage_filename, (type(value), *name)
         return NotImplemented
 
 
 def _unlink(storage: torch.UntypedStorage, name: str) -> None:
-    """Away with the name of shared memory that nobody may have opened: whoever has it still keeps
-    the memory, and no more.
+    """Removes the name of shared memory that may never have been opened.
+
+    A process that did open it keeps the memory, until it ends.
     """
-    storage._shared_incref()  # else the last of them would unlink it too, and torch ends a process that can't
+    storage._shared_incref()  # or torch would unlink it again at the end, and abort the process if it can't
     with contextlib.suppress(FileNotFoundError):
         (SHARED_MEMORY / name.lstrip("/")).unlink()

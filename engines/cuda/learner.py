@@ -1,11 +1,13 @@
-"""The PyTorch learner: one policy (and a critic where the algorithm has one) under FSDP2 over data, fsdp, context and tensor.
+"""The PyTorch learner: a policy, perhaps a critic, under FSDP2 over the axes of a rank mesh.
 
-    batch -> this rank's rows -> micro-batches -> gradients summed over both -> one optimizer step -> metrics, whole everywhere
+    batch -> this rank's rows -> micro-batches -> gradients summed over both -> one optimizer step
+          -> metrics, the same on every rank
 
-It lives in every process of its pool. Each method is called by all of them, in the same order, with the same whole batch.
-Master weights and moments are float32, computed with in `actor.dtype`; log-probs only of the tokens that are trained on.
-With LoRA the base is frozen and the adapters are what is trained, optimized and saved. The reference policy and the critic
-are taken from the policy as it is when RL begins: at once, or after the supervised warm-up.
+It runs in every process of its pool. All of them call each method in the same order, with the same
+whole batch. Master weights and moments are float32, and computation is in `actor.dtype`. Log-probs
+are computed only for the tokens that are trained on. With LoRA the base is frozen, and the adapters
+are trained, optimized and saved. The reference policy and the critic are copies of the policy when
+RL begins: at once, or after the supervised warm-up.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from rljax.backends.torch import checkpoint, lora
 from rljax.backends.torch.accumulate import Metrics
 from rljax.backends.torch.export import Gathering, gathered, write
 from rljax.backends.torch.forward import named_logprobs, named_objective
-from rljax.backends.torch.mesh import Layout
+from rljax.backends.torch.mesh import RankMesh
 from rljax.batching.batch import Batch
 from rljax.batching.packing import RANK_SPREAD
 from rljax.config.allocation import Pool
@@ -31,7 +33,7 @@ from rljax.engine import (
     ExportTarget,
     ExportToDirectory,
     ExportToSampler,
-    State,
+    PortableState,
     WeightsAtLeader,
     WeightsInDirectory,
     WeightSource,
@@ -53,43 +55,53 @@ from rljax.objective.spec import PREFIX, Objective
 class TorchLearner(PhasedLearner[Phase, Critic]):
     """Implements `rljax.engine.Learner`.
 
-    Example:
+    Example, in each of two processes:
 
-        learner = TorchLearner(config, Pool("fsdp", fsdp=2), Path("models/SmolLM2"))  # in each of two processes
+        learner = TorchLearner(config, Pool("fsdp", fsdp=2), Path("models/SmolLM2"))
         metrics = learner.update(batch.replace(proximal_logp=learner.score(batch)))
     """
 
     format = FORMAT
 
     def __init__(self, config: Config, pool: Pool, model_dir: Path) -> None:
-        """Raises UserError for a model or a setting it can't do, or processes that don't fit the pool."""
+        """Joins the other processes and loads the model.
+
+        Raises UserError if the model or a setting is not supported, or the processes don't fit the
+        pool.
+        """
         super().__init__(config, model_dir)
-        self._layout: Layout = distributed.join(pool)
-        self._policy = Policy(config, self._layout, self._model_dir)
+        self._rank_mesh: RankMesh = distributed.join(pool)
+        self._policy = Policy(config, self._rank_mesh, self._model_dir)
         self._publishing: Gathering | None = None
-        self._route: Route | None = None  # to the servers that weights were sent to last
+        self._route: Route | None = None  # transport of the last publish from memory
         self._start()
 
     # Scoring
 
     def score(self, batch: Batch) -> np.ndarray:
-        """Log-probs of the tokens under the current policy. [R, T] float32, nats; 0 where loss_mask is False."""
+        """Returns log-probs of the tokens under the current policy.
+
+        [R, T] float32, nats; 0 where loss_mask is False.
+        """
         cut = self._cut(batch, batch.loss_mask)
         return cut.scatter(self._policy.scored(self._logp_of, cut))
 
     def _score_with(self, weights: Tree, batch: Batch) -> np.ndarray:
-        with self._policy.reading(list(weights.values())):
+        with self._policy.copied_in(list(weights.values())):
             return self.score(batch)
 
     def values(self, batch: Batch) -> np.ndarray:
-        """What the critic expects before each token is drawn. [R, T] float32, reward units. Only with adv_estimator "gae"."""
+        """Returns the critic's value of the context before each token.
+
+        [R, T] float32, reward units. Raises UserError unless actor.adv_estimator is "gae".
+        """
         critic = self._critic()
         cut = self._cut(batch, batch.loss_mask)
         return cut.scatter(critic.values(cut))
 
     def _cut(self, batch: Batch, keep: np.ndarray) -> MicroBatches:
         self._enter()
-        return micro_batches(batch, keep, self._layout, self._spec, self._config.actor.mb_spec.rows_per_mb)
+        return micro_batches(batch, keep, self._rank_mesh, self._spec, self._config.actor.mb_spec.rows_per_mb)
 
     def _logp_of(self, rows: Rows) -> Tensor:
         actor, temperature = self._config.actor, self._config.gconfig.temperature
@@ -100,18 +112,18 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
     def _policy_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         cut = self._cut(batch, keep)
         means = phase.step(self._policy_loss, cut)
-        return means | ({RANK_SPREAD: Mean.of([cut.spread])} if self._layout.dealt[1] > 1 else {})
+        return means | ({RANK_SPREAD: Mean.of([cut.spread])} if self._rank_mesh.data_shard[1] > 1 else {})
 
     def _devices(self) -> tuple[str, int]:
-        device = self._layout.device
+        device = self._rank_mesh.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return name, self._layout.pool.size
+        return name, self._rank_mesh.pool.size
 
     def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         return phase.step(self._supervised_loss, self._cut(batch, keep))
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
-        """One optimizer step of the critic, on every token of loss_mask."""
+        """Takes one optimizer step of the critic, on all tokens of loss_mask."""
         return self._critic().update(self._cut(batch, batch.loss_mask))
 
     def _policy_loss(self, rows: Rows) -> tuple[Tensor, Metrics]:
@@ -136,7 +148,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         return Critic(self._config, self._policy, total_steps)
 
     def _load_teacher(self, directory: Path) -> Scorer:
-        teacher = Teacher(self._config, directory, self._layout)
+        teacher = Teacher(self._config, directory, self._rank_mesh)
 
         def score(batch: Batch) -> np.ndarray:
             cut = self._cut(batch, batch.loss_mask)
@@ -145,52 +157,57 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         return score
 
     def _copy_policy(self) -> Tree:
-        return self._policy.named(self._policy.copied(self._policy.dtype))
+        return self._policy.by_name(self._policy.copied(self._policy.dtype))
 
     # Weights and checkpoints
 
     def export(self, target: ExportTarget) -> WeightSource:
-        """Weights for a sampler: HF safetensors, config and tokenizer in a directory, or sent to servers from memory.
+        """Exports weights for a sampler: to a directory as HF files, or to servers from memory.
 
-        Adapters are merged in both forms. From memory rank 0 gets a source whose tensors are gathered one at a time as they
-        are sent, by the target's transport; the other ranks gather with it before they return.
+        Adapters are merged either way. A source gathers its tensors one at a time while it sends
+        them, by the target's transport. Only rank 0 gets it; the other ranks gather with it before
+        they return.
         """
         self._enter()
         if isinstance(target, ExportToDirectory):
             spec, dtype = self._spec, self._config.actor.dtype
-            write(spec, self._whole, target.directory, dtype=dtype, source=self._model_dir, layout=self._layout)
+            write(spec, self._whole, target.directory, dtype=dtype, source=self._model_dir, rank_mesh=self._rank_mesh)
             return WeightsInDirectory(target.directory)
         gathering, route = Gathering(self._spec, self._whole), self._route_to(target)
-        if self._layout.rank != 0:
+        if self._rank_mesh.rank != 0:
             route.follow(gathering)
             return WeightsAtLeader()
         self._publishing = gathering
         return route.source(gathering)
 
     def _route_to(self, target: ExportToSampler) -> Route:
-        """The same on every rank. Kept, for a broadcast's group outlives publishes."""
+        """Returns the transport to a sampler, the same on every rank; kept for the next publish."""
         if self._route is None or self._route.target != target:
             if self._route is not None:
                 self._route.close()
-            gather = distributed.gather if self._layout.pool.size > 1 else None
+            gather = distributed.gather if self._rank_mesh.pool.size > 1 else None
             bucket = SglangConfig.of(self._config).bucket_mb << 20
             self._route = Route(target, bucket_bytes=bucket, gather=gather)
         return self._route
 
     def _enter(self) -> None:
-        """What every call begins with.
+        """Sets the thread's device and ends an unfinished publish; public methods begin with it.
 
-        Where a server failed in the middle of a publish, the other ranks still wait for the rest of the tensors to be gathered.
+        If a server failed in the middle of a publish, the other ranks still wait to gather the
+        remaining tensors.
         """
-        self._layout.enter()
+        self._rank_mesh.set_device()
         if self._publishing is not None:
             self._publishing.close()
             self._publishing = None
 
     @torch.no_grad()
     def _whole(self, name: str) -> Tensor:
-        """A tensor of the model in `actor.dtype`, adapters merged, on every rank. A collective."""
-        self._layout.enter()  # whoever sends the tensors asks for them
+        """Gathers a tensor of the model in `actor.dtype`, with adapters merged, on every rank.
+
+        A collective.
+        """
+        self._rank_mesh.set_device()  # the thread that sends the tensors calls this
         parameters = self._policy.frozen | self._policy.trained
 
         def gather(name: str) -> Tensor:
@@ -201,35 +218,35 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         return lora.merged(name, gather(name), gather, parameters, scale)
 
     def _weights(self) -> Tree:
-        return self._policy.named(self._policy.weights())
+        return self._policy.by_name(self._policy.weights())
 
     def _set_weights(self, weights: Tree) -> None:
         self._policy.fill([weights[name] for name in self._policy.trained])
 
     def _write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> None:
-        checkpoint.save(directory, state.placed(tree, self._policy), meta, self._layout)
+        checkpoint.save(directory, state.to_dtensors(tree, self._policy), meta, self._rank_mesh)
 
     def _read(self, directory: Path, like: Tree) -> Tree:
-        tensors = checkpoint.empty_like(state.placed(like, self._policy))
-        checkpoint.restore(directory, tensors, self._layout)
+        tensors = checkpoint.empty_like(state.to_dtensors(like, self._policy))
+        checkpoint.restore(directory, tensors, self._rank_mesh)
         return state.shards(tensors)
 
     def _read_meta(self, directory: Path) -> dict[str, Any]:
-        return checkpoint.meta_of(directory, self._layout)
+        return checkpoint.meta_of(directory, self._rank_mesh)
 
     def _to_named(self, tree: Tree) -> dict[str, dict[str, np.ndarray]]:
         return state.to_named(tree, self._policy)
 
-    def _from_named(self, named: State, tree: Tree, updates: int) -> Tree:
+    def _from_named(self, named: PortableState, tree: Tree, updates: int) -> Tree:
         return state.from_named(named, tree, self._policy, updates)
 
     def _together(self, what: str, action: Callable[[], Result]) -> Result:
-        result = checkpoint.together(self._layout, what, action)
-        assert result is not None  # it is run on every rank
+        result = checkpoint.on_all_ranks(self._rank_mesh, what, action)
+        assert result is not None  # for the action runs on every rank
         return result
 
     def close(self) -> None:
-        """Lets go of everything on the device. The processes' own group stays."""
+        """Frees everything on the device. The process group stays."""
         self._enter()
         if self._route is not None:
             self._route.close()

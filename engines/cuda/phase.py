@@ -1,4 +1,4 @@
-"""An optimizer at work on some parameters: its state, and its step."""
+"""A training phase: an optimizer on some parameters, its state and its step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rljax.backends.torch import model
 from rljax.backends.torch.accumulate import Loss, add_gradients, to_means
-from rljax.backends.torch.optim import Optimizer, Slot
+from rljax.backends.torch.optim import Optimizer, TrainedParameter
 from rljax.config.schema import OptimizerConfig
 from rljax.engines.cuda.policy import Policy
 from rljax.metrics.mean import Mean
@@ -20,7 +20,7 @@ from rljax.metrics.mean import Mean
 class Phase:
     """Warm-up, policy updates or critic updates.
 
-    The parameters belong to whoever calls, for phases may share them.
+    The parameters belong to the caller, for phases may share them.
     """
 
     def __init__(
@@ -30,34 +30,36 @@ class Phase:
         total_steps: int | None,
         key: str,
         prefix: str,
-        extra: Sequence[Slot] = (),
+        extra: Sequence[TrainedParameter] = (),
     ) -> None:
-        """key: config key of `config`, for messages. prefix: of the names of loss, grad_norm, lr
-        and skipped.
+        """Makes the optimizer.
 
-        extra: what is trained beside the policy's network.
+        Args:
+          key: config key of `config`, for messages.
+          prefix: prefix of the metrics loss, grad_norm, lr and skipped.
+          extra: parameters that are trained beside the policy's network.
         """
         self._policy, self._prefix = policy, prefix
-        self.optimizer = Optimizer(config, total_steps, key, [*policy.slots(), *extra], policy.layout.reduce)
+        self.optimizer = Optimizer(config, total_steps, key, [*policy.trained_parameters(), *extra], policy.rank_mesh.reduce)
 
     def step(self, loss: Loss, parts: Iterable[Any]) -> dict[str, Mean]:
-        """One optimizer step on what the network holds."""
+        """Takes one optimizer step on the weights that are in the network."""
         self._policy.forget_gradients()
         total, metrics = add_gradients(loss, parts, functools.partial(model.replicate_gradients, self._policy.network))
         stats = self.optimizer.step()
         self._policy.forget_gradients()
-        return to_means(total, metrics, stats, self._prefix, self._policy.layout)
+        return to_means(total, metrics, stats, self._prefix, self._policy.rank_mesh)
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint keeps: {"mu", "nu": {parameter: shard}, "count"}."""
-        names = [slot.name for slot in self.optimizer.slots]
+        """Returns what a checkpoint keeps: {"mu", "nu": {parameter: shard}, "count"}."""
+        names = [parameter.name for parameter in self.optimizer.parameters]
         moments = {"mu": self.optimizer.mu, "nu": self.optimizer.nu}
         found: dict[str, Any] = {kind: dict(zip(names, shards, strict=True)) for kind, shards in moments.items()}
         return found | {"count": torch.tensor(self.optimizer.count)}
 
     def load(self, saved: dict[str, Any]) -> None:
         for kind, shards in (("mu", self.optimizer.mu), ("nu", self.optimizer.nu)):
-            _fill(shards, [saved[kind][slot.name] for slot in self.optimizer.slots])
+            _fill(shards, [saved[kind][parameter.name] for parameter in self.optimizer.parameters])
         self.optimizer.count = int(saved["count"])
 
 

@@ -1,4 +1,4 @@
-"""The engines `sglang` (SGLang servers that this process starts) and `fsdp` (the PyTorch learner)."""
+"""The plugins `sglang` (SGLang servers that the run starts) and `fsdp` (the PyTorch learner)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, Plugin, Sampler, State, check_lending
+from rljax.engine import Learner, Plugin, PortableState, Sampler, check_lending
 from rljax.engines.cuda import FORMAT
 from rljax.engines.cuda.config import FsdpConfig
 from rljax.engines.cuda.transports import routes
@@ -19,11 +19,11 @@ from rljax.engines.http.remote import TOKEN_VARIABLE
 from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 
-OLDEST = (0, 5, 17)  # in-place pause, weight_version and extra_key; older ones lack one of them
+OLDEST = (0, 5, 17)  # the first release with in-place pause, weight_version and extra_key
 
 
 class SglangPlugin(Plugin):
-    """SGLang servers on the pool's devices, one for each of its data shards."""
+    """SGLang servers on the pool's devices, one per data-parallel replica."""
 
     dims = "dt"
     samples = True
@@ -53,9 +53,9 @@ class SglangPlugin(Plugin):
 
 
 class FsdpPlugin(Plugin):
-    """Imports the learner when it is made: naming the plugin loads no torch."""
+    """Plugin of the PyTorch learner. torch is imported only when the learner is made."""
 
-    dims = "dtcf"  # p and e: FSDP2 shards every layer, and cuts none off; the models at hand have no experts
+    dims = "dtcf"  # not p or e: FSDP2 shards every layer, and the supported models have no experts
     learns = True
     transports = TRANSPORTS
     formats = (FORMAT,)
@@ -66,7 +66,7 @@ class FsdpPlugin(Plugin):
         if missing:
             raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]')")
         if JaxConfig.of(config).bitwise:
-            raise UserError("jax.bitwise: is of the JAX learner (sampler and learner must both be jax)")
+            raise UserError("jax.bitwise: needs the JAX learner (sampler and learner must both be jax)")
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         from rljax.engines.cuda.learner import TorchLearner
@@ -74,10 +74,10 @@ class FsdpPlugin(Plugin):
         return TorchLearner(config, pool, model_dir)
 
     def processes(self, config: Config, pool: Pool) -> int:
-        """One per device."""
+        """Returns one process per device."""
         return pool.size
 
-    def read_checkpoint(self, directory: Path) -> State:
+    def read_checkpoint(self, directory: Path) -> PortableState:
         if find_spec("torch") is None:
             raise UserError(
                 f"checkpoint: {directory} is of the engine fsdp; reading it needs torch (pip install 'rljax[torch]')"

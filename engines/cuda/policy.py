@@ -1,8 +1,8 @@
 """The policy's network on this rank, and the sets of weights that take turns in it.
 
-There is one sharded module. Policy, critic and reference are contents of its parameters: those of the policy are there, and
-another's are put in their place for as long as it is at work. So the module is built, gathered and compiled once, and a
-critic beside LoRA shares the frozen base.
+There is one sharded module. Its parameters hold the policy's weights; those of the critic or the
+reference are put there while they are in use. So the module is built, gathered and compiled once,
+and a critic with LoRA shares the frozen base.
 """
 
 from __future__ import annotations
@@ -17,37 +17,39 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rljax.backends.torch import lora, model
-from rljax.backends.torch.mesh import Layout, local
-from rljax.backends.torch.optim import Slot
+from rljax.backends.torch.mesh import RankMesh, local
+from rljax.backends.torch.optim import TrainedParameter
 from rljax.config.schema import Config
 from rljax.engines.cuda.config import FsdpConfig
 from rljax.hf.activations import checkpointing
 from rljax.hf.spec import ModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-Weights = list[Tensor]  # a shard of every trained parameter, in their order
+Weights = list[Tensor]  # one shard per trained parameter, in order
 
 
 class Policy:
-    """A network whose trained parameters (all of them, or the adapters) are float32 and whose contents can be exchanged.
+    """A network whose trained parameters (all, or the adapters) are float32 and can be exchanged.
 
-    Example: with policy.holding(critic_weights): values = named_values(policy.network, head, rows)
+    Example:
+        with policy.swapped_in(critic_weights):
+            values = named_values(policy.network, head, rows)
     """
 
-    def __init__(self, config: Config, layout: Layout, model_dir: Path) -> None:
+    def __init__(self, config: Config, rank_mesh: RankMesh, model_dir: Path) -> None:
         actor = config.actor
-        self.layout = layout
+        self.rank_mesh = rank_mesh
         self.dtype = DTYPES[actor.dtype]
         self.spec = ModelSpec.from_directory(model_dir)
         adapted = actor.lora.rank > 0
         self.network = model.build(
             self.spec,
             model_dir,
-            layout,
+            rank_mesh,
             dtype=self.dtype,
             base_dtype=self.dtype if adapted else torch.float32,  # a frozen base needs no master copy
             remat=checkpointing(actor.gradient_checkpointing, 0, None),  # auto: a server may have most of the memory
-            compile=FsdpConfig.of(config).compile and layout.device.type == "cuda",
+            compile=FsdpConfig.of(config).compile and rank_mesh.device.type == "cuda",
             adapt=lora.adder(actor.lora) if adapted else None,
         )
         model.read_weights(self.network, model_dir)
@@ -58,21 +60,21 @@ class Policy:
         self.trained: dict[str, DTensor] = {n: p for n, p in everything.items() if p.requires_grad}
 
     def weights(self) -> Weights:
-        """The shards of what is trained: the storage itself."""
+        """Returns this rank's shards of the trained parameters: the storage itself."""
         return [local(parameter) for parameter in self.trained.values()]
 
-    def named(self, weights: Weights) -> dict[str, Tensor]:
-        """Weights by the names of their parameters."""
+    def by_name(self, weights: Weights) -> dict[str, Tensor]:
+        """Maps the names of the trained parameters to these weights."""
         return dict(zip(self.trained, weights, strict=True))
 
     def copied(self, dtype: torch.dtype) -> Weights:
-        """A copy of them."""
+        """Copies the shards of the trained parameters."""
         return [shard.to(dtype, copy=True) for shard in self.weights()]
 
-    def slots(self) -> list[Slot]:
-        """What an optimizer steps, under the contents of the moment."""
+    def trained_parameters(self) -> list[TrainedParameter]:
+        """Lists the trained parameters for an optimizer."""
         return [
-            Slot(name, local(parameter), _gradient_of(parameter), self.layout.copies(parameter))
+            TrainedParameter(name, local(parameter), _gradient_of(parameter), self.rank_mesh.replicas(parameter))
             for name, parameter in self.trained.items()
         ]
 
@@ -82,33 +84,39 @@ class Policy:
 
     @torch.no_grad()
     def scored(self, function: Callable[[Any], Tensor], parts: Iterable[Any]) -> list[Tensor]:
-        """function(rows) of every micro-batch, forward only."""
+        """Returns function(rows) of each micro-batch, forward only."""
         try:
             return [function(rows) for rows in parts]
         finally:
-            model.reshard(self.network)  # else what was gathered would outlive the contents it was gathered from
+            model.reshard(self.network)  # or gathered parameters would outlive the weights they were gathered from
 
     @contextlib.contextmanager
-    def holding(self, others: Weights) -> Iterator[None]:
-        """With contents exchanged for those of others, and back; what is changed meanwhile is others'."""
-        _exchange(self.weights(), others)
+    def swapped_in(self, weights: Weights) -> Iterator[None]:
+        """Swaps `weights` into the network, and back on exit.
+
+        Changes that are made meanwhile end up in `weights`.
+        """
+        _exchange(self.weights(), weights)
         try:
             yield
         finally:
-            _exchange(self.weights(), others)
+            _exchange(self.weights(), weights)
 
     @contextlib.contextmanager
-    def reading(self, others: Weights) -> Iterator[None]:
-        """With contents that equal others', of any dtype, and back. One more copy of the shards is held meanwhile."""
+    def copied_in(self, weights: Weights) -> Iterator[None]:
+        """Copies `weights`, of any dtype, into the network, and the old ones back on exit.
+
+        Takes the memory of one more copy of the shards meanwhile.
+        """
         kept = self.copied(torch.float32)
-        self.fill(others)
+        self.fill(weights)
         try:
             yield
         finally:
             self.fill(kept)
 
-    def fill(self, others: Sequence[Tensor]) -> None:
-        for shard, other in zip(self.weights(), others, strict=True):
+    def fill(self, weights: Sequence[Tensor]) -> None:
+        for shard, other in zip(self.weights(), weights, strict=True):
             shard.copy_(other)
 
 

@@ -1,4 +1,4 @@
-"""Reading a torch learner's checkpoint with no learner made."""
+"""Reads a torch learner's checkpoint without making a learner."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from rljax.backends.torch import checkpoint
 from rljax.checkpoints.integrity import verify
-from rljax.engine import State
+from rljax.engine import PortableState
 from rljax.engines.common.parts import stored_state
 
 
-def read(directory: Path) -> State:
-    """The parts of `rljax.checkpoints.portable` that a checkpoint has.
+def read(directory: Path) -> PortableState:
+    """Returns the parts of `rljax.checkpoints.portable` that a checkpoint has.
 
-    Raises UserError where a file is missing or changed.
+    Raises UserError if a file is missing or changed.
     """
     verify(directory)
     stored = checkpoint.stored_names(directory)

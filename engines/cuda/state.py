@@ -1,8 +1,8 @@
-"""What a learner keeps over time, as a tree of this rank's shards: for checkpoints, and by HF
-names to move between engines.
+"""The learner's checkpoint as a tree of this rank's shards, and its conversion to HF names.
 
-{"policy": {name: shard}, "supervised": phase, "rl": {"actor": phase, "critic": {"params", *phase},
-"reference"}} phase = {"mu", "nu": {name: shard}, "count"}
+{"policy": {name: shard}, "supervised": phase,
+ "rl": {"actor": phase, "critic": {"params", *phase}, "reference"}}
+phase = {"mu", "nu": {name: shard}, "count"}
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from rljax.errors import UserError
 Tree = dict[str, Any]
 
 
-def placed(tree: Tree, policy: Policy) -> dict[str, Tensor]:
-    """A tree's tensors by their paths; shards of parameters as DTensors, the rest as it is (the
-    same on every rank).
+def to_dtensors(tree: Tree, policy: Policy) -> dict[str, Tensor]:
+    """Flattens a tree to tensors by path.
+
+    Shards of parameters become DTensors; other tensors are the same on every rank and stay as they
+    are.
     """
     found: dict[str, Tensor] = {}
     for path, tensor in _flat(tree).items():
@@ -37,12 +39,12 @@ def placed(tree: Tree, policy: Policy) -> dict[str, Tensor]:
 
 
 def shards(tensors: Mapping[str, Tensor]) -> Tree:
-    """The inverse of `placed`."""
+    """Rebuilds the tree of shards; the inverse of `to_dtensors`."""
     return _nested({path: shard_of(tensor) for path, tensor in tensors.items()})
 
 
 def to_named(tree: Tree, policy: Policy) -> dict[str, dict[str, np.ndarray]]:
-    """Whole arrays by the parts of `PARTS` and HF names. A collective a tensor."""
+    """Gathers whole arrays by part of `PARTS` and HF name. One collective per tensor."""
     flat = _flat(tree)
     found: dict[str, dict[str, np.ndarray]] = {}
     for part, prefix in PARTS.items():
@@ -54,16 +56,19 @@ def to_named(tree: Tree, policy: Policy) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _whole(name: str, tensor: Tensor, policy: Policy) -> np.ndarray:
-    """A copy: what one rank holds alone would else be the storage that the next update changes."""
+    """Gathers one array and copies it.
+
+    Without the copy, a shard that one rank holds alone would be changed by the next update.
+    """
     parameter = policy.trained.get(name)
     return to_numpy(tensor.float() if parameter is None else like(parameter, tensor.float()).full_tensor()).copy()
 
 
 def from_named(named: Mapping[str, Mapping[str, np.ndarray]], tree: Tree, policy: Policy, updates: int) -> Tree:
-    """Shards in the parts of `tree`, whose own stay where `named` has none. Raises UserError where
-    one doesn't fit.
+    """Fills the parts of `tree` with shards of named arrays; parts that `named` lacks stay.
 
-    updates: the policy's optimizer steps where there are no counts.
+    updates: optimizer steps of the policy if there are no counts. Raises UserError if an array
+    doesn't fit.
     """
     found = _flat(tree)
     inside = {part: [path for path in found if path.rpartition("/")[0] == prefix] for part, prefix in PARTS.items()}
@@ -89,7 +94,7 @@ def _shard(name: str, arrays: Mapping[str, np.ndarray], like_this: Tensor, polic
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Nested dicts of tensors -> {path: tensor}. Parameters' names have dots, never slashes."""
+    """Flattens nested dicts of tensors to {path: tensor}. Parameter names have dots, never slashes."""
     found: dict[str, Tensor] = {}
     for name, node in tree.items():
         found |= _flat(node, f"{prefix}{name}/") if isinstance(node, dict) else {f"{prefix}{name}": node}

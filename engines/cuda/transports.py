@@ -1,6 +1,4 @@
-"""How weights get from a learner to the servers of a pool: which ways there are, and the source
-for the one that was chosen.
-"""
+"""Transports of weights from a learner to servers: the possible ones, and the source for each."""
 
 from __future__ import annotations
 
@@ -26,10 +24,10 @@ KEY = "sglang.transport"
 
 
 def routes(config: Config, allocation: Allocation) -> tuple[str, ...]:
-    """Ways to SGLang servers that the run starts, best first: the one that `sglang.transport`
-    names, or all possible ones.
+    """Returns the transports to SGLang servers that the run starts, best first.
 
-    Raises UserError for one that is not possible there.
+    That is the one of `sglang.transport`, or all possible ones. Raises UserError if it isn't
+    possible.
     """
     possible = _possible(config, allocation)
     wanted = SglangConfig.of(config).transport
@@ -38,7 +36,7 @@ def routes(config: Config, allocation: Allocation) -> tuple[str, ...]:
     if wanted not in TRANSPORTS:
         raise UserError(f"{KEY}: no transport named {wanted!r} (one of {', '.join(TRANSPORTS)}; empty: the best one)")
     if wanted not in possible:
-        raise UserError(f"{KEY}: {wanted} does not lead to {allocation} (possible: {', '.join(possible)})")
+        raise UserError(f"{KEY}: {wanted} is not possible with {allocation} (possible: {', '.join(possible)})")
     return (wanted,)
 
 
@@ -46,18 +44,19 @@ def _possible(config: Config, allocation: Allocation) -> tuple[str, ...]:
     sampler, learner = allocation.sampler, allocation.learner
     if sampler is None or learner is None:
         return TRANSPORTS
-    handles = ("ipc",) if sampler.size == learner.size else ()  # a rank of the learner for each device of a server
+    handles = ("ipc",) if sampler.size == learner.size else ()  # one rank of the learner per device of a server
     if SglangConfig.of(config).device == "cpu":
         return ("gloo", *handles, "directory")
     if sampler.first_device == learner.first_device:
-        return (*handles, "directory")  # NCCL wants a device a rank
+        return (*handles, "directory")  # NCCL needs a device per rank
     return ("nccl", "directory")
 
 
 @dataclasses.dataclass
 class Route:
-    """The way to a sampler's servers by one transport, kept by a torch learner: a broadcast's
-    group outlives publishes.
+    """A torch learner's transport to the servers of a sampler.
+
+    It is kept between publishes, for a broadcast's group is reused.
 
     Example:
         route = Route(ExportToSampler("nccl", Pool("sglang", data=2)))
@@ -67,11 +66,11 @@ class Route:
     target: ExportToSampler
     host: str = "127.0.0.1"  # address of this process, as the servers see it
     bucket_bytes: int = BUCKET
-    gather: Gather | None = None  # of a learner of several ranks, for ipc; None: of one
+    gather: Gather | None = None  # for ipc, by a learner of several ranks; None for one rank
     _group: BroadcastGroup | None = None
 
     def source(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightSource:
-        """Of whole tensors under HF names, taken from the iterable as they are sent.
+        """Makes the source of whole tensors under HF names, which are taken as they are sent.
 
         Raises UserError for "directory".
         """
@@ -86,17 +85,15 @@ class Route:
 
             self._group = self._group or BroadcastGroup(transport, devices, self.host)
             return TorchBroadcast(tensors, self._group, self.bucket_bytes)
-        raise UserError(f"{KEY}: {transport} is no way out of memory (an export there needs a directory)")
+        raise UserError(f"{KEY}: {transport} can't send weights from memory (export to a directory)")
 
     def _ipc(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> TorchIpc:
-        from rljax.engines.cuda.ipc import TorchIpc, alone
+        from rljax.engines.cuda.ipc import TorchIpc, gather_alone
 
-        return TorchIpc(tensors, self.target.pool.tensor, self.gather or alone, self.bucket_bytes)
+        return TorchIpc(tensors, self.target.pool.tensor, self.gather or gather_alone, self.bucket_bytes)
 
     def follow(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """What ranks 1 and following of a learner do while rank 0's source is sent: they gather
-        with it. Blocks.
-        """
+        """Gathers with rank 0 while its source is sent; called on all other ranks. Blocks."""
         if self.target.transport == "ipc":
             self._ipc(tensors).follow()
         else:

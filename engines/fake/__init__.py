@@ -1,4 +1,4 @@
-"""A policy that is one table: logits of the next token given the last.
+"""An engine whose policy is one table: the logits of the next token, given the last.
 
 The whole loop runs on it in milliseconds, for tests.
 """

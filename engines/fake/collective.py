@@ -1,7 +1,6 @@
-"""A collective between processes in a few lines: everything goes to rank 0 and comes back from it,
-in the order of ranks.
+"""A small collective between processes: rank 0 receives from all and sends everything to all.
 
-It blocks as NCCL and gloo do: for ever while a peer is silent, with an error when a peer is gone.
+It blocks as NCCL and gloo do: for ever while a peer is silent, with an error if a peer is gone.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from rljax.engine.rank import ProcessRank
 from rljax.messaging.framing import Message, receive, send
 from rljax.messaging.listener import keep_alive
 
-PATIENCE = 60.0  # seconds until all have come
+PATIENCE = 60.0  # seconds for all processes to connect
 
 
 class Collective:
-    """The processes of one fake learner."""
+    """Connections between the processes of one fake learner."""
 
     def __init__(self, process: ProcessRank) -> None:
-        """Meets the others at the coordinator's address. Blocks."""
+        """Connects to the other processes at the coordinator's address. Blocks."""
         self.rank, self.size = process.rank, process.size
         host, _, port = process.coordinator.rpartition(":")
         self._connections: list[socket.socket] = []
@@ -44,7 +43,7 @@ class Collective:
             keep_alive(connection)
 
     def gather(self, array: np.ndarray) -> list[np.ndarray]:
-        """The array of every rank, the same everywhere. float64, of any shapes."""
+        """Returns the arrays of all ranks in rank order, on every rank: float64, of any shapes."""
         array = np.asarray(array, np.float64)
         if self.rank > 0:
             send(self._connections[0], Message("part", {}, {"0": array}))
@@ -55,7 +54,7 @@ class Collective:
         return parts
 
     def sum(self, array: np.ndarray) -> np.ndarray:
-        """Of every rank's array."""
+        """Sums the arrays of all ranks."""
         return _sum(self.gather(array))
 
     def close(self) -> None:
@@ -64,7 +63,7 @@ class Collective:
 
 
 class Alone:
-    """A learner of one process."""
+    """The collective of a learner with one process."""
 
     rank, size = 0, 1
 
@@ -75,7 +74,7 @@ class Alone:
         return _sum(self.gather(array))
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing, for there are no connections."""
 
 
 def _sum(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -88,4 +87,4 @@ def _connect(host: str, port: int) -> socket.socket:
         with contextlib.suppress(ConnectionRefusedError):
             return socket.create_connection((host, port))
         time.sleep(0.02)
-    raise TimeoutError(f"nobody listens at {host}:{port}")
+    raise TimeoutError(f"no process listens at {host}:{port}")

@@ -1,6 +1,4 @@
-"""Learns the bigram table by the exact gradient of the oracle's objective, with Adam; in several
-processes too.
-"""
+"""Learns the bigram table by the exact gradient of the oracle's objective, in one process or more."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class Adam:
         self.steps = 0
 
     def step(self, gradient: np.ndarray) -> np.ndarray:
-        """What to add to the array."""
+        """Returns what to add to the array."""
         config, norm = self._config, float(np.sqrt((gradient**2).sum()))
         if config.gradient_clipping and norm > config.gradient_clipping:
             gradient = gradient * (config.gradient_clipping / norm)
@@ -49,11 +47,11 @@ class Adam:
 
 
 class FakeLearner:
-    """A policy table, its reference, and a critic that knows only the last token.
+    """A policy table, its reference, and a critic that depends on the last token only.
 
-    In several processes each has all of it, takes its own rows of a batch, and adds up scores,
-    gradients and metrics with the others: as a data-parallel learner does, so that split
-    invariance over ranks is tested on it.
+    Each of several processes has all of it, takes its own rows of a batch, and sums scores,
+    gradients and metrics with the others, as a data-parallel learner does. So split invariance over
+    ranks is tested on it.
     """
 
     def __init__(self, config: Config, model_dir: Path, peers: Collective | Alone | None = None) -> None:
@@ -61,7 +59,7 @@ class FakeLearner:
         self._objective = Objective.from_config(config)
         self._temperature = config.gconfig.temperature
         self._table = model.read(model_dir)
-        self._shape = json.loads((model_dir / "config.json").read_text())  # a checkpoint of another model is refused
+        self._shape = json.loads((model_dir / "config.json").read_text())  # to refuse checkpoints of another model
         self._reference = self._table.copy()
         self._teacher = _teacher_of(config, len(self._table))
         self._values = np.zeros((len(self._table), 1))
@@ -75,11 +73,9 @@ class FakeLearner:
         return self._score(self._table, batch)
 
     def score_reference(self, batch: Batch) -> np.ndarray:
-        """Under the policy that reinforcement began with: the model directory's, or what the
-        warm-up left.
-        """
+        """Scores under the policy that RL began with: the model directory's, or the warmed-up one."""
         if not self._config.actor.kl_ctl:
-            raise UserError("actor.kl_ctl: 0 has no reference policy to score with")
+            raise UserError("actor.kl_ctl: 0, so there is no reference policy to score with")
         return self._score(self._reference, batch)
 
     def score_teacher(self, batch: Batch) -> np.ndarray:
@@ -112,41 +108,42 @@ class FakeLearner:
         self._table = (self._table + self._adam[optimizer].step(gradient)).astype(np.float32)
         metrics = {"loss": Mean(loss, 1), "grad_norm": Mean(float(np.sqrt((gradient**2).sum())), 1)}
         metrics |= {"lr": Mean(self._adam[optimizer].rate, 1)}
-        of_tokens = {"entropy": _mean(entropy, own.loss_mask)}
+        token_metrics = {"entropy": _mean(entropy, own.loss_mask)}
         if objective.loss == "sft":
-            of_tokens["nll"] = _mean(-logp, own.loss_mask)
+            token_metrics["nll"] = _mean(-logp, own.loss_mask)
         else:
-            of_tokens |= _ratios(logp, _tokens(own), objective)
-        metrics |= self._merged(of_tokens)
+            token_metrics |= _ratios(logp, _tokens(own), objective)
+        metrics |= self._merged(token_metrics)
         return {f"{PREFIX}/{name}": mean for name, mean in metrics.items()} | self._spread(batch)
 
     # Ranks
 
     def _parts(self, batch: Batch) -> list[np.ndarray]:
-        """Rows of each rank, of about the same cost. The same everywhere."""
+        """Returns the rows of each rank, of about the same cost; the same on every rank."""
         return packing.balance(packing.row_costs(batch.segment_ids), self._peers.size)
 
     def _spread(self, batch: Batch) -> dict[str, Mean]:
-        """How uneven the ranks' work was."""
+        """Returns how uneven the work of the ranks was."""
         if self._peers.size == 1:
             return {}
         return {packing.RANK_SPREAD: Mean.of([packing.spread(packing.row_costs(batch.segment_ids), self._parts(batch))])}
 
     def _whole(self, batch: Batch, array: np.ndarray) -> np.ndarray:
-        """[R, T] of which this rank answers for its own rows -> all rows, float32."""
+        """Combines all ranks' rows of [R, T] arrays, each taking its own. float32."""
         mine = np.zeros_like(array)
         rows = self._parts(batch)[self._peers.rank]
         mine[rows] = array[rows]
         return self._peers.sum(mine).astype(np.float32)
 
     def _merged(self, means: dict[str, Mean]) -> dict[str, Mean]:
-        """Of all ranks, which have the same names in the same order."""
+        """Merges the means of all ranks, which have the same names in the same order."""
         parts = self._peers.gather(np.array([dataclasses.astuple(mean) for mean in means.values()]))
         return merge({name: Mean(*row) for name, row in zip(means, part.tolist(), strict=True)} for part in parts)
 
     def _logp_and_entropy(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """[R, T] float64, nats; log-probs rounded as the sampler reports them, so that a ratio of
-        1 is 1 to the bit.
+        """Returns log-probs and entropy of the tokens, [R, T] float64, nats.
+
+        Log-probs are rounded as the sampler reports them, so that a ratio of 1 is exactly 1.
         """
         table = model.log_probs(self._table, self._temperature)
         entropy = -(np.exp(table) * table).sum(1)
@@ -154,10 +151,10 @@ class FakeLearner:
         return table[last, batch.token_ids].astype(np.float32).astype(np.float64), entropy[last]
 
     def loss_and_gradient(self, batch: Batch, objective: Objective) -> tuple[float, np.ndarray]:
-        """The oracle's loss, and its gradient with respect to the table [V, V].
+        """Returns the oracle's loss, and its gradient with respect to the table, [V, V].
 
-        With z the logits / temperature of a row: d logp / dz = onehot - p and dH / dz = -p (log p
-        + H).
+        With z = logits / temperature of a row: d logp / dz = onehot - p and dH / dz = -p (log p +
+        H).
         """
         logp, entropy = self._logp_and_entropy(batch)
         result = oracle.policy_objective(logp, entropy, _tokens(batch), objective)
@@ -171,7 +168,7 @@ class FakeLearner:
         return float(result.loss), gradient
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
-        """Squared error to the returns, weighted by loss_weight."""
+        """Takes one step on the squared error to the returns, weighted by loss_weight."""
         own = _rows(batch, self._parts(batch)[self._peers.rank])
         assert own.returns is not None
         last, mask = _last(own), own.loss_mask
@@ -209,7 +206,7 @@ class FakeLearner:
             steps = saved["steps"]
             moments = {name: arrays[f"moments.{name}"] for name in self._adam}
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise UserError(f"checkpoint {directory}: {error} (delete it to go on from an older one)") from error
+            raise UserError(f"checkpoint {directory}: {error} (delete it to continue from an older one)") from error
         self._table, self._reference, self._values = arrays["table"], arrays["reference"], arrays["values"]
         for name, adam in self._adam.items():
             adam.moments, adam.steps = moments[name], steps[name]
@@ -219,18 +216,21 @@ class FakeLearner:
 
 
 def _teacher_of(config: Config, vocabulary: int) -> np.ndarray | None:
-    """The teacher's table [V, V], which no checkpoint holds: its directory does."""
+    """Reads the teacher's table [V, V]. Its directory has it, so no checkpoint does."""
     if not config.actor.distill.teacher:
         return None
     table = model.read(Path(config.actor.distill.teacher))
     if len(table) != vocabulary:
-        raise UserError(f"actor.distill.teacher: a vocabulary of {len(table)} tokens, and the policy's is {vocabulary}")
+        raise UserError(
+            f"actor.distill.teacher: its vocabulary has {len(table)} tokens, the policy's {vocabulary} (use one of that size)"
+        )
     return table
 
 
 def _last(batch: Batch) -> np.ndarray:
-    """The token before each, [R, T]; whatever stands there for the first of a segment, which is
-    never trained on.
+    """Returns the token before each token, [R, T].
+
+    At the first token of a segment it is arbitrary; that one is never trained on.
     """
     return np.roll(batch.token_ids, 1, axis=1)
 
@@ -258,7 +258,7 @@ def _tokens(batch: Batch) -> TokenArrays:
 
 
 def _ratios(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> dict[str, Mean]:
-    """Unweighted over the trained tokens."""
+    """Computes metrics of the importance ratio, unweighted over the trained tokens."""
     mask, proximal = tokens.mask, oracle.proximal_of(logp, tokens, objective)
     log_ratio = np.where(mask, logp - proximal, 0.0)
     ratio = np.exp(log_ratio)
@@ -281,12 +281,12 @@ def _ratios(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> dict
 
 
 def _teacher_kl(logp: np.ndarray, tokens: TokenArrays) -> dict[str, Mean]:
-    """k1 of the sampled tokens, where the batch has a teacher."""
+    """Estimates the KL to the teacher (k1) on the sampled tokens, if the batch has a teacher."""
     return {} if tokens.teacher_logp is None else {"teacher_kl": _mean(logp - tokens.teacher_logp, tokens.mask)}
 
 
 def _reference_kl(logp: np.ndarray, tokens: TokenArrays) -> dict[str, Mean]:
-    """k3 of the sampled tokens, where the batch has a reference."""
+    """Estimates the KL to the reference (k3) on the sampled tokens, if the batch has a reference."""
     if tokens.reference_logp is None:
         return {}
     log_ratio = np.where(tokens.mask, tokens.reference_logp - logp, 0.0)

@@ -17,7 +17,7 @@ WEIGHTS = "bigram.safetensors"
 
 
 def make_model(directory: Path, vocab_size: int) -> None:
-    """A model directory whose policy is uniform."""
+    """Writes a model directory whose policy is uniform."""
     write(directory, np.zeros((vocab_size, vocab_size), np.float32))
 
 
@@ -28,9 +28,9 @@ def write(directory: Path, table: np.ndarray) -> None:
 
 
 def read(directory: Path) -> np.ndarray:
-    """Logits [V, V] float32, row: the last token.
+    """Reads the logits, [V, V] float32; a row belongs to a last token.
 
-    A directory of another kind of model gives its vocabulary, and zeros.
+    The directory of another kind of model gives zeros, with its vocabulary.
     """
     path = directory / "config.json"
     if not path.is_file():
@@ -42,7 +42,7 @@ def read(directory: Path) -> np.ndarray:
 
 
 def log_probs(table: np.ndarray, temperature: float) -> np.ndarray:
-    """Log-probabilities of the next token given the last. [V, V] float64, nats."""
+    """Returns log-probabilities of the next token given the last, [V, V] float64, nats."""
     logits = table.astype(np.float64) / temperature
     logits -= logits.max(axis=1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""What the entry point `fake` resolves to."""
+"""The entry point `fake`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rljax.errors import UserError
 
 
 class FakePlugin(Plugin):
-    """No device; the learner of `fake:d3` lives in three processes."""
+    """Plugin of the fake engine. It uses no device; the learner of `fake:d3` has three processes."""
 
     samples = True
     learns = True
     transports = ("memory", "directory")
 
     def check(self, config: Config, allocation: Allocation) -> None:
-        """Its sampler draws from the whole distribution or takes the best token."""
+        """Refuses top_p, top_k and stop strings: the sampler draws from the whole distribution."""
         if allocation.sampler is None or not isinstance(find_plugin(allocation.sampler.engine), FakePlugin):
             return
         drawn = (config.gconfig, config.evaluator)

@@ -1,5 +1,6 @@
-"""Samples from the bigram table, token by token between turns of the event loop, with faults and
-delays on request.
+"""Samples from the bigram table token by token, with faults and delays on request.
+
+Between two tokens other tasks of the event loop get their turn.
 """
 
 from __future__ import annotations
@@ -19,28 +20,29 @@ from rljax.types import Completion, Finish, Request
 
 @dataclasses.dataclass
 class Trouble:
-    """What goes wrong, drawn apart from the samples, so that a completion stays a function of its
-    request.
+    """Injected delays and faults.
+
+    They have a random generator of their own, so that a completion stays a function of its request.
 
     Example: Trouble(np.random.default_rng(0), delay=0.002, failure_rate=0.05)
     """
 
     random: np.random.Generator
-    delay: float = 0.0  # seconds, at most, before a token
-    failure_rate: float = 0.0  # of requests, lost at a random token
+    delay: float = 0.0  # longest delay before a token, in seconds
+    failure_rate: float = 0.0  # share of requests that are lost, at a random token
 
     async def before_token(self) -> None:
         if self.delay:
             await asyncio.sleep(self.random.uniform(0, self.delay))
 
     def lost_at(self, request: Request) -> int:
-        """The token at which the request is lost; past its end if it is not."""
+        """Returns the index of the token at which the request is lost; past the end if it isn't."""
         lost = self.random.random() < self.failure_rate
         return int(self.random.integers(request.params.max_new_tokens)) if lost else request.params.max_new_tokens
 
 
 class FakeSampler(CooperativeSampler):
-    """A sampler of the table. One event loop; a swap of weights falls between two tokens."""
+    """A sampler of the table, on one event loop; weights are swapped between two tokens."""
 
     def __init__(self, config: Config, model_dir: Path, trouble: Trouble | None = None) -> None:
         super().__init__()
@@ -49,7 +51,7 @@ class FakeSampler(CooperativeSampler):
         self._trouble = trouble or Trouble(np.random.default_rng(config.seed))
 
     async def generate(self, request: Request) -> Completion:
-        """Raises SamplerError when trouble loses the request, or the sampler is closed."""
+        """Samples one completion. Raises SamplerError if a fault loses it or the sampler is closed."""
         self.begin(request)
         params, random, last = request.params, np.random.default_rng(request.seed), int(request.prompt_ids[-1])
         tokens: list[int] = []
@@ -74,7 +76,7 @@ class FakeSampler(CooperativeSampler):
         return Completion(np.array(tokens, np.int32), np.array(logps, np.float32), np.array(versions, np.int32), finish)
 
     def _row(self, last: int, request: Request, length: int) -> np.ndarray:
-        """Log-probs of the next token under the distribution that is sampled.
+        """Returns log-probs of the next token under the distribution that is sampled.
 
         [V] float64, nats.
         """
@@ -101,6 +103,6 @@ class FakeSampler(CooperativeSampler):
 
 
 def _draw(row: np.ndarray, uniform: float) -> int:
-    """The token at a quantile of the distribution."""
+    """Returns the token at a quantile of the distribution."""
     cumulative = np.cumsum(np.exp(row))
     return min(int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right")), len(row) - 1)

@@ -1,3 +1,4 @@
-"""Samplers over HTTP, by SGLang's native protocol: a client of one or more servers, a launcher,
-and a server of our own.
+"""Samplers over HTTP, by SGLang's native protocol.
+
+A client of one or more servers, a launcher of SGLang servers, and a server of our own.
 """

@@ -1,6 +1,4 @@
-"""Who and what our server lets in: a token, bounded bodies, JSON or nothing, weights from allowed
-places only.
-"""
+"""Access control of our server: token, body limits, strict JSON, allowed weight directories."""
 
 from __future__ import annotations
 
@@ -19,22 +17,23 @@ from rljax.errors import SamplerError, UserError
 
 log = logging.getLogger(__name__)
 
-BODY_TIMEOUT = 60.0  # seconds that a body may take to arrive
-OPEN_PATHS = ("/health", "/health_generate")  # answered without a token, as SGLang does: probes hold no secrets
+BODY_TIMEOUT = 60.0  # seconds for a body to arrive
+OPEN_PATHS = ("/health", "/health_generate")  # answered without a token, as by SGLang: probes have no secrets
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def error_response(status: int, message: str) -> web.Response:
-    """The shape of SGLang's errors."""
+    """Returns an error in the shape of SGLang's."""
     return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Bad input is a 400, a failed sampler a 503; a fault of ours is a 500 and goes to the log,
-    not to the client.
+    """Maps errors to statuses: 400 for bad input, 503 for a failed sampler, 500 for a bug of ours.
+
+    A bug's traceback goes to the log, not to the client.
     """
     try:
         return await handler(request)
@@ -52,7 +51,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def authorize(token: str | None) -> Any:
-    """Middleware: with a token set, every path but the probes wants it."""
+    """Returns middleware that requires the token, if there is one, except for health probes."""
     expected = f"Bearer {token}".encode()
 
     @web.middleware
@@ -67,7 +66,7 @@ def authorize(token: str | None) -> Any:
 
 
 async def json_body(request: web.Request) -> dict[str, Any]:
-    """The body as a JSON object.
+    """Reads the body as a JSON object.
 
     Raises BadRequest; aiohttp answers 413 past the limit of the application.
     """
@@ -84,10 +83,10 @@ async def json_body(request: web.Request) -> dict[str, Any]:
 
 
 def weight_directory(value: object, roots: Sequence[Path]) -> Path:
-    """A directory that weights may be loaded from.
+    """Checks that weights may be loaded from a directory, and returns it resolved.
 
-    Below a root after every link is followed, with a config and safetensors: nothing that would
-    have to be unpickled, no code of the model's own. Raises BadRequest.
+    After all symbolic links are followed it must be below a root. It must have a config and
+    safetensors, no pickles, and no code that comes with the model. Raises BadRequest.
     """
     if not isinstance(value, str) or not value or "\0" in value:
         raise BadRequest("model_path: a directory is needed")
@@ -95,11 +94,11 @@ def weight_directory(value: object, roots: Sequence[Path]) -> Path:
         directory = Path(value).resolve()
         inside = any(directory.is_relative_to(root.resolve()) for root in roots)
         if not inside:
-            raise BadRequest("model_path: outside the directories that weights are loaded from (serve.weight_roots)")
+            raise BadRequest("model_path: outside the allowed directories (add its parent to serve.weight_roots)")
         if not directory.is_dir():
             raise BadRequest("model_path: no such directory")
         _check_contents(directory)
-    except (OSError, RuntimeError) as error:  # too long a name, links in a circle, no permission
+    except (OSError, RuntimeError) as error:  # name too long, symlink loop, no permission
         raise BadRequest(f"model_path: {type(error).__name__}") from None
     return directory
 
@@ -109,15 +108,15 @@ def _check_contents(directory: Path) -> None:
     if not any(file.suffix == ".safetensors" for file in files):
         pickles = [file.name for file in files if file.suffix in PICKLES]
         hint = f"; {pickles[0]} is a pickle, which is never loaded" if pickles else ""
-        raise BadRequest(f"model_path: no safetensors there{hint}")
+        raise BadRequest(f"model_path: no safetensors in it{hint}")
     for file in files:
         if not file.resolve().is_relative_to(directory) and file.suffix in (".safetensors", ".json"):
-            raise BadRequest(f"model_path: {file.name} links out of its directory")
+            raise BadRequest(f"model_path: {file.name} is a symbolic link out of its directory")
     try:
         config = json.loads((directory / "config.json").read_text())
     except (FileNotFoundError, ValueError):
-        raise BadRequest("model_path: no config.json there, or a broken one") from None
+        raise BadRequest("model_path: config.json is missing or not valid JSON") from None
     if not isinstance(config, dict):
-        raise BadRequest("model_path: config.json is no object")
+        raise BadRequest("model_path: config.json is not a JSON object")
     if "auto_map" in config:
-        raise BadRequest("model_path: config.json asks for code of the model's own (auto_map), which is never run")
+        raise BadRequest("model_path: config.json asks for code of its own (auto_map), which is never run")

@@ -1,10 +1,11 @@
 """A sampler that is one or more servers: SGLang's, or ours.
 
-generate --> router --> stream --> completion          a server breaks off, or aborts: the rest is asked of another,
-               |                                       behind the tokens that came
-pause   -->  shut, then every server pauses in place
-load    -->  every server takes the weights; one that doesn't is left out until it has them
-resume  -->  every server goes on, then open
+generate --> router --> stream --> completion
+               |        (a server that aborts or breaks off: another one continues behind
+               |         the tokens that have arrived)
+pause   -->  close the router, then pause every server in place
+load    -->  load the weights on every server; one that fails gets no requests until it has them
+resume  -->  resume every server, then open the router
 
 who                     waits for                                   who unblocks it
 a request               an open router and a usable server          resume, the watch, a publish
@@ -32,7 +33,7 @@ from rljax.engines.http.continuation import fitted, joined, remaining, shortened
 from rljax.engines.http.health import Watch
 from rljax.engines.http.interfaces import CONTROL_TIMEOUT, PostTo, Replicas
 from rljax.engines.http.published_weights import PublishedWeights
-from rljax.engines.http.remote import Remote, ServerLost, describe, session_of
+from rljax.engines.http.remote import Remote, ServerLost, describe, make_session
 from rljax.engines.http.replies import Reply
 from rljax.engines.http.router import Closed, Router
 from rljax.errors import RequestLost, SamplerError, UserError
@@ -40,22 +41,23 @@ from rljax.types import Completion, Finish, Request
 
 log = logging.getLogger(__name__)
 
-LENT = ("kv_cache", "weights")  # SGLang's names of what is released; its CUDA graphs stay
-ABORT_GRACE = 10.0  # seconds that aborted requests get to hand over their tokens when the sampler closes
+MEMORY_TAGS = ("kv_cache", "weights")  # SGLang's names of the memory that is released; its CUDA graphs stay
+ABORT_GRACE = 10.0  # seconds for aborted requests to return their tokens when the sampler closes
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0  # seconds
 
 
 class HttpSampler(Sampler):
-    """A `Sampler` of servers that speak SGLang's native protocol.
+    """Client of servers that speak SGLang's native protocol; implements `Sampler`.
 
     Example:
-        sampler = HttpSampler([Remote("http://127.0.0.1:30000", facts, token=None)], version=0)
-        completion = await sampler.generate(Request("0/17#3", prompt_ids, SamplingParams(64, stop_token_ids=(2,)), seed=1))
+        sampler = HttpSampler([Remote("http://127.0.0.1:30000", info, token=None)], version=0)
+        request = Request("0/17#3", prompt_ids, SamplingParams(64, stop_token_ids=(2,)), seed=1)
+        completion = await sampler.generate(request)
 
-    Log-probs are of logits / temperature over the whole vocabulary; SGLang doesn't renormalize for
-    top_p and top_k (ours does). SGLang heeds a request's seed only with
-    --enable-deterministic-inference, and always ends a completion at the model's own EOS ids,
-    unless stop_token_ids is empty: then at none.
+    Log-probs are those of logits / temperature over the whole vocabulary: SGLang doesn't
+    renormalize for top_p and top_k (ours does). SGLang uses a request's seed only with
+    --enable-deterministic-inference. It always ends a completion at the model's own EOS ids, unless
+    stop_token_ids is empty; then no token ends it.
     """
 
     version = 0
@@ -70,45 +72,46 @@ class HttpSampler(Sampler):
         replicas: Replicas | None = None,
         lends: bool = False,
     ) -> None:
-        """
+        """Makes the sampler; connects at the first call.
+
         Args:
-          version: of the weights that all of them have.
-          request_retries: attempts in a row, after the first, that may bring no token before a
-            request is lost.
+          version: version of the weights on all usable servers.
+          request_retries: retries in a row that may bring no token before a request is lost.
           recompute: `rollout.recompute_kv_on_publish`.
-          lends: the servers' memory, to a learner on their devices.
+          replicas: restarts servers that we started; None for servers that others run.
+          lends: True if the servers lend their memory to a learner on the same devices.
         """
         self._remotes = list(remotes)
         self.version, self.lends = version, lends
         self._retries, self._recompute, self._replicas = request_retries, recompute, replicas
-        self._cache_space = uuid.uuid4().hex  # an earlier run's third weights are not this one's
-        self._loads = 0  # begun: a version may be loaded twice, and what was cached between the two be of neither
+        self._cache_space = uuid.uuid4().hex  # another run's cache keys must not match ours
+        self._loads = 0  # loads begun; part of the cache key, for a version may be loaded twice
         self._paused = False
         self._closed = False
         self._published = PublishedWeights()
-        self._lacking = asyncio.Event()  # a server is there, and has no weights of the present version to take
+        self._lacking = asyncio.Event()  # set while a server waits for weights that only a publish can bring
         self._attempts: dict[asyncio.Task[None], tuple[Remote, str]] = {}
-        self._chores: set[asyncio.Task[Any]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: aiohttp.ClientSession | None = None
         self._router = Router(self._remotes)
-        self.control = asyncio.Lock()  # held while a server is brought back, and to begin a pause
+        self.control = asyncio.Lock()  # locked while a server is brought back, and to begin a pause
         self._watch: Watch | None = None
 
     # Requests
 
     async def generate(self, request: Request) -> Completion:
-        """Samples one completion; cancelling the call aborts it at the server. Waits as long as it
-        takes: `PatientGenerator` sets the time limit.
+        """Samples one completion; cancelling the call aborts it at the server.
 
-        A completion that loses its server goes on at another, behind the tokens it has. With no
-        room left in the context it ends as at max_new_tokens, by `length`.
+        Waits without a limit: `RetryingGenerator` sets one. A completion whose server is lost
+        continues on another, behind the tokens it has. If no room is left in the context, it ends
+        by `length`, as at max_new_tokens.
 
         Raises:
-          UserError: a prompt that is empty, holds an id outside the vocabulary, or leaves no room
-            in the context; or whatever else a server refuses.
-          RequestLost: too many attempts in a row brought nothing, an answer can't be understood,
-            or no server is left.
+          UserError: the prompt is empty, holds an id outside the vocabulary or leaves no room in
+            the context, or a server refuses the request.
+          RequestLost: too many attempts in a row brought nothing, a reply is malformed, or no
+            server is left.
         """
         self._enter()
         try:
@@ -146,14 +149,14 @@ class HttpSampler(Sampler):
         return dataclasses.replace(done, finish=Finish.ABORT)
 
     async def _attempt(self, remote: Remote, rest: Request) -> tuple[Reply, ServerLost | None]:
-        """Asks one server for the rest: what came, and how it was lost if it was."""
-        rid = uuid.uuid4().hex  # SGLang aborts by prefix of the id: all are of one length; and each attempt is a new request
-        reply = Reply(self.version, remote.facts.overlapped)
+        """Asks one server for the rest. Returns what arrived, and the loss of the server or None."""
+        rid = uuid.uuid4().hex  # one length, for SGLang aborts by prefix; a new id per attempt
+        reply = Reply(self.version, remote.info.overlapped)
         body = protocol.generate_body(
             dataclasses.replace(rest, id=rid),
             cache_key=f"{self._cache_space}/{self._loads}",
-            incremental=remote.facts.ours,
-            interval=16 if remote.facts.streams_by_request and not remote.facts.ours else None,
+            incremental=remote.info.ours,
+            interval=16 if remote.info.streams_by_request and not remote.info.ours else None,
         )
         assert self._session is not None
         task = asyncio.ensure_future(remote.generate(self._session, body, reply))
@@ -162,7 +165,7 @@ class HttpSampler(Sampler):
             await asyncio.wait({task})
         except asyncio.CancelledError:
             task.cancel()
-            self._chore(self._abort(remote, rid))
+            self._run_in_background(self._abort(remote, rid))
             raise
         finally:
             del self._attempts[task]
@@ -172,13 +175,13 @@ class HttpSampler(Sampler):
         return reply, error
 
     def _suspect(self, remote: Remote, error: ServerLost) -> None:
-        """Whether it is really gone, the watch finds out; until then nothing is sent there."""
+        """Stops sending requests to a server; the watch finds out whether it is really gone."""
         if remote.usable:
-            log.warning("%s is left out: %s", remote.base, error)
+            log.warning("%s gets no more requests: %s", remote.base, error)
             remote.lost(str(error))
             self._router.wake()
         if self._watch is not None:
-            self._watch.hurry()
+            self._watch.check_now()
 
     async def _abort(self, remote: Remote, rid: str) -> None:
         assert self._session is not None
@@ -190,13 +193,13 @@ class HttpSampler(Sampler):
     # Weights
 
     async def pause(self) -> None:
-        """Stops sending requests, and every server between two decode steps.
+        """Stops sending requests, and pauses every server between two decode steps.
 
-        Raises SamplerError when no server is left.
+        Raises SamplerError if no server is left.
         """
         self._enter()
         self._router.set_open(False)
-        async with self.control:  # a server that is being brought back comes first
+        async with self.control:  # wait for a server that is being brought back
             self._paused = True
         await self._each(self._pause_one, self._usable())
 
@@ -204,23 +207,26 @@ class HttpSampler(Sampler):
         session = self._session
         assert session is not None
         await remote.post(session, "/pause_generation", {"mode": self._pause_mode(remote)}, CONTROL_TIMEOUT)
-        # SGLang acknowledges a pause before its scheduler has seen it; the scheduler answers this, behind it in the queue.
+        # SGLang acknowledges a pause before its scheduler has seen it. The scheduler answers this request after the pause.
         await remote.get(session, "/get_server_info", CONTROL_TIMEOUT)
 
     def _pause_mode(self, remote: Remote) -> str:
-        """Where an old server can't recompute the cache of what it runs, that is aborted, and
-        submitted again by `generate`.
+        """Returns SGLang's pause mode.
+
+        Old servers can't recompute the cache of running requests: those are aborted, and `generate`
+        submits the rest of each again.
         """
         if not self._recompute:
             return "in_place"
-        return "retract" if remote.facts.retracts else "abort"
+        return "retract" if remote.info.retracts else "abort"
 
     def _flushes(self, remote: Remote) -> bool:
-        """A retracted request still owns its prefix in SGLang's cache.
+        """Returns whether the server's cache is flushed after a load.
 
-        In no other mode may its cache be flushed at all.
+        Only after a retract: in any other mode running requests still use the cache. A retracted
+        request keeps its prefix in SGLang's cache until the flush.
         """
-        return self._recompute and remote.facts.retracts
+        return self._recompute and remote.info.retracts
 
     async def resume(self) -> None:
         self._enter()
@@ -231,15 +237,15 @@ class HttpSampler(Sampler):
             self._router.set_open(True)
 
     async def load_weights(self, source: WeightSource, version: int) -> None:
-        """Puts weights on every server, pausing around it unless they are paused. A server that
-        doesn't take them is left out until it does.
+        """Loads weights on every server, pausing them meanwhile.
 
-        No stale cache: SGLang keeps the cache of older weights for requests in flight. Later
-        requests use another key, and can't find it.
+        A server that fails gets no requests until it has them. No stale cache: SGLang keeps the
+        cache of older weights for requests in flight, but later requests use another cache key and
+        can't find it.
 
         Raises:
-          UserError: weights that no server accepts, or that are arrays of this process.
-          SamplerError: when no server is left.
+          UserError: no server accepts the weights, or they are arrays of this process.
+          SamplerError: no server is left.
         """
         self._enter()
         paused = self._paused
@@ -248,7 +254,7 @@ class HttpSampler(Sampler):
         self._loads += 1
         try:
             self._usable()
-            remotes = [remote for remote in self._remotes if remote.usable or remote.behind]  # in their order: ipc goes by it
+            remotes = [remote for remote in self._remotes if remote.usable or remote.behind]  # ipc relies on their order
             match source:
                 case WeightsInDirectory(directory):
                     current = await self._load_directory(directory, remotes, version)
@@ -256,7 +262,7 @@ class HttpSampler(Sampler):
                     current = await self._broadcast(sender, remotes, version)
                     await asyncio.to_thread(self._published.drop)
                 case _:
-                    raise UserError("a server takes weights from a directory or a broadcast, not arrays of this process")
+                    raise UserError("a server can't load arrays of this process (publish by a directory or a broadcast)")
             self.version = version
             self._lacking.clear()
             for remote in current:
@@ -266,9 +272,7 @@ class HttpSampler(Sampler):
                 await self.resume()
 
     async def lacks_weights(self) -> None:
-        """Returns when a server that was started again waits for weights that only a publish can
-        bring.
-        """
+        """Returns when a restarted server waits for weights that only a publish can bring."""
         await self._lacking.wait()
 
     async def _load_directory(self, directory: Path, remotes: Sequence[Remote], version: int) -> list[Remote]:
@@ -281,7 +285,7 @@ class HttpSampler(Sampler):
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, prepared, ignore_errors=True)
             raise
-        await asyncio.to_thread(self._published.hold, prepared, version)
+        await asyncio.to_thread(self._published.keep, prepared, version)
         return current
 
     async def _load_one(self, remote: Remote, directory: str, version: int) -> None:
@@ -290,7 +294,7 @@ class HttpSampler(Sampler):
 
     async def _broadcast(self, sender: Sender, remotes: Sequence[Remote], version: int) -> list[Remote]:
         if not remotes:
-            raise SamplerError(f"publishing version {version}: no server is there to take part in the broadcast")
+            raise SamplerError(f"publishing version {version}: no server is left for the broadcast")
         try:
             posts = [PostTo(self.session, remote, remote.member) for remote in remotes]
             await sender.send(posts, version, flush=all(map(self._flushes, remotes)))
@@ -303,8 +307,10 @@ class HttpSampler(Sampler):
         return await remote.post(self._session, path, body, CONTROL_TIMEOUT)
 
     async def _each(self, act: Callable[[Remote], Awaitable[Any]], remotes: Sequence[Remote]) -> list[Remote]:
-        """Acts on all servers at once, and returns those that did it. One that fails is left out;
-        where nobody agrees, it is the request that is wrong.
+        """Runs an action on all servers at once and returns those where it succeeded.
+
+        A server that fails is left out; if all of them refuse, the request itself is wrong and the
+        first refusal is raised.
         """
         results = await asyncio.gather(*(act(remote) for remote in remotes), return_exceptions=True)
         failed = {r: e for r, e in zip(remotes, results, strict=True) if isinstance(e, BaseException)}
@@ -319,7 +325,11 @@ class HttpSampler(Sampler):
         return [remote for remote in remotes if remote not in failed]
 
     def _usable(self) -> list[Remote]:
-        """May be none, while one is expected back: the watch gives it the present weights."""
+        """Returns the usable servers: none, if all are lost but one may come back.
+
+        The watch gives a server that comes back the present weights. Raises SamplerError if all are
+        dropped.
+        """
         if all(remote.dropped for remote in self._remotes):
             raise SamplerError("no server is left: " + "; ".join(remote.reason for remote in self._remotes))
         return [remote for remote in self._remotes if remote.usable]
@@ -327,9 +337,10 @@ class HttpSampler(Sampler):
     # Memory
 
     async def release(self) -> None:
-        """Aborts what is in flight, which `generate` submits again after the next resume: SGLang
-        dies when it is asked with a request running. Then every server lets go of its weights and
-        its cache (SGLang: only with --enable-memory-saver).
+        """Aborts requests in flight and makes every server free its weights and its cache.
+
+        SGLang dies if it is asked while a request is running, and it needs --enable-memory-saver.
+        `generate` submits the rest of each aborted request after the next resume.
         """
         self._enter()
         self._router.set_open(False)
@@ -339,40 +350,40 @@ class HttpSampler(Sampler):
 
     async def _release_one(self, remote: Remote) -> None:
         await self._post(remote, "/pause_generation", {"mode": "abort"})
-        await remote.get(self.session, "/get_server_info", CONTROL_TIMEOUT)  # behind the aborts, in the scheduler's queue
+        await remote.get(self.session, "/get_server_info", CONTROL_TIMEOUT)  # answered by the scheduler after the aborts
         remote.released = True
-        await self._post(remote, "/release_memory_occupation", {"tags": list(LENT)})
+        await self._post(remote, "/release_memory_occupation", {"tags": list(MEMORY_TAGS)})
 
     async def reclaim(self) -> None:
-        """The servers have their memory again, and stay paused."""
+        """Makes the servers allocate their memory again. They stay paused."""
         self._enter()
         await self._each(self.reclaim_one, self._usable())
 
     async def reclaim_one(self, remote: Remote) -> None:
-        await self._post(remote, "/resume_memory_occupation", {"tags": list(LENT)})
+        await self._post(remote, "/resume_memory_occupation", {"tags": list(MEMORY_TAGS)})
         remote.released = False
 
-    # Life
+    # Lifecycle
 
     def _enter(self) -> None:
-        """Sockets and tasks belong to an event loop: the first call in one makes them."""
+        """Makes the sockets and tasks at the first call in an event loop, to which they belong."""
         if self._closed:
             raise SamplerError("the sampler is closed")
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return
-        self._loop, self._session = loop, session_of()
+        self._loop, self._session = loop, make_session()
         is_open = self._router.is_open
         self._router = Router(self._remotes)
         self._router.set_open(is_open)
         self.control = asyncio.Lock()
         self._watch = Watch(self, self._remotes, self._replicas)
-        self._chore(self._watch.run())
+        self._run_in_background(self._watch.run())
 
-    def _chore(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.ensure_future(work)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -384,22 +395,21 @@ class HttpSampler(Sampler):
         return self._paused
 
     def present_weights(self) -> str | None:
-        """A directory with the present weights, for a server that was started again; None when
-        there is none.
-        """
+        """Returns a directory with the present weights for a restarted server, or None."""
         return self._published.directory_of(self.version)
 
     def lack_weights(self) -> None:
-        """The watch found a server to which nothing held can be given."""
+        """Notes that a server needs weights that only a publish can bring. Called by the watch."""
         self._lacking.set()
 
     def servers_changed(self) -> None:
-        """The watch found a server back, or gone."""
+        """Wakes waiting requests. Called by the watch when a server is back or gone."""
         self._router.wake()
 
     async def close(self) -> None:
-        """Ends every request with finish `abort`, keeping its tokens so far; stops servers that we
-        started. May be repeated.
+        """Ends all requests with finish `abort`, keeping their tokens.
+
+        Stops the servers that we started. May be called twice.
         """
         if self._closed:
             return
@@ -407,17 +417,18 @@ class HttpSampler(Sampler):
         self._router.close()
         if self._loop is asyncio.get_running_loop():
             await self._end_requests()
-            for chore in tuple(self._chores):
-                chore.cancel()
-            await asyncio.gather(*self._chores, return_exceptions=True)
+            for task in tuple(self._background):
+                task.cancel()
+            await asyncio.gather(*self._background, return_exceptions=True)
             await self.session.close()
         await asyncio.to_thread(self._published.drop)
         if self._replicas is not None:
             await asyncio.to_thread(self._replicas.close)
 
     async def _end_requests(self) -> None:
-        """SGLang ends an aborted request at its next step, so servers that we paused have to go
-        on.
+        """Aborts all requests at their servers and waits for their tokens.
+
+        SGLang ends an aborted request at its next step, so paused servers are resumed first.
         """
         await asyncio.gather(*(self._abort(remote, rid) for remote, rid in tuple(self._attempts.values())))
         if self._paused:

@@ -1,4 +1,4 @@
-"""The section `sglang` of the config."""
+"""The config section `sglang`."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from rljax.config.schema import EngineConfig
 
 @dataclasses.dataclass(frozen=True)
 class SglangConfig(EngineConfig):
-    """The SGLang servers that a run starts, one per data-parallel replica; what is empty or None
-    SGLang decides.
-    """
+    """The SGLang servers of a run, one per data-parallel replica; SGLang chooses what is left empty."""
 
-    python: str = key("", "Interpreter of the environment that SGLang is installed in. Empty: the run's own.")
+    python: str = key("", "Python interpreter that has SGLang. Empty: the run's own.")
     device: str = key("", '"cuda" or "cpu". Empty: SGLang\'s choice.')
-    dtype: str = key("auto", "What is computed with.", choices=("auto", "bfloat16", "float32", "float16"))
+    dtype: str = key("auto", "Dtype of computation.", choices=("auto", "bfloat16", "float32", "float16"))
     attention_backend: str = key("", "SGLang's name of an attention implementation.")
     mem_fraction_static: float | None = key(None, "Share of a device's memory for weights and KV cache.", HALF_OPEN_UNIT)
     context_length: int | None = key(None, "Longest prompt and completion together.", POSITIVE, unit="tokens")
     max_running_requests: int | None = key(None, "Requests decoded at once by a server.", POSITIVE)
     stream_interval: int = key(
-        16, "Tokens that a reply brings at once; fewer cost time, more are lost with a server.", POSITIVE, unit="tokens"
+        16, "Tokens per chunk of a reply. Fewer cost time; more are lost with a server.", POSITIVE, unit="tokens"
     )
-    disable_overlap_schedule: bool = key(False, "Schedule a batch only after the one before it is done.")
+    disable_overlap_schedule: bool = key(False, "Schedule a batch only after the previous one is done.")
     extra_args: tuple[str, ...] = key((), "More flags of sglang.launch_server, as on its command line.")
-    start_timeout: float = key(600.0, "Limit until a server answers.", POSITIVE, unit="seconds")
-    restarts: int = key(3, "Times a server that died is started again, before it is dropped.", NOT_NEGATIVE)
+    start_timeout: float = key(600.0, "Time limit for a server to start.", POSITIVE, unit="seconds")
+    restarts: int = key(3, "Number of restarts of a server that died, before it is dropped.", NOT_NEGATIVE)
     transport: str = key(
         "",
         'How weights reach the servers, with a learner that can: "ipc" (the same devices), "nccl" (other devices), "gloo" '
         '(CPU), "directory". Empty: the first of these that is possible.',
     )
     bucket_mb: int = key(
-        512, "What ipc, nccl and gloo send at once, and each side has in memory beside the model.", POSITIVE, unit="MiB"
+        512,
+        "Size of what ipc, nccl and gloo send at once; each side needs as much memory beside the model.",
+        POSITIVE,
+        unit="MiB",
     )
     release_memory: bool = key(
         False,
-        "Servers that share devices with the learner let go of their memory while it updates (synchronous runs only).",
+        "Servers on the learner's devices free their memory while it updates (synchronous runs only).",
     )
-    log_dir: str = key("", "Directory of the servers' logs. Empty: one in the system's temporary directory.")
+    log_dir: str = key("", "Directory for the servers' logs. Empty: a new temporary directory.")

@@ -1,6 +1,4 @@
-"""A completion in several answers: what is left to ask for when one broke off, and the answers
-joined.
-"""
+"""A completion made of several replies: the request for the rest, and the replies joined."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ from rljax.types import Completion, Finish, Request
 
 
 def remaining(request: Request, done: Completion) -> Request | None:
-    """What is still to be asked for behind the tokens that came; None when that is nothing.
+    """Returns the request for the rest of a completion, or None if nothing is left to sample.
 
-    Stop strings are matched within one answer only: of the tokens that came, as many are dropped
-    as a stop string's beginning may have, and drawn again. The seed changes, or the first tokens'
-    random numbers would be used twice.
+    A stop string is matched within one reply only. So as many tokens are dropped, and sampled
+    again, as the beginning of a stop string may span. The seed changes, or the random numbers of
+    the first tokens would be used twice.
     """
     kept = len(shortened(done, request).token_ids)
     if not kept:
@@ -37,19 +35,20 @@ def remaining(request: Request, done: Completion) -> Request | None:
 
 
 def shortened(done: Completion, request: Request) -> Completion:
-    """Without the tokens in which a stop string may have begun: a token has at least one byte."""
+    """Drops the last tokens, in which a stop string may have begun (a token has at least one byte)."""
     drop = max((len(stop.encode()) for stop in request.params.stop), default=1) - 1
     kept = max(0, len(done.token_ids) - drop)
     return Completion(done.token_ids[:kept], done.logp[:kept], done.versions[:kept], done.finish)
 
 
 def fitted(request: Request | None, remote: Remote, sampled: int) -> Request | None:
-    """Within the server's vocabulary and context; None when nothing is left to ask for behind the
-    tokens sampled so far.
+    """Limits a request to the server's context; None if no room is left after `sampled` tokens.
+
+    Raises UserError for an id outside the vocabulary, or a prompt that fills the context.
     """
     if request is None:
         return None
-    prompt, vocabulary, context = request.prompt_ids, remote.facts.vocabulary, remote.facts.context_length
+    prompt, vocabulary, context = request.prompt_ids, remote.info.vocabulary, remote.info.context_length
     if vocabulary is not None and (np.min(prompt) < 0 or np.max(prompt) >= vocabulary):
         raise UserError(f"request {request.id}: the prompt has a token id outside the vocabulary [0, {vocabulary})")
     if context is None:

@@ -1,4 +1,4 @@
-"""One /generate at our server: the sampler's pieces gathered, for a reply whole or streamed."""
+"""One /generate request at our server: collects the sampler's pieces for its reply."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import contextlib
 import numpy as np
 
 from rljax.engine import Generator
-from rljax.engines.http.protocol import GenerateCall
+from rljax.engines.http.protocol import ParsedRequest
 from rljax.types import Finish, Piece
 
 
-class Call:
+class Generation:
     """A completion under way.
 
-    Its sampling is a task of its own, which an abort or a client that leaves cancels.
+    Sampling runs in a task of its own, which is cancelled by an abort or when the client
+    disconnects.
     """
 
-    def __init__(self, call: GenerateCall, generator: Generator) -> None:
-        self.call = call
+    def __init__(self, parsed: ParsedRequest, generator: Generator) -> None:
+        self.parsed = parsed
         self.finish: Finish | None = None
         self._error: Exception | None = None
         self._pieces: list[Piece] = []
@@ -28,12 +29,12 @@ class Call:
 
     async def _run(self, generator: Generator) -> None:
         try:
-            async with contextlib.aclosing(generator.stream(self.call.request)) as pieces:
+            async with contextlib.aclosing(generator.stream(self.parsed.request)) as pieces:
                 async for piece in pieces:
                     self._pieces.append(piece)
                     self.finish = piece.finish
                     self._news.set()
-        except Exception as error:  # handed to whoever waits
+        except Exception as error:  # raised in `wait`
             self._error = error
         finally:
             if self.finish is None:
@@ -41,11 +42,11 @@ class Call:
             self._news.set()
 
     def abort(self) -> None:
-        """It ends with the tokens that it has."""
+        """Ends the completion with the tokens it has."""
         self._task.cancel()
 
     async def wait(self) -> None:
-        """For more tokens, or the end. Raises what the sampler raised."""
+        """Waits for more tokens or the end. Raises what the sampler raised."""
         await self._news.wait()
         self._news.clear()
         if self._error is not None:
@@ -61,7 +62,7 @@ class Call:
         return sum(len(piece.token_ids) for piece in self._pieces)
 
     def tokens_from(self, start: int) -> Piece:
-        """Everything from token `start` on."""
+        """Returns all tokens from index `start` on."""
         return Piece(
             np.concatenate([np.empty(0, np.int32), *(p.token_ids for p in self._pieces)])[start:],
             np.concatenate([np.empty(0, np.float32), *(p.logp for p in self._pieces)])[start:],
@@ -70,6 +71,6 @@ class Call:
         )
 
     async def close(self) -> None:
-        """Returns when the sampler has let go of the request."""
+        """Cancels sampling and returns when the sampler has released the request."""
         self._task.cancel()
         await asyncio.wait({self._task})

@@ -1,12 +1,11 @@
-"""Looks after the servers of an `HttpSampler`: finds out who is gone, starts ours again, brings
-back who has returned.
+"""Checks the servers of an `HttpSampler`, restarts ours, and readmits those that recover.
 
-    usable --(3 checks unanswered, or a request lost)--> lost --(answers, has or takes the present weights)--> usable
-                                                          |
-                                                          +--(silent for PATIENCE, or can't be started)--> dropped
+    usable --(3 checks unanswered, or a request lost)--> lost
+    lost   --(answers, and has or loads the present weights)--> usable
+    lost   --(silent for PATIENCE, or can't be started)--> dropped
 
-A dropped server is still looked at, and comes back if it answers after all. /health is not asked:
-it samples a token, which a paused server can't.
+A dropped server is still checked, and comes back if it answers after all. /health is not used for
+checks: it samples a token, which a paused server can't.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from rljax.errors import SamplerError, UserError
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 5.0  # seconds between two looks
-SILENCE = 3  # checks unanswered in a row that make a server lost
+INTERVAL = 5.0  # seconds between checks
+SILENCE = 3  # unanswered checks in a row until a server is lost
 CHECK_TIMEOUT = 20.0  # seconds
 PATIENCE = 60.0  # seconds until a silent server that isn't ours is dropped
 LOAD_TIMEOUT = 600.0  # seconds
@@ -33,35 +32,35 @@ LOAD_TIMEOUT = 600.0  # seconds
 class Watch:
     def __init__(self, sampler: Watched, remotes: list[Remote], replicas: Replicas | None) -> None:
         self._sampler, self._remotes, self._replicas = sampler, remotes, replicas
-        self._hurry = asyncio.Event()
+        self._check_requested = asyncio.Event()
         self._unanswered: dict[int, int] = {}
         self._lost_since: dict[int, float] = {}
         self._restarts: dict[int, asyncio.Task[None]] = {}
 
-    def hurry(self) -> None:
-        """Look now."""
-        self._hurry.set()
+    def check_now(self) -> None:
+        """Checks the servers now, without waiting for the interval."""
+        self._check_requested.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Checks all servers at intervals, until cancelled."""
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(INTERVAL):  # wait_for of Python 3.11 may swallow a cancellation
-                        await self._hurry.wait()
-                self._hurry.clear()
-                await asyncio.gather(*(self._look(index) for index in range(len(self._remotes))))
-                await asyncio.sleep(INTERVAL / 20)  # a server that flaps is not asked without end
+                    async with asyncio.timeout(INTERVAL):  # Python 3.11's wait_for may swallow a cancellation
+                        await self._check_requested.wait()
+                self._check_requested.clear()
+                await asyncio.gather(*(self._check_one(index) for index in range(len(self._remotes))))
+                await asyncio.sleep(INTERVAL / 20)  # don't check a flapping server in a busy loop
         finally:
             for task in self._restarts.values():
                 task.cancel()
 
-    async def _look(self, index: int) -> None:
+    async def _check_one(self, index: int) -> None:
         if index in self._restarts:
             return
         why = self._replicas.died(index) if self._replicas is not None else None
         if why is not None:
-            self._start_again(index, why)
+            self._begin_restart(index, why)
             return
         remote = self._remotes[index]
         try:
@@ -77,16 +76,16 @@ class Watch:
         await remote.get(self._sampler.session, "/get_model_info", CHECK_TIMEOUT)
 
     async def _bring_back(self, remote: Remote) -> None:
-        """Usable again, unless generation is paused: then later.
+        """Makes a server usable again; does nothing while sampling is paused.
 
-        Raises when it isn't there or won't have the weights.
+        Raises if the server doesn't answer or can't load the weights.
         """
         session = self._sampler.session
-        await self._check(remote)  # a server that does not answer must not keep a publish waiting
+        await self._check(remote)  # outside the lock: a server that doesn't answer must not delay a publish
         async with self._sampler.control:
             if self._sampler.paused:
                 return
-            if remote.released:  # the same process: ours are another Remote when they were started again
+            if remote.released:  # the same process, for a restarted server is a new Remote
                 await self._sampler.reclaim_one(remote)
             info = await remote.get(session, "/get_model_info", CHECK_TIMEOUT)
             if version_of(str(info["weight_version"])) != self._sampler.version:
@@ -107,21 +106,21 @@ class Watch:
         self._unanswered[index] = self._unanswered.get(index, 0) + 1
         since = self._lost_since.setdefault(index, time.monotonic())
         if remote.usable and self._unanswered[index] >= SILENCE:
-            log.warning("%s is left out: %s", remote.base, reason)
+            log.warning("%s gets no more requests: %s", remote.base, reason)
             remote.lost(reason)
         if not remote.usable:
             remote.reason = reason
-            # Ours is still running, or it would have been started again: it may be slow.
+            # Our own servers are running, or they would be restarted: they may just be slow.
             if self._replicas is None and not remote.dropped and time.monotonic() - since > PATIENCE:
                 log.error("%s is dropped: %s", remote.base, reason)
                 remote.dropped = True
         self._sampler.servers_changed()
 
-    def _start_again(self, index: int, why: str) -> None:
+    def _begin_restart(self, index: int, why: str) -> None:
         remote = self._remotes[index]
         if remote.dropped:
             return
-        log.warning("%s died and is started again: %s", remote.base, why)
+        log.warning("%s died and is being restarted: %s", remote.base, why)
         remote.lost(why)
         self._sampler.servers_changed()
         self._restarts[index] = asyncio.ensure_future(self._restart(index))
@@ -130,7 +129,7 @@ class Watch:
         assert self._replicas is not None
         try:
             remote = await asyncio.to_thread(self._replicas.restart, index)
-            remote.lost("has just been started again")
+            remote.lost("has just been restarted")
             self._remotes[index] = remote
         except (UserError, SamplerError, ServerLost) as error:
             log.error("%s is dropped: %s", self._remotes[index].base, error)
@@ -138,4 +137,4 @@ class Watch:
             self._sampler.servers_changed()
         finally:
             del self._restarts[index]
-            self.hurry()
+            self.check_now()

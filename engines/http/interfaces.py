@@ -1,4 +1,4 @@
-"""What an `HttpSampler` works with: processes behind the servers, and calls to one of them."""
+"""Interfaces between an `HttpSampler`, the watch over its servers and the processes behind them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import aiohttp
 
 from rljax.engines.http.remote import Remote
 
-CONTROL_TIMEOUT = 600.0  # seconds for a pause, a load of weights, a resume
+CONTROL_TIMEOUT = 600.0  # seconds for a pause, a load or a resume
 
 
 @dataclasses.dataclass(frozen=True)
 class PostTo:
-    """`rljax.engine.Post` of one server. Raises ServerLost when it is lost."""
+    """Posts to one server; implements `rljax.engine.Post`. Raises ServerLost if the server is lost."""
 
     session: aiohttp.ClientSession
     remote: Remote
@@ -27,9 +27,9 @@ class PostTo:
 
 
 class Watched(Protocol):
-    """What the watch (health.py) sees and does of the sampler whose servers it looks after."""
+    """The sampler, as seen by the watch over its servers (health.py)."""
 
-    control: asyncio.Lock  # held while a server is brought back
+    control: asyncio.Lock  # locked while a server is brought back
     version: int  # of the weights that a server should have
 
     @property
@@ -39,35 +39,33 @@ class Watched(Protocol):
     def paused(self) -> bool: ...
 
     async def reclaim_one(self, remote: Remote) -> None:
-        """Gives a server its memory again, which it had lent."""
+        """Makes a server that lent its memory allocate it again."""
         ...
 
     def present_weights(self) -> str | None:
-        """A directory with the present weights, for a server that was started again; None when
-        there is none.
-        """
+        """Returns a directory with the present weights for a restarted server, or None."""
         ...
 
     def lack_weights(self) -> None:
-        """Says that a server is there to which only a publish can give weights."""
+        """Notes that a server needs weights that only a publish can bring."""
         ...
 
     def servers_changed(self) -> None:
-        """Says that a server is back, or gone."""
+        """Notes that a server is back, or gone."""
         ...
 
 
 class Replicas(Protocol):
-    """The processes behind the servers, where they are ours: rljax/engines/http/launcher.py."""
+    """The processes behind servers that we started: rljax/engines/http/launcher.py."""
 
     def died(self, index: int) -> str | None:
-        """Why a server is not running any more; None while it is."""
+        """Returns why a server is not running any more; None while it is."""
         ...
 
     def restart(self, index: int) -> Remote:
-        """Starts it again, with the weights it had at first.
+        """Starts a server again, with the weights it had at first. Blocks.
 
-        Blocks. Raises UserError when it can't, or may not.
+        Raises UserError if it doesn't start, or has been restarted too often.
         """
         ...
 

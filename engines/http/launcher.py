@@ -1,4 +1,4 @@
-"""Starts SGLang servers on this machine, one a data-parallel replica, and stops them."""
+"""Starts SGLang servers on this machine, one per data-parallel replica, and stops them."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from rljax.engines.http.remote import SPANS_AND_INTERVALS, Remote, ServerLost, f
 from rljax.errors import UserError
 
 GRACE = 3.0  # seconds between SIGTERM and SIGKILL: SGLang would finish its requests first
-PORT_ATTEMPTS = 3  # between our look and the server's, somebody else may take a port
-TAIL = 30  # lines of a log that are shown
+PORT_ATTEMPTS = 3  # another process may take a free port before the server binds it
+TAIL = 30  # lines of a log shown in an error
 LOCAL = "127.0.0.1"
-OF_A_LAUNCHER = (  # torchrun's variables, beside those that begin with TORCHELASTIC_
+LAUNCHER_VARIABLES = (  # torchrun's variables, beside those that begin with TORCHELASTIC_
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
 )
-_WANTED = "bin/python of the environment with SGLang"
+_EXPECTED = "bin/python of the environment with SGLang"
 _NO_ACCELERATOR = re.compile(r"no accelerator .*available|found no nvidia driver|no cuda gpus are available", re.IGNORECASE)
 _PORT_TAKEN = re.compile(r"address already in use|port \d+ is (not available|in use)", re.IGNORECASE)
 
 
 @dataclasses.dataclass
 class Process:
-    """A server and the guard it runs under."""
+    """A server's process, which runs under a reaper (reaper.py)."""
 
-    guard: subprocess.Popen[bytes]
+    reaper: subprocess.Popen[bytes]
     port: int
     log: Path
 
@@ -53,31 +53,32 @@ class Process:
             return "".join(collections.deque(lines, TAIL)).rstrip()
 
     def stop(self) -> None:
-        """Returns when the server and all its children are gone."""
-        assert self.guard.stdin is not None
-        self.guard.stdin.close()
+        """Stops the server; returns when it and all its children are gone."""
+        assert self.reaper.stdin is not None
+        self.reaper.stdin.close()
         try:
-            self.guard.wait(GRACE + 10)
+            self.reaper.wait(GRACE + 10)
         except subprocess.TimeoutExpired:
-            self.guard.kill()
-            self.guard.wait()
+            self.reaper.kill()
+            self.reaper.wait()
 
 
 class SglangServers:
-    """The SGLang servers of a pool: `data` of them, each over `tensor` devices. They end with this
-    process, however it ends.
+    """The SGLang servers of a pool: `data` of them, each over `tensor` devices.
+
+    They end with this process, however it ends.
 
     Example:
-        servers = SglangServers(config, Pool("sglang", data=2), Path("models/SmolLM2-135M-Instruct"))   # minutes
+        servers = SglangServers(config, Pool("sglang", data=2), Path("models/SmolLM2-135M"))
         sampler = HttpSampler(servers.remotes, version=0, replicas=servers)
     """
 
     def __init__(self, config: Config, pool: Pool, model_dir: Path, token: str | None = None) -> None:
-        """Starts them all at once and returns when all answer.
+        """Starts all servers at once and returns when all of them answer, which takes minutes.
 
         Raises:
-          UserError: no SGLang, or one that doesn't start, with the end of its log; then none is
-            left running.
+          UserError: SGLang is missing, or a server doesn't start (with the end of its log). No
+            server is left running then.
         """
         self._config, self._settings = config, SglangConfig.of(config)
         self._pool, self._model_dir, self._token = pool, model_dir, token
@@ -87,7 +88,7 @@ class SglangServers:
         self._restarts = [0] * pool.data
         self._processes: list[Process] = []
         self._closed = False
-        self._lock = threading.Lock()  # a server is started, or all are closed
+        self._lock = threading.Lock()  # starting a server and closing all exclude each other
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             self._processes = [self._start(index) for index in range(pool.data)]
@@ -98,19 +99,18 @@ class SglangServers:
 
     def died(self, index: int) -> str | None:
         process = self._processes[index]
-        status = process.guard.poll()
+        status = process.reaper.poll()
         return None if status is None else f"server {index} ended with status {status} ({process.log})"
 
     def restart(self, index: int) -> Remote:
         """Starts a server again, with the weights of the model directory. Blocks."""
         self._check_open(index)
         if self._restarts[index] >= self._settings.restarts:
-            raise UserError(
-                f"server {index} died {self._restarts[index] + 1} times (sglang.restarts; {self._processes[index].log})"
-            )
+            died, log = self._restarts[index] + 1, self._processes[index].log
+            raise UserError(f"server {index} died {died} times (sglang.restarts is the limit; see {log})")
         self._restarts[index] += 1
         self._processes[index].stop()
-        with self._lock:  # else `close` may come between the look and the start
+        with self._lock:  # else `close` may run between the check and the start
             self._check_open(index)
             self._processes[index] = self._start(index)
         return self._ready(index)
@@ -123,8 +123,8 @@ class SglangServers:
         with self._lock:
             self._closed = True
         for process in self._processes:
-            assert process.guard.stdin is not None
-            process.guard.stdin.close()  # all at once; then wait for each
+            assert process.reaper.stdin is not None
+            process.reaper.stdin.close()  # all at once; then wait for each
         for process in self._processes:
             process.stop()
 
@@ -142,7 +142,7 @@ class SglangServers:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=environment(self._settings, self._pool, index, os.environ),
-                start_new_session=True,  # Ctrl-C is for us; we say when it ends
+                start_new_session=True,  # Ctrl-C reaches this process only, which then stops the server
             )
         return Process(process, port, log)
 
@@ -154,8 +154,8 @@ class SglangServers:
             process = self._processes[index]
             try:
                 fetch(process.base, "/health", self._token, timeout=60.0)
-                facts, _ = inspect(process.base, self._token)
-                return Remote(process.base, facts, self._token)
+                info, _ = inspect(process.base, self._token)
+                return Remote(process.base, info, self._token)
             except ServerLost:
                 pass
             if time.monotonic() > deadline:
@@ -164,14 +164,18 @@ class SglangServers:
                     f"the end of {process.log}:\n{process.tail()}"
                 )
             try:
-                status = process.guard.wait(0.5)
+                status = process.reaper.wait(0.5)
             except subprocess.TimeoutExpired:
                 continue
             tail = process.tail()
             self._check_open(index)
             if attempts == PORT_ATTEMPTS or not _PORT_TAKEN.search(tail):
                 alone = _NO_ACCELERATOR.search(tail) and not self._settings.device
-                remedy = "\nno accelerator here: sglang.device=cpu, and what docs/serving.md sets with it" if alone else ""
+                remedy = (
+                    "\nno accelerator here: set sglang.device=cpu (docs/serving.md has the other settings for a CPU)"
+                    if alone
+                    else ""
+                )
                 raise UserError(f"server {index} ended with status {status}; the end of {process.log}:\n{tail}{remedy}")
             attempts += 1
             with self._lock:
@@ -180,39 +184,37 @@ class SglangServers:
 
 
 def interpreter(settings: SglangConfig) -> str:
-    """Path of the Python that has SGLang. Raises UserError."""
+    """Returns the path of the Python that has SGLang. Raises UserError."""
     if not settings.python:
         return sys.executable
     found = shutil.which(os.path.expanduser(settings.python))
     if found is None:
-        raise UserError(f"sglang.python: no such interpreter: {settings.python} ({_WANTED})")
+        raise UserError(f"sglang.python: no such interpreter: {settings.python} ({_EXPECTED})")
     return found
 
 
 def installed_release(python: str) -> tuple[int, ...]:
-    """(0, 5, 23), of the SGLang that an interpreter finds.
+    """Returns the SGLang release of an interpreter, as (0, 5, 23).
 
-    Raises UserError where it finds none.
+    Raises UserError if it has none.
     """
     question = "import importlib.metadata as m; print(m.version('sglang'))"
     try:
         answer = subprocess.run([python, "-c", question], capture_output=True, text=True, errors="replace", timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         why = "no answer in 60 s" if isinstance(error, subprocess.TimeoutExpired) else error.strerror
-        raise UserError(f"sglang.python: {python} is no Python that runs: {why} ({_WANTED})") from None
+        raise UserError(f"sglang.python: {python} can't be run: {why} ({_EXPECTED})") from None
     if answer.returncode:
         raise UserError(
             f"sglang.python: {python} has no SGLang (pip install 'rljax[sglang]', or name the interpreter that has it)"
         )
     if not re.match(r"\d+\.\d", answer.stdout):
-        raise UserError(
-            f"sglang.python: {python} is no Python: asked for SGLang's version it says nothing like one ({_WANTED})"
-        )
+        raise UserError(f"sglang.python: {python} printed no version of SGLang, so it is no Python ({_EXPECTED})")
     return tuple(int(number) for number in re.findall(r"\d+", answer.stdout)[:3])
 
 
 def launch_command(settings: SglangConfig, pool: Pool, model_dir: Path, port: int, release: Sequence[int]) -> list[str]:
-    """Arguments of the interpreter."""
+    """Returns the interpreter's arguments that start a server."""
     options: dict[str, object | None] = {
         "model-path": model_dir,
         "host": LOCAL,
@@ -237,10 +239,12 @@ def launch_command(settings: SglangConfig, pool: Pool, model_dir: Path, port: in
 
 
 def environment(settings: SglangConfig, pool: Pool, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Replica `index` sees its own devices only, and nothing of the launcher of ours: with its
-    variables torch would take the server for one of the learner's ranks.
+    """Returns the environment of replica `index`: it sees only its own devices.
+
+    The variables of our own launcher (torchrun) are removed: with them torch would take the server
+    for a rank of the learner.
     """
-    ours = {name for name in inherited if name in OF_A_LAUNCHER or name.startswith("TORCHELASTIC_")}
+    ours = {name for name in inherited if name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_")}
     env = {name: value for name, value in inherited.items() if name not in ours}
     if settings.device == "cpu":
         return env | {"SGLANG_USE_CPU_ENGINE": "1"}

@@ -1,4 +1,4 @@
-"""The engine `http`: a sampler that runs elsewhere already, at `rollout.addr`."""
+"""The engine `http`: a sampler on servers that are already running at `rollout.addr`."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from rljax.engine import Plugin, Sampler
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.interfaces import Replicas
-from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, ServerLost, inspect, normalized
+from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, ServerLost, base_url, inspect
 from rljax.errors import SamplerError, UserError
 
-ANYWHERE = ("", "directory")  # of sglang.transport, the ways to servers of which nothing is known
-TRANSPORTS = ("ipc", "nccl", "gloo", "directory")  # of servers that speak SGLang's protocol; ours take directories only
+ANYWHERE = ("", "directory")  # values of sglang.transport that work with any server
+TRANSPORTS = ("ipc", "nccl", "gloo", "directory")  # of SGLang's servers; ours load from directories only
 
 
 def attach(config: Config) -> HttpSampler:
-    """A sampler of the servers at `rollout.addr`, one or several with commas between. Blocks.
+    """Makes a sampler of the servers at `rollout.addr` (several are separated by commas). Blocks.
 
     Its version is the newest that a server has; servers with older weights wait for the next
     publish.
 
-    Raises UserError when an address doesn't answer as a server does.
+    Raises UserError if an address doesn't answer as a sampling server does.
     """
     token, transport = os.environ.get(TOKEN_VARIABLE), SglangConfig.of(config).transport
     addresses = [part.strip() for part in config.rollout.addr.split(",") if part.strip()]
     if not addresses:
         raise UserError("rollout.addr: empty (HOST:PORT of a running server; `rljax serve` starts one)")
     found = []
-    for base in map(normalized, addresses):
+    for base in map(base_url, addresses):
         try:
-            facts, version = inspect(base, token)
+            info, version = inspect(base, token)
         except (ServerLost, SamplerError) as error:
             raise UserError(f"rollout.addr: {error} (is a server running there?)") from None
-        if transport not in ANYWHERE and facts.tensor > 1:
+        if transport not in ANYWHERE and info.tensor > 1:
             raise UserError(
-                f"sglang.transport: {transport} leads to servers on one device each, and {base} is on "
-                f"{facts.tensor} (directory leads to any)"
+                f"sglang.transport: {transport} needs servers on one device each, and {base} is on "
+                f"{info.tensor} (use directory)"
             )
-        found.append((Remote(base, facts, token), version))
+        found.append((Remote(base, info, token), version))
     newest = max(version for _, version in found)
     for remote, version in found:
         if version != newest:
@@ -54,7 +54,7 @@ def attach(config: Config) -> HttpSampler:
 
 
 def sampler_of(config: Config, remotes: Sequence[Remote], version: int, replicas: Replicas | None = None) -> HttpSampler:
-    """As `rollout` wants it."""
+    """Makes the client of these servers with the settings of `rollout` and `sglang`."""
     rollout = config.rollout
     return HttpSampler(
         remotes,
@@ -75,26 +75,28 @@ def _is_here(base: str) -> bool:
 
 
 class HttpPlugin(Plugin):
-    """No device of this machine: servers that anybody started."""
+    """Plugin for servers that the run doesn't start; needs no device of this machine."""
 
     samples = True
     attaches = True
     transports = TRANSPORTS
 
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
-        """What a server that runs already can do, and on which devices, only its user knows: a
-        directory always works.
+        """Returns the configured transport, or "directory".
+
+        Only the user knows what a running server supports and which devices it is on; a directory
+        always works.
         """
         return (SglangConfig.of(config).transport or "directory",)
 
     def check(self, config: Config, allocation: Allocation) -> None:
-        bases = [normalized(part.strip()) for part in config.rollout.addr.split(",")]
+        bases = [base_url(part.strip()) for part in config.rollout.addr.split(",")]
         elsewhere = [base for base in bases if not _is_here(base)]
         transport = SglangConfig.of(config).transport
         if elsewhere and transport not in ANYWHERE:
             raise UserError(
-                f"sglang.transport: {transport} leads to servers on this machine, and {elsewhere[0]} may be "
-                "on another (directory leads to any that reads the same files)"
+                f"sglang.transport: {transport} needs servers on this machine, and {elsewhere[0]} may be "
+                "on another (use directory, if it reads the same files)"
             )
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:

@@ -1,12 +1,11 @@
-"""The JSON of SGLang's native protocol, both ways: requests as bodies of /generate, completions as
-its replies.
+"""The JSON of SGLang's native protocol: bodies of /generate and their replies.
 
     client                                          server
-    generate_body(request) -> {...}   -- HTTP -->   parse_generate({...}) -> GenerateCall
+    generate_body(request) -> {...}   -- HTTP -->   parse_generate({...}) -> ParsedRequest
     replies.Reply.add({...})          <-- SSE --    reply({...}) of the tokens so far
 
-Only what rljax needs is understood: one prompt of token ids (or text, where the server has a
-tokenizer), one completion.
+Covers only what rljax needs: one prompt of token ids (or of text, if the server has a tokenizer)
+and one completion per request.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ import numpy as np
 
 from rljax.types import Finish, Request, SamplingParams
 
-GREEDY_TEMPERATURE = 0.0  # SGLang's word for argmax
+GREEDY_TEMPERATURE = 0.0  # SGLang's value for argmax
 NO_TOP_K = -1
 MAX_SEED = 2**63
 MAX_STOPS = 32  # stop strings, as in SGLang
-MAX_STOP_LENGTH = 1024  # characters of one
+MAX_STOP_LENGTH = 1024  # characters per stop string
 
-# Keys of sampling_params that change what is sampled in ways we don't offer, and the value at which they change nothing.
+# Keys of sampling_params that we don't support, and the value at which each changes nothing.
 NEUTRAL: Mapping[str, Any] = {
     "n": 1,
     "min_p": 0.0,
@@ -45,22 +44,22 @@ NEUTRAL: Mapping[str, Any] = {
     "beam_width": None,
     "watermark": None,
 }
-# Keys that only shape the text or the rhythm of a reply.
+# Keys that change only the text of a reply or how often chunks are sent.
 IGNORED = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval"})
 
 
 class BadRequest(Exception):
-    """The body of a request is wrong; the message says where. Answered with status 400."""
+    """A malformed request body; the message names the field. Answered with status 400."""
 
 
 @dataclasses.dataclass(frozen=True)
-class GenerateCall:
-    """A parsed /generate."""
+class ParsedRequest:
+    """The body of a /generate request, parsed and checked."""
 
     request: Request
     stream: bool
     return_logprob: bool
-    incremental: bool  # each chunk of a stream has its own tokens only; SGLang's default is all tokens so far
+    incremental: bool  # a chunk has only its new tokens; SGLang's default: all tokens so far
 
 
 # Requests, from our client ------------------------------------------------------------------------------------------------
@@ -69,13 +68,13 @@ class GenerateCall:
 def generate_body(
     request: Request, *, cache_key: str, incremental: bool = False, interval: int | None = None
 ) -> dict[str, Any]:
-    """The body of /generate for a request, streamed, with log-probs.
+    """Returns the body of /generate for a request, streamed and with log-probs.
 
     Args:
       cache_key: requests share cached prefixes only under the same key; it must change with the
         weights (no stale cache).
-      incremental: ask our own server for chunks of new tokens only.
-      interval: tokens a chunk, for servers that take it by request.
+      incremental: ask our own server for chunks that hold new tokens only.
+      interval: tokens per chunk, for servers that accept it per request.
     """
     params = request.params
     sampling = {
@@ -86,7 +85,7 @@ def generate_body(
         "top_k": NO_TOP_K if params.greedy or not params.top_k else params.top_k,
         "stop": list(params.stop),
         "stop_token_ids": [int(i) for i in params.stop_token_ids],
-        "ignore_eos": not params.stop_token_ids,  # of SGLang: neither the model's EOS ids nor stop_token_ids end anything
+        "ignore_eos": not params.stop_token_ids,  # then neither the model's EOS ids nor stop_token_ids end a completion
         "sampling_seed": int(request.seed),
     }
     if interval is not None:
@@ -106,7 +105,7 @@ def generate_body(
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """A JSON object, strictly: no NaN, no other top-level value. Raises BadRequest."""
+    """Parses a JSON object strictly: no NaN, no other top-level value. Raises BadRequest."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant) if body else {}
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
@@ -123,11 +122,11 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def parse_generate(
     body: Mapping[str, Any], *, encode: Callable[[str], list[int]] | None = None, default_stop_ids: Sequence[int] = ()
-) -> GenerateCall:
-    """Reads the body of /generate. Raises BadRequest.
+) -> ParsedRequest:
+    """Parses the body of /generate. Raises BadRequest.
 
     Args:
-      encode: of the server's tokenizer, for "text" prompts; None: only "input_ids" are taken.
+      encode: the tokenizer's encode, for "text" prompts; None if only "input_ids" are accepted.
       default_stop_ids: the model's EOS ids, for requests that name none and don't ignore them.
     """
     sampling = _get(body, "sampling_params", dict, {})
@@ -139,7 +138,7 @@ def parse_generate(
     top_k = _integer(sampling, "top_k", NO_TOP_K)
     for name, value in sampling.items():
         if name in NEUTRAL and value is not None and value != NEUTRAL[name]:
-            raise BadRequest(f"sampling_params.{name}: not offered by this server (leave it at {NEUTRAL[name]})")
+            raise BadRequest(f"sampling_params.{name}: not supported by this server (leave it at {NEUTRAL[name]})")
         if name not in NEUTRAL and name not in IGNORED and name not in _READ:
             raise BadRequest(f"sampling_params.{name}: no such parameter")
     try:
@@ -159,7 +158,7 @@ def parse_generate(
     if not -MAX_SEED <= seed < MAX_SEED:
         raise BadRequest(f"sampling_params.sampling_seed: must lie in [-2**63, 2**63), not {seed}")
     request = Request(_rid(body), _prompt(body, encode), params, seed)
-    return GenerateCall(
+    return ParsedRequest(
         request,
         stream=_get(body, "stream", bool, False),
         return_logprob=_get(body, "return_logprob", bool, False),
@@ -183,7 +182,7 @@ def _get(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
 
 
 def _integer(body: Mapping[str, Any], name: str, default: int | None) -> int:
-    """None as the default draws a number: a request without a seed is different every time."""
+    """Reads an integer. A default of None draws a random one: requests without a seed all differ."""
     value = body.get(name)
     if value is None:
         return uuid.uuid4().int % 2**31 if default is None else default
@@ -192,7 +191,7 @@ def _integer(body: Mapping[str, Any], name: str, default: int | None) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadRequest(f"{name}: must be an integer, not {type(value).__name__}")
     if abs(value) > MAX_SEED:
-        raise BadRequest(f"{name}: {name} is out of range")
+        raise BadRequest(f"{name}: out of range (at most 2**63)")
     return value
 
 
@@ -221,7 +220,7 @@ def _rid(body: Mapping[str, Any]) -> str:
 
 
 def _prompt(body: Mapping[str, Any], encode: Callable[[str], list[int]] | None) -> np.ndarray:
-    """[P] int32. Whether the ids are in the vocabulary, and fit the context, the sampler says."""
+    """Returns the prompt, [P] int32. The sampler checks the vocabulary and the context length."""
     text, ids = _get(body, "text", str, None), _get(body, "input_ids", list, None)
     if (text is None) == (ids is None):
         raise BadRequest("input_ids: one of input_ids (a list of token ids) and text is needed")
@@ -231,7 +230,7 @@ def _prompt(body: Mapping[str, Any], encode: Callable[[str], list[int]] | None) 
         try:
             ids = encode(text)
         except UnicodeEncodeError:
-            raise BadRequest("text: holds half of a surrogate pair") from None
+            raise BadRequest("text: contains half of a surrogate pair (send valid Unicode)") from None
     if not ids:
         raise BadRequest("input_ids: the prompt is empty")
     return np.array(_token_ids(ids, "input_ids"), np.int32)
@@ -239,7 +238,7 @@ def _prompt(body: Mapping[str, Any], encode: Callable[[str], list[int]] | None) 
 
 def _token_ids(ids: Sequence[Any], name: str) -> list[int]:
     if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
-        raise BadRequest(f"{name}: must be a list of token ids (one prompt a request)")
+        raise BadRequest(f"{name}: must be a list of token ids (one prompt per request)")
     return list(ids)
 
 
@@ -259,7 +258,7 @@ def _stop_strings(sampling: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def reply(
-    call: GenerateCall,
+    parsed: ParsedRequest,
     token_ids: np.ndarray,
     logp: np.ndarray,
     versions: np.ndarray,
@@ -269,36 +268,36 @@ def reply(
     version: int,
     text: str,
 ) -> dict[str, Any]:
-    """A chunk of a stream, or a whole reply.
+    """Builds one chunk of a stream, or a whole reply.
 
     Args:
-      token_ids, logp, versions: [T], of the tokens this chunk brings.
-      total: tokens of the completion so far, those of earlier chunks included.
-      version: of the weights now; the label of a chunk with no token.
+      token_ids, logp, versions: [T], the tokens in this chunk.
+      total: tokens of the completion so far, earlier chunks included.
+      version: current version of the weights; labels a chunk that has no tokens.
     """
     meta: dict[str, Any] = {
-        "id": call.request.id,
-        "finish_reason": None if finish is None else _finish_reason(finish, call, token_ids, total),
-        "prompt_tokens": len(call.request.prompt_ids),
+        "id": parsed.request.id,
+        "finish_reason": None if finish is None else _finish_reason(finish, parsed, token_ids, total),
+        "prompt_tokens": len(parsed.request.prompt_ids),
         "completion_tokens": total,
         "cached_tokens": 0,
         "weight_version": str(int(versions[-1]) if len(versions) else version),
         "weight_versions": spans(versions, total - len(versions)),
     }
-    if call.return_logprob:
+    if parsed.return_logprob:
         meta["output_token_logprobs"] = [
             [_finite(value), int(token), None] for value, token in zip(logp, token_ids, strict=True)
         ]
     return {"text": text, "output_ids": [int(i) for i in token_ids], "meta_info": meta}
 
 
-def _finish_reason(finish: Finish, call: GenerateCall, token_ids: np.ndarray, total: int) -> dict[str, Any]:
+def _finish_reason(finish: Finish, parsed: ParsedRequest, token_ids: np.ndarray, total: int) -> dict[str, Any]:
     if finish is Finish.LENGTH:
         return {"type": "length", "length": total}
     if finish is Finish.ABORT:
         return {"type": "abort", "message": "Aborted"}
     last = int(token_ids[-1]) if len(token_ids) else None
-    return {"type": str(finish), "matched": last if last in call.request.params.stop_token_ids else None}
+    return {"type": str(finish), "matched": last if last in parsed.request.params.stop_token_ids else None}
 
 
 def _finite(value: float) -> float | None:
@@ -306,11 +305,10 @@ def _finite(value: float) -> float | None:
 
 
 def spans(versions: Iterable[int], start: int = 0) -> list[dict[str, Any]]:
-    """Runs of equal versions as SGLang 0.5.23 reports them, from token `start` of the completion
-    on.
+    """Groups equal versions into runs, as SGLang 0.5.23 reports them, counting tokens from `start`.
 
-    Example: spans([5, 5, 6]) == [{"version": "5", "start": 0, "end": 2}, {"version": "6", "start":
-    2, "end": 3}]
+    Example: spans([5, 5, 6]) ==
+        [{"version": "5", "start": 0, "end": 2}, {"version": "6", "start": 2, "end": 3}]
     """
     found: list[dict[str, Any]] = []
     for index, version in enumerate(versions, start):

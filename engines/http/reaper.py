@@ -1,9 +1,8 @@
-"""Runs a command that must not outlive the process that wanted it: `python guard.py GRACE
-COMMAND...`.
+"""Runs a command that must not outlive its parent: `python reaper.py GRACE COMMAND...`.
 
-The wish is the other end of stdin: when it is closed, or this process has another parent, by
-whoever or whatever ended that one, the command's whole process group gets SIGTERM, and SIGKILL
-after GRACE seconds. Exits with the command's status. Imports nothing of rljax: it starts fast.
+The parent keeps the other end of stdin open. When it closes that end or dies, the command's whole
+process group gets SIGTERM, and SIGKILL after GRACE seconds. Exits with the command's status.
+Imports nothing of rljax, so that it starts fast.
 """
 
 import contextlib
@@ -19,10 +18,10 @@ import time
 
 
 def die_with(parent: int) -> None:
-    """In the child, on Linux: a guard that is killed itself takes the command along."""
+    """Makes the child die with the reaper (Linux only), even if the reaper is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:  # killed before we asked
+        if os.getppid() != parent:  # it died before prctl took effect
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -32,7 +31,7 @@ def stop(process: "subprocess.Popen[bytes]", grace: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace)
         end = time.monotonic() + 1.0
-        while time.monotonic() < end:  # the group may outlive its leader for a moment
+        while time.monotonic() < end:  # the group may outlive its first process for a moment
             os.killpg(process.pid, 0)
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGKILL)
@@ -45,18 +44,18 @@ def main() -> int:
 
     parent = os.getppid()
 
-    def wait_for_the_end_of_the_wish() -> None:
-        wished = True
-        while wished and os.getppid() == parent:
+    def watch_parent() -> None:
+        wanted = True
+        while wanted and os.getppid() == parent:
             readable, _, _ = select.select([0], [], [], 1.0)
-            wished = not readable or bool(os.read(0, 1))
+            wanted = not readable or bool(os.read(0, 1))
         stop(process, grace)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: threading.Thread(target=stop, args=(process, grace), daemon=True).start())
-    threading.Thread(target=wait_for_the_end_of_the_wish, daemon=True).start()
+    threading.Thread(target=watch_parent, daemon=True).start()
     status = process.wait()
-    stop(process, 0.0)  # what it left behind
+    stop(process, 0.0)  # children that it left behind
     return status if status >= 0 else 128 - status
 
 

@@ -1,4 +1,4 @@
-"""One server: what it is, whether it is there, and calls to it."""
+"""A server as the client sees it: its properties, its availability, and requests to it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from rljax.engines.http.replies import Reply, version_of
 from rljax.errors import SamplerError, UserError
 
 TOKEN_VARIABLE = "RLJAX_TOKEN"  # environment variable of the bearer token, for client and server
-SPANS_AND_INTERVALS = (0, 5, 23)  # SGLang takes stream_interval by request, and retracts before a flush, from here on
-OURS = "rljax"  # what our server says it is
-SERVERS_KEEP = 5.0  # seconds that SGLang keeps an idle connection (uvicorn's default); ours keeps it longer
+SPANS_AND_INTERVALS = (0, 5, 23)  # first release of SGLang with stream_interval per request and a safe flush after a retract
+OURS = "rljax"  # how the version that our server reports begins
+SERVERS_KEEP = 5.0  # seconds that SGLang keeps an idle connection (uvicorn's default); our server keeps it longer
 _LINE_LIMIT = 1 << 26  # bytes of one chunk
-_ERROR_LENGTH = 500  # characters of a server's message that are shown
+_ERROR_LENGTH = 500  # characters of a server's message shown in an error
 
 
 class ServerLost(Exception):
-    """The server didn't answer, broke off, or can't serve now; another one may."""
+    """Raised if a server doesn't answer, breaks off or can't serve now; another one may."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
-    """What a server says of itself when it is attached to."""
+class ServerInfo:
+    """Properties of a server, read once when the client attaches to it."""
 
     release: tuple[int, ...]  # of SGLang; empty for ours
     ours: bool
     overlapped: bool  # a decode step may straddle a pause: rljax/engines/http/replies.py
     context_length: int | None  # tokens of prompt and completion
-    vocabulary: int | None  # ids in [0, vocabulary); None where the server's model directory can't be read here
-    tensor: int = 1  # devices that it is spread over
+    vocabulary: int | None  # ids in [0, vocabulary); None if the server's model directory can't be read here
+    tensor: int = 1  # devices per server
 
     @property
     def streams_by_request(self) -> bool:
@@ -45,19 +45,21 @@ class Facts:
 
     @property
     def retracts(self) -> bool:
-        """`pause_generation` in mode retract, and a flush after it, work. SGLang 0.5.17 dies of
-        that flush: it asserts an empty queue, where the retracted requests are.
+        """True if `pause_generation` in mode retract works, and a cache flush after it.
+
+        SGLang 0.5.17 dies of that flush: it asserts an empty queue, but the retracted requests are
+        in it.
         """
         return self.ours or self.release >= SPANS_AND_INTERVALS
 
 
-def normalized(address: str) -> str:
-    """`HOST:PORT` or a URL, as a base URL. Raises UserError."""
+def base_url(address: str) -> str:
+    """Turns `HOST:PORT` or a URL into a base URL. Raises UserError."""
     base = (address if "://" in address else f"http://{address}").rstrip("/")
     found = re.fullmatch(r"https?://(?:[^/\s:]+|\[[0-9a-fA-F:]+\])(?::(\d{1,5}))?", base)
     port = found and found[1]
     if not found or (port is None and "://" not in address) or (port and not 0 < int(port) < 65536):
-        raise UserError(f"rollout.addr: {address!r} is no address (HOST:PORT, several with commas between)")
+        raise UserError(f"rollout.addr: {address!r} is not an address (HOST:PORT; separate several by commas)")
     return base
 
 
@@ -66,14 +68,14 @@ def headers(token: str | None) -> dict[str, str]:
 
 
 def fetch(base: str, path: str, token: str | None, timeout: float) -> Any:
-    """GET, blocking. JSON, or None for an empty body.
+    """Sends a GET request. Blocks. Returns the JSON, or None for an empty body.
 
     Raises:
-      ServerLost: when nothing answers.
-      UserError: when the answer is a refusal.
+      ServerLost: nothing answers.
+      UserError: the server refuses.
     """
     request = urllib.request.Request(base + path, headers=headers(token))
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # servers are near; a proxy is not asked
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # servers are near: use no proxy
     try:
         with opener.open(request, timeout=timeout) as response:
             body = response.read()
@@ -86,17 +88,20 @@ def fetch(base: str, path: str, token: str | None, timeout: float) -> Any:
         raise ServerLost(f"{base}{path}: {error}") from None
 
 
-def inspect(base: str, token: str | None, timeout: float = 30.0) -> tuple[Facts, int]:
-    """(facts, version of its weights). Blocks. Raises ServerLost, UserError, SamplerError."""
+def inspect(base: str, token: str | None, timeout: float = 30.0) -> tuple[ServerInfo, int]:
+    """Returns a server's properties and the version of its weights. Blocks.
+
+    Raises ServerLost, UserError, SamplerError.
+    """
     model = fetch(base, "/get_model_info", token, timeout)
     server = fetch(base, "/get_server_info", token, timeout)
     try:
         release = str(server["version"])
         ours = release.startswith(OURS)
         numbers = () if ours else tuple(int(n) for n in re.findall(r"\d+", release)[:3])
-        # SGLang keeps the last few positions of a context for itself: so much of it is taken, and filled, always.
+        # SGLang reserves the last few positions of a context; a request may fill only the rest.
         context = server.get("max_req_input_len") or server.get("context_length")
-        facts = Facts(
+        info = ServerInfo(
             release=numbers,
             ours=ours,
             overlapped=not server["disable_overlap_schedule"],
@@ -104,15 +109,15 @@ def inspect(base: str, token: str | None, timeout: float = 30.0) -> tuple[Facts,
             vocabulary=_vocabulary(str(model["model_path"])),
             tensor=int(server.get("tp_size") or 1),
         )
-        return facts, version_of(str(model["weight_version"]))
+        return info, version_of(str(model["weight_version"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{base}: this server does not speak SGLang's protocol ({type(error).__name__}: {error})") from None
 
 
 def _vocabulary(model_path: str) -> int | None:
-    """From config.json.
+    """Reads the vocabulary size from config.json; None if that can't be read here.
 
-    SGLang on the CPU dies of an id outside the vocabulary, so the client must know.
+    SGLang on the CPU dies of an id outside the vocabulary, so the client must know the size.
     """
     try:
         config = json.loads((Path(model_path) / "config.json").read_text())
@@ -122,15 +127,15 @@ def _vocabulary(model_path: str) -> int | None:
 
 
 class Remote:
-    """A server and what the client knows of it. `usable` is set by whoever finds out."""
+    """A server and its status. Whoever finds it lost or recovered sets `usable`."""
 
-    def __init__(self, base: str, facts: Facts, token: str | None) -> None:
-        self.base, self.facts, self._token = base, facts, token
-        self.member: object = object()  # what a collective with it was made with: another process may answer after a loss
-        self.load = 0  # requests of ours under way
-        self.usable = True  # answers, and has the weights of the present version
-        self.behind = False  # answers, but has other weights and none to take: the next publish brings it back
-        self.released = False  # has lent its memory, and can be given no weights
+    def __init__(self, base: str, info: ServerInfo, token: str | None) -> None:
+        self.base, self.info, self._token = base, info, token
+        self.member: object = object()  # identity of the server process, for collectives; changes with every loss
+        self.load = 0  # our requests under way
+        self.usable = True  # answers, and has the present weights
+        self.behind = False  # answers, but has other weights and no directory to load: the next publish brings it back
+        self.released = False  # has released its memory, so it can load no weights
         self.dropped = False  # not expected to come back
         self.reason = ""  # why it is not usable
 
@@ -142,11 +147,11 @@ class Remote:
         return await self._call(session, "GET", path, None, timeout)
 
     async def post(self, session: aiohttp.ClientSession, path: str, body: Mapping[str, Any], timeout: float) -> Any:
-        """The answer, as JSON where it is JSON.
+        """Posts a body; returns the answer, parsed if it is JSON.
 
         Raises:
-          ServerLost: no answer, or a status from 500 on.
-          UserError: the server refused, and says why.
+          ServerLost: no answer, or a status of 500 or above.
+          UserError: the server refused; the message says why.
         """
         return await self._call(session, "POST", path, body, timeout)
 
@@ -176,14 +181,14 @@ class Remote:
         raise UserError(message)
 
     async def generate(self, session: aiohttp.ClientSession, body: Mapping[str, Any], reply: Reply) -> None:
-        """Streams a completion into `reply`, which keeps what has come when this raises.
+        """Streams a completion into `reply`, which keeps the tokens so far if this raises.
 
         Raises:
           ServerLost: the stream didn't start or broke off.
           UserError: the server refused the request.
         """
         try:
-            limit = aiohttp.ClientTimeout(total=None, sock_connect=30)  # the caller bounds the whole
+            limit = aiohttp.ClientTimeout(total=None, sock_connect=30)  # the caller limits the total
             async with session.post(
                 self.base + "/generate", json=body, headers=headers(self._token), timeout=limit
             ) as response:
@@ -191,30 +196,30 @@ class Remote:
                     self._raise_for(response.status, await response.text(), "/generate")
                 async for line in response.content:
                     if line.startswith(b"data: {"):
-                        self._take(json.loads(line[len(b"data: ") :]), reply)
+                        self._add_chunk(json.loads(line[len(b"data: ") :]), reply)
                     if reply.finish is not None:
                         return
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, SamplerError) as error:
             raise ServerLost(f"{self.base}/generate: {describe(error)}") from error
         raise ServerLost(f"{self.base}/generate: the stream ended before the completion did")
 
-    def _take(self, chunk: Mapping[str, Any], reply: Reply) -> None:
-        if "error" in chunk:  # the status of a stream is sent before SGLang looks at the request
+    def _add_chunk(self, chunk: Mapping[str, Any], reply: Reply) -> None:
+        if "error" in chunk:  # SGLang sends the status of a stream before it checks the request
             error = chunk["error"] if isinstance(chunk["error"], dict) else {"message": str(chunk["error"])}
             code = error.get("code")
             self._raise_for(code if isinstance(code, int) else 400, json.dumps(chunk), "/generate")
         reason = chunk.get("meta_info", {}).get("finish_reason")
         status = reason.get("status_code") if isinstance(reason, dict) else None
-        if isinstance(status, int):  # it gave up on this request, and says whose fault it is
+        if isinstance(status, int):  # the server gave up on this request; the status says whose fault it is
             self._raise_for(status, str(reason.get("message")), "/generate")
         reply.add(chunk)
 
 
-def session_of() -> aiohttp.ClientSession:
-    """For any number of streams at once; chunks may be long.
+def make_session() -> aiohttp.ClientSession:
+    """Makes a client session for any number of concurrent streams, with long chunks.
 
-    A connection is let go of well before the server does so: a request that meets the end of its
-    connection on the way looks as if the server had died.
+    Idle connections are closed well before the server would close them: a request that crosses the
+    server's close looks as if the server had died.
     """
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=SERVERS_KEEP / 2)
     return aiohttp.ClientSession(connector=connector, read_bufsize=_LINE_LIMIT, trust_env=False)
@@ -225,7 +230,7 @@ def describe(error: BaseException) -> str:
 
 
 def _message(text: str) -> str:
-    """What went wrong, out of the several shapes that SGLang's errors have."""
+    """Extracts the message from any of the several shapes of SGLang's errors."""
     try:
         value = json.loads(text)
         value = value.get("error", value)

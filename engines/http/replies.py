@@ -1,18 +1,17 @@
 """A streamed reply put together again: tokens, log-probs, and the version that made each token.
 
-Which version made a token is not simply what the reply says. Three kinds of servers:
+The version of a token is not simply what the reply says. There are three kinds of servers:
 
-- **exact**: it reports spans of versions, and a step never straddles a swap (our server; SGLang
-0.5.23 without overlap
-  scheduling). Taken as they are.
-- **spans, overlapped**: SGLang starts a step before it has looked at the last one's tokens. When
-it pauses, one step has
-  run and its tokens are not counted yet: each request's first token after a swap was made by the weights before it.
+- **exact**: reports spans of versions, and no step straddles a swap (our server; SGLang 0.5.23
+  without overlap scheduling). The spans are used as they are.
+- **spans, overlapped**: SGLang starts a step before it has seen the tokens of the last one. When
+  it pauses, one step has run whose tokens are not counted yet: the first token of each request
+  after a swap was made by the weights before it.
 - **labels only** (SGLang 0.5.17): a chunk carries the version that the server's front end knew
-when the chunk passed by.
-  Tokens made before a swap may pass after it. The first chunk under a new label is held to be older.
+  when the chunk passed through it. Tokens made before a swap may pass after it, so the first
+  chunk under a new label is taken to be older.
 
-Where it can't be known, the older version is given: lag is then over-, never understated.
+If the version can't be known, the older one is used: the lag may be overstated, never understated.
 """
 
 from __future__ import annotations
@@ -26,38 +25,41 @@ import numpy as np
 from rljax.errors import SamplerError
 from rljax.types import Finish
 
-UNNUMBERED = "default"  # what SGLang calls the weights it was started with, unless told otherwise
+UNNUMBERED = "default"  # SGLang's default label of the weights it started with
 
 
 def version_of(label: str) -> int:
-    """Raises SamplerError on a label that is no number: the server's weights are not of this run."""
+    """Parses a version label.
+
+    Raises SamplerError if it is no number: the server's weights are not of this run.
+    """
     if label == UNNUMBERED:
         return 0
     try:
         return int(label)
     except ValueError:
-        raise SamplerError(f"a server's weight_version is {label!r}, not a number: not published by rljax") from None
+        raise SamplerError(
+            f"a server's weight_version is {label!r}, not a number, so its weights were not published by rljax"
+        ) from None
 
 
 @dataclasses.dataclass
 class Reply:
-    """One attempt at a completion, as far as it has come."""
+    """The tokens of one attempt at a completion, as far as they have arrived."""
 
-    sent_at: int  # version when the request was sent
-    overlapped: bool  # the server's steps straddle swaps
+    version_when_sent: int  # version of the weights at that time
+    overlapped: bool  # steps of the server may straddle swaps
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logp: list[float] = dataclasses.field(default_factory=list)
     finish: Finish | None = None
     _labels: list[int] = dataclasses.field(default_factory=list)
-    _label: int | None = None  # of the last chunk
+    _label: int | None = None  # label of the last chunk
     _spans: Sequence[Mapping[str, Any]] = ()
 
     def add(self, chunk: Mapping[str, Any]) -> int:
-        """Takes in a chunk, with all tokens so far or only new ones, and returns how many tokens
-        are new.
+        """Adds a chunk and returns the number of new tokens.
 
-        Raises:
-          SamplerError: on a chunk that is not one.
+        A chunk has all tokens so far, or only the new ones. Raises SamplerError if it is malformed.
         """
         try:
             meta = chunk["meta_info"]
@@ -75,32 +77,32 @@ class Reply:
             if meta["finish_reason"] is not None:
                 self.finish = Finish(meta["finish_reason"]["type"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise SamplerError(f"a server's reply is no completion: {type(error).__name__}: {error}") from None
+            raise SamplerError(f"a server's reply is malformed: {type(error).__name__}: {error}") from None
         return new
 
     def _take_labels(self, label: int, new: int, meta: Mapping[str, Any]) -> None:
-        before = self.sent_at if self._label is None else self._label
+        before = self.version_when_sent if self._label is None else self._label
         self._labels += [min(before, label)] * new
         if new:
             self._label = label
-        reported = meta.get("weight_versions")  # SGLang leaves it out of all chunks but the last
+        reported = meta.get("weight_versions")  # SGLang sends it in the last chunk only
         if reported:
             whole = reported[0]["start"] == 0
             self._spans = [*([] if whole else self._spans), *reported]
 
     @property
     def versions(self) -> list[int]:
-        """A version a token."""
+        """The version of each token."""
         versions = list(self._labels)
         for span in self._spans:
             version, start, end = version_of(span["version"]), int(span["start"]), min(int(span["end"]), len(versions))
             versions[start:end] = [version] * max(0, end - start)
         if not self.overlapped or not self._spans:
             return versions
-        return [min(version, before) for version, before in zip(versions, [self.sent_at, *versions], strict=False)]
+        return [min(version, before) for version, before in zip(versions, [self.version_when_sent, *versions], strict=False)]
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(token_ids [T] int32, logp [T] float32, versions [T] int32)."""
+        """Returns (token_ids [T] int32, logp [T] float32, versions [T] int32)."""
         return (
             np.array(self.token_ids, np.int32),
             np.array(self.logp, np.float32),

@@ -1,4 +1,4 @@
-"""Which server a request goes to, and waiting while there is none or generation is paused."""
+"""Chooses the server of each request; requests wait while none is usable or sampling is paused."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from rljax.engines.http.remote import Remote
 from rljax.errors import SamplerError
 
-SLACK = 8  # requests more than the least loaded server has, that a group's own server may have
+SLACK = 8  # extra load a group's own server may have over the least loaded one, in requests
 REMEMBERED_GROUPS = 65536
 
 
 class Closed(Exception):
-    """The sampler is being closed."""
+    """Raised to waiting requests when the sampler closes."""
 
 
 class Router:
-    """Least loaded first, but samples of one prompt and turns of one episode stay together, where
-    the prompt is cached.
+    """Picks the least loaded server, but keeps a group on one server, where its prompt is cached.
 
-    What comes before the first `#` of a request's id names its group.
+    A group is all samples of a prompt and all turns of an episode: requests whose ids agree up to
+    the first `#`.
     """
 
     def __init__(self, remotes: Sequence[Remote]) -> None:
@@ -35,7 +35,7 @@ class Router:
         return self._open
 
     def set_open(self, is_open: bool) -> None:
-        """While it is shut, requests wait here: a pause can't be overtaken."""
+        """Opens or closes the router. Requests wait while it is closed, so none overtakes a pause."""
         self._open = is_open
         self.wake()
 
@@ -44,15 +44,15 @@ class Router:
         self.wake()
 
     def wake(self) -> None:
-        """Something about a server has changed."""
+        """Makes waiting requests look at the servers again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def pick(self, request_id: str) -> Remote:
-        """A server to use, counted as loaded by one more request.
+        """Returns a server to use, and adds one request to its load.
 
         Raises:
-          SamplerError: when no server is left, nor expected back.
+          SamplerError: no server is left, and none is expected back.
           Closed: after `close`.
         """
         while True:

@@ -1,12 +1,14 @@
-"""Our server: any sampler behind SGLang's endpoints, so that one client drives either.
+"""Our server: any sampler behind SGLang's endpoints, so that one client works with either.
 
-    POST /generate                     input_ids, sampling_params, return_logprob, stream -> output_ids, meta_info
+    POST /generate          input_ids, sampling_params, return_logprob, stream
+                            -> output_ids, meta_info
     GET  /health, /get_model_info (/model_info), /get_server_info (/server_info)
-    POST /pause_generation, /continue_generation, /abort_request, /flush_cache, /update_weights_from_disk
+    POST /pause_generation, /continue_generation, /abort_request, /flush_cache
+    POST /update_weights_from_disk
     POST /release_memory_occupation, /resume_memory_occupation
 
-Bodies and replies are SGLang's (rljax/engines/http/protocol.py). What carries pickles, or needs
-torch, is refused by name.
+Bodies and replies are SGLang's (rljax/engines/http/protocol.py). Endpoints that take pickles or
+need torch are refused by name.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import rljax
 from rljax.engine import Sampler, WeightsInDirectory
 from rljax.engines.http import protocol
 from rljax.engines.http.access import answer_errors, authorize, error_response, json_body, weight_directory
-from rljax.engines.http.generation import Call
+from rljax.engines.http.generation import Generation
 from rljax.engines.http.protocol import BadRequest
 from rljax.engines.http.remote import OURS
 from rljax.errors import SamplerError, UserError
@@ -33,7 +35,7 @@ from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Piece
 
 PAUSE_MODES = ("abort", "retract", "in_place")
-NOT_OFFERED = (
+UNSUPPORTED = (
     "/update_weights_from_tensor",
     "/update_weights_from_distributed",
     "/update_weights_from_ipc",
@@ -48,7 +50,7 @@ MAX_VERSION = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptions:
-    """What a server allows and says of itself."""
+    """Limits of a server, and what it reports about itself."""
 
     model_path: str
     weight_roots: Sequence[Path]
@@ -59,11 +61,11 @@ class ServerOptions:
 
 
 class SamplerServer:
-    """The application around a sampler, which it doesn't close."""
+    """The web application around a sampler. It doesn't close the sampler."""
 
     def __init__(self, sampler: Sampler, options: ServerOptions, tokenizer: Tokenizer | None = None) -> None:
         self._sampler, self._options, self._tokenizer = sampler, options, tokenizer
-        self._calls: dict[str, Call] = {}
+        self._generations: dict[str, Generation] = {}
         self._control = asyncio.Lock()  # one pause, load or resume at a time
         self._runner: web.AppRunner | None = None
 
@@ -85,12 +87,12 @@ class SamplerServer:
         app.router.add_post("/update_weights_from_disk", self.load_weights)
         app.router.add_post("/release_memory_occupation", self.release)
         app.router.add_post("/resume_memory_occupation", self.reclaim)
-        for path in NOT_OFFERED:
-            app.router.add_post(path, self.not_offered)
+        for path in UNSUPPORTED:
+            app.router.add_post(path, self.unsupported)
         return app
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listens, and returns (host, port) with the port that was found for 0. Raises OSError."""
+        """Starts listening; returns (host, port), where a port of 0 was replaced. Raises OSError."""
         self._runner = web.AppRunner(self.application(), handler_cancellation=True, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, reuse_address=True)
@@ -99,9 +101,9 @@ class SamplerServer:
         return str(listening[0]), int(listening[1])
 
     async def close(self) -> None:
-        """Ends what is under way and stops listening."""
-        for call in tuple(self._calls.values()):
-            call.abort()
+        """Aborts requests under way and stops listening."""
+        for generation in tuple(self._generations.values()):
+            generation.abort()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -112,36 +114,39 @@ class SamplerServer:
         stop_ids = self._tokenizer.eos_token_ids if self._tokenizer else ()
         parsed = protocol.parse_generate(await json_body(request), encode=encode, default_stop_ids=stop_ids)
         rid = parsed.request.id
-        if rid in self._calls:
-            raise BadRequest(f"rid: {rid!r} is under way already")
-        if len(self._calls) >= self._options.max_requests:
-            return error_response(503, f"{self._options.max_requests} requests are under way (serve.max_requests)")
-        call = self._calls[rid] = Call(parsed, self._sampler)
+        if rid in self._generations:
+            raise BadRequest(f"rid: {rid!r} is in use by a request under way (use another)")
+        if len(self._generations) >= self._options.max_requests:
+            return error_response(503, f"{self._options.max_requests} requests are under way (the limit is serve.max_requests)")
+        generation = self._generations[rid] = Generation(parsed, self._sampler)
         try:
             if parsed.stream:
-                return await self._stream(request, call)
-            piece = await call.whole()
-            return web.json_response(self._reply(call, piece, len(piece.token_ids)))
+                return await self._stream(request, generation)
+            piece = await generation.whole()
+            return web.json_response(self._reply(generation, piece, len(piece.token_ids)))
         finally:
-            del self._calls[rid]
-            await call.close()
+            del self._generations[rid]
+            await generation.close()
 
-    async def _stream(self, request: web.Request, call: Call) -> web.StreamResponse:
-        """Nothing is sent before the first tokens, so that a refused request gets its own status."""
-        await call.wait()
+    async def _stream(self, request: web.Request, generation: Generation) -> web.StreamResponse:
+        """Streams a completion.
+
+        Sends nothing before the first tokens, so that a refused request gets its own status.
+        """
+        await generation.wait()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         sent = 0
         try:
             while True:
-                total, finished = call.total, call.finish is not None
+                total, finished = generation.total, generation.finish is not None
                 if total > sent or finished:
-                    piece = call.tokens_from(sent if call.call.incremental else 0)
-                    await self._event(response, json.dumps(self._reply(call, piece, total)))
+                    piece = generation.tokens_from(sent if generation.parsed.incremental else 0)
+                    await self._event(response, json.dumps(self._reply(generation, piece, total)))
                     sent = total
                 if finished:
                     break
-                await call.wait()
+                await generation.wait()
         except (UserError, SamplerError) as error:  # too late for a status
             await self._event(response, json.dumps({"error": {"message": str(error), "code": 503}}))
         await self._event(response, "[DONE]")
@@ -151,10 +156,10 @@ class SamplerServer:
     async def _event(self, response: web.StreamResponse, data: str) -> None:
         await response.write(f"data: {data}\n\n".encode())
 
-    def _reply(self, call: Call, piece: Piece, total: int) -> dict[str, Any]:
+    def _reply(self, generation: Generation, piece: Piece, total: int) -> dict[str, Any]:
         text = self._tokenizer.decode(piece.token_ids.tolist()) if self._tokenizer else ""
         return protocol.reply(
-            call.call,
+            generation.parsed,
             piece.token_ids,
             piece.logp,
             piece.versions,
@@ -165,13 +170,13 @@ class SamplerServer:
         )
 
     async def abort(self, request: web.Request) -> web.Response:
-        """By id, and not by prefix as SGLang does it."""
+        """Aborts requests by exact id, not by prefix as SGLang does."""
         body = await json_body(request)
-        rid, every = body.get("rid"), body.get("abort_all", False)
-        if not isinstance(every, bool) or not (rid is None or isinstance(rid, str)):
-            raise BadRequest("abort_request: rid is a string, abort_all true or false")
-        for call in [call for name, call in self._calls.items() if every or name == rid]:
-            call.abort()
+        rid, abort_all = body.get("rid"), body.get("abort_all", False)
+        if not isinstance(abort_all, bool) or not (rid is None or isinstance(rid, str)):
+            raise BadRequest("abort_request: rid must be a string, abort_all true or false")
+        for generation in [generation for name, generation in self._generations.items() if abort_all or name == rid]:
+            generation.abort()
         return web.json_response({})
 
     # Control
@@ -179,11 +184,11 @@ class SamplerServer:
     async def pause(self, request: web.Request) -> web.Response:
         mode = (await json_body(request)).get("mode", "abort")
         if mode not in PAUSE_MODES:
-            raise BadRequest(f"mode: one of {', '.join(PAUSE_MODES)}")
+            raise BadRequest(f"mode: must be one of {', '.join(PAUSE_MODES)}")
         async with self._control:
             if mode == "abort":
-                for call in tuple(self._calls.values()):
-                    call.abort()
+                for generation in tuple(self._generations.values()):
+                    generation.abort()
             await self._sampler.pause()
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
 
@@ -194,9 +199,10 @@ class SamplerServer:
         return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def load_weights(self, request: web.Request) -> web.Response:
-        """Without a weight_version, the version goes up by one. What is in flight goes on;
-        flush_cache changes nothing: no cache of older weights serves later requests either way,
-        and requests in flight are the sampler's own choice.
+        """Loads weights from a directory. Without a weight_version the version goes up by one.
+
+        Requests in flight continue. flush_cache changes nothing: no cache of older weights serves
+        later requests either way, and the sampler decides about requests in flight.
         """
         body = await json_body(request)
         directory = await asyncio.to_thread(weight_directory, body.get("model_path"), self._options.weight_roots)
@@ -207,13 +213,13 @@ class SamplerServer:
         return web.json_response({"success": True, "message": message, "num_paused_requests": 0})
 
     async def release(self, request: web.Request) -> web.Response:
-        """All of it, whatever the tags; nothing, with a sampler that can't.
+        """Releases all memory, whatever the tags; does nothing with a sampler that can't.
 
-        As with SGLang, only while nothing is running.
+        Refused while a request is running, as with SGLang.
         """
         _check_tags(await json_body(request))
-        if self._calls:
-            raise BadRequest(f"release_memory_occupation: {len(self._calls)} requests are under way (abort them first)")
+        if self._generations:
+            raise BadRequest(f"release_memory_occupation: {len(self._generations)} requests are under way (abort them first)")
         async with self._control:
             await self._sampler.release()
         return web.json_response(None)
@@ -228,10 +234,10 @@ class SamplerServer:
         await json_body(request)
         return web.Response(text="Nothing to flush: prefixes are shared only under the weights that made them.\n")
 
-    async def not_offered(self, request: web.Request) -> web.Response:
-        raise BadRequest(f"{request.path}: not offered by this server (use /update_weights_from_disk)")
+    async def unsupported(self, request: web.Request) -> web.Response:
+        raise BadRequest(f"{request.path}: not supported by this server (use /update_weights_from_disk)")
 
-    # What it is
+    # Properties
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -252,7 +258,7 @@ class SamplerServer:
             "context_length": self._options.context_length,
             "max_running_requests": self._options.max_requests,
             "disable_overlap_schedule": True,  # no step straddles a pause
-            "running_requests": len(self._calls),
+            "running_requests": len(self._generations),
         }
         return web.json_response(info)
 
@@ -260,7 +266,7 @@ class SamplerServer:
 def _check_tags(body: dict[str, Any]) -> None:
     tags = body.get("tags")
     if tags is not None and not (isinstance(tags, list) and set(map(str, tags)) <= set(MEMORY_TAGS)):
-        raise BadRequest(f"tags: a list of {', '.join(MEMORY_TAGS)}, or nothing for all")
+        raise BadRequest(f"tags: must be a list of {', '.join(MEMORY_TAGS)}; leave it out for all")
 
 
 def _version(value: object, default: int) -> int:
@@ -268,12 +274,12 @@ def _version(value: object, default: int) -> int:
         return default
     text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= MAX_VERSION):
-        raise BadRequest(f"weight_version: a number from 0 to {MAX_VERSION}")
+        raise BadRequest(f"weight_version: must be a number from 0 to {MAX_VERSION}")
     return int(text)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on can be reached from this machine only."""
+    """Returns whether an address to listen on can be reached from this machine only."""
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
     except OSError:

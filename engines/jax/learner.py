@@ -27,7 +27,7 @@ from rljax.backends.jax.profile import StepTrace
 from rljax.batching.batch import Batch
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config, OptimizerConfig
-from rljax.engine import ExportTarget, ExportToSampler, State, WeightsInDirectory, WeightsInMemory, WeightSource
+from rljax.engine import ExportTarget, ExportToSampler, PortableState, WeightsInDirectory, WeightsInMemory, WeightSource
 from rljax.engines.common.learner import PhasedLearner, Result, Scorer
 from rljax.engines.common.phases import Phases, Tree
 from rljax.engines.jax import FORMAT, state
@@ -213,7 +213,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
     def _to_named(self, tree: Tree) -> dict[str, dict[str, np.ndarray]]:
         return state.to_named(tree, self._table())
 
-    def _from_named(self, named: State, tree: Tree, updates: int) -> Tree:
+    def _from_named(self, named: PortableState, tree: Tree, updates: int) -> Tree:
         return state.from_named(named, tree, self._table(), updates)
 
     def _table(self) -> state.Table:

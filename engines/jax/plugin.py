@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, Plugin, Sampler, State, check_lending
+from rljax.engine import Learner, Plugin, PortableState, Sampler, check_lending
 from rljax.engine.rank import ProcessRank
 from rljax.engines.jax import FORMAT
 from rljax.engines.jax.config import JaxConfig
@@ -71,7 +71,7 @@ class JaxPlugin(Plugin):
 
         return find()
 
-    def read_checkpoint(self, directory: Path) -> State:
+    def read_checkpoint(self, directory: Path) -> PortableState:
         if "jax" not in sys.modules:  # of a process that does something else with its accelerators
             import jax
 

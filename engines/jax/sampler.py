@@ -22,7 +22,7 @@ from rljax.engines.jax.scoring import scorer_of
 from rljax.engines.jax.slots import Work
 from rljax.engines.jax.stop_strings import StopStrings
 from rljax.errors import UserError
-from rljax.hf.tokenizer import Tokenizer, load
+from rljax.hf.tokenizer import Tokenizer, load_tokenizer
 from rljax.types import Completion, Piece, Request
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class JaxSampler(Sampler):
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
-        return load(self._model_dir)  # only stop strings need it
+        return load_tokenizer(self._model_dir)  # only stop strings need it
 
     async def pause(self) -> None:
         await asyncio.wrap_future(self._scheduler.command(self._scheduler.pause))

@@ -18,7 +18,7 @@ from rljax.backends.jax.parameters import Parameter, adapters, parameters
 from rljax.backends.jax.portable import from_hf, placed, tensor, to_hf
 from rljax.checkpoints.integrity import read_meta, verify
 from rljax.checkpoints.portable import COUNTS, VALUE_HEAD
-from rljax.engine import State
+from rljax.engine import PortableState
 from rljax.engines.common.parts import COUNTED, PARTS, counts_of, parts_of, stored_state
 from rljax.hf.spec import ModelSpec
 
@@ -38,7 +38,7 @@ def to_named(tree: Tree, table: Table) -> dict[str, dict[str, np.ndarray]]:
     return {**found, COUNTS: counts}
 
 
-def from_named(state: State, tree: Tree, table: Table, updates: int) -> Tree:
+def from_named(state: PortableState, tree: Tree, table: Table, updates: int) -> Tree:
     """The tree with what the state has in its parts, and its own elsewhere. Raises UserError where something doesn't fit.
 
     updates: the policy's optimizer steps where there are no counts.
@@ -52,7 +52,7 @@ def from_named(state: State, tree: Tree, table: Table, updates: int) -> Tree:
     return found
 
 
-def read(directory: Path) -> State:
+def read(directory: Path) -> PortableState:
     """The checkpoint of a JAX learner. Raises UserError where a file is missing or changed."""
     verify(directory)
     meta = read_meta(directory)

@@ -1,8 +1,8 @@
 """The buffer: put and take of 25 KB groups per second, in one process and from others.
 
-python -m experiments.bench.buffer
+    python -m experiments.bench.buffer
 
-Once with the journal of every group, to see its share.
+One measurement also writes every group to the journal, to show its share.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from rljax.engine import Generator
 from rljax.experiments import main
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Limits, Ticket
-from rljax.rollout.journal import GroupLog
-from rljax.rollout.producer import Rollouts
+from rljax.rollout.journal import Journals
+from rljax.rollout.producer import GroupRunner
 from rljax.rollout.result import Result
 from rljax.rollout.tracker import PromptTracker
 from rljax.types import Finish, Group, Prompt, SamplingParams, Trajectory
-from rljax.workers.client import Parts, TrainerGenerator, work
+from rljax.workers.client import TrainerGenerator, WorkerParts, work
 from rljax.workers.server import Job, WorkerServer
 
 ITEMS, BATCH, TOKENS = 20_000, 64, 1923  # 13 bytes a token: 25 KB
@@ -60,8 +60,8 @@ def _group(version: int) -> Group:
     return Group("0/0", (Trajectory(ids, mask, logp, versions, 1.0, {}, Finish.STOP),))
 
 
-def _through(groups: list[Group], journals: GroupLog | None) -> float:
-    """Seconds to admit, finish and take every item, publishing after each batch."""
+def _through(groups: list[Group], journals: Journals | None) -> float:
+    """Returns the seconds to admit, finish and take all items, publishing after each batch."""
     buffer = Buffer(Endless(), Limits(2, BATCH, 3 * BATCH, None, None))
     start = time.perf_counter()
     for batch in range(0, ITEMS, BATCH):
@@ -69,27 +69,27 @@ def _through(groups: list[Group], journals: GroupLog | None) -> float:
             ticket = buffer.admit()
             assert ticket is not None
             if journals is not None:
-                journals.finished(ticket, group, accepted=True)
+                journals.append(ticket, group, accepted=True)
             buffer.finish(ticket, group)
         if buffer.take() is not None:
             buffer.publish()
     return time.perf_counter() - start
 
 
-class Ready(Rollouts):
+class Ready(GroupRunner):
     """A worker's groups without the work: always the same."""
 
-    async def group(self, ticket: Ticket) -> Result:
+    async def run(self, ticket: Ticket) -> Result:
         return Result(_group(0).trajectories, (), wanted=True)
 
 
 @contextlib.asynccontextmanager
-async def _parts(config: Config, tokenizer_dir: Path, model: Path | None, remote: Generator) -> AsyncIterator[Parts]:
+async def _parts(config: Config, tokenizer_dir: Path, model: Path | None, remote: Generator) -> AsyncIterator[WorkerParts]:
     class Nothing:
         async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> None:
             return None
 
-    yield Parts(Ready(Nothing(), remote, SamplingParams(1), 1, 0, lambda group: True))
+    yield WorkerParts(Ready(Nothing(), remote, SamplingParams(1), 1, 0, lambda group: True))
 
 
 def _worker(address: str) -> None:
@@ -97,13 +97,16 @@ def _worker(address: str) -> None:
 
 
 async def _by_workers(workers: int, directory: Path) -> tuple[float, float]:
-    """Seconds, and seconds of this process's CPU, to lease, receive and take every item, with
-    workers that need no time.
+    """Returns seconds, and this process's CPU seconds, to lease, receive and take all items.
+
+    The workers themselves need no time.
     """
     limits = Limits(10**9, BATCH, 8 * BATCH, None, ITEMS)
-    buffer, journals, accumulator = Buffer(Endless(), limits), GroupLog(directory), Accumulator()
+    buffer, journals, accumulator = Buffer(Endless(), limits), Journals(directory), Accumulator()
     config = config_io.resolve(config_io.from_dict(base.get_config()))
-    tracker = PromptTracker(config, buffer=buffer, journals=journals, known={}, accumulator=accumulator, beat=lambda what: None)
+    tracker = PromptTracker(
+        config, buffer=buffer, journals=journals, recovered={}, accumulator=accumulator, beat=lambda what: None
+    )
     server = WorkerServer(
         config, directory, token="token", scratch=directory / "scratch", address_file=directory / "workers.json"
     )
@@ -144,7 +147,7 @@ def bench() -> None:
     seconds = [_through(groups, None) for _ in range(5)]
     print(f"put + take of {size / 1e3:.1f} KB: {ITEMS / np.median(seconds):,.0f} a second (best {ITEMS / min(seconds):,.0f})")
     with tempfile.TemporaryDirectory() as directory:
-        journals = GroupLog(Path(directory))
+        journals = Journals(Path(directory))
         journals.begin(0, ITEMS)
         took = _through(groups, journals)
         journals.close()

@@ -14,9 +14,9 @@ from rljax.errors import UserError
 from rljax.experiments import main
 
 METRIC = flags.DEFINE_string("metric", "eval-rollout/reward/avg", "A key of metrics.jsonl.")
-OUT = flags.DEFINE_string("out", "curves.png", "The picture.")
-LABEL = flags.DEFINE_enum("label", "seed", ["seed", "name"], "What tells the runs apart: a key of theirs, or their directory.")
-TITLE = flags.DEFINE_string("title", "", "Above it.")
+OUT = flags.DEFINE_string("out", "curves.png", "File for the picture.")
+LABEL = flags.DEFINE_enum("label", "seed", ["seed", "name"], "Label of a run: its seed, or the name of its directory.")
+TITLE = flags.DEFINE_string("title", "", "Title of the picture.")
 
 
 def bench() -> None:

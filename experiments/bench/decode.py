@@ -1,12 +1,14 @@
-"""Tokens per second of the JAX sampler on requests of mixed lengths, beside SGLang on the same card and requests.
+"""Tokens per second of the JAX sampler on requests of mixed lengths, compared with SGLang.
 
-python -m experiments.bench.decode                                      # Qwen3-0.6B's shape, 256 requests; a GPU
-python -m experiments.bench.decode --peer=sglang --peer_python=PYTHON   # SGLang first, in the environment that has it
-python -m experiments.bench.decode --shape=tiny --requests=8 --slots=8 --shortest=4 --longest=32 --context=64 --dtype=float32
+    python -m experiments.bench.decode                 # on a GPU: Qwen3-0.6B's shape, 256 requests
+    python -m experiments.bench.decode --peer=sglang --peer_python=PYTHON
+    python -m experiments.bench.decode --shape=tiny --requests=8 --slots=8 --longest=32 --context=64
 
-Prompts and completions are of uniformly drawn lengths from --shortest to --longest, completions never end before theirs, tokens
-and weights are random, log-probs are returned. Every run has prompts of its own, so that none finds another's prefix.
-A line of JSON per run: output tokens per second, dispatches by kind, peak memory in GB of 1e9 bytes, warm-up in seconds.
+SGLang runs first, on the same card and requests, in the environment of PYTHON. Prompts and
+completions have uniformly drawn lengths from --shortest to --longest, and no completion ends
+earlier. Tokens and weights are random, log-probs are returned. Every run has prompts of its own, so
+that none finds another's prefix. A line of JSON per run: output tokens per second, dispatches by
+kind, peak memory in GB of 1e9 bytes, warm-up in seconds.
 """
 
 from __future__ import annotations
@@ -32,19 +34,19 @@ from rljax.experiments import main
 from rljax.experiments.bench.shapes import SHAPES, make_model
 from rljax.types import Request, SamplingParams
 
-SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", list(SHAPES), "Of the model.")
-DIRECTORY = flags.DEFINE_string("directory", "", "Where the model is, or will be; empty: a temporary one.")
-REQUESTS = flags.DEFINE_integer("requests", 256, "Per run.", lower_bound=1)
-RUNS = flags.DEFINE_integer("runs", 3, "The first is not counted: it warms caches that are no program of ours.", lower_bound=1)
-SHORTEST = flags.DEFINE_integer("shortest", 100, "Tokens of a prompt and of a completion, at least.", lower_bound=1)
-LONGEST = flags.DEFINE_integer("longest", 1024, "At most.", lower_bound=1)
+SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", list(SHAPES), "Shape of the model.")
+DIRECTORY = flags.DEFINE_string("directory", "", "Directory of the model, written if missing; empty: a temporary one.")
+REQUESTS = flags.DEFINE_integer("requests", 256, "Requests per run.", lower_bound=1)
+RUNS = flags.DEFINE_integer("runs", 3, "Runs; the first is not counted, because it warms caches.", lower_bound=1)
+SHORTEST = flags.DEFINE_integer("shortest", 100, "Fewest tokens of a prompt and of a completion.", lower_bound=1)
+LONGEST = flags.DEFINE_integer("longest", 1024, "Most tokens of a prompt and of a completion.", lower_bound=1)
 SLOTS = flags.DEFINE_integer("slots", 256, "jax.slots")
 CONTEXT = flags.DEFINE_integer("context", 2048, "jax.context_length")
 PREFILL = flags.DEFINE_integer("prefill_chunk", 2048, "jax.prefill_chunk")
 STEPS = flags.DEFINE_integer("decode_steps", 4, "jax.decode_steps")
 ATTENTION = flags.DEFINE_string("decode_attention", "auto", "jax.decode_attention")
-DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of weights, computation and cache.")
-PEER = flags.DEFINE_enum("peer", "none", ["none", "sglang"], "What to stand beside.")
+DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Dtype of weights, computation and cache.")
+PEER = flags.DEFINE_enum("peer", "none", ["none", "sglang"], "Library to compare with.")
 PEER_PYTHON = flags.DEFINE_string("peer_python", "python3", "The interpreter that has the peer.")
 
 Lengths = list[tuple[int, int]]  # of prompt and completion
@@ -95,7 +97,7 @@ def rate(tokens: int, seconds: float) -> dict[str, Any]:
 
 
 def peak_gb() -> float | None:
-    """Of this process's first device; None where it doesn't say."""
+    """Returns the peak memory of this process's first device in GB; None if it does not say."""
     import jax
 
     stats = jax.devices()[0].memory_stats() or {}

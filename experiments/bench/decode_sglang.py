@@ -1,8 +1,10 @@
-"""SGLang on the requests of experiments.bench.decode, as that binary starts it: a server of its own, dummy weights.
+"""SGLang on the requests of experiments.bench.decode: a server of its own with dummy weights.
 
-python3 experiments/bench/decode_sglang.py '{"model": DIRECTORY, "vocabulary": 9, "lengths": [[1, 2]], "runs": 1, "slots": 1}'
+    python3 experiments/bench/decode_sglang.py JSON
 
-Needs SGLang, aiohttp and numpy, nothing of rljax. Options are those of a machine without FlashAttention-3 and flashinfer.
+where JSON is {"model": DIRECTORY, "vocabulary": 9, "lengths": [[1, 2]], "runs": 1, "slots": 1}.
+experiments.bench.decode starts it. Needs SGLang, aiohttp and numpy, nothing of rljax. The options
+are for a machine without FlashAttention-3 and flashinfer.
 """
 
 import asyncio
@@ -35,7 +37,7 @@ OPTIONS += ["--skip-tokenizer-init", "--mem-fraction-static", "0.6", "--log-leve
 
 
 def start(model: str, slots: int, log: Any) -> tuple[subprocess.Popen[bytes], str]:
-    """A server that answers, and its address."""
+    """Starts a server and waits until it answers. Returns it and its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

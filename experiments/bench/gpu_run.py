@@ -1,15 +1,16 @@
 """A whole experiment on a GPU machine: SGLang and a learner on one card, a table, the curves.
 
-python -m experiments.bench.gpu_run --out=OUT --model=DIR --sglang_python=PYTHON
-python -m experiments.bench.gpu_run --out=OUT --gguf=part0,part1 --sglang_site=DIR     # offline: pieces, an unpacked bundle
+    python -m experiments.bench.gpu_run --out=OUT --model=DIR --sglang_python=PYTHON
+    python -m experiments.bench.gpu_run --out=OUT --gguf=part0,part1 --sglang_site=DIR
 
-Each run is 60 asynchronous steps. What it does, one after the other, and says so; a step that
-fails is printed with the end of its log, and the next one is taken:
+The second command works offline, from pieces of a file and an unpacked bundle. Each run is 60
+asynchronous steps. These stages follow one another; a stage that fails is reported
+with the end of its log, and the next one starts:
 
     check     interpreters, packages that are missing, the card, versions
-    model     --model, or --gguf (its pieces are put together and converted), or a small one from scratch that learns sums
+    model     --model, or --gguf (its pieces joined and converted), or a small one from scratch
     runs      --config once for each of --modes, each a process of its own with --minutes
-    table     reward, lag, importance weight, seconds a step and a publish
+    table     reward, lag, importance weight, seconds per step and publish
     curves    OUT/curves.png, where matplotlib is installed
     publish   experiments.bench.publish, with --publish
 
@@ -35,18 +36,18 @@ from absl import flags
 
 from rljax.experiments import main
 
-OUT = flags.DEFINE_string("out", None, "Directory for what is kept.", required=True)
-SCRATCH = flags.DEFINE_string("scratch", "/tmp/rljax-gpu-run", "Directory for the rest: models, run directories, logs.")
+OUT = flags.DEFINE_string("out", None, "Directory for the results.", required=True)
+SCRATCH = flags.DEFINE_string("scratch", "/tmp/rljax-gpu-run", "Directory for models, run directories and logs.")
 CONFIG = flags.DEFINE_string("config", "smollm2_sums", "Config of the runs: a file, or one of rljax by its name.")
 MODES = flags.DEFINE_list("modes", ["sglang:d1|fsdp:d1", "sglang:d1|jax:d1"], "allocation_mode of each run.")
 STEPS = flags.DEFINE_integer("steps", 60, "Training steps of each run.", lower_bound=1)
-MINUTES = flags.DEFINE_float("minutes", 4.0, "Of each run, its servers' start included; then it is told to stop.")
+MINUTES = flags.DEFINE_float("minutes", 4.0, "Minutes per run, the start of servers included; then it is told to stop.")
 MODEL = flags.DEFINE_string("model", "", "HF directory.")
 GGUF = flags.DEFINE_list("gguf", [], "Pieces of a GGUF file or of a wheel with one, in order.")
 PYTHON = flags.DEFINE_string("sglang_python", "", "The interpreter that has SGLang.")
-SITE = flags.DEFINE_string("sglang_site", "", "Or a directory of packages with SGLang, for the interpreter --site_python.")
+SITE = flags.DEFINE_string("sglang_site", "", "Instead: a directory with SGLang's packages, for the interpreter --site_python.")
 SITE_PYTHON = flags.DEFINE_string("site_python", "python3", "The interpreter that --sglang_site is for.")
-DEVICE = flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "cpu: a rehearsal.")
+DEVICE = flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "Where to run; cpu for a rehearsal.")
 SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all runs; may be repeated.")
 SERVER_ARGS = flags.DEFINE_list("server_args", None, "Flags of sglang.launch_server; unset: what the offline bundle needs.")
 PUBLISH = flags.DEFINE_list("publish", [], "Sizes for experiments.bench.publish, as in 135m,0.6b; empty: left out.")
@@ -56,7 +57,7 @@ PACKAGES = (
     *("peft", "psutil", "pyarrow", "reasoning-gym", "rich", "safetensors", "tokenizers", "torch", "transformers"),
 )
 ON_A_CARD = ("--sampling-backend", "pytorch", "--grammar-backend", "none", "--cuda-graph-max-bs-decode", "128")
-TAIL = 25  # lines of a log that are shown
+TAIL = 25  # lines of a log to show
 
 
 def bench() -> None:
@@ -81,7 +82,7 @@ def bench() -> None:
 
 
 def attempt(what: str, act: Callable[..., Any], *args: Any) -> Any:
-    """Does it, or says why not; None then."""
+    """Runs a stage and returns its result; if it fails, says why and returns None."""
     print(f"\n== {what}", flush=True)
     start = time.monotonic()
     try:
@@ -94,8 +95,9 @@ def attempt(what: str, act: Callable[..., Any], *args: Any) -> Any:
 
 
 def sglang_python(scratch: Path) -> str:
-    """An interpreter that finds SGLang: the one given, or one that looks into --sglang_site and
-    nowhere else besides.
+    """Returns an interpreter that finds SGLang.
+
+    It is the given one, or one with only --sglang_site on its path.
     """
     if not SITE.value:
         return PYTHON.value or sys.executable
@@ -134,7 +136,7 @@ def _say(command: Sequence[str]) -> str:
 
 
 def model_flags(scratch: Path) -> dict[str, Any]:
-    """What names the model. Raises where there is none."""
+    """Returns the config keys that name the model. Raises FileNotFoundError if there is none."""
     if MODEL.value:
         if not (Path(MODEL.value) / "config.json").is_file():
             raise FileNotFoundError(f"no config.json in {MODEL.value}")
@@ -154,7 +156,7 @@ def model_flags(scratch: Path) -> dict[str, Any]:
 
 
 def quickstart_flags() -> dict[str, Any]:
-    """The quickstart's model, which rises from its warm-up to right sums within a few dozen steps."""
+    """Returns keys of the quickstart's model, which learns sums within a few dozen steps."""
     return {
         "config": "quickstart",
         "actor.init.max_position_embeddings": 1024,
@@ -182,14 +184,14 @@ def train(mode: str, workdir: Path, python: str, model: Mapping[str, Any], log: 
     command += [f"--config.{key}={value}" for key, value in settings.items()] + [f"--config.{text}" for text in SET.value]
     print("   " + " ".join(map(str, command[2:])), flush=True)
     shutil.rmtree(workdir, ignore_errors=True)
-    # JAX takes three quarters of a card when it starts, unless it is told not to
+    # By default JAX allocates three quarters of a GPU when it starts
     _logged(command, log, 60 * MINUTES.value, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "HF_HUB_OFFLINE": "1"})
 
 
 def _logged(command: Sequence[str], log: Path, seconds: float, env: Mapping[str, str]) -> None:
-    """Runs it with its output in a log.
+    """Runs a command with its output in a log.
 
-    Out of time it is told to stop, and a run then saves. Raises when it fails.
+    After `seconds` it is told to stop, and a run then saves. Raises RuntimeError if it fails.
     """
     with log.open("w") as to:
         process = subprocess.Popen([*map(str, command)], env=os.environ | env, stdout=to, stderr=subprocess.STDOUT)
@@ -215,9 +217,9 @@ def keep(workdir: Path, target: Path) -> None:
 
 
 def table(runs: Mapping[str, Path], target: Path) -> None:
-    """A line a run: what it reached, and what it cost.
+    """Writes a table with a line per run: reward, lag, weights and seconds.
 
-    Seconds are medians, the first fifth of the steps left out.
+    Seconds are medians, without the first fifth of the steps.
     """
     lines = [
         f"{'run':22s} {'steps':>5s} {'reward: first':>13s} {'last':>6s} {'lag':>4s} {'lost':>5s} {'stale':>5s} "

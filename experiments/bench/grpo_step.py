@@ -1,6 +1,6 @@
 """One GRPO step beside TRL's GRPOTrainer: sample, score, update, publish.
 
-python -m experiments.bench.grpo_step                        # TRL must be importable: pip install -e '.[torch,trl]'
+python -m experiments.bench.grpo_step                        # TRL in this one: extras torch, trl
 python -m experiments.bench.grpo_step --peer_python=PYTHON   # TRL in another environment
 python -m experiments.bench.grpo_step --peer=none
 
@@ -27,15 +27,15 @@ from rljax.errors import UserError
 from rljax.experiments import main
 from rljax.experiments.bench import grpo_step_task
 
-STEPS = flags.DEFINE_integer("steps", 20, "Steps a run; the first quarter is not counted.", lower_bound=4)
+STEPS = flags.DEFINE_integer("steps", 20, "Steps per run; the first quarter is not counted.", lower_bound=4)
 ROUNDS = flags.DEFINE_integer("rounds", 2, "Runs of each, in turn.", lower_bound=1)
-THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Of both.", lower_bound=1)
-PEER = flags.DEFINE_enum("peer", "trl", ["trl", "none"], "What to stand beside.")
+THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Threads of each.", lower_bound=1)
+PEER = flags.DEFINE_enum("peer", "trl", ["trl", "none"], "Library to compare with.")
 PEER_PYTHON = flags.DEFINE_string("peer_python", sys.executable, "The interpreter that has the peer.")
 
 
 def ours(model: Path, data: Path, workdir: Path) -> list[float]:
-    """Seconds a step, from metrics.jsonl of a run of experiments.train."""
+    """Returns seconds per step, from metrics.jsonl of a run of experiments.train."""
     command = [sys.executable, "-m", "rljax.experiments.train", "--config=bench/grpo_step", f"--workdir={workdir}"]
     command += [f"--config.actor.path={model}", f"--config.train_dataset.path={data}"]
     _run([*command, f"--config.total_train_steps={STEPS.value}"])

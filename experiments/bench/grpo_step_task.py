@@ -1,5 +1,6 @@
-"""The task that rljax and its peers are timed on: prompts of 8 words of a vocabulary of 1000, a
-reward that costs nothing.
+"""The task for timing rljax and its peers: prompts of 8 words, a reward that costs nothing.
+
+The vocabulary has 1000 words.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MODEL = ModelConfig(
 
 
 def distinct_words(prompt: Any, completion: str) -> float:
-    """Some number that differs within a group."""
+    """Returns a number that differs within a group."""
     return float(len(set(completion.split())) % 7)
 
 
@@ -39,7 +40,7 @@ def prompts() -> list[str]:
 
 
 def make(directory: Path) -> tuple[Path, Path]:
-    """(model directory, dataset) of the task, the same bytes for everyone."""
+    """Writes model directory and dataset, the same bytes for everyone. Returns their paths."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     model, data = directory / "model", directory / "data.jsonl"

@@ -1,12 +1,13 @@
 """One optimizer step of a learner on full packed rows: time, model FLOP/s, memory on a GPU.
 
-python -m experiments.bench.learner --engine=fsdp                           # Qwen3-0.6B's shape, a row of 16384 tokens; a GPU
+python -m experiments.bench.learner --engine=fsdp     # on a GPU: Qwen3-0.6B's shape, 16384 tokens
 python -m experiments.bench.learner --engine=jax
 torchrun --nproc-per-node 4 -m experiments.bench.learner --engine=fsdp --dims=f4 --rows=4
-python -m experiments.bench.learner --shape=tiny --tokens=256 --segments=4 --dtype=float32 --repeats=2
+python -m experiments.bench.learner --shape=tiny --tokens=256 --segments=4 --dtype=float32
 
-Weights are random, written once to --directory. Time is the median of --repeats steps after two that are not timed, around
-finished calls, host work and metrics included. FLOPs are the model's (rljax/hf/flops.py), MFU of the device's peak in bfloat16.
+Weights are random, written once to --directory. Time is the median of --repeats steps after two
+that are not timed, around finished calls, host work and metrics included. FLOPs are the model's
+(rljax/hf/flops.py), MFU is relative to the device's peak in bfloat16.
 """
 
 from __future__ import annotations
@@ -33,17 +34,15 @@ from rljax.hf import ModelSpec, init_directory
 from rljax.hf.flops import update_flops
 from rljax.metrics.throughput import peak_flops
 
-ENGINE = flags.DEFINE_string("engine", "fsdp", "Of allocation_mode: what learns.")
+ENGINE = flags.DEFINE_string("engine", "fsdp", "Engine of the learner, as in allocation_mode.")
 DIMS = flags.DEFINE_string("dims", "d1", "Its dims, as in allocation_mode.")
-SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", ["qwen3-0.6b", "smollm2-135m", "tiny"], "Of the model.")
-DIRECTORY = flags.DEFINE_string("directory", "", "Where the model is, or will be; empty: a temporary one.")
-ROWS = flags.DEFINE_integer("rows", 1, "Packed rows of a step.")
+SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", ["qwen3-0.6b", "smollm2-135m", "tiny"], "Shape of the model.")
+DIRECTORY = flags.DEFINE_string("directory", "", "Directory of the model, written if missing; empty: a temporary one.")
+ROWS = flags.DEFINE_integer("rows", 1, "Packed rows per step.")
 ROWS_PER_MB = flags.DEFINE_integer("rows_per_mb", 1, "actor.mb_spec.rows_per_mb")
 CHUNK = flags.DEFINE_integer("logprob_chunk", 2048, "actor.logprob_chunk")
-TOKENS = flags.DEFINE_integer("tokens", 16384, "Of a row.")
-SEGMENTS = flags.DEFINE_integer(
-    "segments", 16, "Trajectories of a row, of equal length; the second half of each is trained on."
-)
+TOKENS = flags.DEFINE_integer("tokens", 16384, "Tokens per row.")
+SEGMENTS = flags.DEFINE_integer("segments", 16, "Trajectories per row, of equal length; the second half of each is trained on.")
 DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "actor.dtype")
 REMAT = flags.DEFINE_enum("gradient_checkpointing", "auto", ["auto", "none", "full", "dots"], "actor.gradient_checkpointing")
 ATTENTION = flags.DEFINE_string("attention", "auto", "jax.attention")
@@ -51,7 +50,7 @@ UNROLL = flags.DEFINE_bool("unroll", None, "jax.unroll")
 COMPILE = flags.DEFINE_bool("compile", True, "fsdp.compile")
 SCORE = flags.DEFINE_bool("score", False, "Time the log-probs of the rows, not a step.")
 REPEATS = flags.DEFINE_integer("repeats", 10, "Timed steps.")
-PROFILE = flags.DEFINE_string("profile", "", "Also write a table of two more steps there: kernels by time.")
+PROFILE = flags.DEFINE_string("profile", "", "File for a table of two more steps, kernels by time; empty: none.")
 
 SHAPES: dict[str, tuple[int, dict[str, Any]]] = {
     "qwen3-0.6b": (
@@ -129,7 +128,7 @@ def bench() -> None:
         work = learner.score if SCORE.value else learner.update
         for _ in range(2 + REPEATS.value):
             start = time.perf_counter()
-            work(batch)  # what it returns is on the host
+            work(batch)  # returns when results are on the host
             seconds.append(time.perf_counter() - start)
         if PROFILE.value:
             profile(pool.engine, lambda: work(batch), Path(PROFILE.value))
@@ -156,7 +155,7 @@ def bench() -> None:
 
 
 def profile(engine: str, work: Callable[[], object], target: Path) -> None:
-    """What two calls do: kernels by time on the GPU, and for torch operations by time on the host too."""
+    """Writes a table of two calls: kernels by GPU time, and for torch operations by host time."""
     target.write_text(_profile_jax(work) if engine == "jax" else _profile_torch(work))
 
 
@@ -183,7 +182,7 @@ def _profile_torch(work: Callable[[], object]) -> str:
 
 
 def device_name(engine: str) -> str:
-    """What the engine's framework calls the device."""
+    """Returns the device's name in the engine's framework."""
     if engine == "jax":
         import jax
 
@@ -194,7 +193,7 @@ def device_name(engine: str) -> str:
 
 
 def memory(engine: str) -> dict[str, float]:
-    """Peak of this process's GPU in GB, where the engine's framework says it."""
+    """Returns the peak of this process's device memory in GB, if the framework knows it."""
     if engine == "jax":
         import jax
 

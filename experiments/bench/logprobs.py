@@ -1,7 +1,7 @@
 """Log-prob, entropy and decoupled loss, forward and backward: time, memory, errors.
 
-python -m experiments.bench.logprobs                              # M 8192, H 4096, V 151936, bfloat16; on a GPU
-python -m experiments.bench.logprobs --rows=64 --hidden=32 --vocabulary=512 --chunk=16 --repeats=2     # anywhere
+python -m experiments.bench.logprobs        # on a GPU: M 8192, H 4096, V 151936, bfloat16
+python -m experiments.bench.logprobs --rows=64 --hidden=32 --vocabulary=512 --chunk=16
 
 Times are medians over repeats: of CUDA events in torch, of the wall timer around a finished call
 in JAX. Memory is the peak over what inputs and gradients take (torch), or the compiled program's
@@ -26,18 +26,18 @@ from rljax.objective import logprobs, oracle
 from rljax.objective.spec import Objective, TokenArrays
 
 BACKEND = flags.DEFINE_enum("backend", "all", ["all", "torch", "jax"], "Which backends to run.")
-ROWS = flags.DEFINE_integer("rows", 8192, "M: trained tokens.")
-HIDDEN = flags.DEFINE_integer("hidden", 4096, "H.")
-VOCABULARY = flags.DEFINE_integer("vocabulary", 151936, "V.")
-CHUNK = flags.DEFINE_integer("chunk", 1024, "Rows of logits held at once by ours.")
-DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of hidden and unembedding.")
-TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "Of sampling.")
+ROWS = flags.DEFINE_integer("rows", 8192, "M, trained tokens.")
+HIDDEN = flags.DEFINE_integer("hidden", 4096, "H, hidden size.")
+VOCABULARY = flags.DEFINE_integer("vocabulary", 151936, "V, vocabulary.")
+CHUNK = flags.DEFINE_integer("chunk", 1024, "Rows of logits in memory at once in the ops of rljax.")
+DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Dtype of hidden and unembedding.")
+TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "Sampling temperature.")
 SOFTCAP = flags.DEFINE_float("softcap", None, "Final logit soft-cap; none by default.")
 ENTROPY_COEF = flags.DEFINE_float("entropy_coef", 0.01, "Weight of the entropy bonus, so that its gradient is computed too.")
-REPEATS = flags.DEFINE_integer("repeats", 20, "Timed calls, after three that are not.")
+REPEATS = flags.DEFINE_integer("repeats", 20, "Timed calls, after three untimed ones.")
 CHECK_ROWS = flags.DEFINE_integer("check_rows", 256, "Rows checked against float64; 0 checks nothing.")
 ONLY = flags.DEFINE_list("only", [], "Names of variants to run, by substring; all by default.")
-JSON = flags.DEFINE_string("json", "", "Also write the rows of the table here.")
+JSON = flags.DEFINE_string("json", "", "File for the rows of the table; empty: none.")
 
 TENSOR_FLOPS = 760e12  # bfloat16 matmuls of an H100 as measured, not as advertised
 
@@ -68,7 +68,7 @@ def make_case() -> Case:
 
 
 def exact_outcome(case: Case) -> Outcome:
-    """In float64, from the inputs as rounded."""
+    """Computes the outcome in float64, from the rounded inputs."""
     static: dict[str, Any] = dict(temperature=case.temperature, softcap=case.softcap)
     hidden, unembedding = case.hidden.astype(np.float64), case.unembedding.astype(np.float64)
     logp, entropy = logprobs.token_logprobs(hidden, unembedding, case.labels, **static)
@@ -78,7 +78,7 @@ def exact_outcome(case: Case) -> Outcome:
 
 
 def errors(outcome: Outcome, exact: Outcome) -> dict[str, float | None]:
-    """Log-prob max abs (nats), and relative norms of both gradients' errors."""
+    """Returns the largest log-prob error (nats) and the relative norms of both gradients' errors."""
 
     def relative(a: np.ndarray, b: np.ndarray) -> float:
         return float(np.linalg.norm(a - b) / np.linalg.norm(b))
@@ -91,7 +91,7 @@ def errors(outcome: Outcome, exact: Outcome) -> dict[str, float | None]:
 
 
 def run(variant: Variant, case: Case, small: Case | None, exact: Outcome | None) -> dict[str, Any]:
-    """One row of the table; a variant that fails (out of memory, say) is a row that says so."""
+    """Returns one row of the table; a variant that fails (out of memory, say) has the error there."""
     row: dict[str, Any] = {"variant": variant.name}
     try:
         if small is not None and exact is not None and variant.exact:

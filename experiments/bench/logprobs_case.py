@@ -1,4 +1,4 @@
-"""What experiments.bench.logprobs gives its variants, and what it asks of them."""
+"""Inputs that experiments.bench.logprobs gives to its variants, and the variants' interface."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Case:
     chunk: int
 
     def head(self, rows: int) -> Case:
-        """The first rows, in as many chunks."""
+        """Returns the first rows, in as many chunks."""
         chunk = max(self.chunk * rows // len(self.hidden), 1)
         tokens = TokenArrays(*(x if x is None else x[:, :rows] for x in self.tokens))
         return dataclasses.replace(self, hidden=self.hidden[:rows], labels=self.labels[:rows], tokens=tokens, chunk=chunk)
@@ -32,7 +32,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one call gives, as float64 numpy; logp is None where a variant does not return it."""
+    """Results of one call as float64 numpy; logp is None if a variant does not return it."""
 
     logp: np.ndarray | None  # [M]
     d_hidden: np.ndarray  # [M, H]
@@ -43,14 +43,12 @@ class Variant(abc.ABC):
     """One implementation, of one backend."""
 
     name: str
-    exact: bool = True  # computes the very objective, so that its gradients can be checked
+    exact: bool = True  # True if it computes the same objective, so that its gradients can be checked
 
     @abc.abstractmethod
     def check(self, case: Case) -> Outcome:
-        """One call's results."""
+        """Returns one call's results."""
 
     @abc.abstractmethod
     def measure(self, case: Case, repeats: int) -> tuple[float, float | None]:
-        """Median seconds a call, and bytes beside inputs and gradients (None where they cannot be
-        known).
-        """
+        """Returns median seconds per call, and bytes beside inputs and gradients (None if unknown)."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # beside torch, and so that memory means something
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves memory to torch, and makes peaks meaningful
 
 import jax
 import jax.numpy as jnp
@@ -78,8 +78,9 @@ def _recomputed(hidden: Array, unembedding: Array, labels: Array, tokens: TokenA
 
 
 def _plain(hidden: Array, unembedding: Array, labels: Array, tokens: TokenArrays, case: Case, chunk: int | None) -> Any:
-    """What one writes without the op: logits, log-softmax, gather; in chunks that are computed
-    again in the backward.
+    """Computes the loss without the op: logits, log-softmax, gather.
+
+    With `chunk` it works in chunks that are computed again in the backward pass.
     """
 
     def scores(rows: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -95,8 +95,9 @@ def _recomputed(hidden: Tensor, unembedding: Tensor, labels: Tensor, tokens: Tok
 def _plain(
     hidden: Tensor, unembedding: Tensor, labels: Tensor, tokens: TokenArrays, case: Case, chunk: int | None, compiled: bool
 ) -> Any:
-    """What one writes without the op: logits, log-softmax, gather; in chunks that are computed
-    again in the backward.
+    """Computes the loss without the op: logits, log-softmax, gather.
+
+    With `chunk` it works in chunks that are computed again in the backward pass.
     """
     scores = _compiled_scores() if compiled else _scores
     static = (case.temperature, case.softcap)

@@ -30,7 +30,7 @@ def bench() -> None:
         seconds, rows = [], 0
         for _ in range(7):
             start = time.perf_counter()
-            rows = packing.lay_out(lengths, capacity).shape[0]
+            rows = packing.pack(lengths, capacity).shape[0]
             seconds.append(time.perf_counter() - start)
         over = rows / (lengths.sum() / capacity) - 1
         costs = packing.cost(lengths, 1.0, 1e-4)

@@ -1,7 +1,7 @@
 """A publish from the PyTorch learner to an SGLang server: seconds, by transport.
 
-python -m experiments.bench.publish --sglang_python=PYTHON                          # one GPU: directory, ipc
-python -m experiments.bench.publish --sglang_python=PYTHON --learner_device=1       # two: directory, nccl
+python -m experiments.bench.publish --sglang_python=PYTHON              # one GPU: directory, ipc
+python -m experiments.bench.publish --sglang_python=PYTHON --learner_device=1  # two: and nccl
 python -m experiments.bench.publish --sglang_python=PYTHON --device=cpu --sizes=tiny
 
 Pause and resume are included. Models have random weights, in bfloat16. Each transport publishes
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from rljax.engine import Engine, ExportTarget, Learner, Sampler, WeightSource
 
 PYTHON = flags.DEFINE_string("sglang_python", "", "The interpreter that has SGLang; empty: this one.")
-DEVICE = flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "Of server and learner.")
+DEVICE = flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "Device of server and learner.")
 LEARNER_DEVICE = flags.DEFINE_integer("learner_device", 0, "GPU of the learner; the server's is 0.", lower_bound=0)
 SIZES = flags.DEFINE_list("sizes", ["135m", "0.6b"], "Models: tiny, 135m (SmolLM2's shapes), 0.6b (Qwen3's).")
-TRANSPORTS = flags.DEFINE_list("transports", [], "Of directory, ipc, nccl, gloo; empty: all that are possible.")
-REPEATS = flags.DEFINE_integer("repeats", 5, "Publishes that count.", lower_bound=1)
-BUCKET_MB = flags.DEFINE_integer("bucket_mb", 512, "Of ipc, nccl and gloo.", lower_bound=1)
+TRANSPORTS = flags.DEFINE_list("transports", [], "Some of directory, ipc, nccl, gloo; empty: all that are possible.")
+REPEATS = flags.DEFINE_integer("repeats", 5, "Timed publishes.", lower_bound=1)
+BUCKET_MB = flags.DEFINE_integer("bucket_mb", 512, "Bucket size of ipc, nccl and gloo, MB.", lower_bound=1)
 SERVER_ARGS = flags.DEFINE_list("server_args", [], "More flags of sglang.launch_server.")
-JSON = flags.DEFINE_string("json", "", "Also write the rows there.")
+JSON = flags.DEFINE_string("json", "", "File for the rows; empty: none.")
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": dict(architecture="qwen3", hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2)
@@ -63,7 +63,7 @@ def bench() -> None:
         for size in SIZES.value:
             try:
                 rows += asyncio.run(_of_model(size, Path(scratch) / size))
-            except Exception as error:  # one model that doesn't fit is no reason to lose the others
+            except Exception as error:  # a model that doesn't fit must not lose the others
                 print(f"{size}: left out: {type(error).__name__}: {error}", flush=True)
     print(f"\n{where()}; medians of {REPEATS.value}")
     print(f"{'model':6s} {'transport':10s} {'MB':>8s} {'seconds':>8s} {'export':>8s} {'GB/s':>6s}  {'log-prob error':>14s}")
@@ -79,7 +79,7 @@ def bench() -> None:
 
 
 def where() -> str:
-    """The card, or the processor, and the versions."""
+    """Returns the card or processor, and the versions, as text."""
     import torch
 
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else platform.processor() or platform.machine()
@@ -91,7 +91,7 @@ def where() -> str:
 
 
 async def _of_model(size: str, directory: Path) -> list[dict[str, Any]]:
-    """A server of a model of this size, and every transport to it in turn."""
+    """Starts a server of a model of this size and measures every transport to it in turn."""
     from rljax.config.schema import ModelConfig
     from rljax.engine import find_plugin
     from rljax.engines.cuda import transports
@@ -102,7 +102,7 @@ async def _of_model(size: str, directory: Path) -> list[dict[str, Any]]:
     shape = dict(SHAPES[size])
     vocabulary = shape.pop("vocab_size")
     model = ModelConfig(**shape, max_position_embeddings=2048, initializer_range=0.02, tokenizer="char")
-    for seed, name in enumerate(("server", "learner")):  # other weights: a publish that does nothing is seen
+    for seed, name in enumerate(("server", "learner")):  # other weights, so that a publish that does nothing is noticed
         init_directory(model, directory / name, seed=seed, vocab_size=vocabulary, eos_token_ids=[2], dtype="bfloat16")
         build_char_tokenizer(directory / name)
     config, pools = _config(directory / "server", ""), _pools()
@@ -147,9 +147,9 @@ async def _of_transport(transport: str, size: str, model_dir: Path, sampler: Sam
 
 
 async def _published(learner: Timed, transport: str, sampler: Sampler, version: int) -> tuple[list[float], list[float], float]:
-    """Seconds of each publish and of its export, and the error at the end.
+    """Returns seconds per publish and per export, and the log-prob error at the end.
 
-    Raises RuntimeError where it took another way.
+    Raises RuntimeError if a publish fell back to a directory.
     """
     from rljax.engine import Engine, ExportToSampler
 
@@ -170,7 +170,7 @@ async def _published(learner: Timed, transport: str, sampler: Sampler, version: 
 
 
 class Timed:
-    """A learner whose exports are timed. All else is its own."""
+    """A learner that measures the seconds of its exports."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner, self.seconds, self.kinds = learner, 0.0, set[type]()
@@ -194,8 +194,8 @@ class Timed:
 
 
 async def _difference(engine: Engine) -> float:
-    """Largest difference in nats between the server's log-probs of a completion and the learner's."""
-    from rljax.batching.packing import batch_of, lay_out
+    """Returns the largest difference in nats between the server's log-probs and the learner's."""
+    from rljax.batching.packing import batch_of, pack
     from rljax.rollout.trajectories import trajectory_of
     from rljax.types import Request, SamplingParams
 
@@ -205,7 +205,7 @@ async def _difference(engine: Engine) -> float:
         raise RuntimeError(f"tokens of versions {sorted(set(done.versions.tolist()))}, not of {engine.sampler.version}")
     trajectory = trajectory_of(request.prompt_ids, done, 0.0, {})
     length = len(trajectory.token_ids)
-    batch = batch_of([trajectory], lay_out([length], length))
+    batch = batch_of([trajectory], pack([length], length))
     scored = await asyncio.to_thread(engine.learner.score, batch)
     return float(np.abs(scored - batch.behavior_logp)[batch.loss_mask].max())
 

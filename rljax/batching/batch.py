@@ -10,8 +10,10 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """R packed rows of T tokens. Index t of every array speaks of token t itself: logp[r, t] is
-    the log-probability of token_ids[r, t] given the tokens before it in its segment.
+    """R packed rows of T tokens.
+
+    Index t of every array is about token t itself: logp[r, t] is the log-probability of
+    token_ids[r, t] given the tokens before it in its segment.
 
     `loss_weight` carries aggregation and the global normalizer: the objective of a minibatch is
     sum(loss_weight * token_loss), so that splitting rows over micro-batches or ranks changes

@@ -1,8 +1,8 @@
-"""Leaves out of a packed batch every token that has no gradient, before the unembedding sees it.
+"""Compaction: leaves out of a batch the tokens that have no gradient, before the unembedding.
 
 The unembedding is most of a small model's arithmetic, and prompt tokens, padding and (without a KL
-or entropy term) tokens of advantage 0 need none of it. Rows stay rows, so that a batch sharded by
-rows stays so.
+or entropy term) tokens of advantage 0 need none of it. Rows are kept, so that a batch sharded by
+rows stays sharded by rows.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import numpy as np
 from rljax.batching.batch import Batch
 from rljax.objective.spec import Objective, TokenArrays
 
-BUCKETS = 8  # at most so many widths a row length, and so many compilations
+BUCKETS = 8  # most widths per row length, and so most compilations
 
 
 @dataclasses.dataclass(frozen=True)
 class Compacted:
-    """The kept tokens of each row, gathered to the left. m is the same for all rows; slots past a
-    row's tokens are padding.
+    """The kept tokens of each row, moved to the left. Columns after a row's tokens are padding.
+
+    The width m is the same for all rows.
 
     Example: logits of the kept tokens are hidden[rows, compacted.source] @ unembedding.T
     """
@@ -33,28 +34,27 @@ class Compacted:
     length: int  # T of the rows it came from
 
     def scatter(self, values: np.ndarray) -> np.ndarray:
-        """[R, m] values of the kept tokens -> [R, T] at their places, 0 elsewhere."""
+        """Moves [R, m] values of the kept tokens back to their columns: [R, T], 0 elsewhere."""
         out = np.zeros((len(values), self.length), dtype=values.dtype)
-        row, slot = np.nonzero(self.tokens.mask)
-        out[row, self.source[row, slot] + 1] = values[row, slot]
+        row, column = np.nonzero(self.tokens.mask)
+        out[row, self.source[row, column] + 1] = values[row, column]
         return out
 
 
 def bucket(count: int, length: int) -> int:
-    """Least width of BUCKETS equal steps up to `length` that holds `count` tokens; at least one
-    step.
+    """Returns the smallest of BUCKETS widths that fits `count` tokens.
+
+    The widths are equal steps up to `length`.
     """
     step = -(-length // BUCKETS)
     return min(max(-(-count // step), 1) * step, length)
 
 
 def kept(batch: Batch, objective: Objective) -> np.ndarray:
-    """[R, T] bool: the tokens an update needs. Where the objective works on whole sequences, so
-    does this.
+    """Returns the tokens an update needs, [R, T] bool: those that have a gradient.
 
-    A minibatch in which no token has an advantage keeps all of them: it moves nothing, but
-    importance weight, entropy and the rest are what someone looks at who wonders why nothing
-    moves.
+    An objective over whole sequences keeps whole sequences. A minibatch without any advantage keeps
+    all trained tokens: it moves nothing, but its metrics (importance weight, entropy) show why.
     """
     needed = batch.loss_mask & (batch.loss_weight != 0)
     if objective.trains_zero_advantage:

@@ -1,8 +1,8 @@
-"""What is saved, and going on from it.
+"""Checkpoints: saving a run, and resuming it.
 
-store.py       checkpoints that are whole or not there, kept by policy
-integrity.py   sizes and checksums of what is saved
-disk.py        room, errors and syncing of the disk
-recovery.py    saving a run and taking it up again
-portable.py    what a learner keeps over time, in no framework's terms
+store.py       checkpoints of a run, written atomically; which of them are kept
+integrity.py   sizes and checksums of files
+disk.py        free space, write errors and syncing
+recovery.py    saves and resumes a run: learner, buffer and loop
+portable.py    a learner's state independent of the framework
 """

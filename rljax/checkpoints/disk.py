@@ -1,4 +1,4 @@
-"""The disk under a checkpoint: free space, errors of a failed write, syncing."""
+"""Disk of a checkpoint: free space, write errors, syncing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-DISK_ERRORS = (  # the system's own words, which come out of a library's long message
+DISK_ERRORS = (  # the system's own phrases, to be found in a library's long message
     "No space left on device",
     "File too large",
     "Disk quota exceeded",
@@ -17,30 +17,30 @@ DISK_ERRORS = (  # the system's own words, which come out of a library's long me
 
 
 def check_room(directory: Path, needed: int) -> None:
-    """Raises OSError where fewer than `needed` bytes are free; to be called before a write."""
+    """Raises OSError if fewer than `needed` bytes are free. Call it before a write."""
     if needed > shutil.disk_usage(directory).free:
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for {needed / 1e6:.0f} MB")
 
 
 def free_mb(directory: Path) -> int:
-    """Free space where the directory is or would be, in MB."""
+    """Returns the free space in MB where the directory is or would be."""
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free >> 20
 
 
 def reason(error: Exception) -> str:
-    """Returns an error in one line; of a full disk, what the system calls it."""
+    """Returns the message of an error in one line; for a full disk, the system's own phrase."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split())
-    return next((words for words in DISK_ERRORS if words in text), text[:200] or type(error).__name__)
+    return next((phrase for phrase in DISK_ERRORS if phrase in text), text[:200] or type(error).__name__)
 
 
 def os_error_behind(error: BaseException | None) -> OSError | None:
-    """Finds the operating system's error behind an exception: frameworks wrap it.
+    """Returns the operating system's error that caused an exception; None if there is none.
 
-    None where there is none.
+    Frameworks wrap such errors in their own.
     """
     while error is not None:
         if isinstance(error, OSError):
@@ -50,13 +50,13 @@ def os_error_behind(error: BaseException | None) -> OSError | None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Has the system write a directory, and all that is below it, to the disk."""
+    """Syncs a directory and everything below it to the disk."""
     for path in [*directory.rglob("*"), directory]:
         sync(path)
 
 
 def sync(path: Path) -> None:
-    """Has the system write a file or a directory's entries to the disk."""
+    """Syncs a file, or the entries of a directory, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

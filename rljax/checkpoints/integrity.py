@@ -1,14 +1,13 @@
-"""Tells a whole checkpoint from a broken one: size and CRC-32 of every file, each recorded once
-and checked once before use.
+"""Integrity of checkpoints: size and CRC-32 per file, recorded once and checked once before use.
 
-CHECKPOINT/manifest.json        of every file that no directory below records itself, `meta.json` among them
-          /learner/meta.json    what a learner's directory holds (the learner's words), and the files under tree
-          /learner/tree/        the arrays, as a framework's library writes them
+CHECKPOINT/manifest.json        records of all files, except those that a meta.json records
+          /learner/meta.json    the learner's own description, and records of the files under tree/
+          /learner/tree/        arrays, as a framework's library writes them
 
 A learner's directory records its own arrays, so that it can be verified wherever it is moved;
-whoever reads them verifies them first. A checkpoint's manifest covers the rest, and is verified
-before anything else is read (store.py). So a checkpoint is whole when both agree, and no byte is
-read twice for it.
+readers call `verify` first. The manifest covers the other files, and is checked before anything
+else is read (store.py). A checkpoint is intact if both checks pass, and no byte is read twice for
+them.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ META, TREE = "meta.json", "tree"
 MANIFEST = "manifest.json"
 _CHUNK = 1 << 24  # bytes read at once
 
-Records = Mapping[str, tuple[int, int]]  # size in bytes and CRC-32, by path relative to what records them
+Records = Mapping[str, tuple[int, int]]  # size in bytes and CRC-32, by path relative to a directory
 
 
 class Corrupt(Exception):
-    """A file is missing, or isn't what was written. Its message is one line."""
+    """A file is missing or was changed. Its message is one line."""
 
 
 # Any files --------------------------------------------------------------------------------------------------------------
 
 
 def record(root: Path, paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
-    """Reads the files and returns their sizes and checksums, by path relative to root."""
+    """Reads the files. Returns their sizes and checksums, by path relative to root."""
     return {path.relative_to(root).as_posix(): (path.stat().st_size, _checksum(path)) for path in sorted(paths)}
 
 
 def check(root: Path, records: Records) -> None:
-    """Raises Corrupt at the first file that is missing or isn't what was recorded."""
+    """Raises Corrupt at the first file that is missing or differs from what was recorded."""
     for name, (size, checksum) in records.items():
         path = root / name
         if not path.is_file():
@@ -69,9 +68,9 @@ def files_below(root: Path) -> set[Path]:
 
 
 def write_meta(directory: Path, meta: Mapping[str, Any]) -> None:
-    """Writes meta.json over the files that are under `tree` now.
+    """Writes meta.json of a learner's directory, with sizes and checksums of the files under tree/.
 
-    A checkpoint's manifest leaves those out: whoever reads them calls `verify` first.
+    A checkpoint's manifest leaves those files out, so readers must call `verify` first.
     """
     files = record(directory / TREE, files_below(directory / TREE))
     (directory / META).write_text(json.dumps({**meta, "files": files}, indent=1, sort_keys=True))
@@ -80,14 +79,15 @@ def write_meta(directory: Path, meta: Mapping[str, Any]) -> None:
 def read_meta(directory: Path) -> dict[str, Any]:
     """Reads meta.json of a learner's directory.
 
-    Raises UserError when there is none, or it can't be read.
+    Raises:
+      UserError: there is no meta.json, or it can't be read.
     """
     path = directory / META
     try:
         meta = json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(
-            f"checkpoint: {directory} holds none (no meta.json; name another, or start in a new directory)"
+            f"checkpoint: {directory} has no meta.json, so it is not a checkpoint (name another, or start in a new directory)"
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"checkpoint: {path} can't be read: {reason(error)} (name an older checkpoint)") from error
@@ -99,7 +99,8 @@ def read_meta(directory: Path) -> dict[str, Any]:
 def verify(directory: Path) -> None:
     """Checks the arrays of a learner's directory.
 
-    Raises UserError where a file is missing or isn't what was written.
+    Raises:
+      UserError: a file is missing or was changed.
     """
     try:
         check(directory / TREE, read_meta(directory)["files"])
@@ -111,14 +112,14 @@ def verify(directory: Path) -> None:
 
 
 def write_manifest(directory: Path, facts: Mapping[str, Any]) -> None:
-    """Writes manifest.json, with the facts, over every file that no meta.json below records."""
+    """Writes manifest.json: the facts, and all files that no meta.json records."""
     recorded = {file for path in directory.rglob(META) for file in _recorded(path.parent)}
     files = record(directory, files_below(directory) - recorded - {directory / MANIFEST})
     (directory / MANIFEST).write_text(json.dumps({**facts, "files": files}))
 
 
 def _recorded(directory: Path) -> set[Path]:
-    """The files that a meta.json records; none where it is another's file of this name."""
+    """Returns the files that a meta.json records; none if it is not a learner's meta.json."""
     try:
         return {directory / TREE / name for name in read_meta(directory)["files"]}
     except UserError:
@@ -126,7 +127,7 @@ def _recorded(directory: Path) -> set[Path]:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Reads manifest.json. Raises Corrupt when it isn't there, or can't be read."""
+    """Reads manifest.json. Raises Corrupt if it is missing or can't be read."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text())
         return {"step": manifest["step"], "score": manifest["score"], "files": dict(manifest["files"])}

@@ -1,22 +1,24 @@
-"""What a learner keeps over time, in no framework's terms: how a run goes on under another engine.
+"""Portable state of a learner, by which a run resumes under another engine.
 
-    part                          what                                           there
-    params                         the policy: all of it, or the LoRA adapters    always
-    mu, nu                         Adam's moments of it                           once RL (or SFT) has begun
-    supervised/mu, supervised/nu   those of the warm-up                           in the warm-up
-    critic/params                  the critic, its head among them                with adv_estimator gae, once RL has begun
-    critic/mu, critic/nu           its moments                                    with it
-    reference                      the frozen reference policy, like params       with kl_ctl, once RL has begun after a warm-up
-                                                                                  (without one the model directory has it)
-    counts                         optimizer steps: actor, critic, supervised     of what there is
+    part              contents                                      present
+    params            the policy: all of it, or the LoRA adapters   always
+    mu, nu            Adam's moments of params                      once RL (or SFT) has begun
+    supervised/mu     Adam's moments of the warm-up                 during the warm-up
+    supervised/nu                                                   with supervised/mu
+    critic/params     the critic, including its head                with GAE, once RL has begun
+    critic/mu         Adam's moments of the critic                  with critic/params
+    critic/nu                                                       with critic/params
+    reference         the frozen reference policy, like params      with kl_ctl, RL after a warm-up
+    counts            optimizer steps: actor, critic, supervised    always
 
-A part holds numpy arrays on the host, named and shaped as in a HF file; an adapter's factors are
-lora_A.weight [rank, inputs] and lora_B.weight [outputs, rank] after the projection's name, and the
+Without a warm-up the reference policy is the initial model, and is not saved.
+A part consists of numpy arrays on the host, named and shaped as in a HF file. An adapter's factors
+are lora_A.weight [rank, inputs] and lora_B.weight [outputs, rank] after the projection's name. The
 critic's head is `value_head` [hidden].
 
-meta.json of a learner's checkpoint says its format, model, adapters, phases and updates. A learner
-that meets the format of another engine has that engine's plugin read it into parts
-(`Plugin.read_checkpoint`), and loads those.
+meta.json of a learner's checkpoint gives its format, model, adapters, phases and updates. If a
+learner finds the format of another engine, that engine's plugin reads the checkpoint into parts
+(`Plugin.read_checkpoint`), and the learner loads those.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from rljax.config.schema import Config
-from rljax.engine import Plugin, State, portable_plugin
+from rljax.engine import Plugin, PortableState, portable_plugin
 from rljax.errors import UserError
 
 COUNTS = "counts"
@@ -36,8 +38,7 @@ VALUE_HEAD = "value_head"
 
 
 class LazyState(Mapping[str, Mapping[str, np.ndarray]]):
-    """A `State` whose parts are read one by one, when they are asked for. Keeps the last one in
-    memory.
+    """A `PortableState` that reads each part when it is asked for, and keeps the last one in memory.
 
     Example: LazyState(["params", "counts"], lambda part:
     read(part))["params"]["model.norm.weight"]
@@ -66,12 +67,15 @@ class LazyState(Mapping[str, Mapping[str, np.ndarray]]):
 
 
 def check_origin(directory: Path, meta: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Raises UserError where no installed engine reads a checkpoint, or it is of another model or
-    of other adapters.
+    """Checks that a checkpoint can be loaded by a learner.
 
     Args:
-      identity: what the learner writes in its own meta.json: its format, which another engine's
-        checkpoint may differ in, and what must be the same.
+      meta: meta.json of the checkpoint.
+      identity: the learner's own format, which the checkpoint need not have, and values that must
+        be equal in both.
+
+    Raises:
+      UserError: no installed engine reads the format, or the model or the adapters differ.
     """
     if meta.get("format") != identity["format"]:
         _reader(directory, meta)
@@ -81,47 +85,48 @@ def check_origin(directory: Path, meta: Mapping[str, Any], identity: Mapping[str
 
 
 def _reader(directory: Path, meta: Mapping[str, Any]) -> Plugin:
-    form = meta.get("format")
-    plugin = portable_plugin(str(form))
+    format_ = meta.get("format")
+    plugin = portable_plugin(str(format_))
     if plugin is None:
         remedy = "go on with the engine that wrote it"
-        raise UserError(f"checkpoint: {directory} has the format {form!r}, which no installed engine reads ({remedy})")
+        raise UserError(f"checkpoint: {directory} has the format {format_!r}, which no installed engine reads ({remedy})")
     return plugin
 
 
-def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> State:
-    """What a learner of another engine saved under directory.
+def read_foreign(directory: Path, meta: Mapping[str, Any], config: Config) -> PortableState:
+    """Reads the checkpoint of another engine's learner.
 
     Raises:
-      UserError: no installed engine reads its format; it is corrupt; or it holds other things than
-        a learner of the config.
+      UserError: no installed engine reads its format, it is corrupt, or its parts are not those of
+        a learner of this config.
     """
     state = _reader(directory, meta).read_checkpoint(directory)
-    there, wanted = set(state) - {COUNTS}, _wanted(config, meta["phases"])
-    for part in sorted(there ^ wanted):
-        where = "there and not here" if part in there else "here and not there"
-        raise UserError(f"checkpoint: {directory} is of another run: {part} is {where} (use the config it was written with)")
+    present, expected = set(state) - {COUNTS}, _expected_parts(config, meta["phases"])
+    for part in sorted(present ^ expected):
+        fault = f"it has {part}, which this config does not use" if part in present else f"it has no {part}"
+        raise UserError(f"checkpoint: {directory} is of another run: {fault} (use the config it was written with)")
     return state
 
 
-def phases_of(state: State) -> tuple[bool, bool]:
-    """Whether a state is of a warm-up, and whether RL has begun in it: neither where nothing has
-    been counted yet.
+def phases_of(state: PortableState) -> tuple[bool, bool]:
+    """Returns (whether a state is of a warm-up, whether RL has begun).
+
+    Both are False before the first optimizer step.
     """
     supervised = "supervised/mu" in state
     new = COUNTS in state and not state[COUNTS]
     return supervised, "mu" in state or not (supervised or new)
 
 
-def _wanted(config: Config, phases: Collection[str]) -> set[str]:
-    """The parts that a learner of the config has in these phases."""
-    wanted = {"params"}
+def _expected_parts(config: Config, phases: Collection[str]) -> set[str]:
+    """Returns the parts of a learner of this config in these phases."""
+    parts = {"params"}
     if "supervised" in phases:
-        wanted |= {"supervised/mu", "supervised/nu"}
+        parts |= {"supervised/mu", "supervised/nu"}
     if "rl" in phases:
-        wanted |= {"mu", "nu"}
+        parts |= {"mu", "nu"}
         if config.actor.adv_estimator == "gae":
-            wanted |= {"critic/params", "critic/mu", "critic/nu"}
+            parts |= {"critic/params", "critic/mu", "critic/nu"}
         if config.actor.kl_ctl > 0 and config.warmup.steps > 0:
-            wanted |= {"reference"}
-    return wanted
+            parts |= {"reference"}
+    return parts

@@ -1,4 +1,4 @@
-"""Saves a run and resumes it: the learner, the buffer and the rest, in checkpoints and journals."""
+"""Saves and resumes a run: learner, buffer and loop, in checkpoints and journals."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rljax.config.schema import Config
 from rljax.engine import Learner
 from rljax.errors import UserError
 from rljax.rollout.buffer import Buffer, Entry
-from rljax.rollout.journal import GroupLog, Record, read_entries, write_entries
+from rljax.rollout.journal import Journals, Record, read_entries, write_entries
 
 log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
 class Recovery:
-    """A run's checkpoints and journals.
+    """Checkpoints and journals of a run.
 
     Example:
 
-        state, known = await recovery.restore()         # None, {}: a run that begins
+        state, recovered = await recovery.restore()     # (None, {}) in a new run
         await recovery.save(step, state)
     """
 
@@ -36,15 +36,17 @@ class Recovery:
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.workdir / "checkpoints", self.config.saver.keep_last)
-        self.journals = GroupLog(self.workdir / "journal")
+        self.journals = Journals(self.workdir / "journal")
         self._saved: int | None = None  # step of the checkpoint that the journal belongs to
 
     async def save(self, step: int, state: dict[str, Any], *, score: float | None = None, failed: bool = False) -> None:
-        """Saves the run as it is at this call; what happens during the write belongs to the next
-        journal.
+        """Saves the run as it is now. Groups that finish during the write go to the new journal.
 
         Args:
-          state: JSON values of the loop's own.
+          step: finished steps.
+          state: the loop's own state, as JSON values.
+          score: evaluation reward at this step, if there is one.
+          failed: the run ends here because of a failure; see `Checkpoints.save`.
 
         Raises:
           UserError: the disk is full or can't be written.
@@ -52,7 +54,7 @@ class Recovery:
         if step == self._saved and not failed:
             return
         entries = self.buffer.entries()
-        # Text now, in the event loop's thread: the producer goes on beside the write and changes what these are made of.
+        # Encoded now, in the event loop's thread: the producer changes the state during the write.
         text = json.dumps(state | {"book": self.buffer.state(), "ready": len(entries)})
         if not failed:
             self.journals.begin(step, self.buffer.version, fresh=True)
@@ -65,17 +67,17 @@ class Recovery:
         await asyncio.to_thread(self.checkpoints.save, step, write, score=score, failed=failed)
         if not failed:
             self._saved = step
-            self.journals.forget(self.checkpoints.steps())
+            self.journals.prune(self.checkpoints.steps())
 
     async def restore(self) -> tuple[dict[str, Any] | None, dict[tuple[str, int], Record]]:
-        """Resumes from the newest checkpoint that is whole and loads; a run without one begins.
+        """Resumes from the newest checkpoint that is intact and loads, or begins a new run.
 
         Returns:
-          The loop's own state, None for a run that begins; the groups that were finished after it
-          and still count.
+          The loop's own state, None in a new run; and the groups that were finished after the
+          checkpoint and can be used, by uid and attempt.
 
         Raises:
-          UserError: there are checkpoints and none loads, or recover.mode forbids to go on.
+          UserError: there are checkpoints but none loads, or recover.mode is "fresh".
         """
         if self.config.recover.mode == "fresh" and self.checkpoints.steps():
             raise UserError(f"recover.mode: fresh, but {self.workdir} holds a run (another --workdir, or recover.mode=auto)")
@@ -85,28 +87,27 @@ class Recovery:
         checkpoint, state, entries = found
         self.buffer.restore(state["book"], entries)
         self._saved = checkpoint.step
-        known = self.journals.begin(checkpoint.step, self.buffer.version)
+        recovered = self.journals.begin(checkpoint.step, self.buffer.version)
         log.info(
             "going on from step %d: %d groups wait, %d finished since can be used, %d prompts are generated again",
-            checkpoint.step, len(entries), len(known), len(state["book"]["pending"]),
+            checkpoint.step, len(entries), len(recovered), len(state["book"]["pending"]),
         )  # fmt: skip
-        return state, known
+        return state, recovered
 
     def _load(self) -> tuple[Checkpoint, dict[str, Any], list[Entry]] | None:
-        """Restores the learner from the newest checkpoint that loads, and returns it with the
-        rest.
+        """Restores the learner from the newest checkpoint that loads.
 
-        None if there is none.
+        Returns the checkpoint, the loop's state and the buffer's entries; None without checkpoints.
         """
         first_error: Exception | None = None
-        for checkpoint in self.checkpoints.whole():
+        for checkpoint in self.checkpoints.intact():
             try:
                 state = json.loads((checkpoint.path / "loop.json").read_text())
                 entries = read_entries(checkpoint.path / "ready.journal", state["ready"])
                 self.learner.restore(checkpoint.path / "learner")
                 return checkpoint, state, entries
             except (OSError, ValueError, KeyError, UserError) as error:
-                log.warning("checkpoint %s does not load and is passed over: %s", checkpoint.path, error)
+                log.warning("checkpoint %s does not load and is skipped: %s", checkpoint.path, error)
                 first_error = first_error or error
         if self.checkpoints.steps():
             reason = f": {first_error}" if first_error else ""

@@ -1,10 +1,9 @@
-"""Checkpoints that are whole or not there: written aside, synced, renamed; checked before they are
-used; kept by policy.
+"""Store of checkpoints: written to a temporary directory, synced, renamed; checked before use.
 
-checkpoints/<step>/manifest.json    step, score, and what the files are (integrity.py)
-                  /loop.json        where the run stands (rljax/loop.py)
-                  /ready.journal    finished groups that wait (rljax/rollout/journal.py)
-                  /learner/         parameters, moments, step: the learner's own format
+checkpoints/<step>/manifest.json    step, score, sizes and checksums of the files (integrity.py)
+                  /loop.json        state of the loop and the buffer (rljax/loop.py)
+                  /ready.journal    groups that wait for the learner (rljax/rollout/journal.py)
+                  /learner/         parameters, moments, step, in the learner's own format
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose manifest agreed with its files when it was read."""
+    """A checkpoint whose files matched its manifest."""
 
     path: Path
     step: int
-    score: float | None  # eval-rollout/reward when it was made
+    score: float | None  # eval-rollout/reward at this step, if it was evaluated
 
 
 class Checkpoints:
-    """The checkpoints of a run.
+    """Checkpoints of a run.
 
     Example:
 
         checkpoints = Checkpoints(workdir / "checkpoints", keep_last=2)
         checkpoints.save(100, write, score=0.8)       # write(directory) fills it
-        newest = next(checkpoints.whole(), None)
+        newest = next(checkpoints.intact(), None)
     """
 
     def __init__(self, directory: Path, keep_last: int) -> None:
@@ -47,32 +46,32 @@ class Checkpoints:
         self._keep_last = keep_last
 
     def save(self, step: int, write: Callable[[Path], None], *, score: float | None = None, failed: bool = False) -> None:
-        """Makes a checkpoint, then deletes those that need not be kept: all but the last few and
-        the best.
+        """Makes a checkpoint, then deletes all but the last `keep_last` and the best.
 
         Args:
-          write: fills a directory that exists and is empty.
-          failed: the run ends here by a fault; kept beside the others as <step>-failed, in place
-            of an older such, and never resumed from.
+          step: finished steps.
+          write: fills an empty directory.
+          score: evaluation reward at this step; the best checkpoint has the highest.
+          failed: the run ends here because of a failure. The checkpoint is named <step>-failed,
+            replaces an older failed one, and is never resumed from.
 
         Raises:
-          UserError: the disk is full or can't be written. The checkpoints there were are
-            untouched.
+          UserError: the disk is full or can't be written. Earlier checkpoints are unchanged.
         """
         name = f"{step}-failed" if failed else str(step)
-        aside = self._directory / f".{name}.tmp"
+        temporary = self._directory / f".{name}.tmp"
         try:
-            self._clear_leftovers()
-            aside.mkdir(parents=True)
-            write(aside)
-            write_manifest(aside, {"step": step, "score": score})
-            sync_tree(aside)
+            self._delete_leftovers()
+            temporary.mkdir(parents=True)
+            write(temporary)
+            write_manifest(temporary, {"step": step, "score": score})
+            sync_tree(temporary)
             for old in (*self._directory.glob("*-failed"),) if failed else (self._directory / name,):
                 self._delete(old)
-            os.rename(aside, self._directory / name)
+            os.rename(temporary, self._directory / name)
             sync(self._directory)
         except Exception as error:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             cause = os_error_behind(error)
             if cause is None:
                 raise
@@ -84,17 +83,15 @@ class Checkpoints:
             self._prune(step)
 
     def steps(self) -> list[int]:
-        """Returns the steps of the checkpoints there are, whole or not, ascending."""
+        """Returns the steps of all checkpoints, intact or not, ascending."""
         if not self._directory.is_dir():
             return []
         return sorted(int(p.name) for p in self._directory.iterdir() if p.name.isdigit())
 
-    def whole(self) -> Iterator[Checkpoint]:
-        """Yields checkpoints, newest first. One that is torn or corrupt is passed over with a
-        warning.
+    def intact(self) -> Iterator[Checkpoint]:
+        """Yields the intact checkpoints, newest first. Warns of each that is skipped.
 
-        A learner verifies the arrays that its directory records itself, before it reads them
-        (integrity.py).
+        A learner verifies the arrays in its own directory before it reads them (integrity.py).
         """
         for step in reversed(self.steps()):
             path = self._directory / str(step)
@@ -103,7 +100,7 @@ class Checkpoints:
                 check(path, manifest["files"])
                 yield Checkpoint(path, step, manifest["score"])
             except (Corrupt, OSError, ValueError, TypeError) as error:
-                log.warning("checkpoint %s is not whole and is passed over: %s", path, error)
+                log.warning("checkpoint %s is not intact and is skipped: %s", path, error)
 
     def _prune(self, newest: int) -> None:
         scores = {step: self._score(step) for step in self.steps() if step <= newest}
@@ -117,16 +114,16 @@ class Checkpoints:
         try:
             return read_manifest(self._directory / str(step))["score"]
         except Corrupt:
-            return None  # not whole: nothing to be best at
+            return None  # not intact, so it can't be the best
 
     def _delete(self, path: Path) -> None:
-        """Renames first, so that a kill leaves no half-deleted checkpoint under its name."""
+        """Renames a checkpoint, then deletes it, so that a kill leaves no part of it in place."""
         if path.exists():
             trash = self._directory / f".{path.name}.trash"
             os.rename(path, trash)
             shutil.rmtree(trash)
 
-    def _clear_leftovers(self) -> None:
+    def _delete_leftovers(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         for path in self._directory.iterdir():
             if path.name.startswith(".") and path.suffix in (".tmp", ".trash"):

@@ -2,8 +2,9 @@
 
     mode   = pool [ ("+" | "|") pool ]       "+": devices of their own; "|": the same devices
     pool   = engine [ ("." | ":") dims ]     the sampler first, then the learner
-    dims   = { letter count }                in any order, each at most once, 1 where it is not named
-    letter = d (data) | t (tensor) | p (pipeline) | c (context) | e (expert) | f (FSDP / ZeRO-3 shards)
+    dims   = { letter count }                in any order, each at most once; 1 if not named
+    letter = d (data) | t (tensor) | p (pipeline) | c (context) | e (expert)
+           | f (FSDP / ZeRO-3 shards)
 
     sglang:d4t1+fsdp:d4      four GPUs sample, four others learn
     jax:d2t2|jax:f4          four devices do both in turn
@@ -11,7 +12,7 @@
     sglang.d4p1t1            a sampler only (serve),
     fsdp:d4p1t1              a learner only (replay)
 
-Whether an engine samples, learns and which dims it knows is asked of its plugin; no engine is
+Whether an engine samples, learns and which dims it supports is asked of its plugin; no engine is
 named here.
 """
 
@@ -52,16 +53,16 @@ class Pool:
         return self.data * self.tensor * self.pipeline * self.context * self.fsdp
 
     def __str__(self) -> str:
-        """As in `allocation_mode`, without the dims that are 1. Example: "jax:d2t2"."""
+        """Returns the pool as `allocation_mode` has it, without dims of 1. Example: "jax:d2t2"."""
         counts = {letter: getattr(self, name) for letter, name in DIMS.items()}
         return f"{self.engine}:{''.join(f'{letter}{count}' for letter, count in counts.items() if count > 1) or 'd1'}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """Either pool may be None: no learner is serving, no sampler is replay.
+    """Pools of the sampler and the learner; one pool named alone is both.
 
-    One pool named alone is both.
+    Either may be None: serving has no learner, replay no sampler.
     """
 
     sampler: Pool | None
@@ -73,7 +74,7 @@ class Allocation:
         return max(pool.first_device + pool.size for pool in (self.sampler, self.learner) if pool)
 
     def __str__(self) -> str:
-        """The shortest `allocation_mode` that means this."""
+        """Returns the shortest `allocation_mode` that means this."""
         pools = [pool for pool in (self.sampler, self.learner) if pool]
         if len(pools) == 1 or pools[0] == pools[1]:
             return str(pools[0])
@@ -82,7 +83,7 @@ class Allocation:
 
 
 class Abilities(Protocol):
-    """The part of `rljax.engine.Plugin` that is asked here."""
+    """The attributes of `rljax.engine.Plugin` that parsing asks for."""
 
     dims: str
     samples: bool
@@ -93,12 +94,12 @@ def parse(text: str, abilities: Callable[[str], Abilities]) -> Allocation:
     """Reads an `allocation_mode`.
 
     Args:
-      text: as in the grammar above.
-      abilities: the plugin of an engine's name, raising UserError for an unknown one:
+      text: an `allocation_mode` in the grammar above.
+      abilities: returns the plugin of an engine's name, and raises UserError for an unknown one:
         `rljax.engine.find_plugin`.
 
     Raises:
-      UserError: whose first line says what is wrong and which points at the character below it.
+      UserError: its first line says what is wrong, the others point at the character.
     """
     pools, starts, operator = _parse_pools(text)
     plugins = []
@@ -125,17 +126,18 @@ def parse(text: str, abilities: Callable[[str], Abilities]) -> Allocation:
 
 
 def engines_of(text: str) -> list[str]:
-    """Names of the engines in an `allocation_mode`, the sampler's first.
+    """Returns the names of the engines in an `allocation_mode`, the sampler's first.
 
-    Raises UserError where it can't be read.
+    Raises UserError if it can't be read.
     """
     pools, _, _ = _parse_pools(text)
     return [pool.engine for pool in pools]
 
 
 def _parse_pools(text: str) -> tuple[list[Pool], list[int], str]:
-    """Pools in order, where each begins in the text, and the operator between them ("" for one
-    pool).
+    """Returns the pools in order, the position of each in the text, and the operator between them.
+
+    The operator is "" for one pool.
     """
     pool, position = _parse_pool(text, 0)
     if position == len(text):
@@ -148,7 +150,7 @@ def _parse_pools(text: str) -> tuple[list[Pool], list[int], str]:
 
 
 def _parse_pool(text: str, start: int) -> tuple[Pool, int]:
-    """One pool and the position of the operator after it, or of the end."""
+    """Returns one pool and the position of the operator after it, or of the end."""
     engine = _ENGINE.match(text, start)
     if engine is None:
         _fail(text, start, "expected the name of an engine")
@@ -162,7 +164,7 @@ def _parse_pool(text: str, start: int) -> tuple[Pool, int]:
 
 
 def _parse_dims(text: str, position: int) -> tuple[dict[str, int], int]:
-    """Counts by the name of their dim, and where they end."""
+    """Returns counts by the name of their dim, and the position after them."""
     counts: dict[str, int] = {}
     while position < len(text) and text[position] not in "+|":
         letter = text[position]
@@ -183,7 +185,7 @@ def _parse_dims(text: str, position: int) -> tuple[dict[str, int], int]:
 
 
 def _refuse_unknown_dims(text: str, start: int, pool: Pool, plugin: Abilities) -> None:
-    """A dim that the engine doesn't have may be named, but only as 1."""
+    """Refuses a dim that the engine doesn't have, unless its count is 1."""
     for letter, name in DIMS.items():
         if letter not in plugin.dims and getattr(pool, name) > 1:
             position = text.index(letter, start + len(pool.engine) + 1)

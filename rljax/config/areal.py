@@ -1,6 +1,6 @@
-"""A YAML file written for AReaL as a config of ours: `--config=gsm8k_grpo.yaml`.
+"""Reads a YAML file written for AReaL as a config of rljax: `--config=gsm8k_grpo.yaml`.
 
-    tree = load("gsm8k_grpo.yaml")      # nested, as configs/base.py's; one warning names the keys that are of no use here
+    tree = load("gsm8k_grpo.yaml")      # nested; one warning names the unused keys
     workdir("gsm8k_grpo.yaml")          # cluster.fileroot/experiment_name/trial_name
 
 `areal_keys.py` has the table of keys; docs/areal.md says what each becomes. An unknown key is
@@ -27,9 +27,9 @@ Flat = dict[str, Any]  # dotted key -> value; a list is a value, and so is a sec
 
 SUFFIXES = (".yaml", ".yml")
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
-_DIMS = re.compile(r"([A-Za-z][0-9]+)+")  # of a pool whose engine has no name
+_DIMS = re.compile(r"([A-Za-z][0-9]+)+")  # dims of a pool without an engine name
 _FLAGS = tuple(f"sglang.{flag}" for flag in SGLANG_FLAGS)
-_LABELS = ("experiment_name", "trial_name", "fileroot")  # of a section: they change nothing that is computed
+_LABELS = ("experiment_name", "trial_name", "fileroot")  # keys of any section; they change no arithmetic
 
 
 def is_areal(location: str) -> bool:
@@ -37,11 +37,11 @@ def is_areal(location: str) -> bool:
 
 
 def load(location: str) -> dict[str, Any]:
-    """The file's keys in a tree of ours, over the defaults of configs/base.py.
+    """Returns the file's keys as a nested config of rljax, over the defaults of configs/base.py.
 
     Raises:
-      UserError: not YAML, a reference to nothing, a key that does not exist, a value that means
-        what is not here.
+      UserError: not YAML, a reference to nothing, a key that does not exist, or a value for
+        something that rljax does not implement.
     """
     theirs = _named(_flat(_read(location)))
     unused = _checked(theirs, location)
@@ -50,8 +50,8 @@ def load(location: str) -> dict[str, Any]:
         value = theirs.get(key, default)
         if value is not OURS and not (value is None and default is OURS):
             ours[name] = _several(value) if isinstance(default, tuple) else value
-    for part in (_placed, _sampled, _evaluated, _optimized, _trained, _weighted, _normalized, _fed, _kept):
-        ours |= part(theirs)
+    for convert in CONVERSIONS:
+        ours |= convert(theirs)
     if unused:
         logging.warning("%s: of no use here: %s (docs/areal.md)", location, ", ".join(unused))
     tree = defaults.get_config().to_dict()
@@ -61,7 +61,7 @@ def load(location: str) -> dict[str, Any]:
 
 
 def workdir(location: str) -> Path | None:
-    """The run directory that the file itself names; None where it names none."""
+    """Returns the run directory that the file itself names, or None."""
     theirs = _flat(_read(location))
     names = [theirs.get(key) for key in ("cluster.fileroot", "experiment_name", "trial_name")]
     return Path(*map(str, names)) if all(names) else None
@@ -71,7 +71,7 @@ def workdir(location: str) -> Path | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's numbers: 1e-8 is one, which PyYAML takes for text."""
+    """YAML loader with YAML 1.2's numbers: 1e-8 is one, while PyYAML reads it as text."""
 
 
 _Loader.add_implicit_resolver(
@@ -80,7 +80,7 @@ _Loader.add_implicit_resolver(
 
 
 def _read(location: str) -> dict[str, Any]:
-    """The file with its references resolved."""
+    """Reads the file and resolves its references."""
     try:
         tree = yaml.load(Path(location).read_text(), _Loader)
     except OSError as error:
@@ -93,8 +93,9 @@ def _read(location: str) -> dict[str, Any]:
 
 
 def _resolved(value: Any, tree: dict[str, Any], location: str, path: tuple[str, ...]) -> Any:
-    """`value` with each ${a.b} replaced by what stands there, and ${oc.env:NAME,default} by the
-    environment's.
+    """Replaces each ${a.b} in `value` by the value of that key.
+
+    ${oc.env:NAME,default} becomes that environment variable.
     """
     if isinstance(value, dict):
         return {str(key): _resolved(item, tree, location, path) for key, item in value.items()}
@@ -134,14 +135,14 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Flat:
 
 
 def _named(theirs: Flat) -> Flat:
-    """With `model`, what their older SFT configs call the actor, by that name."""
+    """Renames `model`, as older SFT configs call the actor, to `actor`."""
     if any(key.startswith("actor.") for key in theirs):
         return theirs
     return {re.sub(r"^model(?=\.)", "actor", key): value for key, value in theirs.items()}
 
 
 def _several(value: Any) -> tuple[Any, ...]:
-    """A list's entries; a value that stands alone is a list of one, and nothing of none."""
+    """Returns a list's entries; a single value is a list of one, and null or "" is empty."""
     if isinstance(value, list | tuple):
         return tuple(value)
     return () if value in (None, "") else (value,)
@@ -149,14 +150,15 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     *sections, leaf = name.split(".")
-    for section in sections:  # that of an engine may not be there yet
+    for section in sections:  # an engine's section may not be there yet
         tree = tree.setdefault(section, {})
     tree[leaf] = value
 
 
 def _checked(theirs: Flat, location: str) -> list[str]:
-    """Keys of no use here, the branches of UNUSED as one; after every key is known and every value
-    that must be one is it.
+    """Checks every key and every value that must be a certain one; returns the keys not used here.
+
+    A branch of UNUSED is returned as one name.
     """
     known = {*SAME, *READ, *ONLY, *REPEATED, *_FLAGS}
     unused: dict[str, None] = {}
@@ -189,17 +191,17 @@ def _is_section(key: str) -> bool:
 
 
 def _nearest(key: str) -> str:
-    """Of the same section first."""
+    """Suggests similar names, those of the same section first."""
     names = [*SAME, *READ, *ONLY, *REPEATED, *UNUSED, *_FLAGS]
     beside = [name for name in names if name.rpartition(".")[0] == key.rpartition(".")[0]]
     return nearest(key, beside or names)
 
 
-# What it means -----------------------------------------------------------------------------------------------------------
+# Conversions -----------------------------------------------------------------------------------------------------------
 
 
-def _placed(theirs: Flat) -> Flat:
-    """Who runs where: one `allocation_mode`, or a backend of each side or of one.
+def _allocation(theirs: Flat) -> Flat:
+    """Builds `allocation_mode` from theirs, or from the backends of rollout and actor.
 
     A learner without a name is FSDP's.
     """
@@ -217,7 +219,7 @@ def _placed(theirs: Flat) -> Flat:
     return {"allocation_mode": "".join((*sampler, learner))}
 
 
-def _sampled(theirs: Flat) -> Flat:
+def _sampling(theirs: Flat) -> Flat:
     top_k = theirs.get("gconfig.top_k", 0)
     flags = [f"--{key.partition('.')[2].replace('_', '-')}" for key in _FLAGS]
     extra: list[str] = []
@@ -237,24 +239,24 @@ def _sampled(theirs: Flat) -> Flat:
 
 
 def _top_k(value: Any) -> Any:
-    return 0 if isinstance(value, int) and value >= 10**6 else value  # theirs is 1e8 where there is no limit
+    return 0 if isinstance(value, int) and value >= 10**6 else value  # theirs is 1e8 for no limit
 
 
-def _evaluated(theirs: Flat) -> Flat:
-    """As in training, unless `eval_gconfig` says otherwise.
+def _evaluation(theirs: Flat) -> Flat:
+    """Evaluates with the sampling parameters of training unless `eval_gconfig` changes them.
 
     Greedy completions are all the same: one is enough.
     """
     defaults = {"n_samples": 1, "temperature": 1.0, "greedy": False, "top_p": 1.0, "top_k": 0}
-    held = {key: theirs.get(f"eval_gconfig.{key}", theirs.get(f"gconfig.{key}", value)) for key, value in defaults.items()}
-    held["top_k"] = _top_k(int(held["top_k"] or 0))
-    if held["greedy"]:
-        held["n_samples"] = 1
+    params = {key: theirs.get(f"eval_gconfig.{key}", theirs.get(f"gconfig.{key}", value)) for key, value in defaults.items()}
+    params["top_k"] = _top_k(int(params["top_k"] or 0))
+    if params["greedy"]:
+        params["n_samples"] = 1
     off = {} if theirs.get("valid_dataset.path") else {"evaluator.freq_steps": None, "evaluator.freq_epochs": None}
-    return {f"evaluator.{key}": value for key, value in held.items()} | off
+    return {f"evaluator.{key}": value for key, value in params.items()} | off
 
 
-def _optimized(theirs: Flat) -> Flat:
+def _optimizers(theirs: Flat) -> Flat:
     ours: Flat = {}
     for part in ("actor", "critic"):
         kind = theirs.get(f"{part}.optimizer.type", "adam")
@@ -264,8 +266,8 @@ def _optimized(theirs: Flat) -> Flat:
     return ours
 
 
-def _trained(theirs: Flat) -> Flat:
-    """What the learner computes with, and how it estimates advantages."""
+def _learner(theirs: Flat) -> Flat:
+    """Converts the learner's arithmetic and the choice of advantage estimator."""
     row = theirs.get("actor.mb_spec.max_tokens_per_mb")
     longest = (theirs.get("train_dataset.max_length") or 0) + theirs.get("gconfig.max_new_tokens", 16384)
     decoupled = theirs.get("actor.use_decoupled_loss", False)
@@ -293,8 +295,8 @@ def _trained(theirs: Flat) -> Flat:
     }
 
 
-def _weighted(theirs: Flat) -> Flat:
-    """The cap on the decoupled weight, in its three spellings; masked by default, as there."""
+def _decoupled_weight(theirs: Flat) -> Flat:
+    """Converts the cap on the decoupled weight from its three spellings; the default mode is mask."""
     section = {key.rpartition(".")[2]: value for key, value in theirs.items() if key.startswith("actor.rejection_sampling.")}
     mode = theirs.get("actor.behave_imp_weight_mode", "token_mask")
     cap = theirs.get("actor.behav_imp_weight_cap", theirs.get("actor.behave_imp_weight_cap"))
@@ -311,8 +313,8 @@ def _weighted(theirs: Flat) -> Flat:
     return {"actor.behav_imp_weight_cap": None if mode == "disabled" else cap, "actor.behav_imp_weight_mode": modes[mode]}
 
 
-def _normalized(theirs: Flat) -> Flat:
-    """A norm that is not there is off; in one that is, a level that is not there is the batch."""
+def _norms(theirs: Flat) -> Flat:
+    """Converts both norms: a missing norm is off, a missing level of a given norm is the batch."""
     ours: Flat = {}
     for norm in ("reward_norm", "adv_norm"):
         prefix = f"actor.{norm}."
@@ -326,8 +328,8 @@ def _normalized(theirs: Flat) -> Flat:
     return ours
 
 
-def _fed(theirs: Flat) -> Flat:
-    """Formats and rewards are in that system's scripts; of GSM8K's we know them."""
+def _data(theirs: Flat) -> Flat:
+    """Chooses format and reward for GSM8K; for other data sets AReaL has them in its scripts."""
     ours: Flat = {}
     for part in ("train_dataset", "valid_dataset"):
         if "gsm8k" in Path(str(theirs.get(f"{part}.path") or "")).name.lower():
@@ -338,8 +340,8 @@ def _fed(theirs: Flat) -> Flat:
     return ours
 
 
-def _kept(theirs: Flat) -> Flat:
-    """Recovery and sinks."""
+def _recovery_and_sinks(theirs: Flat) -> Flat:
+    """Converts recovery and sinks."""
     wandb = theirs.get("stats_logger.wandb.mode", "disabled") != "disabled"
     project = theirs.get("stats_logger.wandb.project")
     return {
@@ -348,3 +350,17 @@ def _kept(theirs: Flat) -> Flat:
         **({"stats_logger.wandb_project": project} if project else {}),
         "stats_logger.tensorboard": bool(theirs.get("stats_logger.tensorboard.path")),
     }
+
+
+# Conversions of keys that mean something together, in order: a later one overrides an earlier one.
+CONVERSIONS = (
+    _allocation,
+    _sampling,
+    _evaluation,
+    _optimizers,
+    _learner,
+    _decoupled_weight,
+    _norms,
+    _data,
+    _recovery_and_sinks,
+)

@@ -1,8 +1,7 @@
-"""The keys of AReaL's configs, and what becomes of each: the table that `rljax/config/areal.py`
-reads.
+"""Table of the keys of AReaL's configs and what each becomes, for `rljax/config/areal.py`.
 
 Its schema is `areal/api/cli_args.py` in that repository, from v0.3 (August 2025) to v1 (2026);
-older spellings are here too.
+older spellings are included.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-OURS = object()  # the value of configs/base.py
+OURS = object()  # marks the default of configs/base.py
 
-# Read as they are: their key, ours, and the value where their file is silent. Beside OURS, a null is as good as silence;
-# beside a tuple, a value alone is a list of one.
+# Copied as they are: their key -> our key, and the value if their file lacks it. With OURS a null counts as missing; with a
+# tuple a single value is a list of one.
 SAME: Mapping[str, tuple[str, Any]] = {
     "seed": ("seed", 1),
     "total_train_epochs": ("total_train_epochs", 1),
@@ -91,7 +90,7 @@ SAME: Mapping[str, tuple[str, Any]] = {
     },
 }
 
-# Read by a function of config/areal.py, which knows what they mean together.
+# Converted by functions of config/areal.py, several keys together.
 READ = (
     "experiment_name",
     "trial_name",
@@ -139,7 +138,7 @@ READ = (
     "stats_logger.tensorboard.path",
 )
 
-# They change what is computed, in a way that is not here: only these values are read.
+# Keys that would change the arithmetic in a way rljax does not implement: only these values are accepted.
 ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "gconfig.frequency_penalty": ((0, 0.0), "the learner scores the softmax without penalties"),
     "gconfig.ignore_eos": ((False,), "a completion ends at EOS"),
@@ -160,7 +159,7 @@ ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "total_train_n_seqs": ((None,), "set total_train_steps"),
 }
 
-# Of `sglang`: set by us, from other keys or from what publishing needs, or no flag of its server.
+# Keys of `sglang` that rljax sets from other keys or for publishing, or that are no flags of its server.
 SGLANG_OURS = (
     "model_path",
     "random_seed",
@@ -192,7 +191,7 @@ SGLANG_OURS = (
     "enable_return_routed_experts",
 )
 
-# Known, and of no use here: the reason is in docs/areal.md. A name ends a branch: all below it is meant too.
+# Known, but without effect here; docs/areal.md says why. A name includes all keys below it.
 UNUSED = (
     "tokenizer_path",
     "enable_offload",
@@ -331,8 +330,7 @@ UNUSED = (
     "stats_logger.trackio",
 )
 
-# Said once more in a section, where only the same value makes sense: the key that says it first, or whose default it is.
-# A null says nothing.
+# Repetitions that must have the same value: key -> the key that has it first, or whose default it is. A null is ignored.
 REPEATED: Mapping[str, str] = {
     **{
         f"{part}.{key}": key
@@ -348,7 +346,7 @@ REPEATED: Mapping[str, str] = {
     "ref.path": "actor.path",
 }
 
-# Flags of sglang.launch_server that their sections hold; those that say how weights and requests come are ours to set.
+# Flags of sglang.launch_server in their sections, except those for weights and requests, which rljax sets.
 SGLANG_FLAGS = (
     "disable_cuda_graph",
     "disable_radix_cache",

@@ -1,7 +1,8 @@
-"""Cross-checks of a config, all made before anything starts. Each is one line with the culprit and the remedy.
+"""Cross-checks of a config, all made before anything starts. Each error is one line.
 
-A key's choices and range stand in the schema; rules over several keys stand here. What depends on an engine (`jax.*`, say) is
-checked by its plugin; what depends on a registry or the file system by the part that opens it.
+A key's choices and range stand in the schema; rules over several keys stand here. What depends on
+an engine (`jax.*`, for one) is checked by its plugin; what depends on a registry or the file system
+is checked by the part that opens it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from rljax.errors import UserError
 
 
 class Rule(NamedTuple):
-    """Keys that contradict each other: `broken` decides, and `message` is formatted with c, the config."""
+    """A contradiction between keys: `broken` finds it, `message` is formatted with the config as c."""
 
     broken: Callable[[Config], bool]
     message: str
 
 
-# They hold for any run of the config.
+# Rules for every run of the config.
 RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: c.gconfig.min_new_tokens > c.gconfig.max_new_tokens,
@@ -54,7 +55,7 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-# They hold where a policy is trained by reinforcement on what it samples.
+# Rules for reinforcement learning.
 RL_RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: c.gconfig.top_p < 1,
@@ -192,7 +193,7 @@ def check(config: Config) -> None:
 
 
 def check_values(config: Config) -> None:
-    """The checks that hold for every binary: choices and ranges of the schema, and rules that aren't about training."""
+    """Checks choices, ranges and the rules that hold for every binary. Raises UserError."""
     for name, values in (("", config), *config.engines.items()):
         for leaf in walk(values, name):
             leaf.key.check(leaf.path, leaf.value)

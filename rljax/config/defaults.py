@@ -1,6 +1,4 @@
-"""Every default as an ml_collections ConfigDict, made from the schema: what `configs/base.py`
-gives to config files.
-"""
+"""All defaults as an ml_collections ConfigDict, made from the schema for `configs/base.py`."""
 
 from __future__ import annotations
 
@@ -16,10 +14,10 @@ from rljax.config.schema import Config
 
 
 class _Defaults(ConfigDict):
-    """A ConfigDict in which the section of an installed engine appears when it is first named, as
-    in `config.jax.slots = 8`.
+    """A ConfigDict that adds the section of an installed engine when it is first named.
 
-    Making them all at once would import every installed engine's plugin.
+    Example: `config.jax.slots = 8`. Adding them all at once would import the plugin of every
+    installed engine.
     """
 
     def __contains__(self, key: str) -> bool:
@@ -38,8 +36,9 @@ class _Defaults(ConfigDict):
 
 
 def get_config() -> ConfigDict:
-    """Every key of the schema with its default; placeholders where that is None, so that values
-    keep their types.
+    """Returns all keys of the schema with their defaults.
+
+    A default of None is a placeholder, so that the key keeps its type.
     """
     config = _Defaults()
     for name, value in _as_config_dict(Config()).items(preserve_field_references=True):

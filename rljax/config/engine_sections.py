@@ -1,8 +1,7 @@
-"""Sections of installed engines, by name. A plugin is imported when its section is first used, and
-not before.
+"""Sections of installed engines, by name. A plugin is imported when its section is first used.
 
 find("jax")      # JaxConfig: what the plugin names as `config_class`
-find("vllm")     # UserError, with the installed engines, where no package brings such an engine
+find("vllm")     # UserError that lists the installed engines, if none has this name
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from rljax.errors import UserError
 
 
 def find(name: str) -> type[EngineConfig] | None:
-    """The dataclass of an engine's section; None for an engine without settings.
+    """Returns the dataclass of an engine's section, or None for an engine without settings.
 
     Raises:
-      UserError: no such engine, one whose plugin can't be imported, or a section that isn't one.
+      UserError: no such engine, its plugin can't be imported, or its section is not a valid one.
     """
     if name in types_of(Config):
         raise UserError(f"{name}: an engine can't have the name of a key of the config (call its entry point otherwise)")
@@ -32,9 +31,9 @@ def find(name: str) -> type[EngineConfig] | None:
 
 
 def _section(name: str, schema: object) -> type[EngineConfig]:
-    """The plugin's `config_class`.
+    """Checks and returns the plugin's `config_class`.
 
-    Raises UserError for what its author has forgotten, before a user's key is read by it.
+    Raises UserError for a mistake of its author, before it reads any of the user's keys.
     """
     if not (isinstance(schema, type) and issubclass(schema, EngineConfig) and "__dataclass_fields__" in vars(schema)):
         raise UserError(

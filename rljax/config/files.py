@@ -1,6 +1,4 @@
-"""The file that --config names: one of the user's own by its path, one that comes with rljax by
-its name.
-"""
+"""The file that --config names: the user's own by its path, one that comes with rljax by its name."""
 
 from __future__ import annotations
 
@@ -14,11 +12,14 @@ _FOLDER = Path(__file__).parents[1] / "configs"  # found, not imported: config f
 
 
 def find(name: str) -> Path:
-    """A path to a file as it is; `quickstart`, `algorithms/grpo` or `algorithms.grpo` where no
-    such file exists.
+    """Returns the path of a config file.
+
+    Args:
+      name: path to an existing file; otherwise the name of a config that comes with rljax, as
+        `quickstart`, `algorithms/grpo` or `algorithms.grpo`.
 
     Raises:
-      UserError: neither; names the nearest that come with rljax.
+      UserError: it is neither; the message names the nearest configs of rljax.
     """
     if Path(name).is_file():
         return Path(name)
@@ -29,13 +30,13 @@ def find(name: str) -> Path:
 
 
 def names() -> list[str]:
-    """Of the configs that come with rljax, those of subfolders last."""
+    """Returns the names of the configs that come with rljax, those in subfolders last."""
     files = [file.relative_to(_FOLDER) for file in _FOLDER.rglob("*.py") if file.stem != "__init__"]
     return [file.with_suffix("").as_posix() for file in sorted(files, key=lambda file: (len(file.parts), file))]
 
 
 def _remedy(name: str, known: list[str]) -> str:
-    """Compares what the names end in: `grpo` is near algorithms/grpo."""
+    """Suggests configs whose last part is similar: `grpo` is near algorithms/grpo."""
     ending = re.split(r"[/.]", name.removesuffix(".py"))[-1]
     close = difflib.get_close_matches(ending, {_ending(one) for one in known})
     if close:

@@ -1,7 +1,7 @@
-"""Config files, command-line overrides and config.json to a `Config` and back, strictly.
+"""Strict conversion between config files, command-line overrides, config.json and `Config`.
 
-    config = load("configs/quickstart.py", [("actor.eps_clip_higher", "0.28")])   # what a binary does
-    config = from_dict(base.get_config())                                         # what a test does
+    config = load("configs/quickstart.py", [("actor.eps_clip", "0.3")])   # in a binary
+    config = from_dict(base.get_config())                                 # in a test
     config == from_json(to_json(config))
 
 The dataclasses of `rljax/config/schema.py` and those of the engines are the schema: a key they
@@ -33,7 +33,7 @@ from rljax.config.keys import Leaf, join, types_of, unwrap_optional, walk
 from rljax.config.schema import Config, EngineConfig
 from rljax.errors import UserError
 
-# Other spellings of a key. A file or override that uses one means it: it wins over the default under the usual name.
+# Other spellings of a key. If a file or override uses one, it wins over the default under the usual name.
 ALIASES = {"actor.recompute_logprobs": "actor.recompute_logprob"}
 
 _JSON_SCALARS = (bool, int, float, str, type(None))
@@ -43,13 +43,12 @@ _JSON_SCALARS = (bool, int, float, str, type(None))
 
 
 def load(location: str, overrides: Sequence[tuple[str, str]] = ()) -> Config:
-    """Runs a config file's `get_config()` (or reads a YAML file), applies overrides in order and
-    converts.
+    """Runs a config file's `get_config()` (or reads a YAML file), applies overrides and converts.
 
     Args:
       location: a Python file or the name of one that comes with rljax, or "FILE:ARGUMENT" for a
         get_config that takes one string; or a YAML file of AReaL's.
-      overrides: (dotted key, text) pairs, as in `--config.actor.eps_clip=0.3`.
+      overrides: (dotted key, text) pairs, as in `--config.actor.eps_clip=0.3`; the last one wins.
 
     Raises:
       UserError: on anything that isn't a config.
@@ -61,7 +60,7 @@ def load(location: str, overrides: Sequence[tuple[str, str]] = ()) -> Config:
 
 
 def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
-    """A nested mapping or ConfigDict as a Config.
+    """Converts a nested mapping or ConfigDict to a Config.
 
     Raises UserError on an unknown or missing key or a wrong type.
     """
@@ -73,7 +72,7 @@ def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """A nested dict with every key; the sections of engines are at the top level, by name."""
+    """Returns a nested dict of all keys; the sections of engines are at the top level, by name."""
     tree = {name: _plain_of(getattr(config, name)) for name in types_of(Config)}
     return tree | {name: _plain_of(values) for name, values in config.engines.items()}
 
@@ -83,7 +82,7 @@ def _plain_of(value: Any) -> Any:
 
 
 def changed(config: Config, overrides: Sequence[tuple[str, str]]) -> Config:
-    """A config with overrides, as those of a command line. Raises UserError."""
+    """Applies command-line overrides to a config. Raises UserError."""
     tree = to_dict(config)
     for key, text in overrides:
         apply_override(tree, key, text)
@@ -91,7 +90,7 @@ def changed(config: Config, overrides: Sequence[tuple[str, str]]) -> Config:
 
 
 def from_json(text: str) -> Config:
-    """What `to_json` wrote."""
+    """Reads a config from the text that `to_json` wrote. Raises UserError."""
     try:
         tree = json.loads(text)
     except json.JSONDecodeError as error:
@@ -100,14 +99,15 @@ def from_json(text: str) -> Config:
 
 
 def to_json(config: Config) -> str:
-    """Every key with its value, as config.json holds it."""
+    """Returns the text of config.json: all keys with their values."""
     return json.dumps(to_dict(config), indent=2, allow_nan=False) + "\n"
 
 
 def resolve(config: Config) -> Config:
-    """Fills in each None that stands for a value of another key, and the sections of the engines
-    that `allocation_mode` names with their defaults, so that config.json says what the run does.
-    Raises UserError for a mode that can't be read.
+    """Fills in values that follow from other keys, so that config.json says what the run does.
+
+    These are each None that stands for the value of another key, and the sections of the engines
+    that `allocation_mode` names. Raises UserError for a mode that can't be read.
     """
     engines = dict(config.engines)
     for name in engines_of(config.allocation_mode):
@@ -138,7 +138,7 @@ def _run_config_file(location: str) -> Mapping[str, Any] | ConfigDict:
         tree = get_config(argument) if colon else get_config()
     except UserError:
         raise
-    except Exception as error:  # the file is the user's own code: whatever it raises is told by file and line
+    except Exception as error:  # the file is the user's own code: report file and line of whatever it raises
         line = next((f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == filename), None)
         line = error.lineno if isinstance(error, SyntaxError) else line
         reason = " ".join(str(error).split())
@@ -149,7 +149,7 @@ def _run_config_file(location: str) -> Mapping[str, Any] | ConfigDict:
 
 
 def _plain(tree: Mapping[str, Any] | ConfigDict) -> dict[str, Any]:
-    """A nested dict of our own, with aliases replaced by the names they stand for."""
+    """Copies a tree to a nested dict, with aliases replaced by the keys they stand for."""
     try:
         nested = typing.cast(dict[str, Any], _plain_value(tree))
     except (ValueError, TypeError) as error:  # a required placeholder that nobody filled, a reference of another type
@@ -187,7 +187,7 @@ def apply_override(tree: dict[str, Any], key: str, text: str) -> None:
     names = key.split(".")
     for depth, name in enumerate(names):
         prefix = ".".join(names[:depth])
-        if typing.get_origin(schema) is dict:  # below it every key goes, and values are Python literals
+        if typing.get_origin(schema) is dict:  # any key is allowed below it, and values are Python literals
             schema = object
             tree = _child(tree, names[depth - 1], prefix)
             tree.update(_nested(names[depth:], _read(object, text, key)))
@@ -217,7 +217,7 @@ def _nested(names: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 def _read(schema: Any, text: str, key: str) -> Any:
-    """The value that a command-line text means for a field of this type."""
+    """Converts a command-line text to the type of its field."""
     optional, schema = unwrap_optional(schema)
     if optional and text in ("None", "none", "null"):
         return None
@@ -229,7 +229,7 @@ def _read(schema: Any, text: str, key: str) -> Any:
         try:
             return schema(text)
         except ValueError:
-            return text  # the conversion refuses it, in its own words
+            return text  # the conversion refuses it
     if typing.get_origin(schema) is tuple and not text.startswith(("(", "[")):
         return tuple(_read(typing.get_args(schema)[0], part, key) for part in text.split(",")) if text else ()
     try:
@@ -242,14 +242,14 @@ def _read(schema: Any, text: str, key: str) -> Any:
 
 
 def _engine_section(name: str, tree: Any) -> EngineConfig:
-    """An engine's section, with its defaults where the tree is silent."""
+    """Converts an engine's section; keys that the tree lacks have their defaults."""
     schema = _schema_of(Config, "", name)
     filled = _filled(schema(), tree) if isinstance(tree, Mapping) else tree
     return typing.cast(EngineConfig, _section(schema, filled, name))
 
 
 def _filled(defaults: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree, and the defaults of a section for the keys that it lacks."""
+    """Adds the defaults of a section for the keys that the tree lacks."""
     filled = dict(tree)
     for name in types_of(defaults):
         value = getattr(defaults, name)
@@ -276,7 +276,7 @@ def _section(schema: type, tree: Any, path: str) -> Any:
 
 
 def _value(schema: Any, value: Any, path: str) -> Any:
-    """The value as the field's type, or UserError."""
+    """Converts a value to its field's type. Raises UserError."""
     optional, schema = unwrap_optional(schema)
     if value is None and optional:
         return None
@@ -323,23 +323,26 @@ def _wrong_type(path: str, schema: Any, optional: bool, value: Any) -> UserError
 
 
 def leaves() -> list[str]:
-    """Every dotted key that holds a value, those of the installed engines included."""
+    """Returns all dotted keys that hold a value, those of the installed engines included."""
     return [leaf.path for leaf in walk(Config())] + [
         leaf.path for name in entry_points.names() for leaf in _engine_leaves(name)
     ]
 
 
 def _engine_leaves(name: str) -> list[Leaf]:
-    """Keys of an engine's section; none where it has no section, or its plugin can't be imported."""
+    """Returns the keys of an engine's section.
+
+    Empty if it has no section or its plugin can't be imported.
+    """
     try:
         schema = engine_sections.find(name)
-    except UserError:  # another engine's trouble is not this config's
+    except UserError:  # another engine's error does not concern this config
         return []
     return list(walk(schema(), name)) if schema else []
 
 
 def _schema_of(schema: type, path: str, name: str) -> Any:
-    """The type of a key, or the dataclass of a section.
+    """Returns the type of a key, or the dataclass of a section.
 
     Raises UserError for a name that isn't there.
     """
@@ -354,7 +357,10 @@ def _schema_of(schema: type, path: str, name: str) -> Any:
 
 
 def _unknown_key(schema: type, path: str, name: str) -> UserError:
-    """The nearest key beside it; else a key of that name elsewhere; else what is there."""
+    """Makes the error for an unknown key.
+
+    It names the nearest key beside it; else keys of that name elsewhere; else all keys there.
+    """
     siblings = list(types_of(schema))
     engines = entry_points.names() if schema is Config else []
     close = difflib.get_close_matches(name, siblings + engines, n=1) or [k for k in leaves() if k.rpartition(".")[2] == name]

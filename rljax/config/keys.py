@@ -1,9 +1,9 @@
-"""What is said of a key where it is declared: default, range or choices, unit and description.
+"""Declaration of a key: default, range or choices, unit and description.
 
     @dataclasses.dataclass(frozen=True)
     class RewardConfig:
         workers: int = key(2, "Processes that score.", POSITIVE)
-        timeout: float = key(15.0, "Limit of one call; then its process is killed.", POSITIVE, unit="seconds")
+        timeout: float = key(15.0, "Limit of one call.", POSITIVE, unit="seconds")
 
 The field's annotation is its type: int, float, str, bool, one of these or None, a tuple of one of
 these, dict[str, object], or another such dataclass (made by `section`).
@@ -23,7 +23,7 @@ from rljax.errors import UserError
 
 
 class Range(NamedTuple):
-    """Numbers that a key may have, as text and as a test."""
+    """Range of numbers that a key may have, as text and as a test."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -39,7 +39,7 @@ ABOVE_ONE = Range("above 1", lambda x: x > 1)
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What a field's metadata says beside its type and default."""
+    """Metadata of a field beside its type and default."""
 
     description: str
     within: Range | None
@@ -75,8 +75,8 @@ def section(schema: type, **defaults: Any) -> Any:
     """Declares a section within a section.
 
     Args:
-      schema: its dataclass.
-      defaults: those that differ here from the dataclass's own.
+      schema: the section's dataclass.
+      defaults: defaults that differ here from the dataclass's own.
     """
     return dataclasses.field(default_factory=functools.partial(schema, **defaults), metadata={_DECLARED: _SECTION})
 
@@ -91,13 +91,13 @@ class Leaf(NamedTuple):
 
 
 def walk(values: Any, path: str = "") -> Iterator[Leaf]:
-    """Every leaf of an instance of a section, and of the sections in it."""
+    """Yields all leaves of an instance of a section, those of the sections in it included."""
     for below, inner in sections_of(values, path):
         yield from leaves_of(inner, below)
 
 
 def sections_of(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """An instance of a section and all those in it, by dotted path."""
+    """Yields an instance of a section and all sections in it, by dotted path."""
     yield path, values
     for field in dataclasses.fields(values):
         if field.metadata.get(_DECLARED) is _SECTION:
@@ -105,7 +105,7 @@ def sections_of(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def leaves_of(values: Any, path: str = "") -> Iterator[Leaf]:
-    """The leaves of an instance of a section, without those of the sections in it."""
+    """Yields the leaves of an instance of a section, without those of the sections in it."""
     for field in dataclasses.fields(values):
         declared = field.metadata.get(_DECLARED)
         if isinstance(declared, Key):
@@ -113,7 +113,7 @@ def leaves_of(values: Any, path: str = "") -> Iterator[Leaf]:
 
 
 def types_of(section: Any) -> dict[str, Any]:
-    """Names of the keys and sections that a section declares, and their types.
+    """Returns the types of the keys and sections that a section declares, by name.
 
     Args:
       section: a dataclass, or an instance of one.
@@ -129,7 +129,7 @@ def _types_of(schema: type) -> dict[str, Any]:
 
 
 def unwrap_optional(kind: Any) -> tuple[bool, Any]:
-    """(True, X) for `X | None`, else (False, kind)."""
+    """Returns (True, X) for `X | None`, else (False, kind)."""
     if isinstance(kind, types.UnionType):
         (inner,) = (part for part in typing.get_args(kind) if part is not type(None))
         return True, inner

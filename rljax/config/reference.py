@@ -1,5 +1,4 @@
-"""docs/config.md from the schema: every key with its type, default, range or choices, unit and
-description.
+"""Writes docs/config.md from the schema: a table of all keys.
 
 python -m rljax.config.reference > docs/config.md
 """
@@ -34,7 +33,7 @@ _OWN = "rljax."  # where the modules of this package's engines begin
 
 
 def page() -> str:
-    """The text of docs/config.md."""
+    """Returns the text of docs/config.md."""
     parts = [_INTRODUCTION]
     for path, values in sections_of(Config(), ""):
         parts.append(_section(path, values))

@@ -1,5 +1,6 @@
-"""What a config names: something we ship, by its short name, or something of the user's, as
-"package.module:attribute".
+"""Objects that a config names: one of rljax's by a short name, or the user's own.
+
+The user's are named by "package.module:attribute".
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from rljax.errors import UserError
 
 
 def resolve(key: str, name: str, shipped: Mapping[str, str], kind: str, takes: Sequence[str] = ()) -> Any:
-    """The object that `name` stands for.
+    """Returns the object that `name` stands for.
 
-    Example: resolve("reward.name", "exact", {"exact": "rljax.rewards.exact:reward"}, "reward",
-    ("prompt", "completion"))
+    Example:
+      resolve("reward.name", "exact", {"exact": "rljax.rewards.exact:reward"}, "reward",
+        ("prompt", "completion"))
 
     Args:
       key: the config key that holds the name, for the error.
+      name: a short name, or "package.module:attribute".
       shipped: short name -> "package.module:attribute".
-      kind: what it is, in the words of the error: "reward", "workflow", ...
-      takes: the arguments that it will be called with, by position; empty where the caller looks
-        at them.
+      kind: a noun for the error: "reward", "workflow", ...
+      takes: the positional arguments that it will be called with; empty to leave that unchecked.
 
     Raises:
-      UserError: for a name that is neither, that cannot be imported, or that stands for something
-        that can't be called so.
+      UserError: the name is unknown or can't be imported, or its object can't be called that way.
     """
     if name not in shipped and ":" not in name:
         raise UserError(f"{key}: no {kind} named {name!r} ({nearest(name, shipped)}, or 'package.module:attribute')")
@@ -41,7 +42,7 @@ def resolve(key: str, name: str, shipped: Mapping[str, str], kind: str, takes: S
 def _check_call(key: str, name: str, found: Any, kind: str, takes: Sequence[str]) -> None:
     try:
         signature = inspect.signature(found)
-    except (TypeError, ValueError):  # as of some things that are written in C
+    except (TypeError, ValueError):  # some callables written in C have no signature
         return
     try:
         signature.bind(*takes)
@@ -52,7 +53,7 @@ def _check_call(key: str, name: str, found: Any, kind: str, takes: Sequence[str]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The remedy for a wrong name: the names most like it, or all of them when they are few."""
+    """Suggests the names most like a wrong one; if none is similar, lists the first that are known."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:

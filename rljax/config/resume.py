@@ -1,5 +1,6 @@
-"""Which keys of a config may change between the runs of one workdir: all that say how to go on,
-none that say what was done.
+"""Checks which keys of the config have changed since the last run in the same workdir.
+
+Keys that say how to go on may change; keys that say what was done may not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
 
-# What may not change, and why. A key ends with a dot where all below it is meant.
+# Keys that may not change, and why. A trailing dot includes all keys below it.
 FIXED: Mapping[str, str] = {
     "seed": "prompts and samples are drawn with it",
     "rollout.consumer_batch_size": "steps are counted in batches of it, which is train_dataset.batch_size unless it is set",
@@ -26,7 +27,7 @@ FIXED: Mapping[str, str] = {
     "actor.lora.target_modules": "the checkpoints are of those weights",
     "actor.optimizer.type": "the checkpoints hold its moments",
 }
-# Keys of which one value is of another kind than the others.
+# Keys that may change, but not between kinds of values.
 KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "actor.loss": (lambda word: word == "sft", "supervised steps are no steps of reinforcement"),
     "actor.adv_estimator": (lambda word: word == "gae", "the checkpoints hold a critic, or none"),
@@ -37,10 +38,11 @@ log = logging.getLogger(__name__)
 
 
 def check(path: Path, config: Config) -> None:
-    """Compares with the config.json of the run that goes on, and tells in a line what changes.
+    """Compares with the config.json of the run that goes on, and logs the changes in one line.
 
     Args:
-      path: of config.json; where there is none, nothing is known and nothing said.
+      path: config.json of that run; without such a file nothing is compared.
+      config: the config to go on with.
 
     Raises:
       UserError: a key has changed that may not.
@@ -65,7 +67,7 @@ def check(path: Path, config: Config) -> None:
 
 
 def _forbidden(key: str, before: Any, now: Any) -> str:
-    """Why a change may not be; empty where it may."""
+    """Returns the reason why a change is not allowed; empty if it is."""
     for fixed, reason in FIXED.items():
         if key == fixed or (fixed.endswith(".") and key.startswith(fixed)):
             return reason
@@ -74,7 +76,7 @@ def _forbidden(key: str, before: Any, now: Any) -> str:
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys."""
+    """Flattens a nested mapping to dotted keys."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}

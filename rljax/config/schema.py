@@ -1,8 +1,9 @@
-"""The config as frozen dataclasses: each key once, with its type, default, range or choices, unit and description.
+"""The config as frozen dataclasses: the single declaration of its keys.
 
-`base.get_config()` of configs/base.py, the checks of single keys and docs/config.md are all made from it. The sections of what
-is trained are in schema_training.py. An engine declares its own (`EngineConfig`), and no engine is named here.
-Binaries turn the ConfigDict into a `Config` at the edge; below that nothing reads a ConfigDict.
+`base.get_config()` of configs/base.py, the checks of single keys and docs/config.md are all made
+from it. The sections of what is trained are in schema_training.py. An engine declares its own
+(`EngineConfig`), and no engine is named here. Binaries turn the ConfigDict into a `Config` at the
+edge; below that nothing reads a ConfigDict.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class GenerationConfig:
-    """How completions are sampled in training."""
+    """Sampling of completions in training."""
 
     n_samples: int = key(8, "Completions per prompt.", POSITIVE)
     max_new_tokens: int = key(512, "Longest completion.", POSITIVE, unit="tokens")
     min_new_tokens: int = key(0, "Shortest completion; before it no stop token is sampled.", NOT_NEGATIVE, unit="tokens")
-    temperature: float = key(1.0, "Logits are divided by it.", POSITIVE)
-    top_p: float = key(1.0, "Probability mass that is sampled from. 1: all of it.", HALF_OPEN_UNIT)
-    top_k: int = key(0, "Most likely tokens that are sampled from. 0: all.", NOT_NEGATIVE)
+    temperature: float = key(1.0, "Divides the logits.", POSITIVE)
+    top_p: float = key(1.0, "Probability mass of the most likely tokens to sample from. 1: all tokens.", HALF_OPEN_UNIT)
+    top_k: int = key(0, "Number of most likely tokens to sample from. 0: all.", NOT_NEGATIVE)
     greedy: bool = key(False, "Take the most likely token.")
     stop: tuple[str, ...] = key((), "Texts that end a completion.")
     stop_token_ids: tuple[int, ...] = key((), "Tokens that end a completion, beside the model's own EOS ids.")
@@ -66,18 +67,18 @@ class GenerationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """What scores an episode, and the processes it runs in."""
+    """The reward that scores an episode, and the processes it runs in."""
 
     name: str = key("exact", 'A registered reward ("exact", "gsm8k", "math", "reasoning_gym"), or "package.module:function".')
     workers: int = key(2, "Processes that score.", POSITIVE)
-    timeout: float = key(15.0, "Limit of one call; then its process is killed.", POSITIVE, unit="seconds")
-    memory_mb: int = key(0, "Address space of a process. 0: no limit.", NOT_NEGATIVE, unit="MiB")
+    timeout: float = key(15.0, "Time limit of one call; after it the process is killed.", POSITIVE, unit="seconds")
+    memory_mb: int = key(0, "Limit of a process's address space. 0: no limit.", NOT_NEGATIVE, unit="MiB")
     retries: int = key(1, "Times an episode is scored again after an error or a timeout, before it is dropped.", NOT_NEGATIVE)
 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """The asynchronous side: what is generated when, and where."""
+    """Rollouts: how many, how stale, by which workflow and on which processes."""
 
     max_head_offpolicyness: int = key(
         2, "Largest lag of a token that is trained on. 0: synchronous RL.", NOT_NEGATIVE, unit="versions"
@@ -88,27 +89,27 @@ class RolloutConfig:
     consumer_batch_size: int | None = key(None, "Prompts per update. None: train_dataset.batch_size.", POSITIVE)
     enable_rollout_tracing: bool = key(False, "Write one line per event of an episode to trace.jsonl.")
     stale_policy: str = key(
-        "drop", "What happens to tokens beyond the bound: drop generates again, mask doesn't train on them.",
+        "drop", "Handling of tokens beyond the lag bound: drop generates their prompt again, mask leaves them untrained.",
         choices=("drop", "mask"),
     )  # fmt: skip
     recompute_kv_on_publish: bool = key(False, "Prefill in-flight requests again with the new weights.")
     workflow: str = key("rlvr", 'A registered workflow ("rlvr", "multi_turn"), or "package.module:Class".')
-    workflow_args: dict[str, object] = key({}, "Keyword arguments of the workflow, beside tokenizer and rewards.")
+    workflow_args: dict[str, object] = key({}, "Keyword arguments of the workflow, in addition to tokenizer and rewards.")
     should_accept_fn: str | None = key(
         None, 'A registered filter of groups ("mixed_rewards": DAPO\'s), or "package.module:function". None: all are accepted.'
     )
-    request_timeout: float = key(3600.0, "Limit of one request.", POSITIVE, unit="seconds")
-    request_retries: int = key(3, "Times a request is sent again after its sampler has lost it.", NOT_NEGATIVE)
+    request_timeout: float = key(3600.0, "Time limit of one request.", POSITIVE, unit="seconds")
+    request_retries: int = key(3, "Times a request is sent again after a sampler lost it.", NOT_NEGATIVE)
     workers: int = key(
-        0, "Processes that run workflow, tokenizer and rewards. 0: the trainer's own process does.", NOT_NEGATIVE
+        0, "Worker processes, which run workflow, tokenizer and rewards. 0: the trainer's own process does.", NOT_NEGATIVE
     )
-    listen: str = key("", '"HOST:PORT" where workers from elsewhere attach (docs/runtime.md). Empty: none do.')
+    listen: str = key("", '"HOST:PORT" to listen on for workers from elsewhere (docs/runtime.md). Empty: none.')
     addr: str = key("", '"HOST:PORT" of a running server to attach to, several with commas between. Empty: start a sampler.')
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetConfig:
-    """Where prompts come from."""
+    """A source of prompts."""
 
     path: str = key(
         "", "A directory with SPLIT.jsonl or .parquet, one such file, task:addition, or task:reasoning_gym/DATASET."
@@ -117,31 +118,31 @@ class DatasetConfig:
         "prompt_answer",
         'A format: "gsm8k", "prompt_answer", "task" (implied by a path of task:...), or "package.module:function".',
     )
-    split: str = key("train", "Part of the data that is read.")
-    batch_size: int = key(8, "Prompts per update; of the validation set, prompts at once.", POSITIVE)
+    split: str = key("train", "Split of the data to read.")
+    batch_size: int = key(8, "Prompts per update; for the validation set, prompts at once.", POSITIVE)
     shuffle: bool = key(True, "Draw a new order for every epoch.")
     max_length: int | None = key(
         None, "Longer prompts are skipped and counted. None: a prompt that is too long is an error.", POSITIVE, unit="tokens"
     )
-    limit: int | None = key(None, "Use the first so many examples only. None: all.", POSITIVE)
+    limit: int | None = key(None, "Number of examples to use, from the first. None: all.", POSITIVE)
     system_prompt: str = key("", "Text of a system message before the prompt. Empty: no such message.")
     task: dict[str, object] = key({}, "Arguments of a task:... dataset.")
 
 
 @dataclasses.dataclass(frozen=True)
 class FrequencyConfig:
-    """How often something is done; at either count, or never where both are None."""
+    """Interval in steps, in epochs or in both; never if both are None."""
 
-    freq_steps: int | None = key(None, "Steps from one to the next. None: not by steps.", POSITIVE)
-    freq_epochs: int | None = key(None, "Epochs from one to the next. None: not by epochs.", POSITIVE)
+    freq_steps: int | None = key(None, "Interval in steps. None: not by steps.", POSITIVE)
+    freq_epochs: int | None = key(None, "Interval in epochs. None: not by epochs.", POSITIVE)
 
 
 @dataclasses.dataclass(frozen=True)
 class SaverConfig(FrequencyConfig):
     """Checkpoints, and the model at the end."""
 
-    freq_steps: int | None = key(50, "Steps from one checkpoint to the next. None: not by steps.", POSITIVE)
-    keep_last: int = key(2, "Checkpoints that are kept.", POSITIVE)
+    freq_steps: int | None = key(50, "Steps between checkpoints. None: not by steps.", POSITIVE)
+    keep_last: int = key(2, "Number of checkpoints to keep.", POSITIVE)
     export_final: bool = key(True, "Write Hugging Face safetensors and tokenizer to WORKDIR/export at the end.")
 
 
@@ -150,23 +151,21 @@ class EvaluatorConfig(FrequencyConfig):
     """Evaluation on the validation set during a run."""
 
     n_samples: int = key(1, "Completions per prompt.", POSITIVE)
-    temperature: float = key(1.0, "Logits are divided by it.", POSITIVE)
-    top_p: float = key(1.0, "Probability mass that is sampled from. 1: all of it.", HALF_OPEN_UNIT)
-    top_k: int = key(0, "Most likely tokens that are sampled from. 0: all.", NOT_NEGATIVE)
+    temperature: float = key(1.0, "Divides the logits.", POSITIVE)
+    top_p: float = key(1.0, "Probability mass of the most likely tokens to sample from. 1: all tokens.", HALF_OPEN_UNIT)
+    top_k: int = key(0, "Number of most likely tokens to sample from. 0: all.", NOT_NEGATIVE)
     greedy: bool = key(True, "Take the most likely token.")
-    max_prompts: int | None = key(None, "Prompts of an evaluation. None: the whole set.", POSITIVE)
+    max_prompts: int | None = key(None, "Prompts per evaluation. None: the whole set.", POSITIVE)
 
 
 @dataclasses.dataclass(frozen=True)
 class RecoverConfig:
-    """What ends a run, and what doesn't."""
+    """Resuming, and the failures that end a run."""
 
-    mode: str = key(
-        "auto", "auto continues what WORKDIR holds; fresh refuses a WORKDIR that holds a run.", choices=("auto", "fresh")
-    )
-    max_consecutive_failures: int = key(32, "Groups that may fail with none that works between them.", POSITIVE)
-    max_prompt_failures: int = key(4, "Times a prompt may fail by its own fault; then it is dropped and counted.", POSITIVE)
-    # Dynamic sampling rejects nine groups of ten at times
+    mode: str = key("auto", "auto resumes the run in WORKDIR; fresh refuses a WORKDIR with a run.", choices=("auto", "fresh"))
+    max_consecutive_failures: int = key(32, "Groups that may fail in a row.", POSITIVE)
+    max_prompt_failures: int = key(4, "Times a prompt may fail by its own fault before it is dropped and counted.", POSITIVE)
+    # Dynamic sampling may reject nine groups in ten
     max_consecutive_rejected: int = key(1024, "Groups that rollout.should_accept_fn may reject in a row.", POSITIVE)
     hang_timeout: float = key(
         1800.0, "Time without progress after which all stacks are dumped and the run ends.", POSITIVE, unit="seconds"
@@ -175,24 +174,24 @@ class RecoverConfig:
 
 @dataclasses.dataclass(frozen=True)
 class GuardConfig:
-    """Bounds on means over a step's batch, which end a run; None is no bound."""
+    """Guardrails: bounds on means over a step's batch. A run that breaks one ends; None: no bound."""
 
-    # On by default is only what no healthy run does; the others depend on the task.
-    patience: int = key(3, "Steps in a row out of a bound that end a run; one that is far out ends it at once.", POSITIVE)
-    finite: bool = key(True, "Loss and gradient norm have to be finite.")
+    # Bounds that no healthy run breaks are on by default; the others depend on the task.
+    patience: int = key(3, "Steps in a row out of a bound that end a run; a step far out of it ends the run at once.", POSITIVE)
+    finite: bool = key(True, "Require a finite loss and gradient norm.")
     max_approx_kl: float | None = key(
-        10.0, "Divergence of the policy from its proximal policy.", POSITIVE, unit="nats per token"
+        10.0, "Largest KL divergence of the policy from its proximal policy.", POSITIVE, unit="nats per token"
     )
-    # A task that is solved has none left
-    min_entropy: float | None = key(None, "Entropy below which the policy has collapsed.", NOT_NEGATIVE, unit="nats per token")
-    max_grad_norm: float | None = key(None, "Global norm of the gradient, before it is clipped.", POSITIVE)
-    min_reward: float | None = key(None, "Reward of the task.")
+    # On a solved task it is near 0
+    min_entropy: float | None = key(None, "Smallest mean entropy.", NOT_NEGATIVE, unit="nats per token")
+    max_grad_norm: float | None = key(None, "Largest global norm of the gradient, before clipping.", POSITIVE)
+    min_reward: float | None = key(None, "Smallest mean reward of the task.")
     max_behave_imp_weight: float | None = key(
-        10.0, "Proximal over behavior policy, which is 1 where sampler and learner agree.", POSITIVE
+        10.0, "Largest mean ratio of proximal to behavior policy; 1 if sampler and learner agree.", POSITIVE
     )
-    min_behave_imp_weight: float | None = key(0.1, "The same, from below.", POSITIVE)
-    # A base model may begin with all of them cut
-    max_no_eos_ratio: float | None = key(None, "Share of completions that were cut.", UNIT)
+    min_behave_imp_weight: float | None = key(0.1, "Smallest mean ratio of proximal to behavior policy.", POSITIVE)
+    # A base model may begin at 1
+    max_no_eos_ratio: float | None = key(None, "Largest share of completions cut at the length limit.", UNIT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,30 +200,29 @@ class StatsLoggerConfig:
 
     tensorboard: bool = key(False, "Write TensorBoard events.")
     wandb: bool = key(False, "Log to Weights & Biases.")
-    wandb_project: str = key("rljax", "Project of W&B.")
+    wandb_project: str = key("rljax", "Project name in W&B.")
     live: bool = key(True, "Show progress on a terminal.")
     samples_per_step: int = key(4, "Trajectories per step in samples.jsonl.", NOT_NEGATIVE)
 
 
 @dataclasses.dataclass(frozen=True)
 class ServeConfig:
-    """The server of `experiments.serve`. A bearer token comes from the environment variable RLJAX_TOKEN."""
+    """The server of `experiments.serve`. Its bearer token is in the environment as RLJAX_TOKEN."""
 
-    # Other machines can't reach it; a token should come with any other address
+    # Unreachable from other machines; use a token with any other address
     host: str = key("127.0.0.1", "Address to listen on.")
     port: int = key(0, "Port to listen on. 0: a free one.", NOT_NEGATIVE)
-    max_requests: int = key(1024, "Completions under way at once; more are answered 503.", POSITIVE)
+    max_requests: int = key(1024, "Completions at once; more requests get status 503.", POSITIVE)
     max_body_mb: float = key(64.0, "Largest request.", POSITIVE, unit="MiB")
-    weight_roots: tuple[str, ...] = key(
-        (), "Weights are loaded from directories below these only. Empty: memory-backed storage."
-    )
+    weight_roots: tuple[str, ...] = key((), "Directories below which weights may be loaded. Empty: memory-backed storage.")
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """Base of an engine's section: a frozen dataclass whose fields are declared by `key` and `section`.
+    """Base of an engine's section: a frozen dataclass of fields declared by `key` and `section`.
 
-    The engine's plugin names it as `config_class`. Its keys are below the engine's name, as in `--config.jax.slots=8`.
+    The engine's plugin names it as `config_class`. Its keys are below the engine's name, as in
+    `--config.jax.slots=8`.
 
         @dataclasses.dataclass(frozen=True)
         class JaxConfig(EngineConfig):
@@ -235,7 +233,7 @@ class EngineConfig:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """The section of a config; its defaults where the config says nothing of the engine."""
+        """Returns the section of a config, or its defaults if the config does not have it."""
         for values in config.engines.values():
             if type(values) is cls:
                 return values
@@ -244,15 +242,15 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """All settings of a run."""
 
-    seed: int = key(1, "What is drawn at random is drawn with it.", NOT_NEGATIVE)
-    allocation_mode: str = key("jax:d1", "Which engine runs where, as in sglang:d4+fsdp:d4; the sampler comes first.")
+    seed: int = key(1, "Seed of everything drawn at random.", NOT_NEGATIVE)
+    allocation_mode: str = key("jax:d1", "Engines and their devices, as in sglang:d4+fsdp:d4; the sampler comes first.")
     deterministic: bool = key(
-        False, "Completions depend on their seeds alone, at some cost, with a sampler where they otherwise don't (SGLang)."
+        False, "Make completions depend on their seeds alone, at some cost with SGLang, which otherwise does not."
     )
-    total_train_epochs: int = key(1, "Times the training set is gone through at most.", POSITIVE)
-    total_train_steps: int | None = key(None, "Steps at most. None: as many as the epochs have.", NOT_NEGATIVE)
+    total_train_epochs: int = key(1, "Most passes over the training set.", POSITIVE)
+    total_train_steps: int | None = key(None, "Most steps. None: as many as the epochs have.", NOT_NEGATIVE)
     gconfig: GenerationConfig = section(GenerationConfig)
     reward: RewardConfig = section(RewardConfig)
     rollout: RolloutConfig = section(RolloutConfig)
@@ -267,14 +265,14 @@ class Config:
     guard: GuardConfig = section(GuardConfig)
     stats_logger: StatsLoggerConfig = section(StatsLoggerConfig)
     serve: ServeConfig = section(ServeConfig)
-    # By the engine's name, which is the section's: a key of the top level in config files and config.json
+    # By the engine's name, which is a top-level key in config files and config.json
     engines: Mapping[str, EngineConfig] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         sections = types.MappingProxyType(dict(sorted(self.engines.items())))
         object.__setattr__(self, "engines", sections)  # the dataclass is frozen, and so is its mapping
 
-    # Values of keys that follow others where they are None. `io.resolve` writes them down.
+    # Values of keys that follow from others if they are None; `io.resolve` fills them in.
 
     @property
     def batch_size(self) -> int:
@@ -289,10 +287,10 @@ class Config:
 
     @property
     def clip_high(self) -> float:
-        """The ratio of an update is clipped at 1 + clip_high."""
+        """Upper half-width of the clip: the ratio of an update is at most 1 + clip_high."""
         return self.actor.eps_clip if self.actor.eps_clip_higher is None else self.actor.eps_clip_higher
 
     @property
     def aggregation_constant(self) -> int:
-        """Tokens that the sum of seq-mean-token-sum is divided by."""
+        """Tokens by which seq-mean-token-sum divides the sum."""
         return self.actor.loss_aggregation_constant or self.gconfig.max_new_tokens

@@ -1,6 +1,4 @@
-"""The sections of what is trained: the model, its objective, its optimizer, the critic and the
-warm-up.
-"""
+"""Config sections of what is trained: model, objective, optimizer, critic and warm-up."""
 
 from __future__ import annotations
 
@@ -16,10 +14,10 @@ class OptimizerConfig:
     """An optimizer and its schedule."""
 
     type: str = key("adamw", "Update rule.", choices=("adamw",))
-    lr: float = key(1e-6, "Learning rate; the highest that the schedule reaches.", NOT_NEGATIVE)
+    lr: float = key(1e-6, "Learning rate, at the peak of the schedule.", NOT_NEGATIVE)
     weight_decay: float = key(0.01, "Decoupled weight decay.", NOT_NEGATIVE)
     beta1: float = key(0.9, "Decay of the first moment.", BELOW_ONE)
-    # 0.999 forgets too slowly for a moving objective
+    # 0.999 averages too long for a moving objective
     beta2: float = key(0.95, "Decay of the second moment.", BELOW_ONE)
     eps: float = key(1e-8, "Added to the root of the second moment.", NOT_NEGATIVE)
     lr_scheduler_type: str = key(
@@ -40,11 +38,11 @@ class ModelConfig:
     num_layers: int = key(4, "Transformer blocks.", POSITIVE)
     num_heads: int = key(4, "Query heads.", POSITIVE)
     num_kv_heads: int = key(4, "Key and value heads; they divide the query heads.", POSITIVE)
-    head_dim: int = key(32, "Width of a head; even, for rotary embeddings turn pairs.", POSITIVE)
+    head_dim: int = key(32, "Width of a head; even, because rotary embeddings rotate pairs.", POSITIVE)
     max_position_embeddings: int = key(512, "Longest context.", POSITIVE, unit="tokens")
-    tie_word_embeddings: bool = key(True, "Whether the unembedding is the embedding.")
+    tie_word_embeddings: bool = key(True, "Share the weights of embedding and unembedding.")
     initializer_range: float = key(
-        0.02, "Standard deviation of every matrix; those that write to the residual stream have less.", POSITIVE
+        0.02, "Standard deviation of the matrices; smaller for those that write to the residual stream.", POSITIVE
     )
     tokenizer: str = key("char", '"char": one token per printable ASCII character; or a directory with tokenizer.json.')
 
@@ -63,7 +61,7 @@ class LoraConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatchConfig:
-    """How much a device computes with at once."""
+    """Size of one forward and backward pass on a device."""
 
     max_tokens_per_row: int = key(4096, "Length of a packed row; the longest trajectory has to fit.", POSITIVE, unit="tokens")
     rows_per_mb: int = key(1, "Rows that a data-parallel shard takes in one forward and backward pass.", POSITIVE)
@@ -71,14 +69,14 @@ class MicroBatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class NormConfig:
-    """Over which samples mean and standard deviation are taken."""
+    """Samples over which mean and standard deviation are taken."""
 
-    mean_level: str = key("none", "Samples whose mean is subtracted.", choices=_LEVELS)
-    std_level: str = key("none", "Samples by whose standard deviation is divided.", choices=_LEVELS)
+    mean_level: str = key("none", "Set whose mean is subtracted.", choices=_LEVELS)
+    std_level: str = key("none", "Set whose standard deviation divides.", choices=_LEVELS)
     mean_leave1out: bool = key(False, "Leave the sample itself out of its mean.")
     std_leave1out: bool = key(False, "Leave the sample itself out of its standard deviation.")
     eps: float = key(1e-6, "Added to the standard deviation.", NOT_NEGATIVE)
-    std_floor: float = key(1e-3, "Smallest standard deviation that is divided by.", NOT_NEGATIVE)
+    std_floor: float = key(1e-3, "Smallest divisor: a smaller standard deviation counts as this.", NOT_NEGATIVE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +95,11 @@ class ActorConfig:
     init_from_scratch: bool = key(False, "Make the model in WORKDIR/init from `actor.init`, seeded by `seed`.")
     init: ModelConfig = section(ModelConfig)
     dtype: str = key(
-        "bfloat16", "What is computed with; master weights and moments are float32.", choices=("float32", "bfloat16")
+        "bfloat16", "Dtype of the arithmetic; master weights and moments are float32.", choices=("float32", "bfloat16")
     )
     gradient_checkpointing: str = key(
         "auto",
-        "Activations computed again in the backward pass; dots keeps the outputs of matmuls. auto: none where the JAX learner "
+        "Activations to recompute in the backward pass; dots keeps the outputs of matmuls. auto: none if the JAX learner "
         "finds that half of a device's memory is enough, else full.",
         choices=("auto", "none", "full", "dots"),
     )
@@ -112,14 +110,14 @@ class ActorConfig:
     # The objective
     loss: str = key("ppo", "The policy loss; sft is supervised training, without sampling.", choices=("ppo", "cispo", "sft"))
     importance_sampling_level: str = key(
-        "token", "Where the ratio to the proximal policy is taken; sequence is GSPO.", choices=("token", "sequence")
+        "token", "Level of the ratio to the proximal policy; sequence is GSPO.", choices=("token", "sequence")
     )
     loss_aggregation: str = key(
-        "token-mean", "How token losses add up to the loss of a minibatch.",
+        "token-mean", "Aggregation of token losses to the loss of a minibatch.",
         choices=("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"),
     )  # fmt: skip
     loss_aggregation_constant: int | None = key(
-        None, "What seq-mean-token-sum divides by (Dr. GRPO). None: gconfig.max_new_tokens.", POSITIVE, unit="tokens"
+        None, "Divisor of seq-mean-token-sum (Dr. GRPO). None: gconfig.max_new_tokens.", POSITIVE, unit="tokens"
     )
     eps_clip: float = key(0.2, "The ratio is clipped at 1 - eps_clip.", UNIT)
     eps_clip_higher: float | None = key(None, "The ratio is clipped at 1 + eps_clip_higher. None: eps_clip.", NOT_NEGATIVE)
@@ -127,11 +125,11 @@ class ActorConfig:
     use_decoupled_loss: bool = key(True, "Weigh tokens by proximal over behavior policy, without a gradient.")
     recompute_logprob: bool = key(True, "Score the batch before the update, for the proximal policy's log-probs.")
     prox_logp_method: str = key(
-        "recompute", "Where proximal log-probs come from; loglinear interpolates them by version.",
+        "recompute", "Source of proximal log-probs; loglinear interpolates them by version.",
         choices=("recompute", "loglinear"),
     )  # fmt: skip
     prox_logp_error: bool = key(
-        False, "Score as well, and report how far loglinear is off; costs the forward pass that it saves."
+        False, "Score as well, and report the error of loglinear; costs the forward pass that it saves."
     )
     behav_imp_weight_cap: float | None = key(5.0, "Cap on the decoupled weight. None: no cap.", POSITIVE)
     behav_imp_weight_mode: str = key(
@@ -139,18 +137,18 @@ class ActorConfig:
     )
     behav_imp_weight_level: str = key(
         "token",
-        "Where the decoupled weight is taken; sequence is the product over a trajectory.",
+        "Level of the decoupled weight; sequence is the product over a trajectory.",
         choices=("token", "sequence"),
     )
     kl_ctl: float = key(0.0, "Coefficient of the KL divergence to the reference policy. 0: no reference model.", NOT_NEGATIVE)
     kl_estimator: str = key("k3", "Estimator of that divergence.", choices=("k1", "k2", "k3"))
-    kl_placement: str = key("loss", "Whether the divergence is part of the reward or of the loss.", choices=("reward", "loss"))
+    kl_placement: str = key("loss", "Where to add the divergence: to the reward or to the loss.", choices=("reward", "loss"))
     entropy_coef: float = key(0.0, "Coefficient of the entropy bonus.", unit="nats")
     distill: DistillConfig = section(DistillConfig)
     ppo_n_minibatches: int = key(1, "Optimizer steps per batch.", POSITIVE)
     # Advantages
     adv_estimator: str = key(
-        "grpo", "How advantages are estimated; gae learns a critic.", choices=("grpo", "rloo", "reinforce_pp", "gae")
+        "grpo", "Estimator of advantages; gae learns a critic.", choices=("grpo", "rloo", "reinforce_pp", "gae")
     )
     discount: float = key(1.0, "Discount of later rewards, per token.", UNIT)
     gae_lambda: float = key(1.0, "Lambda of GAE.", UNIT)
@@ -165,14 +163,12 @@ class ActorConfig:
         0, "Tokens before gconfig.max_new_tokens over which the penalty rises.", NOT_NEGATIVE, unit="tokens"
     )
     overlong_penalty_factor: float = key(0.0, "Penalty at gconfig.max_new_tokens.", NOT_NEGATIVE)
-    mask_no_eos: bool = key(False, "Completions that were cut are not trained on.")
+    mask_no_eos: bool = key(False, "Leave completions cut at the length limit untrained.")
 
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig:
-    """The critic of adv_estimator=gae, which starts from the actor's weights with a value head of
-    zeros.
-    """
+    """The critic of adv_estimator=gae. It starts from the actor's weights with a zero value head."""
 
     optimizer: OptimizerConfig = section(OptimizerConfig, lr=5e-6)
     eps_clip_value: float | None = key(None, "Largest change of a value per batch. None: no clip.", POSITIVE)
@@ -185,5 +181,5 @@ class WarmupConfig:
 
     steps: int = key(0, "Supervised steps. 0: none.", NOT_NEGATIVE)
     batch_size: int = key(64, "Examples per step.", POSITIVE)
-    field: str = key("answer", "Field of a record whose text is learned; a task may bring others.")
+    field: str = key("answer", "Field of a record whose text is learned; a task may have others.")
     optimizer: OptimizerConfig = section(OptimizerConfig, lr=1e-3)

@@ -1,7 +1,6 @@
-"""Prompts for training and evaluation: files and tasks, formats, shuffling, sharding, exact
-resumption.
+"""Prompts for training and evaluation: files and tasks, formats, shuffling, sharding, resuming.
 
-prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer)
+prompts = open_prompts(config.train_dataset, seed=config.seed, tokenizer=tokenizer)
 prompt = next(prompts)                  # endless over epochs
 state = prompts.state()                 # JSON; restore(state) goes on with exactly the next prompt
 for prompt in prompts.epoch(0): ...     # one pass, for evaluation

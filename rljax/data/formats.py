@@ -1,4 +1,4 @@
-"""How a record becomes a prompt: chat messages, and the fields that the reward needs.
+"""Formats: conversion of a record to chat messages and the fields that the reward needs.
 
 A format is a function of (record, where) that returns (messages, fields) and raises UserError.
 Fields hold JSON values, "answer" among them: the text that supervised training teaches.
@@ -23,15 +23,17 @@ FORMATS = {
 
 
 def find_format(name: str, key: str) -> Format:
-    """A format of ours by name, or the user's by "package.module:function"."""
+    """Returns a format of rljax by name, or the user's by "package.module:function".
+
+    Raises UserError.
+    """
     return registry.resolve(f"{key}.type", name, FORMATS, "format", ("record", "where"))
 
 
 def gsm8k(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:
-    """Grade-school mathematics: a question, and an answer whose last line is `#### N`. Field
-    "final" is N.
+    """Grade-school mathematics: a question, and an answer whose last line is `#### N`.
 
-    Cobbe et al. 2021, arXiv:2110.14168.
+    Field "final" is N. Cobbe et al. 2021, arXiv:2110.14168.
     """
     question, answer = _text(record, "question", where), _text(record, "answer", where)
     _, mark, final = answer.rpartition("####")
@@ -42,10 +44,10 @@ def gsm8k(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, An
 
 
 def prompt_answer(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:
-    """`prompt`, `question` or `messages`, and `answer`. Every other field of the record is kept
-    for the reward.
+    """Records with `prompt`, `question` or `messages`, and `answer`.
 
-    Messages that end with an assistant's turn need no answer: that turn is it.
+    All other fields of the record are kept for the reward. If the messages end with an assistant's
+    turn, that turn may be the answer.
     """
     source = next((name for name in ("messages", "prompt", "question") if name in record), None)
     if source is None:
@@ -65,7 +67,7 @@ def prompt_answer(record: Mapping[str, Any], where: str) -> tuple[Messages, dict
 
 
 def with_system(messages: Messages, system_prompt: str) -> Messages:
-    """The system prompt before the messages; a record that brings its own keeps it."""
+    """Adds the system prompt before the messages, unless they have a system message of their own."""
     if not system_prompt or messages[0]["role"] == "system":
         return messages
     return ({"role": "system", "content": system_prompt}, *messages)

@@ -1,6 +1,4 @@
-"""Labeled examples for supervised training: the prompt's chat template, then the answer and the
-EOS that ends a turn.
-"""
+"""Labeled examples for supervised training: the prompt's chat template, then answer and EOS."""
 
 from __future__ import annotations
 
@@ -13,8 +11,10 @@ from rljax.types import Prompt, Trajectory
 
 
 def labeled_trajectory(prompt: Prompt, tokenizer: Tokenizer, field: str = "answer") -> Trajectory:
-    """A prompt and the text of one of its fields; the text and the EOS after it are trained on,
-    the prompt is not.
+    """Makes a supervised trajectory: the prompt, then the text of a field and EOS.
+
+    Only the field's text and the EOS are trained on. Raises UserError if the prompt has no such
+    field.
     """
     if field not in prompt.fields:
         raise UserError(
@@ -26,5 +26,5 @@ def labeled_trajectory(prompt: Prompt, tokenizer: Tokenizer, field: str = "answe
 
 
 def labeled(prompts: Iterable[Prompt], tokenizer: Tokenizer, field: str = "answer") -> Iterator[Trajectory]:
-    """Trajectories for supervised training, endless when the prompts are."""
+    """Yields trajectories for supervised training; endless if the prompts are."""
     return (labeled_trajectory(prompt, tokenizer, field) for prompt in prompts)

@@ -21,8 +21,9 @@ TEMPLATE = 128  # tokens that a chat template may put around a message, and befo
 
 
 class Examples:
-    """A grain RandomAccessDataSource of prompts; their uid is the index in the dataset, still
-    without an epoch.
+    """Prompts as a grain RandomAccessDataSource.
+
+    Their uid is the index in the dataset, still without an epoch.
     """
 
     def __init__(self, records: Records, form: Format, system_prompt: str) -> None:
@@ -41,11 +42,11 @@ class Examples:
 
 
 class PromptSource:
-    """Endless over epochs. Each epoch has each of its prompts once, in an order that seed and
-    epoch alone decide.
+    """Endless stream of prompts. Seed and epoch alone decide the order of each epoch.
 
-    A position is a number of prompts given out. Prompts that are too long were left out before the
-    stream was laid, so that a position means the same whatever their lengths.
+    Every epoch has each prompt once. A position is the number of prompts given out. Prompts that
+    are too long are left out before the order is drawn, so that a position means the same whatever
+    their lengths.
     """
 
     def __init__(
@@ -59,14 +60,18 @@ class PromptSource:
         skipped: int = 0,
         shard: tuple[int, int] = (0, 1),
     ) -> None:
-        """
+        """Draws the order of the prompts.
+
         Args:
           kept: [n] int64, rising: indices of the examples that are used.
           key: the config section, for errors.
           skipped: examples that were left out for their length, to be reported.
           shard: (index, count) of this process among those that share the prompts of an epoch.
+
+        Raises:
+          UserError: there are fewer prompts than processes.
         """
-        import grain  # takes a second, most of it jax
+        import grain  # takes a second, most of it for jax
 
         self._examples = examples
         self._key = key
@@ -90,12 +95,13 @@ class PromptSource:
         }
 
     def __len__(self) -> int:
-        """Prompts an epoch."""
+        """Returns the number of prompts per epoch."""
         return len(self._order)
 
     def share(self, count: int) -> int:
-        """How many of the first `count` prompts that all processes take together are this one's,
-        the first of its stream.
+        """Returns how many of the first `count` prompts of all processes are this process's.
+
+        They are the first of its stream.
         """
         epochs, rest = divmod(count, len(self._kept))
         return epochs * len(self) + len(range(self._shard[0], rest, self._shard[1]))
@@ -109,20 +115,21 @@ class PromptSource:
         return prompt
 
     def epoch(self, number: int) -> Iterator[Prompt]:
-        """The prompts of one epoch, in order, whatever the stream's position; it stays where it
-        is.
-        """
+        """Yields the prompts of one epoch, in order. The stream's own position does not change."""
         return (self._at(number * len(self) + i) for i in range(len(self)))
 
     def prompt(self, uid: str) -> Prompt:
-        """The prompt of a uid, as the stream gave it out."""
+        """Returns the prompt of a uid, as the stream gave it out. Raises UserError."""
         epoch, _, index = uid.partition("/")
         if not (epoch.isdigit() and index.isdigit() and self._has(int(index))):
             raise UserError(f"{self._key}: no prompt {uid!r} in this dataset")
         return self._numbered(int(epoch), int(index))
 
     def require(self, field: str, key: str) -> None:
-        """Every prompt has a field that is text. Raises UserError, which begins with `key`."""
+        """Checks that every prompt has a field that is text.
+
+        Raises UserError, which begins with `key`.
+        """
         for index in self._kept:
             fields = self._examples[index].fields
             if not isinstance(fields.get(field), str | int | float):
@@ -130,11 +137,14 @@ class PromptSource:
                 raise UserError(f"{key}: {self._examples.where(index)} has no text {field!r} to train on (its fields: {has})")
 
     def require_fit(self, tokenizer: Tokenizer, *, most: int, why: str) -> None:
-        """Every prompt has `most` tokens at most. Raises UserError, which ends with `why`."""
+        """Checks that no prompt has more than `most` tokens.
+
+        Raises UserError, which ends with `why`.
+        """
         lengths = {}
         for index in self._kept:
             messages = self._examples[index].messages
-            # A token is a byte at least: what is short in bytes need not be counted.
+            # A token is at least a byte: a prompt short in bytes need not be tokenized.
             if sum(len(m["content"].encode()) + TEMPLATE for m in messages) + TEMPLATE > most:
                 lengths[int(index)] = len(tokenizer.apply_chat_template(messages))
         long = {index: length for index, length in lengths.items() if length > most}
@@ -147,11 +157,11 @@ class PromptSource:
             )
 
     def state(self) -> dict[str, Any]:
-        """Where the stream stands and what it runs over, as JSON values."""
+        """Returns the stream's position and the identity of its data, as JSON values."""
         return {"position": self._position, **self._identity}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken. Raises UserError when the data is not what it was."""
+        """Continues from a `state`. Raises UserError if the data has changed since."""
         for name, now in self._identity.items():
             if state[name] != now:
                 change = f"{name} was {state[name]}, now {now}"
@@ -159,8 +169,8 @@ class PromptSource:
         self._position = int(state["position"])
 
     def _has(self, index: int) -> bool:
-        place = int(np.searchsorted(self._kept, index))
-        return place < len(self._kept) and int(self._kept[place]) == index
+        position = int(np.searchsorted(self._kept, index))
+        return position < len(self._kept) and int(self._kept[position]) == index
 
     def _at(self, position: int) -> Prompt:
         return self._numbered(position // len(self), int(self._order[position]))
@@ -178,8 +188,7 @@ def open_prompts(
     tokenizer: Tokenizer | None = None,
     shard: tuple[int, int] = (0, 1),
 ) -> PromptSource:
-    """Opens and checks a dataset: every record is read once, so that a broken one fails before
-    anything starts.
+    """Opens and checks a dataset. Reads every record once, so that a broken one fails at the start.
 
     Args:
       key: the config section, for errors.
@@ -201,9 +210,9 @@ def open_prompts(
 
 
 def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | None, key: str) -> tuple[np.ndarray, int]:
-    """Indices [n] int64 of the first `limit` examples that are not too long, and how many are.
+    """Selects the first `limit` examples that are not too long. Reads every one.
 
-    Reads every one.
+    Returns their indices, [n] int64, and the number of those that are too long.
     """
     if dataset.max_length is not None and tokenizer is None:
         raise ValueError(f"{key}.max_length counts tokens and needs a tokenizer")
@@ -236,7 +245,5 @@ def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | Non
 
 
 def _grain_seed(seed: int) -> int:
-    """grain adds the epoch to its seed, so that near seeds would share epochs: spread them over 32
-    bits first.
-    """
+    """Spreads the seed over 32 bits: grain adds the epoch to it, so near seeds would share epochs."""
     return int.from_bytes(hashlib.blake2b(f"prompts/{seed}".encode(), digest_size=4).digest(), "big")

@@ -1,6 +1,6 @@
 """Files as random-access records, the data sources that grain reads from.
 
-Everything is checked when a file is opened.
+A file is checked as a whole when it is opened.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ KINDS = "a directory with train.jsonl and test.jsonl, or a .jsonl, .parquet file
 
 
 class Records(Protocol):
-    """A grain RandomAccessDataSource of JSON-like objects that can say where each came from."""
+    """Data source for grain: JSON-like objects, each with the place it came from."""
 
-    digest: str  # of the content: a resumed run has the same one
+    digest: str  # hash of the content, the same in a resumed run
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> dict[str, Any]: ...
 
     def where(self, index: int) -> str:
-        """Where record `index` stands, for an error: "train.jsonl:17"."""
+        """Returns the origin of record `index` for an error: "train.jsonl:17"."""
         ...
 
 
 class JsonLines:
-    """A .jsonl file by memory map: the lines stay on disk, 16 bytes a line in memory.
+    """A memory-mapped .jsonl file: lines stay on disk, with 16 bytes per line in memory.
 
     Empty lines are no records.
     """
@@ -70,7 +70,7 @@ class JsonLines:
 class Parquet:
     """A .parquet file as a table in memory.
 
-    Values that JSON has no word for (dates, decimals) become text.
+    Values that JSON does not have (dates, decimals) become text.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,7 +116,7 @@ class InMemory:
 
 
 class Joined:
-    """Several files one after another, as one."""
+    """Several files, one after another, as one."""
 
     def __init__(self, parts: Sequence[Records]) -> None:
         self._parts = parts
@@ -140,7 +140,7 @@ class Joined:
 
 
 def open_records(path: str, split: str, key: str) -> Records:
-    """The records of a file, or of a split in a directory.
+    """Opens the records of a file, or of a split in a directory.
 
     Args:
       path: a .jsonl or .parquet file, or a directory with SPLIT.jsonl, SPLIT.parquet or

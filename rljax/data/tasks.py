@@ -22,7 +22,7 @@ SPLITS = ("train", "test")
 
 
 def make_task(path: str, split: str, arguments: Mapping[str, Any], key: str) -> InMemory:
-    """The records of a task.
+    """Makes the records of a task.
 
     Args:
       path: "task:NAME".
@@ -31,8 +31,7 @@ def make_task(path: str, split: str, arguments: Mapping[str, Any], key: str) -> 
       key: the config section, for errors.
 
     Raises:
-      UserError: for a task, split or argument that does not exist, or more examples than there
-        are.
+      UserError: unknown task, split or argument, or more examples than there are.
     """
     name = path.removeprefix(PREFIX)
     if split not in SPLITS:
@@ -54,11 +53,11 @@ def addition(split: str, *, digits: int = 2, n: int | None = None, seed: int = 0
     """Sums of two numbers of exactly `digits` digits: "12+34=" and "46".
 
     Args:
-      n: examples; None for every sum of the split (a tenth of all sums is test).
-      seed: which examples, and their order.
-      misled: share of the records whose field "demonstration" is one more than the answer, "47";
-        the others give the answer. A policy that learned from demonstrations knows sums, and is
-        right in 1 - misled of what it samples.
+      n: number of examples; None for all sums of the split (a tenth of all sums is test).
+      seed: decides which examples, and their order.
+      misled: share of the records whose field "demonstration" is one more than the answer, "47"; in
+        the others it is the answer. A policy that learned from these demonstrations is right in
+        1 - misled of its samples.
     """
     if not 0 <= misled <= 1:
         raise UserError(f"misled: a share in [0, 1], not {misled}")
@@ -85,13 +84,14 @@ def addition(split: str, *, digits: int = 2, n: int | None = None, seed: int = 0
 
 
 def reasoning_gym(dataset: str, split: str, *, n: int = 1000, seed: int = 0, **arguments: Any) -> list[dict[str, Any]]:
-    """A dataset of the reasoning-gym package by name. The reward "reasoning_gym" scores with the
-    dataset's own scorer.
+    """A dataset of the reasoning-gym package by name.
+
+    The reward "reasoning_gym" scores with the dataset's own scorer.
 
     Args:
-      n: examples.
-      seed: of the generator.
-      arguments: of the dataset's own config, e.g. `min_digits`.
+      n: number of examples.
+      seed: seed of the generator.
+      arguments: settings of the dataset's own config, e.g. `min_digits`.
     """
     made = make_reasoning_gym(dataset, {"size": 4 * n + 200, "seed": seed, **arguments})
     records = []
@@ -106,7 +106,7 @@ def reasoning_gym(dataset: str, split: str, *, n: int = 1000, seed: int = 0, **a
 
 
 def make_reasoning_gym(dataset: str, arguments: Mapping[str, Any]) -> Any:
-    """The package's dataset object.
+    """Makes the package's dataset object.
 
     Raises UserError for a name or an argument it does not have.
     """
@@ -132,7 +132,7 @@ def _check_arguments(task: Callable[..., Any], arguments: Mapping[str, Any]) -> 
 
 
 def _split_of(question: str, test_share: float) -> str:
-    """The split of a question, by its hash alone."""
+    """Returns the split of a question, which its hash alone decides."""
     fraction = int.from_bytes(hashlib.blake2b(question.encode(), digest_size=8).digest(), "big") / 2**64
     return "test" if fraction < test_share else "train"
 

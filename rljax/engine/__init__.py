@@ -1,20 +1,20 @@
-"""Engines: what samples, what learns, and how weights get from one to the other.
+"""Engines: a sampler, a learner, and the transport of weights between them.
 
     interface.py    what engines are made of: Generator, Sampler, Learner
     cooperative.py  a base class for samplers in the event loop
-    weights.py      what a learner is asked to export, and what it gives
+    weights.py      what a learner is asked to export, and what it returns
     plugin.py       the base class of plugins, which make samplers and learners
     plugins.py      engines by name: discovery, allocation, checks
-    engine.py       the pair of them; publishing
-    storage.py      where published files lie on their way
-    rank.py         one process among those of a learner
+    engine.py       the pair of sampler and learner; publishing
+    storage.py      directory of published files
+    rank.py         one process of a learner that lives in several
 
 A third party needs this package and rljax.testing, nothing else: docs/engines.md.
 """
 
 from rljax.engine.cooperative import CooperativeSampler
 from rljax.engine.engine import Engine
-from rljax.engine.interface import Generator, Learner, Sampler, State
+from rljax.engine.interface import Generator, Learner, PortableState, Sampler
 from rljax.engine.plugin import Plugin, check_lending
 from rljax.engine.plugins import (
     allocate,
@@ -51,10 +51,10 @@ __all__ = [
     "Generator",
     "Learner",
     "Plugin",
+    "PortableState",
     "Post",
     "Sampler",
     "Sender",
-    "State",
     "WeightSource",
     "WeightsAtLeader",
     "WeightsBroadcast",

@@ -1,4 +1,4 @@
-"""A base class for samplers that compute in the event loop itself, one token per turn of it."""
+"""Base class for samplers that compute in the event loop itself, one token per turn."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from rljax.types import Request
 
 
 class CooperativeSampler(Sampler):
-    """A sampler whose requests take turns in the event loop; pauses, resumes and the end are done
-    here.
+    """A sampler whose requests take turns in the event loop. Implements pause, resume and close.
 
     A subclass writes `generate` and `load_weights`:
 
@@ -21,7 +20,7 @@ class CooperativeSampler(Sampler):
                 if not await self.turn():
                     finish = Finish.ABORT
                     break
-                ...                          # draws one token, and notes self.version beside it
+                ...                          # draws one token, and records self.version with it
     """
 
     version = 0
@@ -31,17 +30,19 @@ class CooperativeSampler(Sampler):
         self._running.set()
 
     def begin(self, request: Request) -> None:
-        """Raises SamplerError once the sampler is closed, UserError for an empty prompt."""
+        """Checks a request.
+
+        Raises SamplerError once the sampler is closed, UserError for an empty prompt.
+        """
         if self._closed:
             raise SamplerError("the sampler is closed")
         if not len(request.prompt_ids):
             raise UserError(f"request {request.id}: the prompt is empty; a sampler needs at least one token")
 
     async def turn(self) -> bool:
-        """Waits until the request may draw its next token: after the others had a turn, and in no
-        pause.
+        """Waits for the request's next turn, after the other requests and not during a pause.
 
-        Until the caller waits for something again, weights and version stay as they are.
+        Weights and version stay as they are until the caller awaits something again.
 
         Returns:
           False once the sampler is closed: the request ends with finish `abort`.

@@ -1,6 +1,4 @@
-"""A sampler, a learner, and the way weights get from one to the other: publishing, and memory that
-is lent for an update.
-"""
+"""The pair of a sampler and a learner: publishing, and memory lent for an update."""
 
 from __future__ import annotations
 
@@ -21,36 +19,40 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Engine:
-    """A sampler, a learner, and the way weights get from one to the other.
+    """A sampler, a learner, and the transport of weights from one to the other.
 
-    Example: Engine(sampler, learner, ExportToSampler("memory", Pool("jax")),
-    Path("/dev/shm/rljax-5c2e"))
+    Example:
+      Engine(sampler, learner, ExportToSampler("memory", Pool("jax")), Path("/dev/shm/rljax-5c2e"))
     """
 
     sampler: Sampler
     learner: Learner
-    in_memory: ExportToSampler | None  # what publishes ask of the learner; None: they go through publish_dir
-    publish_dir: Path  # for weights on their way; in memory-backed storage where there is some
+    in_memory: ExportToSampler | None  # export of every publish; None: publish through publish_dir
+    publish_dir: Path  # directory for published weights; memory-backed if possible
 
     async def publish(self, version: int) -> None:
-        """Learner weights become the sampler's. Requests in flight pause between two decode steps,
-        then go on.
+        """Makes the learner's weights the sampler's, as version `version`.
 
-        Where a part of the sampler dies of it, or while it takes weights from memory, they are
-        published through a directory, which those that come back can read later. In between it
-        stays paused, and where that fails too it does so for good.
+        Requests in flight pause between two decode steps, then go on.
+
+        If loading from memory fails because a part of the sampler died, the weights are published
+        through a directory instead, and parts that come back read them later. The sampler stays
+        paused in between; if the directory fails too, it stays paused and the error is raised.
+
+        Raises:
+          SamplerError: the weights could not be published.
         """
         target = self.in_memory or self._directory_of(version)
         source = await asyncio.to_thread(self.learner.export, target)
         await self.sampler.pause()
-        whole = True  # no part of the sampler has some new and some old weights
+        whole = True  # False while parts of the sampler may have a mix of new and old weights
         try:
             try:
                 await self.sampler.load_weights(source, version)
             except SamplerError as error:
                 if self.in_memory is None:
                     raise
-                log.warning("publishing by %s failed, and is done through a directory: %s", self.in_memory.transport, error)
+                log.warning("publishing by %s failed, now through a directory: %s", self.in_memory.transport, error)
                 whole = False
                 source = await asyncio.to_thread(self.learner.export, self._directory_of(version))
                 await self.sampler.load_weights(source, version)
@@ -67,8 +69,9 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def learning(self) -> AsyncIterator[None]:
-        """Around an update: a sampler on the same devices lends its memory, where the config wants
-        it. A publish comes next.
+        """Context of an update, in which a sampler on the same devices may lend its memory.
+
+        It lends it if the config asks for that. A publish comes next.
         """
         if not self.sampler.lends:
             yield
@@ -80,11 +83,11 @@ class Engine:
             await self.sampler.reclaim()
 
     async def lacks_weights(self) -> None:
-        """Returns when a part of the sampler waits for a publish; never, where that can't happen."""
+        """Returns once a part of the sampler waits for a publish; never if that can't happen."""
         await self.sampler.lacks_weights()
 
     async def close(self) -> None:
-        """Ends both sides and leaves no published weights behind."""
+        """Closes both sides and deletes published weights."""
         await self.sampler.close()
         await asyncio.to_thread(self.learner.close)
         await asyncio.to_thread(shutil.rmtree, self.publish_dir, ignore_errors=True)

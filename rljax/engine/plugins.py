@@ -1,8 +1,7 @@
-"""Engines by name: finding them, asking each whether it can do what a config wants, and making the
-pair.
+"""Engines by name: discovery, checks, and making the pair of sampler and learner.
 
 A third party plugs in by an entry point of the group `rljax.engines`, whose name is the engine's
-word in `allocation_mode`.
+name in `allocation_mode`.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from rljax.engine.storage import publish_directory
 from rljax.engine.weights import ExportToSampler
 from rljax.errors import UserError
 
-DIRECTORY, MEMORY = "directory", "memory"  # the transports that mean the same to every engine
+DIRECTORY, MEMORY = "directory", "memory"  # transports with the same meaning for every engine
 
 log = logging.getLogger(__name__)
 
 
 def allocate(config: Config) -> Allocation:
-    """The pools of `allocation_mode`; with `rollout.addr` the sampler is the servers there,
-    whatever the mode says.
+    """Returns the pools of `allocation_mode`.
 
-    A learner behind a sampler that takes no devices of this machine has them from the first.
+    With `rollout.addr` the sampler is the servers at those addresses, whatever the mode says. If
+    the sampler uses no devices of this machine, the learner's devices start at the first.
 
     Raises UserError for a mode that can't be read or done.
     """
@@ -45,8 +44,9 @@ def allocate(config: Config) -> Allocation:
 
 
 def _attached_engine(sampler: Pool | None) -> str:
-    """The engine whose sampler is servers that run already: the mode's own if it can be, else the
-    one that is installed.
+    """Returns the engine whose sampler is made of servers that run already.
+
+    It is the mode's own engine if that can attach, else the only installed one that can.
     """
     if sampler is not None and find_plugin(sampler.engine).attaches:
         return sampler.engine
@@ -62,13 +62,13 @@ def check(config: Config, allocation: Allocation) -> None:
 
     Raises UserError; starts nothing.
     """
-    # In one order, so that the same config has the same message; a sampler may have to ask another interpreter.
+    # In a fixed order, so that a config always gets the same message. The sampler last: it may have to ask another interpreter.
     for name in dict.fromkeys(pool.engine for pool in (allocation.learner, allocation.sampler) if pool):
         find_plugin(name).check(config, allocation)
 
 
 def require_both(allocation: Allocation) -> tuple[Pool, Pool]:
-    """Its sampler and its learner. Raises UserError where it has but one."""
+    """Returns the pools of sampler and learner. Raises UserError if either is missing."""
     if allocation.sampler is None or allocation.learner is None:
         learns = allocation.sampler is None
         alone, both = ("learns", f"SAMPLER:d1+{allocation}") if learns else ("samples", f"{allocation}+LEARNER:d1")
@@ -80,7 +80,7 @@ def require_both(allocation: Allocation) -> tuple[Pool, Pool]:
 
 
 def make_learner(config: Config, pool: Pool, model_dir: Path) -> Learner:
-    """The pool's learner, or this process's part of it. Blocks; may compile."""
+    """Makes the pool's learner, or this process's part of it. Blocks; may compile."""
     return find_plugin(pool.engine).make_learner(config, pool, model_dir)
 
 
@@ -94,14 +94,13 @@ def build(
     """Makes a sampler and a learner from the same model directory. Blocks; both may compile.
 
     Args:
-      workdir: of the run, which this process has for itself; weights are published through a
+      workdir: directory of the run, which no other run uses; weights are published through a
         directory named after it.
-      make_learner: that of a `Leader`, where the learner may live in several processes
+      make_learner: replaced by that of a `Leader` for a learner that may live in several processes
         (rljax/multiprocess).
 
     Raises:
-      UserError: when the allocation lacks one of them, or no transport leads from one to the
-        other.
+      UserError: the allocation lacks one of them, or they have no transport in common.
     """
     samples, learns = require_both(allocation)
     transport = transport_of(config, allocation)
@@ -112,25 +111,26 @@ def build(
 
 
 def transport_of(config: Config, allocation: Allocation) -> str:
-    """The sampler's best way that the learner has too; arrays in memory are of one engine's own
-    layout.
+    """Returns the sampler's best transport that the learner has too.
 
-    Raises UserError where there is none, or only half an engine.
+    "memory" counts only within one engine: arrays have that engine's own layout.
+
+    Raises UserError if there is none, or a sampler or a learner is missing.
     """
     if allocation.sampler is None or allocation.learner is None:
         raise UserError(f"allocation_mode: {allocation} publishes no weights (a sampler and a learner do)")
     sampler, learner = allocation.sampler.engine, allocation.learner.engine
     taken, given = (find_plugin(name).routes(config, allocation) for name in (sampler, learner))
-    for way in taken:
-        if way in given and (way != MEMORY or sampler == learner):
-            return way
+    for transport in taken:
+        if transport in given and (transport != MEMORY or sampler == learner):
+            return transport
     raise UserError(
-        f"allocation_mode: no way for weights from {learner} ({', '.join(given)}) to {sampler} ({', '.join(taken)})"
+        f"allocation_mode: no transport for weights from {learner} ({', '.join(given)}) to {sampler} ({', '.join(taken)})"
     )
 
 
 def room_for_prompt(config: Config, allocation: Allocation) -> tuple[int, str]:
-    """(tokens that a prompt may have, what allows no more).
+    """Returns the longest prompt in tokens, and the setting that limits it, as text for an error.
 
     A sampler ends a completion where its context is full.
     """
@@ -143,7 +143,7 @@ def room_for_prompt(config: Config, allocation: Allocation) -> tuple[int, str]:
 
 
 def find_plugin(name: str) -> Plugin:
-    """The engine registered under a name.
+    """Returns the engine registered under a name.
 
     Raises UserError for an unknown name, one registered twice, or an entry point that can't be
     loaded or is no `Plugin`.
@@ -158,17 +158,14 @@ def find_plugin(name: str) -> Plugin:
 
 
 def portable_plugin(form: str) -> Plugin | None:
-    """The installed engine that reads checkpoints of a format, or None."""
+    """Returns the installed engine that reads checkpoints of a format, or None."""
     return next((plugin for _, plugin in _loaded_plugins() if form in plugin.formats), None)
 
 
 def _loaded_plugins() -> Iterator[tuple[str, Plugin]]:
-    """Every installed engine by name, in order.
-
-    One that can't be loaded is passed over: its trouble is its own.
-    """
+    """Yields all installed engines by name, in order; logs and skips those that can't be loaded."""
     for name in entry_points.names():
         try:
             yield name, find_plugin(name)
         except UserError as error:
-            log.warning("the engine %s is passed over: %s", name, error)
+            log.warning("the engine %s is skipped: %s", name, error)

@@ -1,4 +1,4 @@
-"""One process among those of a learner: its rank, as a launcher's environment says it."""
+"""Rank of one process of a learner that lives in several, from a launcher's environment."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ProcessRank:
     local_rank: int = 0  # among the processes of this host
     local_size: int = 1
     address: str = LOOPBACK  # of rank 0's host
-    port: int = 0  # free there or of the launcher's store: torch.distributed meets at it
-    launch: str = ""  # tells one start of the processes from the next
+    port: int = 0  # for torch.distributed: a free port there, or that of the launcher's store
+    launch: str = ""  # identifies one start of the processes
     coordinator: str = ""  # HOST:PORT, free on rank 0's host; the leader chooses it
 
     @property
@@ -36,7 +36,7 @@ class ProcessRank:
         return self.local_size == self.size
 
     def variables(self) -> dict[str, str]:
-        """As torchrun sets them, and ours."""
+        """Returns torchrun's environment variables and rljax's."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
@@ -50,9 +50,9 @@ class ProcessRank:
 
     @contextlib.contextmanager
     def in_environment(self) -> Iterator[None]:
-        """While a learner is made: frameworks read their place from the environment.
+        """Sets the variables while a learner is made, because frameworks read their rank there.
 
-        Servers we start later do not see it.
+        Servers that are started later do not see them.
         """
         variables = self.variables() if self.size > 1 else {}
         before = {name: os.environ.get(name) for name in variables}
@@ -68,9 +68,9 @@ class ProcessRank:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> ProcessRank:
-    """The place that torchrun, or whoever sets its variables, gave this process.
+    """Returns the rank that torchrun, or whoever sets its variables, gave this process.
 
-    Raises UserError where they make no sense.
+    Raises UserError if the variables make no sense.
     """
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return ProcessRank()
@@ -104,10 +104,10 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def free_port(host: str) -> int:
-    """One that nothing listens on now."""
+    """Returns a port of `host` that nothing listens on now."""
     with socket.socket() as probe:
         try:
             probe.bind((host, 0))
-        except OSError:  # a name for this host that is not an address of it
+        except OSError:  # a name of this host that is not one of its addresses
             probe.bind(("", 0))
         return int(probe.getsockname()[1])

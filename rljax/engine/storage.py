@@ -1,6 +1,4 @@
-"""Where weights that are published through files lie on their way: in memory, where the system has
-a directory there.
-"""
+"""Directory for weights that are published through files; memory-backed if the system has one."""
 
 from __future__ import annotations
 
@@ -12,14 +10,14 @@ from pathlib import Path
 
 
 def publish_directory(workdir: Path, suffix: str = "") -> Path:
-    """Directory for the weights of one run, the same in all of its processes. Returns the path;
-    does not create it.
+    """Returns the directory for one run's published weights; does not create it.
 
-    What a killed process of the run left there is deleted.
+    It is the same in all processes of the run. Files that a killed process of the run left in it
+    are deleted.
 
     Args:
       workdir: the run's own directory, which the name follows from.
-      suffix: keeps apart what one run sends to several places.
+      suffix: keeps apart the weights of one run for different receivers.
     """
     name = "rljax-" + hashlib.blake2b(str(workdir.resolve()).encode(), digest_size=8).hexdigest() + suffix
     directory = memory_backed() / name
@@ -28,7 +26,5 @@ def publish_directory(workdir: Path, suffix: str = "") -> Path:
 
 
 def memory_backed() -> Path:
-    """A directory whose files are in memory, where Linux has one; else the one for temporary
-    files.
-    """
+    """Returns a directory whose files are in memory, else the one for temporary files."""
     return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())

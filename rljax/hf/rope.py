@@ -1,4 +1,4 @@
-"""Rotary position embeddings: what a config says of them, and the angular frequencies that follow."""
+"""Rotary position embeddings: parsing them from a config, and their angular frequencies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RopeSpec:
 
 
 def parse_rope(fields: Mapping[str, Any], theta: float, max_length: int, where: str) -> RopeSpec:
-    """Of the `rope_parameters` or `rope_scaling` object of a config.
+    """Parses the `rope_parameters` or `rope_scaling` object of a config.
 
     Args:
       theta: used where the object has no `rope_theta` of its own.
@@ -77,7 +77,7 @@ def parse_rope(fields: Mapping[str, Any], theta: float, max_length: int, where: 
 
 
 def rope_fields(rope: RopeSpec) -> dict[str, Any]:
-    """The inverse of `parse_rope`: a `rope_parameters` object."""
+    """Returns a `rope_parameters` object; the inverse of `parse_rope`."""
     fields: dict[str, Any] = {"rope_type": rope.type, "rope_theta": rope.theta}
     if rope.type != "default":
         fields["factor"] = rope.factor
@@ -92,10 +92,11 @@ def rope_fields(rope: RopeSpec) -> dict[str, Any]:
 
 
 def frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
-    """Angle a position adds to each pair of dimensions. [head_dim / 2] float32, radians a token.
+    """Returns the angle that one position adds to each pair of dimensions.
 
-    Su et al. 2021, arXiv:2104.09864 (default); linear interpolation: Chen et al. 2023,
-    arXiv:2306.15595; llama3: Llama 3.1; yarn: Peng et al. 2023, arXiv:2309.00071.
+    [head_dim / 2] float32, radians per token. Su et al. 2021, arXiv:2104.09864 (default); linear
+    interpolation: Chen et al. 2023, arXiv:2306.15595; llama3: Llama 3.1; yarn: Peng et al. 2023,
+    arXiv:2309.00071.
     """
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     base = (1.0 / (np.float32(rope.theta) ** exponent)).astype(np.float32)
@@ -109,7 +110,7 @@ def frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
 
 
 def _llama3(base: np.ndarray, rope: RopeSpec) -> np.ndarray:
-    """Long waves are stretched by `factor`, short ones kept, those between are interpolated."""
+    """Stretches long waves by `factor`, keeps short ones, and interpolates between them."""
     turns = rope.original_length * base / (2 * math.pi)  # of each wave over the original length
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = np.clip(kept, 0.0, 1.0)
@@ -117,8 +118,9 @@ def _llama3(base: np.ndarray, rope: RopeSpec) -> np.ndarray:
 
 
 def _yarn(base: np.ndarray, rope: RopeSpec, head_dim: int) -> np.ndarray:
-    """Dimensions that turn more than beta_fast times over the original length are kept, fewer than
-    beta_slow stretched.
+    """Keeps dimensions of many turns over the original length and stretches those of few.
+
+    More than beta_fast turns are many, fewer than beta_slow few; between them it interpolates.
     """
 
     def dimension(turns: float) -> float:

@@ -1,4 +1,4 @@
-"""What a `config.json` says of a model: every architecture fact in one frozen, hashable value."""
+"""Architecture of a model as its `config.json` says it, in one frozen, hashable value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLASSES = {
 MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
-# Values that transformers assumes where a config.json is silent.
+# Defaults of transformers for fields that a config.json lacks.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False, "max_position_embeddings": 2048},
     "qwen2": {"tie_word_embeddings": False, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28},
@@ -78,39 +78,40 @@ class ModelSpec:
     output_bias: bool  # of o_proj
     mlp_bias: bool
     qk_norm: bool  # RMS norm of queries and keys over head_dim
-    gemma_norms: bool  # norms scale by 1 + w, and stand after attention and feed-forward too
+    gemma_norms: bool  # norms scale by 1 + w, and follow attention and feed-forward too
     embedding_scale: float
-    attention_scale: float  # of query times key
+    attention_scale: float  # factor of query times key
     attention_softcap: float | None
     final_softcap: float | None
-    windows: tuple[int | None, ...]  # a layer sees so many tokens back, itself included; None: all
+    windows: tuple[int | None, ...]  # per layer: tokens visible to a token, itself included; None: all
     ropes: tuple[RopeSpec, ...]
     rope_of_layer: tuple[int, ...]  # index into ropes
 
     @classmethod
     def from_directory(cls, directory: Path | str) -> ModelSpec:
-        """Raises UserError where there is no directory, no config.json, or a model that is not
-        implemented.
+        """Reads the spec of a model directory.
+
+        Raises UserError for a missing directory or config.json, or a model that is not implemented.
         """
         return cls.from_config(read_config(directory), str(Path(directory) / CONFIG))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str = CONFIG) -> ModelSpec:
-        """Of the parsed config.json. `where` names it in errors."""
+        """Makes the spec of a parsed config.json. `where` names it in errors."""
         return _parse(config, where)
 
     def to_config(self) -> dict[str, Any]:
-        """A config.json that transformers reads as the same model."""
+        """Returns a config.json that transformers reads as the same model."""
         return _unparse(self)
 
     @property
     def sliding(self) -> bool:
-        """Some layer has a window."""
+        """True if some layer has a window."""
         return any(window is not None for window in self.windows)
 
 
 def read_config(directory: Path | str) -> dict[str, Any]:
-    """The parsed config.json of a model directory, or UserError."""
+    """Parses the config.json of a model directory. Raises UserError."""
     directory = Path(directory)
     path = directory / CONFIG
     if not directory.is_dir():
@@ -141,7 +142,7 @@ def _architecture(config: Mapping[str, Any], where: str) -> str:
 
 
 class _Fields:
-    """Reads a config's fields, else the architecture's default, else says what is missing."""
+    """Fields of a config, with the architecture's defaults; raises UserError for a missing one."""
 
     def __init__(self, config: Mapping[str, Any], architecture: str, where: str) -> None:
         self.config = config
@@ -149,20 +150,21 @@ class _Fields:
         self.where = where
 
     def __getitem__(self, name: str) -> Any:
-        """A field that must have a value."""
+        """Returns a field that must have a value."""
         value = self.optional(name)
         if value is None:
             raise UserError(f"{self.where}: no {name!r}")
         return value
 
     def optional(self, name: str) -> Any:
-        """The field; the default where the config is silent; None where there is no default, or
-        the config says null.
+        """Returns the field, or the architecture's default if the config does not have it.
+
+        None if there is no default, or if the config says null.
         """
         return self.config[name] if name in self.config else self.defaults.get(name)
 
     def size(self, name: str) -> int:
-        """A field that must be a positive integer."""
+        """Returns a field that must be a positive integer."""
         value = self[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{self.where}: {name} must be a positive integer, not {value!r}")
@@ -215,14 +217,14 @@ def _parse(config: Mapping[str, Any], where: str) -> ModelSpec:
 
 
 def _layer_types(fields: _Fields, architecture: str, layers: int) -> list[str]:
-    """`sliding_attention` or `full_attention` for each layer."""
+    """Returns `sliding_attention` or `full_attention` for each layer."""
     if architecture == "llama":
         return ["full_attention"] * layers
     if architecture != "gemma3" and not fields["use_sliding_window"]:
         return ["full_attention"] * layers
     types = fields.optional("layer_types")
     if types is None and architecture == "gemma3":
-        pattern = fields.size("sliding_window_pattern")  # every so many layers one is full
+        pattern = fields.size("sliding_window_pattern")  # one layer in so many has full attention
         types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
     elif types is None:
         types = ["sliding_attention" if i >= fields["max_window_layers"] else "full_attention" for i in range(layers)]
@@ -235,8 +237,10 @@ def _layer_types(fields: _Fields, architecture: str, layers: int) -> list[str]:
 
 
 def _ropes(fields: _Fields, architecture: str, layer_types: list[str]) -> tuple[tuple[RopeSpec, ...], tuple[int, ...]]:
-    """transformers 5 writes `rope_parameters`, flat or by layer type; earlier `rope_theta` and
-    `rope_scaling`.
+    """Returns the kinds of rotary embedding, and the index of each layer's kind.
+
+    transformers 5 writes `rope_parameters`, flat or by layer type; earlier versions write
+    `rope_theta` and `rope_scaling`.
     """
     length = fields.size("max_position_embeddings")
     theta = float(fields["rope_theta"])

@@ -1,6 +1,4 @@
-"""What can teach by on-policy distillation: a model that gives the policy's own tokens a
-probability.
-"""
+"""Checks of the teacher of on-policy distillation, which must share the policy's tokens."""
 
 from __future__ import annotations
 
@@ -8,18 +6,17 @@ from pathlib import Path
 
 from rljax.config.schema import ActorConfig
 from rljax.errors import UserError
-from rljax.hf import tokenizer
 from rljax.hf.spec import CONFIG, ModelSpec
+from rljax.hf.tokenizer import load_tokenizer
 
 KEY = "actor.distill.teacher"
 
 
 def check(actor: ActorConfig, model_dir: Path) -> None:
-    """Before anything is loaded: the teacher is a whole model, and each id is the same token to it
-    as to the policy.
+    """Checks before anything is loaded that the teacher is a whole model with the policy's tokens.
 
     Args:
-      model_dir: of the policy.
+      model_dir: directory of the policy.
 
     Raises:
       UserError: names the key and the first token that differs.
@@ -35,11 +32,14 @@ def check(actor: ActorConfig, model_dir: Path) -> None:
     theirs, ours = ModelSpec.from_directory(teacher).vocab_size, ModelSpec.from_directory(model_dir).vocab_size
     if theirs < ours:
         raise UserError(f"{KEY}: {teacher} has logits for {theirs} ids and the policy for {ours} (a teacher needs all of them)")
-    _check_tokens(teacher, tokenizer.load(teacher).vocabulary(), tokenizer.load(model_dir).vocabulary())
+    _check_tokens(teacher, load_tokenizer(teacher).vocabulary(), load_tokenizer(model_dir).vocabulary())
 
 
 def _check_tokens(teacher: Path, theirs: dict[str, int], ours: dict[str, int]) -> None:
-    """The teacher may know more tokens, never other ones: text is not tokenized again for it."""
+    """Compares vocabularies: the teacher may have more tokens, but not other ones.
+
+    Text is not tokenized again for it.
+    """
     by_id = {index: token for token, index in theirs.items()}
     for token, index in sorted(ours.items(), key=lambda item: item[1]):
         if by_id.get(index) != token:

@@ -1,6 +1,8 @@
-"""The tensors of a model directory: names and shapes that follow from a `ModelSpec`."""
+"""Names and shapes of the tensors of a model directory, from its `ModelSpec`."""
 
 from __future__ import annotations
+
+import math
 
 from rljax.hf.spec import ModelSpec
 
@@ -10,27 +12,30 @@ UNEMBEDDING = "lm_head.weight"
 
 
 def layer_tensor(layer: int, name: str) -> str:
-    """Example: layer_tensor(3, "mlp.up_proj.weight") == "model.layers.3.mlp.up_proj.weight" """
+    """Returns the name of a layer's tensor.
+
+    Example: layer_tensor(3, "mlp.up_proj.weight") == "model.layers.3.mlp.up_proj.weight"
+    """
     return f"model.layers.{layer}.{name}"
 
 
 def projections(spec: ModelSpec) -> dict[str, tuple[int, int, bool]]:
-    """Linear maps of a layer: HF name -> (outputs, inputs, has a bias)."""
-    hidden, feed = spec.hidden_size, spec.intermediate_size
+    """Returns the linear maps of a layer: HF name -> (outputs, inputs, has a bias)."""
+    hidden, mlp = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     return {
         "self_attn.q_proj": (queries, hidden, spec.qkv_bias),
         "self_attn.k_proj": (keys, hidden, spec.qkv_bias),
         "self_attn.v_proj": (keys, hidden, spec.qkv_bias),
         "self_attn.o_proj": (hidden, queries, spec.output_bias),
-        "mlp.gate_proj": (feed, hidden, spec.mlp_bias),
-        "mlp.up_proj": (feed, hidden, spec.mlp_bias),
-        "mlp.down_proj": (hidden, feed, spec.mlp_bias),
+        "mlp.gate_proj": (mlp, hidden, spec.mlp_bias),
+        "mlp.up_proj": (mlp, hidden, spec.mlp_bias),
+        "mlp.down_proj": (hidden, mlp, spec.mlp_bias),
     }
 
 
 def norms(spec: ModelSpec) -> dict[str, int]:
-    """RMS norms of a layer: HF name -> width."""
+    """Returns the RMS norms of a layer: HF name -> width."""
     sizes = {"input_layernorm": spec.hidden_size, "post_attention_layernorm": spec.hidden_size}
     if spec.gemma_norms:
         sizes |= {"pre_feedforward_layernorm": spec.hidden_size, "post_feedforward_layernorm": spec.hidden_size}
@@ -40,7 +45,7 @@ def norms(spec: ModelSpec) -> dict[str, int]:
 
 
 def tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a directory of this model holds, in the order they are written."""
+    """Returns the shapes of all tensors of a model directory, in the order they are written."""
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
     for layer in range(spec.num_layers):
         for name, (outputs, inputs, bias) in projections(spec).items():
@@ -56,11 +61,5 @@ def tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def parameter_count(spec: ModelSpec) -> int:
-    """Parameters, a tied unembedding counted once."""
-    total = 0
-    for shape in tensors(spec).values():
-        size = 1
-        for extent in shape:
-            size *= extent
-        total += size
-    return total
+    """Returns the number of parameters; a tied unembedding counts once."""
+    return sum(math.prod(shape) for shape in tensors(spec).values())

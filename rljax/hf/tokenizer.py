@@ -1,11 +1,10 @@
-"""The tokenizer that both paths share: token ids, text and chat templates of a HF model directory.
+"""The tokenizer that both paths share: token ids, text and chat templates of a HF directory.
 
-    tokenizer = load(model_dir)
+    tokenizer = load_tokenizer(model_dir)
     prompt_ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is 12+30?"}])
     text = tokenizer.decode(completion.token_ids)
 
-transformers renders the chat template, in its sandbox, so that a prompt here has the ids that it
-has there.
+transformers renders the chat template, in its sandbox, so that a prompt has the same ids as there.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rljax.errors import UserError
 
 Message = Mapping[str, str]  # role and content
 
-_REPLY = "\x02reply\x03"  # stands for an assistant's text while a template is taken apart; no template changes it
+_REPLY = "\x02reply\x03"  # placeholder for an assistant's text, to find it in a rendered template
 
 # The character-level tokenizer
 CHAR_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")  # ids 0 to 3
@@ -30,20 +29,21 @@ CHAR_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor 
 
 
 class Tokenizer(Protocol):
-    """What workflows, samplers and logs need of a tokenizer."""
+    """Tokenizer as workflows, samplers and logs use it."""
 
-    eos_token_ids: tuple[int, ...]  # every id that ends a turn: generation_config.json, config.json, tokenizer, joined
+    eos_token_ids: tuple[int, ...]  # all ids that end a turn, of generation_config.json, config.json and tokenizer
     eos_token_id: int  # the one of them that ends an assistant's turn in the chat template
     pad_token_id: int  # may equal an EOS id: padding is known by length, never by id
     vocab_size: int  # ids are below it
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text alone: no BOS, no EOS."""
+        """Returns the ids of the text alone: no BOS, no EOS."""
         ...
 
     def unknown(self, text: str) -> str:
-        """The first character for which there is no token, so that the policy would see a
-        stand-in; empty: there is none.
+        """Returns the first character without a token, or "" if there is none.
+
+        The policy would see the unknown token in its place.
         """
         ...
 
@@ -52,27 +52,27 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]: ...
 
     def next_turn(self, messages: Sequence[Message], last_token_id: int) -> list[int]:
-        """Ids that follow a sampled reply, up to where the next one is sampled.
+        """Returns the ids from the end of a sampled reply to the start of the next one.
 
         Args:
-          messages: the conversation; its last assistant turn is the reply, what follows it is what
-            the ids say.
-          last_token_id: the last id that was sampled for the reply: a turn's end that the policy
+          messages: the conversation; its last assistant turn is the reply, and the ids cover the
+            messages after it.
+          last_token_id: the last id that was sampled for the reply; a turn's end that the policy
             sampled is not repeated.
         """
         ...
 
 
 class HFTokenizer:
-    """A Tokenizer over one of transformers.
+    """A Tokenizer that wraps one of transformers.
 
-    Every method may be called from any thread once constructed.
+    All methods may be called from any thread once it is constructed.
     """
 
     def __init__(self, inner: Any, directory: Path, eos_token_ids: Sequence[int]) -> None:
         self._inner = inner
         self._directory = directory
-        self._system_role: bool | None = None  # found out when the first system message comes
+        self._system_role: bool | None = None  # unknown until the first system message
         turn_end = self._turn_end() if inner.chat_template else None
         known = list(dict.fromkeys([*eos_token_ids, *([] if turn_end is None else [turn_end])]))
         if not known:
@@ -83,7 +83,7 @@ class HFTokenizer:
         self.vocab_size: int = 1 + max(inner.get_vocab().values())
 
     def vocabulary(self) -> dict[str, int]:
-        """The id of every token, added ones too."""
+        """Returns the id of every token, added ones included."""
         return dict(self._inner.get_vocab())
 
     def encode(self, text: str) -> list[int]:
@@ -103,8 +103,9 @@ class HFTokenizer:
         return self.encode(self.render(messages, add_generation_prompt=add_generation_prompt))
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The chat template's text. A template with no system role gets the system message atop
-        the first user turn.
+        """Renders the chat template to text.
+
+        If the template has no system role, the system message is put before the first user turn.
 
         Raises:
           UserError: when the directory has no chat template, or the template refuses the messages.
@@ -136,7 +137,7 @@ class HFTokenizer:
             raise UserError(f"{self._directory}: the chat template refuses messages of roles {roles}: {error}") from error
 
     def _has_system_role(self) -> bool:
-        """Whether a system message comes through: some templates raise on one, some leave it out."""
+        """Returns whether the template renders system messages; some raise, some leave them out."""
         if self._system_role is None:
             probe = [{"role": "system", "content": _REPLY}, {"role": "user", "content": "?"}]
             try:
@@ -152,7 +153,7 @@ class HFTokenizer:
         return after
 
     def _turn_end(self) -> int | None:
-        """The special token that the chat template puts right after an assistant's text."""
+        """Returns the special token that the chat template puts right after an assistant's text."""
         probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY}]
         try:
             ids = self.encode(self._after_reply(self._render(probe, False)))
@@ -162,11 +163,13 @@ class HFTokenizer:
         return ids[0] if ids and ids[0] in special else None
 
 
-def load(directory: str | Path) -> HFTokenizer:
-    """The tokenizer of a HF model directory. Imports transformers (about a second), not torch.
+def load_tokenizer(directory: str | Path) -> HFTokenizer:
+    """Loads the tokenizer of a HF model directory.
+
+    Imports transformers (about a second), not torch.
 
     Raises:
-      UserError: when the directory or its tokenizer is missing or broken.
+      UserError: the directory or its tokenizer is missing or broken.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -182,11 +185,11 @@ def load(directory: str | Path) -> HFTokenizer:
 
 
 def build_char_tokenizer(directory: str | Path) -> int:
-    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, which transformers and
-    SGLang load as well.
+    """Writes the character-level tokenizer, which transformers and SGLang load as well.
 
-    One token a character, 100 in all; text outside ASCII becomes `<unk>`. The chat template is the
-    messages' content and nothing around it.
+    One token per character, 100 in all; text outside ASCII becomes `<unk>`. The chat template is
+    the messages' content and nothing around it. The files are tokenizer.json, tokenizer_config.json
+    and chat_template.jinja.
 
     Returns:
       The vocabulary's size, for config.json.
@@ -230,8 +233,9 @@ def _transformers_class(directory: Path) -> Any:
 
 
 def _eos_ids(directory: Path, inner: Any) -> list[int]:
-    """EOS ids of generation_config.json, config.json (and its text_config) and the tokenizer,
-    joined, in that order.
+    """Returns the EOS ids of generation_config.json, config.json and the tokenizer, in that order.
+
+    Those of config.json's text_config are included.
     """
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):

@@ -1,6 +1,4 @@
-"""Safetensors of a model directory: read tensor by tensor, or slice by slice; written file by
-file.
-"""
+"""Safetensors of a model directory: read by tensor or by slice, written by file."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 class WeightReader:
-    """The tensors of a directory, on disk until they are asked for.
+    """Reader of a directory's tensors, which stay on disk until they are asked for.
 
     Example: WeightReader(Path("models/SmolLM2")).read("model.norm.weight")
     """
@@ -46,8 +44,9 @@ class WeightReader:
         }
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UserError unless the directory holds exactly the tensors of `spec`, in their
-        shapes.
+        """Checks that the directory has exactly the tensors of `spec`, in their shapes.
+
+        Raises UserError if not.
         """
         expected = tensors(spec)
         for name, shape in expected.items():
@@ -55,16 +54,19 @@ class WeightReader:
                 raise UserError(f"{self.directory}: tensor {name!r} is missing (is the model stored whole?)")
             if self.shapes[name] != shape:
                 raise UserError(
-                    f"{self._where[name]}: tensor {name!r} has shape {list(self.shapes[name])}, config.json means {list(shape)}"
+                    f"{self._where[name]}: tensor {name!r} has shape {list(self.shapes[name])}, config.json says {list(shape)}"
                 )
         for name in self.shapes.keys() - expected.keys():
             if name != UNEMBEDDING and not name.endswith("rotary_emb.inv_freq"):  # a copy of the embedding; a constant
                 raise UserError(
-                    f"{self._where[name]}: tensor {name!r} has no place in a {spec.architecture} model as config.json says it"
+                    f"{self._where[name]}: tensor {name!r} is not part of the {spec.architecture} model in config.json"
                 )
 
     def read(self, name: str, index: tuple[slice, ...] | None = None) -> np.ndarray:
-        """The tensor, or a slice of it, in its stored dtype. A copy; nothing else is read."""
+        """Reads a copy of a tensor, or of a slice of it, in its stored dtype.
+
+        Nothing else is read. Raises UserError for a damaged file.
+        """
         path = self._where[name]
         try:
             if index is None:
@@ -107,17 +109,16 @@ def write_weights(
     dtype: str,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Writes model.safetensors, or numbered files and their index where it would exceed
-    `max_file_bytes`.
+    """Writes model.safetensors, or numbered files and an index if it would exceed `max_file_bytes`.
 
     Args:
-      shapes: what is written, in order.
-      read: a tensor by name; called when its file is written, so that one file's tensors are in
-        memory at a time.
+      shapes: shapes of the tensors to write, in order.
+      read: returns a tensor by name; called when its file is written, so that only one file's
+        tensors are in memory.
       dtype: stored type: "float32", "float16", "bfloat16".
 
     Raises:
-      UserError: the disk is full or not writable. Files that were there are then still whole.
+      UserError: the disk is full or not writable. Existing files are then still whole.
     """
     directory = Path(directory)
     files = _split(shapes, DTYPES[dtype].itemsize, max_file_bytes)
@@ -134,7 +135,7 @@ def write_weights(
 
 
 def _split(shapes: Mapping[str, Shape], itemsize: int, limit: int) -> list[list[str]]:
-    """Names of each file: as many as fit, at least one."""
+    """Returns the names of each file's tensors: as many as fit, at least one."""
     files: list[list[str]] = [[]]
     size = 0
     for name, shape in shapes.items():
@@ -148,15 +149,15 @@ def _split(shapes: Mapping[str, Shape], itemsize: int, limit: int) -> list[list[
 
 
 def write_tensors(path: Path, arrays: Mapping[str, np.ndarray], dtype: str) -> None:
-    """One safetensors file, written aside and renamed.
+    """Writes one safetensors file aside and renames it.
 
-    Raises UserError where the disk is full or not writable.
+    Raises UserError if the disk is full or not writable.
     """
     aside = path.with_name(path.name + ".part")
     stored = {name: np.ascontiguousarray(np.asarray(array).astype(DTYPES[dtype], copy=False)) for name, array in arrays.items()}
     try:
-        save_file(stored, aside, metadata={"format": "pt"})  # transformers reads the tensors only with this mark
-        aside.chmod(0o644)  # safetensors keeps them to their owner; a server may run as someone else
+        save_file(stored, aside, metadata={"format": "pt"})  # transformers refuses files without it
+        aside.chmod(0o644)  # safetensors makes them private; a server may run as another user
         os.replace(aside, path)
     except (SafetensorError, OSError) as error:
         with contextlib.suppress(OSError):
@@ -165,7 +166,7 @@ def write_tensors(path: Path, arrays: Mapping[str, np.ndarray], dtype: str) -> N
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes aside and renames, so that a reader never sees half of it."""
+    """Writes JSON aside and renames it, so that a reader never sees half of it. Raises UserError."""
     aside = path.with_name(path.name + ".part")
     try:
         aside.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,9 +1,9 @@
-"""Messages between processes, and on disk: one framing, one handshake, one way to listen.
+"""Messages between processes and on disk: one framing, one handshake, one listener.
 
-framing.py     a message as bytes, and back: for sockets, asyncio streams and files
-handshake.py   both sides of a connection prove that they know a token, which never travels
-listener.py    accepts connections, and hands over those that passed the handshake
+framing.py     encodes and decodes messages: on sockets, asyncio streams and in files
+handshake.py   both sides of a connection prove that they know a token, which is never sent
+listener.py    accepts connections and passes on those that completed the handshake
 
-Rollout workers (rljax/workers), ranks of a learner (rljax/multiprocess) and the journal
-(rljax/rollout/journal.py) use it.
+Used by rollout workers (rljax/workers), the ranks of a learner (rljax/multiprocess) and the journal
+(rljax/rollout/journal.py).
 """

@@ -1,10 +1,13 @@
-"""One message as bytes: a JSON header and raw arrays, counted and checksummed. Nothing is pickled.
+"""Framing of messages: a JSON header and raw arrays, with lengths and a checksum. No pickle.
 
     "RLJX" | version u8 | header bytes u32 | body bytes u64 | CRC-32 u32 | header | body
 
-Numbers are little-endian. The header is {"kind": ..., "fields": {...}, "arrays": [[name, dtype,
-shape], ...]}; the body holds those arrays one after the other. The CRC-32 is of every other byte.
-What a version changes stands behind the first 21 bytes.
+Numbers are little-endian. The header is
+
+    {"kind": ..., "fields": {...}, "arrays": [[name, dtype, shape], ...]}
+
+and the body is those arrays, concatenated. The CRC-32 covers all other bytes. The first 21 bytes
+are the same in all versions of the format.
 """
 
 from __future__ import annotations
@@ -26,33 +29,33 @@ MAGIC = b"RLJX"
 VERSION = 1
 PREFIX = struct.Struct("<4sBIQI")
 DTYPES = {np.dtype(name).str: np.dtype(name) for name in ("bool", "uint8", "<i4", "<i8", "<f4", "<f8")}
-CHUNK = 1 << 20  # bytes read from a socket at once
+CHUNK = 1 << 20  # bytes per read from a socket
 
 Buffer = bytes | bytearray | memoryview
 
 
 class FramingError(Exception):
-    """What came is not a message: torn, changed, too large, or of another version."""
+    """The bytes are not a message: incomplete, changed, too large, or of another version."""
 
 
 class ConnectionClosed(FramingError):
-    """The other side closed the connection, between two messages or within one."""
+    """The other side closed the connection, between messages or within one."""
 
 
 class Limits(NamedTuple):
-    """The largest message that a reader takes, in bytes."""
+    """Largest message that a reader accepts, in bytes."""
 
     header: int
     body: int
 
 
-UNPROVED = Limits(header=4096, body=0)  # before the other side has proved that it knows the token
+UNPROVED = Limits(header=4096, body=0)  # until the other side has proved that it knows the token
 PROVED = Limits(header=64 << 20, body=64 << 30)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
-    """One message.
+    """A kind, fields and arrays.
 
     Example: Message("call", {"method": "score", "number": 3}, {"token_ids": ids})
     """
@@ -66,15 +69,15 @@ class Message:
 
 
 def encode(message: Message) -> list[Buffer]:
-    """Returns the bytes of a message as pieces to be written in this order; arrays are not copied.
+    """Encodes a message as pieces to be written in order. Arrays are not copied.
 
     Raises:
-      ValueError: an array has a dtype that messages don't carry.
+      ValueError: the dtype of an array is not in DTYPES.
     """
     arrays = {name: np.asarray(array, order="C") for name, array in message.arrays.items()}
     for name, array in arrays.items():
         if array.dtype.str not in DTYPES:
-            raise ValueError(f"{name}: a message carries no {array.dtype}")
+            raise ValueError(f"{name}: a message can't carry {array.dtype}")
     described = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     header = json.dumps({"kind": message.kind, "fields": message.fields, "arrays": described}).encode()
     body = [array.reshape(-1).view(np.uint8).data for array in arrays.values() if array.size]
@@ -120,10 +123,7 @@ def _checked(prefix: _Prefix, header: Buffer, body: Buffer) -> Message:
 
 
 def _decode(header: Buffer, body: Buffer) -> Message:
-    """The inverse of `encode`, behind the prefix; arrays are views of the body.
-
-    Raises FramingError.
-    """
+    """Decodes header and body. Arrays are views of the body. Raises FramingError."""
     try:
         tree = json.loads(bytes(header))
         kind, fields, described = tree["kind"], tree["fields"], tree["arrays"]
@@ -137,7 +137,8 @@ def _decode(header: Buffer, body: Buffer) -> Message:
 def _arrays(described: list[tuple[str, str, list[int]]], body: Buffer) -> dict[str, np.ndarray]:
     """Cuts the body into arrays.
 
-    Raises ValueError, KeyError, TypeError where the two don't fit.
+    Raises:
+      ValueError, KeyError, TypeError: body and description don't match.
     """
     arrays: dict[str, np.ndarray] = {}
     start = 0
@@ -169,13 +170,12 @@ def receive(connection: socket.socket, limits: Limits = PROVED, *, deadline: flo
     """Receives the next message; blocks.
 
     Args:
-      deadline: on time.monotonic()'s clock, for the whole message: a byte now and then doesn't put
-        it off.
+      deadline: for the whole message, on the clock of time.monotonic().
 
     Raises:
       ConnectionClosed: the other side closed the connection.
-      FramingError: what came is not a message, or larger than the limits.
-      TimeoutError: it is past the deadline.
+      FramingError: the bytes are not a message, or it is larger than the limits.
+      TimeoutError: the deadline has passed.
     """
     prefix = _prefix(_exactly(connection, PREFIX.size, deadline), limits)
     header = _exactly(connection, prefix.header, deadline)
@@ -183,7 +183,7 @@ def receive(connection: socket.socket, limits: Limits = PROVED, *, deadline: flo
 
 
 def _exactly(connection: socket.socket, count: int, deadline: float | None) -> bytearray:
-    """Reads so many bytes as they come: a length that lies takes no memory."""
+    """Reads `count` bytes. The buffer grows as they arrive, so a false length takes no memory."""
     data = bytearray()
     while len(data) < count:
         if deadline is not None:
@@ -214,11 +214,12 @@ async def read(reader: asyncio.StreamReader, limits: Limits = PROVED) -> Message
 
 
 def scan(data: Buffer) -> Iterator[tuple[Message, int]]:
-    """Yields the whole messages at the beginning of a file's bytes, each with the position behind
-    it.
+    """Yields the complete messages at the start of a file's bytes, each with its end position.
 
-    Ends at the first that is torn or changed. Raises FramingError at one that is whole and of
-    another version.
+    Stops at the first message that is incomplete or changed.
+
+    Raises:
+      FramingError: a complete message is of another version.
     """
     view, start = memoryview(data), 0
     while len(view) - start >= PREFIX.size:

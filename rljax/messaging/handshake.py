@@ -1,16 +1,16 @@
-"""Both sides of a new connection prove that they know a token, without sending it. Each proof is
-of this connection alone.
+"""Handshake in which both sides of a connection prove that they know a token, without sending it.
 
-    listener                                              connector
-    challenge {nonce}                           ------>
-                                                <------   hello {nonce, hello, proof}       hello: who it is
-    welcome {proof}                             ------>                                     the connection is open
- or refused {reason, proof}                     ------>                                     a reason that can be believed
- or denied  {}                                  ------>                                     its token is another
+    listener                            connector
+    challenge {nonce}            --->
+                                 <---   hello {nonce, hello, proof}   says who connects
+    welcome {proof}              --->                                 the connection is open
+ or refused {reason, proof}      --->                                 a reason, with a proof
+ or denied  {}                   --->                                 the tokens differ
 
-A proof is HMAC-SHA256 under the token over who proves, both nonces and what is claimed.
-`ListenerHandshake` and `ConnectorHandshake` map messages received to messages to send; `connect`
-and `connect_async` do that over a connection.
+A proof is HMAC-SHA256 with the token as key, over the kind of message, both nonces, the hello and
+the reason. The nonces make a proof valid for one connection only. `ListenerHandshake` and
+`ConnectorHandshake` map received messages to messages to send, without I/O; `connect` and
+`connect_async` do the handshake over a connection.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ NONCE_BYTES = 16
 
 
 class HandshakeError(Exception):
-    """The other side did not prove that it knows the token, or doesn't speak this protocol."""
+    """The other side did not prove that it knows the token, or does not speak this protocol."""
 
 
 class Refused(HandshakeError):
-    """The other side knows the token and says why it doesn't want this connection."""
+    """The other side knows the token but refuses the connection. The message is its reason."""
 
 
 class ListenerHandshake:
-    """The side that listens.
+    """Listener's side of a handshake.
 
     Example:
 
         handshake = ListenerHandshake(token)
         send(handshake.challenge())
-        hello = handshake.verify(receive())                      # HandshakeError: send(handshake.denied())
-        send(handshake.welcome())                                # or handshake.refused("this rank is here already")
+        hello = handshake.verify(receive())     # HandshakeError: send(handshake.denied())
+        send(handshake.welcome())               # or handshake.refused("rank 1 is here already")
     """
 
     def __init__(self, token: str) -> None:
@@ -58,10 +58,7 @@ class ListenerHandshake:
         return Message("challenge", {"nonce": self._nonce})
 
     def verify(self, message: Message) -> dict[str, Any]:
-        """Returns what the connector says of itself.
-
-        Raises HandshakeError where it doesn't know the token.
-        """
+        """Returns the connector's hello. Raises HandshakeError if it does not know the token."""
         nonce, hello = message.fields.get("nonce"), message.fields.get("hello")
         if message.kind != "hello" or not _is_nonce(nonce) or not isinstance(hello, dict) or not _is_flat(hello):
             raise HandshakeError("no hello")
@@ -78,15 +75,12 @@ class ListenerHandshake:
         return Message("refused", {"reason": reason, "proof": _proof(self._token, "refused", [*self._transcript, reason])})
 
     def denied(self) -> Message:
-        """Tells a connector whose token is another so.
-
-        It proves nothing, and tells nothing that could be used.
-        """
+        """Tells the connector that its token differs. Carries no proof, and reveals nothing."""
         return Message("denied")
 
 
 class ConnectorHandshake:
-    """The side that connects.
+    """Connector's side of a handshake.
 
     Example:
 
@@ -96,25 +90,28 @@ class ConnectorHandshake:
     """
 
     def __init__(self, token: str, hello: Mapping[str, Any]) -> None:
-        """hello: says who connects, by text, numbers, booleans and None; of 3 KB at most."""
+        """
+        Args:
+          hello: describes the connector: text, numbers, booleans and None, at most 3 KB.
+        """
         self._token, self._hello, self._transcript = token, dict(hello), list[Any]()
 
     def answer(self, challenge: Message) -> Message:
-        """Returns the hello, with its proof. Raises HandshakeError."""
+        """Returns the hello, with a proof. Raises HandshakeError if this is not a challenge."""
         nonce = challenge.fields.get("nonce")
         if challenge.kind != "challenge" or not _is_nonce(nonce):
-            raise HandshakeError("it is no listener of rljax")
+            raise HandshakeError("it is not a listener of rljax")
         own = secrets.token_hex(NONCE_BYTES)
         self._transcript = [nonce, own, self._hello]
         proof = _proof(self._token, "hello", self._transcript)
         return Message("hello", {"nonce": own, "hello": self._hello, "proof": proof})
 
     def verify(self, answer: Message) -> None:
-        """Returns when the listener has proved that it knows the token, and takes the connection.
+        """Checks that the listener knows the token and accepts the connection.
 
         Raises:
-          Refused: it knows the token, and gives a reason.
-          HandshakeError: it does not know it.
+          Refused: the listener knows the token, but refuses the connection.
+          HandshakeError: the listener does not know the token.
         """
         claimed = self._transcript + ([answer.fields.get("reason")] if answer.kind == "refused" else [])
         if answer.kind not in ("welcome", "refused") or not _same(
@@ -135,7 +132,7 @@ def _same(given: object, expected: str) -> bool:
 
 
 def _is_flat(hello: dict[str, Any]) -> bool:
-    """Whether a hello nests nothing: a stranger's depth is not ours to follow."""
+    """Returns whether a hello is flat: encoding deeply nested values would exhaust the stack."""
     return all(isinstance(value, str | int | float | None) for value in hello.values())
 
 
@@ -144,11 +141,11 @@ def _is_nonce(nonce: object) -> bool:
 
 
 def connect(connection: socket.socket, token: str, hello: Mapping[str, Any]) -> None:
-    """The connector's handshake over a socket, which then blocks without a time limit.
+    """Does the connector's handshake over a socket, which afterwards has no timeout. Blocks.
 
     Raises:
       Refused, HandshakeError: as `ConnectorHandshake.verify`.
-      FramingError, OSError: the connection broke, or the other side isn't rljax.
+      FramingError, OSError: the connection broke, or the other side is not rljax.
     """
     handshake, deadline = ConnectorHandshake(token, hello), time.monotonic() + TIME_LIMIT
     send(connection, handshake.answer(receive(connection, UNPROVED, deadline=deadline)))
@@ -159,9 +156,14 @@ def connect(connection: socket.socket, token: str, hello: Mapping[str, Any]) -> 
 async def connect_async(
     read: Callable[[], Awaitable[Message]], write: Callable[[Message], object], token: str, hello: Mapping[str, Any]
 ) -> None:
-    """The connector's handshake in asyncio.
+    """Does the connector's handshake in asyncio.
 
-    `read` returns messages within `UNPROVED`. Raises as `connect`.
+    Args:
+      read: returns the next message, within the limits `UNPROVED`.
+      write: sends a message.
+
+    Raises:
+      Refused, HandshakeError, FramingError, OSError: as `connect`.
     """
     handshake = ConnectorHandshake(token, hello)
     try:

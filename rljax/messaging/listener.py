@@ -1,9 +1,9 @@
-"""Listens for connections and hands over those that passed the handshake, in threads of its own.
+"""Listener: accepts connections and passes on those that completed the handshake.
 
-A connection that has not proved itself costs one open file and one thread for TIME_LIMIT at most,
-and there are never more than MAX_UNPROVED of them: the next one is let in when one of them is
-through, or when the oldest has had MIN_TIME, which is then closed. The rest waits in the system's
-queue. Running out of files ends nothing: the oldest is closed, and listening goes on.
+A connection in its handshake takes one open file and one thread, for at most TIME_LIMIT, and there
+are at most MAX_UNPROVED of them. The next connection is accepted when one of them is done, or when
+the oldest has had MIN_TIME; that one is then closed. Further connections wait in the system's
+queue. If the process runs out of files, the oldest connection is closed and listening goes on.
 """
 
 from __future__ import annotations
@@ -22,53 +22,58 @@ from rljax.messaging.framing import UNPROVED, FramingError, receive, send
 from rljax.messaging.handshake import HandshakeError, ListenerHandshake
 
 MAX_UNPROVED = 16  # connections at once that are still in their handshake
-MIN_TIME = 0.5  # seconds that each of them has at least
+MIN_TIME = 0.5  # seconds that each of them has at least, even if others wait
 BACKLOG = 128  # connections that wait in the system's queue
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of accept: files or memory, for now
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # errors of accept without free files or memory
 
 log = logging.getLogger(__name__)
 
-Objection = Callable[[Mapping[str, Any]], str | None]
-"""Says in a line why a connector is not wanted, from its hello; None where it is."""
+RefusalReason = Callable[[Mapping[str, Any]], str | None]
+"""Takes a connector's hello. Returns a line that says why it is refused, or None to accept it."""
 
 Admit = Callable[[socket.socket, Mapping[str, Any]], None]
-"""Takes a connection that passed the handshake, and its hello."""
+"""Takes a connection that completed the handshake, and the connector's hello."""
 
 
 class Listener:
-    """A listening socket that hands over only connections whose other side knows the token.
+    """Listening socket that passes on connections whose other side knows the token.
 
     Example:
 
-        listener = Listener(("127.0.0.1", 0), token, what="workers", objection=lambda hello: None, admit=connections.put)
+        def admit(connection, hello): ...
+
+        def refusal_reason(hello): return None if hello["rank"] == 1 else "only rank 1 is missing"
+
+        options = {"peers": "ranks", "refusal_reason": refusal_reason, "admit": admit}
+        listener = Listener(("127.0.0.1", 0), token, **options)
         listener.address                                # ("127.0.0.1", 40213)
         listener.close()
     """
 
-    def __init__(self, address: tuple[str, int], token: str, *, what: str, objection: Objection, admit: Admit) -> None:
+    def __init__(
+        self, address: tuple[str, int], token: str, *, peers: str, refusal_reason: RefusalReason, admit: Admit
+    ) -> None:
         """
         Args:
           address: host and port; port 0 for a free one.
-          what: who is expected, for the log.
-          objection, admit: called in a thread of the listener, never two at once: what `admit`
-            took the next `objection` sees.
+          token: secret that both sides must know.
+          peers: plural noun for the expected connectors, for the log.
+          refusal_reason, admit: called in threads of the listener, one after the other for each
+            connection, and never for two connections at once.
 
         Raises:
           OSError: the address can't be listened on.
         """
-        self._token, self._what, self._objection, self._admit = token, what, objection, admit
+        self._token, self._peers, self._refusal_reason, self._admit = token, peers, refusal_reason, admit
         self._lock, self._admitting = threading.Condition(), threading.Lock()
-        self._unproved: dict[socket.socket, float] = {}  # since when, oldest first
+        self._unproved: dict[socket.socket, float] = {}  # connections by time of arrival, oldest first
         self._closed = self._warned = False
         self._socket = _listening(address)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
-        threading.Thread(target=self._run, daemon=True, name=f"listener of {what}").start()
+        threading.Thread(target=self._run, daemon=True, name=f"listener for {peers}").start()
 
     def close(self) -> None:
-        """Stops listening, and closes connections that are still in the handshake.
-
-        May be repeated.
-        """
+        """Stops listening, and closes connections that are in their handshake. Idempotent."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
@@ -94,7 +99,7 @@ class Listener:
                 self._turn_away(connection, error)
 
     def _make_room(self) -> None:
-        """Blocks while too many are in their handshake; closes the oldest for the one that came."""
+        """Blocks while too many handshakes are in progress; closes the oldest after MIN_TIME."""
         with self._lock:
             while len(self._unproved) >= MAX_UNPROVED and not self._closed:
                 oldest = next(iter(self._unproved))
@@ -104,7 +109,7 @@ class Listener:
                 self._lock.wait(left if left > 0 else MIN_TIME)
 
     def _survive(self, error: OSError) -> None:
-        """Goes on after a failed accept: the connection was gone, or this process is out of files."""
+        """Recovers from a failed accept: the connection is gone, or no file or memory is free."""
         if self._closed or error.errno == errno.ECONNABORTED:
             return
         with self._lock:
@@ -113,11 +118,11 @@ class Listener:
                 _hang_up(oldest)
         if not self._warned:
             self._warned = True
-            log.warning("%s: cannot accept a connection, and goes on: %s", self._what, error.strerror or error)
+            log.warning("%s: could not accept a connection, listening goes on: %s", self._peers, error.strerror or error)
         time.sleep(0.1)
 
     def _greet(self, connection: socket.socket) -> None:
-        """The listener's side of one handshake."""
+        """Runs one handshake in a thread of its own. Closes the connection if it fails."""
         try:
             self._handshake(connection)
         except (HandshakeError, FramingError, OSError) as error:
@@ -137,9 +142,9 @@ class Listener:
         except HandshakeError:
             send(connection, side.denied())
             raise
-        self._forget(connection)  # it has proved itself, and is not closed for others
+        self._forget(connection)  # it has proved that it knows the token, and is not closed to make room
         with self._admitting:
-            if (reason := self._objection(hello)) is not None:
+            if (reason := self._refusal_reason(hello)) is not None:
                 send(connection, side.refused(reason))
                 raise HandshakeError(reason)
             send(connection, side.welcome())
@@ -154,14 +159,11 @@ class Listener:
 
     def _turn_away(self, connection: socket.socket, error: Exception) -> None:
         connection.close()
-        log.info("%s: a connection was turned away: %s", self._what, error)
+        log.info("%s: a connection was turned away: %s", self._peers, error)
 
 
-def connected(address: tuple[str, int], token: str, hello: Mapping[str, Any]) -> socket.socket:
-    """Connects to a listener, and returns the connection after the handshake.
-
-    Blocks. Raises as `handshake.connect`.
-    """
+def connect_to(address: tuple[str, int], token: str, hello: Mapping[str, Any]) -> socket.socket:
+    """Connects to a listener and does the handshake. Blocks. Raises as `handshake.connect`."""
     connection = socket.create_connection(address, timeout=handshake.TIME_LIMIT)
     try:
         handshake.connect(connection, token, hello)
@@ -179,13 +181,13 @@ def _listening(address: tuple[str, int]) -> socket.socket:
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """Wakes the thread that waits in it, which closes it."""
+    """Shuts a connection down, which wakes the thread that waits in it; that thread closes it."""
     with contextlib.suppress(OSError):  # gone already
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Has a vanished host noticed within half a minute, and small messages sent at once."""
+    """Sets socket options: vanished hosts are noticed in 30 s, small messages sent at once."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000)):
         if hasattr(socket, name):  # not on every system

@@ -1,7 +1,6 @@
-"""Metrics: sums and counts that merge, what is counted between two steps, and bounds that end a
-run.
+"""Metrics of a run.
 
-mean.py          (sum, count), merged over micro-batches, ranks and steps
+mean.py          sums and counts, merged over micro-batches, ranks and steps
 accumulator.py   counters, observations and timers between two steps
-guardrails.py    bounds on a step's metrics
+guardrails.py    bounds on metrics, which end a run that has gone wrong
 """

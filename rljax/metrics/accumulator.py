@@ -1,4 +1,4 @@
-"""What is counted and timed between two steps, until the step's metrics are written."""
+"""Counters, observations and timers between two steps, until the step's metrics are written."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from rljax.metrics.mean import Mean
 
 
 class Accumulator:
-    """Counts and values that gather until they are drained. The order they come in changes no bit
-    of what is drained.
+    """Counters and values that accumulate until they are drained.
 
-    Example: accumulator.count("rollout/rejected"); accumulator.observe("rollout/reward", [1.0]);
-    accumulator.drain()
+    The order in which values arrive does not change a bit of the result.
+
+    Example:
+
+        accumulator.count("rollout/rejected")
+        accumulator.observe("rollout/reward", [1.0])
+        accumulator.drain()
     """
 
     def __init__(self) -> None:
@@ -29,14 +33,17 @@ class Accumulator:
         self._values.setdefault(name, []).extend(values)
 
     def drain(self) -> dict[str, Mean]:
-        """All so far, counts as one number a step; what is counted once stays on record as 0."""
+        """Returns all metrics since the last call, and clears them.
+
+        Counters that were used once are reported as 0 from then on.
+        """
         counts = {name: Mean(float(n), 1) for name, n in self._counts.items()}
         drained = counts | {name: Mean.of(values) for name, values in self._values.items()}
         self._values, self._counts = {}, dict.fromkeys(self._counts, 0)
         return drained
 
     def state(self) -> dict[str, Any]:
-        """JSON values."""
+        """Returns the state as JSON values."""
         return {"counts": self._counts, "values": self._values}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -44,7 +51,7 @@ class Accumulator:
 
 
 class PhaseTimer:
-    """Seconds spent in each phase of a step, as `timeperf/<phase>`. Every phase is a sign of life.
+    """Timer of the phases of a step: seconds as `timeperf/<phase>`. Each phase is a watchdog beat.
 
     Example:
 

@@ -1,9 +1,8 @@
-"""Guardrails: bounds on a step's metrics that end a run which has gone wrong, before it spends
-another day.
+"""Guardrails: bounds on a step's metrics that end a run which has gone wrong.
 
-A bound that is exceeded `guard.patience` steps in a row ends the run, and so does one step that is
-far out. From the first of those steps on no ordinary checkpoint is made (`suspect`): the one that
-a later run goes on from is from before it all began.
+A metric out of bounds for `guard.patience` steps in a row ends the run; so does a single step far
+out of bounds. From the first such step on no ordinary checkpoint is made (`suspect`), so that a
+later run resumes from before the trouble began.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from rljax.metrics.mean import Mean
 
 
 class Guard(NamedTuple):
-    """One key of `guard`."""
+    """Bound on one metric."""
 
-    key: str
+    key: str  # of the `guard` section, whose value is the bound
     metric: str
-    most: bool  # the value is the most that is allowed; else the least
+    is_maximum: bool  # else the bound is a minimum
     remedy: str
-    far: float = math.inf  # times beyond the bound that end a run in one step: no healthy one comes back from there
+    fatal_factor: float = math.inf  # a value beyond the bound by this factor ends the run in one step
 
     def within(self, value: float, bound: float) -> bool:
-        """NaN is not."""
-        return value <= bound if self.most else value >= bound
+        """Returns whether a value is within the bound; False for NaN."""
+        return value <= bound if self.is_maximum else value >= bound
 
 
 UPDATE = "ppo_actor/update"
@@ -39,8 +38,8 @@ GUARDS = (
         "max_approx_kl",
         f"{UPDATE}/approx_kl",
         True,
-        "lower actor.optimizer.lr or actor.eps_clip, fewer actor.ppo_n_minibatches",
-        far=100.0,
+        "lower actor.optimizer.lr, actor.eps_clip or actor.ppo_n_minibatches",
+        fatal_factor=100.0,
     ),
     Guard(
         "min_entropy", f"{UPDATE}/entropy", False, "raise actor.entropy_coef or gconfig.temperature, lower actor.optimizer.lr"
@@ -52,8 +51,8 @@ GUARDS = (
         "lower actor.optimizer.lr or gradient_clipping, look at the rewards' scale",
     ),
     Guard("min_reward", "rollout/reward", False, "look at samples.jsonl: the reward, the prompts, the learning rate"),
-    Guard("max_behave_imp_weight", f"{UPDATE}/behave_imp_weight", True, DISAGREE, far=100.0),
-    Guard("min_behave_imp_weight", f"{UPDATE}/behave_imp_weight", False, DISAGREE, far=100.0),
+    Guard("max_behave_imp_weight", f"{UPDATE}/behave_imp_weight", True, DISAGREE, fatal_factor=100.0),
+    Guard("min_behave_imp_weight", f"{UPDATE}/behave_imp_weight", False, DISAGREE, fatal_factor=100.0),
     Guard(
         "max_no_eos_ratio",
         "ppo_actor/no_eos_ratio",
@@ -61,13 +60,13 @@ GUARDS = (
         "raise gconfig.max_new_tokens, or actor.mask_no_eos, or actor.overlong_reward_penalty",
     ),
 )
-NUMBERS = ("loss", "grad_norm")  # of an update: finite, or something is broken
-IDLE = 5  # steps in a row that teach nothing, until it is said
+MUST_BE_FINITE = ("loss", "grad_norm")  # last parts of metric names
+IDLE = 5  # steps in a row without anything to learn before a warning
 NOT_FINITE = "lower actor.optimizer.lr, set gradient_clipping, compute in float32, look at the batch in samples.jsonl"
 
 
 class Guardrails:
-    """Counts steps out of bounds.
+    """Counter of consecutive steps out of bounds.
 
     Example:
 
@@ -78,42 +77,46 @@ class Guardrails:
 
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
-        self._bad: dict[str, int] = {}  # key -> steps in a row
-        self._lines: dict[str, str] = {}  # of those
+        self._bad: dict[str, int] = {}  # steps in a row out of bounds, by key
+        self._lines: dict[str, str] = {}  # descriptions of those, by key
         self._idle = 0  # steps in a row in which there was nothing to learn
 
     @property
     def suspect(self) -> str:
-        """What is out of bounds now, in a line; empty when nothing is."""
+        """One line about a metric that is out of bounds now; "" if none is."""
         return next(iter(self._lines.values()), "")
 
     def check(self, metrics: Mapping[str, Mean]) -> None:
-        """A step's. A metric that it does not have says nothing. Raises GuardrailError."""
+        """Checks a step's metrics. Metrics that are missing pass.
+
+        Raises:
+          GuardrailError: a metric was out of bounds for too long, or far out.
+        """
         if self._config.finite:
-            self._count("finite", *_finite(metrics), NOT_FINITE)
+            self._count("finite", *_find_not_finite(metrics), NOT_FINITE)
         for guard in GUARDS:
             bound: float | None = getattr(self._config, guard.key)
             mean = metrics.get(guard.metric)
             if bound is None or mean is None or not mean.count:
                 continue
             bad = not guard.within(mean.value, bound)
-            edge = bound * guard.far if guard.most else bound / guard.far
-            far = bad and not math.isnan(mean.value) and not guard.within(mean.value, edge)
-            line = f"{guard.metric} is {mean.value:.4g}, {'far ' if far else ''}{'above' if guard.most else 'below'} {bound:g}"
-            self._count(guard.key, bad, line, guard.remedy, far)
+            fatal_bound = bound * guard.fatal_factor if guard.is_maximum else bound / guard.fatal_factor
+            fatal = bad and not math.isnan(mean.value) and not guard.within(mean.value, fatal_bound)
+            side = "above" if guard.is_maximum else "below"
+            line = f"{guard.metric} is {mean.value:.4g}, {'far ' if fatal else ''}{side} {bound:g}"
+            self._count(guard.key, bad, line, guard.remedy, fatal)
 
-    def at_the_end(self) -> None:
-        """A run does not end well on numbers that are none, however few the steps.
+    def check_end(self) -> None:
+        """Fails the run if its last loss or gradient norm was not finite, whatever the patience.
 
-        Raises GuardrailError.
+        Raises:
+          GuardrailError: a loss or a gradient norm of the last step was not finite.
         """
         if "finite" in self._lines:
             raise GuardrailError(f"guard.finite: {self._lines['finite']} ({NOT_FINITE})")
 
     def hint(self, metrics: Mapping[str, Mean]) -> str:
-        """What is no fault of the numbers and yet will come to nothing, in a line, once; else
-        empty.
-        """
+        """Returns a warning, once, if nothing was learned for IDLE steps; else ""."""
         advantage = metrics.get(ADVANTAGE)
         if advantage is None or not advantage.min == advantage.max == 0:
             self._idle = 0
@@ -127,27 +130,27 @@ class Guardrails:
             "or the reward does not tell completions apart"
         )
 
-    def _count(self, key: str, bad: bool, line: str, remedy: str, at_once: bool = False) -> None:
+    def _count(self, key: str, bad: bool, line: str, remedy: str, fatal: bool = False) -> None:
         if not bad:
             self._bad.pop(key, None)
             self._lines.pop(key, None)
             return
         self._bad[key] = self._bad.get(key, 0) + 1
         self._lines[key] = line
-        if at_once or self._bad[key] >= self._config.patience:
+        if fatal or self._bad[key] >= self._config.patience:
             steps = f"{self._bad[key]} steps in a row" if self._bad[key] > 1 else "one step"
             raise GuardrailError(f"guard.{key}: {line}, for {steps} ({remedy})")
 
 
-def _finite(metrics: Mapping[str, Mean]) -> tuple[bool, str]:
-    """(whether a loss or a gradient is not finite, which).
+def _find_not_finite(metrics: Mapping[str, Mean]) -> tuple[bool, str]:
+    """Returns whether a loss or a gradient is not finite, and a line that names it.
 
-    Learners skip such an update and count it.
+    Learners skip an update whose gradient is not finite, and count it as `skipped`.
     """
     for name, mean in metrics.items():
         last = name.rpartition("/")[2]
         if last == "skipped" and mean.sum > 0:
             return True, f"{name} is {mean.value:g}: a gradient that is not finite was not applied"
-        if last in NUMBERS and name.count("/") and mean.count and not math.isfinite(mean.sum):
+        if last in MUST_BE_FINITE and name.count("/") and mean.count and not math.isfinite(mean.sum):
             return True, f"{name} is {mean.value}"
     return False, ""

@@ -1,4 +1,4 @@
-"""Metrics are (sum, count) that merge: over micro-batches, ranks and steps, never a mean of means."""
+"""Metrics as sums and counts that merge over micro-batches, ranks and steps: no means of means."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mean:
-    """A weighted mean that merges exactly; min and max are kept where the metric is a
-    distribution.
+    """A weighted mean that merges exactly, with min and max if the metric is a distribution.
 
-    Example: Mean(6.0, 3) + Mean(4.0, 1) == Mean(10.0, 4); its value is 2.5
+    Example: Mean(6.0, 3) + Mean(4.0, 1) == Mean(10.0, 4), whose value is 2.5
     """
 
     sum: float
@@ -22,7 +21,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Mean:
-        """Of plain values, each with weight one."""
+        """Returns the mean of plain values, each with weight one."""
         values = [float(v) for v in values]
         return cls(math.fsum(values), len(values), min(values, default=math.inf), max(values, default=-math.inf))
 
@@ -31,7 +30,7 @@ class Mean:
 
     @property
     def value(self) -> float:
-        """The mean; NaN when nothing was counted."""
+        """The mean; NaN if nothing was counted."""
         return self.sum / self.count if self.count else math.nan
 
 
@@ -45,7 +44,7 @@ def merge(parts: Iterable[Mapping[str, Mean]]) -> dict[str, Mean]:
 
 
 def flatten(metrics: Mapping[str, Mean]) -> dict[str, float]:
-    """The scalars of metrics.jsonl: `name`, or `name/{avg,min,max}` for a distribution.
+    """Returns the scalars of metrics.jsonl: `name`, or `name/{avg,min,max}` of a distribution.
 
     Empty means are left out.
     """

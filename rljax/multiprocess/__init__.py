@@ -1,19 +1,19 @@
-"""One learner of several processes, with one controller.
+"""One learner in several processes, with a single controller.
 
-    rank 0   the run: loop, sampler, buffer, checkpoints ---- and its part of the learner
-    rank 1   the follower: makes the same learner                 | collectives of the framework
-    ...      and the same calls, in the same order               | (gloo, NCCL, XLA)
+    rank 0   the leader: runs loop, sampler, buffer, checkpoints -- and its part of the learner
+    rank 1   a follower: makes the same learner                   | collectives of the framework
+    ...      and the same calls, in the same order                | (gloo, NCCL, XLA)
 
-The leader's `DistributedLearner` sends each call with its arrays to every follower over a socket
-and makes it itself; every rank sees the whole batch and takes its own rows. An error that all
-ranks raise alike is raised once; one that a rank has alone ends the run, and so does a rank that
-dies or hangs. The same command then goes on from the last checkpoint.
+The leader's `DistributedLearner` sends each call with its arrays to all followers over sockets, and
+makes the call itself. Each rank sees the whole batch and takes its own rows. An error that all
+ranks raise alike is raised once. A rank that fails alone, dies or hangs ends the run; the same
+command then resumes from the last checkpoint.
 
-find.py         which process this is: torchrun's environment, the engine's own way (a TPU pod), or alone
-leader.py       rank 0: starts or awaits the others, `DistributedLearner`
+find.py         finds this process's rank: from the engine (a TPU pod), or in torchrun's variables
+leader.py       rank 0: starts the others or waits for them; `DistributedLearner`
 followers.py    rank 0's connections: calls, replies, and which rank failed first
-follower.py     what the other ranks do
-rendezvous.py   how they find each other: WORKDIR/ranks/leader.json, until all are connected
+follower.py     ranks 1 and up
+rendezvous.py   connects followers to their leader through WORKDIR/ranks/leader.json
 """
 
 from rljax.engine.rank import ProcessRank

@@ -1,5 +1,6 @@
-"""A follower on the leader's own host: `python -m rljax.multiprocess WORKDIR`, with its rank in
-the environment.
+"""Runs a follower on the leader's host: `python -m rljax.multiprocess WORKDIR`.
+
+Its rank is in the environment (rljax/engine/rank.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Finds this process's rank in a learner: the engine says it, a launcher's environment, or it is
-alone.
-"""
+"""Finds this process's rank in a learner: from the engine, or from a launcher's environment."""
 
 from __future__ import annotations
 
@@ -12,14 +10,13 @@ from rljax.errors import UserError
 
 
 def find_rank(config: Config, pool: Pool | None) -> tuple[ProcessRank, int]:
-    """Returns this process's rank among those of a pool's learner, and how many processes the
-    learner takes.
+    """Returns this process's rank in a pool's learner, and the number of processes of the learner.
 
-    When the rank's size is 1 and the learner takes more, no launcher started the others: `Leader`
-    does.
+    If the rank's size is 1 and the learner has more processes, no launcher started the others, and
+    `Leader` starts them.
 
     Raises:
-      UserError: a launcher started another number of processes than the pool takes.
+      UserError: a launcher started another number of processes than the learner needs.
     """
     if pool is None:
         return ProcessRank(), 1

@@ -1,7 +1,7 @@
-"""Ranks 1 and up: make the leader's learner, then repeat every call that it makes, in its order.
+"""Follower, a rank from 1 up: makes the leader's learner and repeats the leader's calls in order.
 
-A follower never outlives its leader: when the connection breaks it ends at once, in a collective
-or not.
+A follower never outlives its leader: it ends as soon as the connection breaks, even in a
+collective.
 """
 
 from __future__ import annotations
@@ -32,22 +32,27 @@ from rljax.messaging.framing import FramingError, Message, receive, send
 from rljax.multiprocess import rendezvous
 from rljax.process.watchdog import Watchdog
 
-HEARTBEAT = 2.0  # seconds between two signs of life
-HANG_SHARE = 0.7  # of recover.hang_timeout: a follower's watchdog fires before its leader's, so that the rank is named
+HEARTBEAT = 2.0  # seconds between heartbeats
+HANG_SHARE = 0.7  # of recover.hang_timeout: a follower's watchdog fires before the leader's, which can then name the rank
 BATCHES = frozenset({"score", "score_reference", "score_teacher", "values", "update", "update_critic", "update_supervised"})
 PATHS = frozenset({"save", "restore"})
 
-Make = Callable[[Mapping[str, Any]], Learner]  # from the fields of the call "make"
+Make = Callable[[Mapping[str, Any]], Learner]  # takes the fields of the call "make"
 OnHang = Callable[[], None]
-Watch = Callable[[str, OnHang], AbstractContextManager[object]]  # around a call: its name, and what to do when it hangs
+Watch = Callable[
+    [str, OnHang], AbstractContextManager[object]
+]  # entered around a call; takes its name and a callback for hangs
 
 
 def serve(connection: socket.socket, make: Make, *, watch: Watch, lost: Callable[[str], None]) -> None:
-    """Repeats the calls of the leader at the other end of the connection until it closes the
-    learner.
+    """Repeats the leader's calls until it closes the learner.
 
     Args:
-      lost: called in a thread of this function when the leader is gone. It should end the process.
+      connection: to the leader.
+      make: makes the learner.
+      watch: context manager around each call, which detects hangs.
+      lost: called in another thread when the leader is gone, with the reason. It should end the
+        process.
     """
     inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
     sending, done = threading.Lock(), threading.Event()
@@ -65,7 +70,7 @@ def serve(connection: socket.socket, make: Make, *, watch: Watch, lost: Callable
                 lost(str(error))
 
     def reply(message: Message) -> None:
-        with sending, contextlib.suppress(OSError):  # the reading thread sees it too
+        with sending, contextlib.suppress(OSError):  # the reading thread handles a broken connection
             send(connection, message)
 
     def heartbeat() -> None:
@@ -101,7 +106,7 @@ def serve(connection: socket.socket, make: Make, *, watch: Watch, lost: Callable
 
 
 def _call(learner: Learner, method: str, message: Message) -> None:
-    """Makes the leader's call here. Its result is dropped: the leader has its own."""
+    """Repeats one call of the leader. The result is not used; the leader has its own."""
     if method in BATCHES:
         getattr(learner, method)(Batch(**message.arrays))
     elif method in PATHS:
@@ -115,16 +120,18 @@ def _call(learner: Learner, method: str, message: Message) -> None:
 
 
 def follow(process: ProcessRank, workdir: Path) -> None:
-    """Runs a process of rank 1 or up from its start to its end. Blocks; ends the process when the
-    leader is lost.
+    """Runs a follower from its start to its end. Blocks; ends the process if the leader is lost.
 
-    SIGTERM and SIGINT are ignored here: the leader acts on them, saves, and closes the learner.
+    SIGTERM and SIGINT are ignored: the leader handles them, saves, and closes the learner.
+
+    Raises:
+      UserError: there is no leader in time.
     """
     for which in (signal.SIGTERM, signal.SIGINT):
         signal.signal(which, signal.SIG_IGN)
     name = f"rank {process.rank}"
     found = rendezvous.join(process, workdir)
-    current: list[str] = []  # the call under way: one or none
+    current: list[str] = []  # name of the call in progress, if there is one
 
     @contextlib.contextmanager
     def watched(method: str, on_hang: OnHang) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The leader's connections to its followers: calls, replies, and which rank failed first."""
+"""Connections of the leader to its followers: calls, replies, and which rank failed first."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 from rljax.errors import RankFailed, UserError
 from rljax.messaging.framing import ConnectionClosed, FramingError, Message, receive, send
 
-SETTLING_TIME = 1.0  # seconds from a rank's first error until the verdict: another's death may be the cause
-SAME_ERROR_TIME = 30.0  # seconds within which all ranks must raise an error for it to be a common one
+SETTLING_TIME = 1.0  # seconds from a rank's first error until the verdict: the death of another rank may be the cause
+SAME_ERROR_TIME = 30.0  # seconds within which all ranks must raise an error for it to count as common to all
 
 log = logging.getLogger(__name__)
 
 
 class LearnerThread:
-    """One thread for all calls of the leader's own learner, so that what is current in a thread (a
-    device) stays so.
+    """Thread that makes all calls of the leader's own learner.
 
-    It is a daemon: a collective that waits for a dead rank never returns, and must not keep the
-    process alive.
+    One thread makes them all because frameworks keep the current device per thread. It is a daemon,
+    because a collective that waits for a dead rank never returns and must not keep the process
+    alive.
     """
 
     def __init__(self) -> None:
@@ -33,6 +33,7 @@ class LearnerThread:
         threading.Thread(target=self._run, name="learner", daemon=True).start()
 
     def submit(self, function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+        """Queues a call, after those before it. Returns its result as a future."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._work.put((function, future))
         return future
@@ -45,22 +46,22 @@ class LearnerThread:
             function, future = item
             try:
                 future.set_result(function())
-            except BaseException as error:  # handed to whoever waits
+            except BaseException as error:  # raised by future.result()
                 future.set_exception(error)
-            del item, function, future  # nothing of a batch, or of a learner, is kept while waiting
+            del item, function, future  # frees the batch while the thread waits for the next call
 
 
 class FollowerConnection:
-    """One follower, from the leader's side.
+    """Connection to one follower.
 
-    One thread reads and another writes, so that a follower that doesn't read blocks nobody.
+    One thread reads and another writes, so that a follower that does not read blocks nothing else.
     """
 
     def __init__(self, connection: socket.socket, rank: int, name: str, followers: Followers) -> None:
         self.rank, self.name = rank, name
         self.last_heard = time.monotonic()
-        self.error: dict[str, Any] | None = None  # of its last reply
-        self.answered = 0  # number of the last call that it answered
+        self.error: dict[str, Any] | None = None  # in its last reply
+        self.answered = 0  # number of the last call that it replied to
         self._connection, self._followers = connection, followers
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=f, daemon=True, name=f"rank {rank}") for f in (self._read, self._write)]
@@ -68,7 +69,7 @@ class FollowerConnection:
             thread.start()
 
     def post(self, message: Message | None) -> None:
-        """Sends a message after those before it; None ends the sending."""
+        """Queues a message to be sent. None ends the sending thread."""
         self._outbox.put(message)
 
     def close(self) -> None:
@@ -105,22 +106,22 @@ class FollowerConnection:
 
 
 class Trouble(NamedTuple):
-    """What was noticed of a rank."""
+    """First sign that a rank has failed."""
 
-    died: bool  # silently: its connection or process is gone
+    died: bool  # its connection or process is gone, without an error
     follower: FollowerConnection | None  # None for rank 0
-    what: str
-    detail: str
+    what: str  # one line, which begins with a verb
+    detail: str  # traceback, or ""
 
 
 class Followers:
-    """All followers of a leader. Each call of the leader's learner is made by every one of them.
+    """All followers of a leader. They repeat each call of the leader's learner.
 
     Example:
 
-        followers = Followers(silence=1800.0, explain=lambda rank: ("", ""), on_trouble=..., on_failure=print)
+        followers = Followers(silence=1800.0, explain=..., on_trouble=..., on_failure=print)
         followers.add(connection, rank=1, name="host 7712")
-        scores = followers.together("score", arrays=arrays, own=lambda: learner.score(batch))
+        scores = followers.call_all("score", arrays=arrays, local=lambda: learner.score(batch))
     """
 
     def __init__(
@@ -133,92 +134,96 @@ class Followers:
     ) -> None:
         """
         Args:
-          silence: seconds without any sign of life after which a rank is lost, though its
-            connection is open.
-          explain: returns (how a rank's process ended, the end of its log) where that is known;
-            may block for seconds.
+          silence: seconds without a message after which a rank counts as lost.
+          explain: takes a rank; returns how its process ended and the end of its log, each "" if
+            unknown. May block for seconds.
           on_trouble: called once, in a thread of this class, at the first sign of trouble.
-          on_failure: called once, in the same thread, with the verdict: which rank failed first.
+          on_failure: called once, in the same thread, with the error that names the rank that
+            failed first.
         """
         self.failure: RankFailed | None = None
         self._silence, self._explain = silence, explain
         self._on_trouble, self._on_failure = on_trouble, on_failure
         self._followers: dict[int, FollowerConnection] = {}
-        self._worker = LearnerThread()
+        self._learner_thread = LearnerThread()
         self._changed = threading.Condition()
         self._calling = threading.Lock()
         self._number = 0
-        self._unawaited = 0  # number of the last call that went well here and whose replies nobody waits for
-        self._trouble: list[Trouble] = []  # in the order in which it was noticed
+        self._unawaited = 0  # number of the last call that succeeded here and whose replies nobody waits for
+        self._trouble: list[Trouble] = []  # in the order of arrival, one per rank
         self._hung: dict[int, str] = {}
         self._closing = False
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def add(self, connection: socket.socket, rank: int, name: str) -> None:
+        """Adds a follower that passed the handshake."""
         with self._changed:
             self._followers[rank] = FollowerConnection(connection, rank, name, self)
 
     # Calls
 
-    def together(
+    def call_all(
         self,
         method: str,
         *,
-        own: Callable[[], Any],
+        local: Callable[[], Any],
         arrays: dict[str, Any] | None = None,
-        later: bool = False,
+        wait: bool = True,
         **fields: Any,
     ) -> Any:
-        """Makes a call in every rank, in one order everywhere. Returns this rank's result.
+        """Makes a call in all ranks, in the same order everywhere. Returns this rank's result.
 
         Args:
-          own: makes the call in this rank.
-          later: doesn't wait for the followers, which may end the call only when its result is
-            used here.
+          method: name of the learner's method.
+          local: makes the call in this rank.
+          arrays, fields: arguments of the call, as a message carries them.
+          wait: whether to wait for the followers. False if they may end the call only after its
+            result was used here.
 
         Raises:
-          UserError: every rank raised one.
-          RankFailed: a rank is lost or failed alone; every later call raises it too.
+          UserError: all ranks raised one.
+          RankFailed: a rank is lost or failed alone. All later calls raise it too.
         """
         with self._calling:
             self._number += 1
             message = Message("call", {"method": method, "number": self._number, **fields}, arrays or {})
             for follower in self._followers.values():
                 follower.post(message)
-            future = self._worker.submit(own)
+            future = self._learner_thread.submit(local)
             future.add_done_callback(lambda _: self._wake())
-            return self._outcome(future, self._number, later)
+            return self._await_call(future, self._number, wait)
 
-    def _outcome(self, future: concurrent.futures.Future[Any], number: int, later: bool) -> Any:
-        """Waits until the call is done everywhere, or can't be any more.
+    def _await_call(self, future: concurrent.futures.Future[Any], number: int, wait: bool) -> Any:
+        """Waits until all ranks have ended the call, or can't any more.
 
-        Returns, raises as `together`.
+        Returns and raises as `call_all`.
         """
         deadline: float | None = None
         with self._changed:
             while True:
                 if self.failure is not None:
                     raise self.failure
-                behind = [follower for follower in self._followers.values() if follower.answered < number]
+                pending = [follower for follower in self._followers.values() if follower.answered < number]
                 own_error = future.exception() if future.done() else None
                 if own_error is not None and not isinstance(own_error, UserError):
                     break
                 refused = own_error is not None or any(
                     follower.error for follower in self._followers.values() if follower.answered == number
                 )
-                if future.done() and not refused and later:
+                if future.done() and not refused and not wait:
                     self._unawaited = number
                     return future.result()
-                if future.done() and not behind:
+                if future.done() and not pending:
                     break
                 if refused and deadline is None:
                     deadline = time.monotonic() + SAME_ERROR_TIME
                 if deadline is not None and time.monotonic() > deadline:
                     break
                 self._changed.wait(1.0)
-        return self._settled(future, number)
+        return self._result(future, number)
 
-    def _settled(self, future: concurrent.futures.Future[Any], number: int) -> Any:
+    def _result(self, future: concurrent.futures.Future[Any], number: int) -> Any:
+        """Returns the result of a call that has ended, or raises its error."""
         own_error = future.exception() if future.done() else None
         if own_error is not None and not isinstance(own_error, UserError):
             self._blame_another(own_error)
@@ -231,17 +236,17 @@ class Followers:
             raise UserError(f"{own_error} ({others[0]})") if others else own_error
         if future.done() and own_error is None and not refusing:
             return future.result()
-        with self._changed:  # some refuse and some don't: nothing that comes after can be done together
+        with self._changed:  # only some ranks raised an error: the ranks' states differ, and no later call can succeed
             if own_error is not None:
-                self._suspect(None, f"failed alone: {own_error}", "", died=False)
+                self._report(None, f"failed alone: {own_error}", "", died=False)
             else:
-                self._suspect(refusing[0], f"failed alone: {_message(refusing[0])}", "", died=False)
+                self._report(refusing[0], f"failed alone: {_message(refusing[0])}", "", died=False)
         self._wait_for_failure(2 * SETTLING_TIME + 5)
         assert self.failure is not None
         raise self.failure
 
     def _blame_another(self, error: BaseException) -> None:
-        """Raises RankFailed if another rank's death broke the collective here."""
+        """Raises RankFailed if the death of another rank caused this rank's error."""
         self._wait_for_failure(5.0)
         with self._changed:
             if self.failure is None:
@@ -255,34 +260,31 @@ class Followers:
             while self.failure is None and time.monotonic() < until:
                 self._changed.wait(0.1)
 
-    # What followers report, from their threads
+    # Reports of followers, from the threads of their connections
 
     def replied(self, follower: FollowerConnection, fields: Mapping[str, Any]) -> None:
         with self._changed:
             follower.answered, follower.error = int(fields["number"]), fields.get("error")
             if follower.error is not None and follower.error["kind"] != "user":
-                self._suspect(follower, f"failed: {_message(follower)}", str(follower.error["traceback"]), died=False)
+                self._report(follower, f"failed: {_message(follower)}", str(follower.error["traceback"]), died=False)
             elif follower.error is not None and follower.answered == self._unawaited:
-                self._suspect(follower, f"failed alone: {_message(follower)}", "", died=False)
+                self._report(follower, f"failed alone: {_message(follower)}", "", died=False)
             self._changed.notify_all()
 
     def hung(self, follower: FollowerConnection, method: str) -> None:
         with self._changed:
             self._hung[follower.rank] = f"rank {follower.rank} ({follower.name}) in {method}"
-            self._suspect(follower, "hung", "", died=False)
+            self._report(follower, "hung", "", died=False)
             self._changed.notify_all()
 
     def lost(self, follower: FollowerConnection, what: str) -> None:
         with self._changed:
             if not self._closing:
-                self._suspect(follower, what, "", died=True)
+                self._report(follower, what, "", died=True)
             self._changed.notify_all()
 
-    def _suspect(self, follower: FollowerConnection | None, what: str, detail: str, *, died: bool) -> None:
-        """Notes the first trouble of a rank, for the watching thread.
-
-        To be called with the lock taken.
-        """
+    def _report(self, follower: FollowerConnection | None, what: str, detail: str, *, died: bool) -> None:
+        """Records the first trouble of a rank, for the watching thread. The caller has the lock."""
         if not any(trouble.follower is follower for trouble in self._trouble):
             self._trouble.append(Trouble(died, follower, what, detail))
 
@@ -295,7 +297,7 @@ class Followers:
                 now = time.monotonic()
                 for follower in self._followers.values():
                     if now - follower.last_heard > self._silence:
-                        self._suspect(
+                        self._report(
                             follower, f"has been silent for {self._silence:.0f} s (recover.hang_timeout)", "", died=True
                         )
             died = self._trouble[0].died
@@ -309,11 +311,16 @@ class Followers:
         self._on_failure(self.failure)
 
     def _verdict(self) -> RankFailed:
-        """Names the first rank that died silently, else the first that failed: others fail by it."""
+        """Returns the error that names the first rank that died, else the first that failed.
+
+        A death comes first, because it makes the collectives of other ranks fail.
+        """
         with self._changed:
-            if self._hung:  # who waits in a collective for one that hangs hangs too, and is not to be told from it
-                who = ", ".join(self._hung[rank] for rank in sorted(self._hung))
-                return RankFailed(f"recover.hang_timeout: nothing moved: {who}; the stacks are in hang.rank*.txt and ranks/")
+            if self._hung:  # ranks that wait for a hanging one in a collective hang too, so all of them are named
+                hanging = ", ".join(self._hung[rank] for rank in sorted(self._hung))
+                return RankFailed(
+                    f"recover.hang_timeout: nothing moved: {hanging}; the stacks are in hang.rank*.txt and ranks/"
+                )
             first = min(self._trouble, key=lambda trouble: not trouble.died)
         if first.follower is None:
             return RankFailed(f"rank 0 {first.what}")
@@ -324,11 +331,12 @@ class Followers:
         with self._changed:
             self._changed.notify_all()
 
-    def close(self, own: Callable[[], Any] | None, seconds: float) -> None:
-        """Has every rank close its learner, within so many seconds, and closes the connections.
+    def close(self, local: Callable[[], Any] | None, timeout: float) -> None:
+        """Has all ranks close their learners, and closes the connections.
 
         Args:
-          own: closes this rank's learner; None where there is none.
+          local: closes this rank's learner; None if there is none.
+          timeout: seconds to wait for the ranks.
         """
         with self._changed:
             if self._closing:
@@ -340,9 +348,9 @@ class Followers:
             self._number += 1
             for follower in self._followers.values():
                 follower.post(Message("close", {"number": self._number}))
-            future = self._worker.submit(own or (lambda: None))
+            future = self._learner_thread.submit(local or (lambda: None))
             future.add_done_callback(lambda _: self._wake())
-            until = time.monotonic() + seconds
+            until = time.monotonic() + timeout
             with self._changed:
                 while time.monotonic() < until and not (
                     future.done() and all(follower.answered >= self._number for follower in self._followers.values())
@@ -351,7 +359,7 @@ class Followers:
         for follower in self._followers.values():
             follower.close()
         self._followers.clear()
-        self._worker.stop()
+        self._learner_thread.stop()
 
 
 def _message(follower: FollowerConnection) -> str:

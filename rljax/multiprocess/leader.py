@@ -1,4 +1,4 @@
-"""Rank 0: starts or awaits the followers, makes one learner of all processes, and ends with them."""
+"""Leader, rank 0: starts the followers or waits for them, and makes the learner with them."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from rljax.multiprocess.follower import HANG_SHARE, HEARTBEAT
 from rljax.multiprocess.followers import Followers
 from rljax.multiprocess.rendezvous import FOLDER, START_TIMEOUT, Rendezvous
 
-GRACE = 30.0  # seconds that a run has to end in order after a rank is lost; then the process is ended
-LEAVE = 20.0  # seconds for ranks to close their learners
-TAIL = 30  # lines of a log
-SMALL_HOST = 8  # processes that any host may be asked for
+GRACE = 30.0  # seconds for a run to end in order after a rank is lost; then the process is ended
+CLOSE_TIMEOUT = 20.0  # seconds for ranks to close their learners
+TAIL = 30  # lines of a follower's log in an error
+SMALL_HOST = 8  # processes that are allowed on any host, even with fewer cores
 
 T = TypeVar("T")
 
 
 class DistributedLearner:
-    """A learner whose every call is made by every rank. Implements `rljax.engine.Learner`."""
+    """Learner whose calls all ranks make. Implements `rljax.engine.Learner`."""
 
     def __init__(self, followers: Followers, learner: Learner) -> None:
         self._followers, self._learner = followers, learner
@@ -68,11 +68,13 @@ class DistributedLearner:
         return self._on_batch("update_supervised", batch)
 
     def export(self, target: ExportTarget) -> WeightSource:
-        """In memory, what comes may be gathered while it is read: then the followers are done when
-        the reader is.
+        """Exports the weights in all ranks.
+
+        Weights for a sampler may be gathered while it reads them, so this does not wait for the
+        followers then: they end the call when the sampler has read everything.
         """
-        own, later = self._learner.export, isinstance(target, ExportToSampler)
-        return self._followers.together("export", own=lambda: own(target), later=later, target=target.to_json())
+        export, wait = self._learner.export, not isinstance(target, ExportToSampler)
+        return self._followers.call_all("export", local=lambda: export(target), wait=wait, target=target.to_json())
 
     def save(self, directory: Path) -> None:
         self._on_path("save", directory)
@@ -81,21 +83,20 @@ class DistributedLearner:
         self._on_path("restore", directory)
 
     def close(self) -> None:
-        """Has every rank close its learner and end."""
-        self._followers.close(self._learner.close, LEAVE)
+        """Has all ranks close their learners, and the followers end."""
+        self._followers.close(self._learner.close, CLOSE_TIMEOUT)
 
     def _on_batch(self, method: str, batch: Batch) -> Any:
         call = getattr(self._learner, method)
-        return self._followers.together(method, own=lambda: call(batch), arrays=_arrays(batch))
+        return self._followers.call_all(method, local=lambda: call(batch), arrays=_arrays(batch))
 
     def _on_path(self, method: str, path: Path) -> None:
         call = getattr(self._learner, method)
-        self._followers.together(method, own=lambda: call(path), path=str(path.absolute()))
+        self._followers.call_all(method, local=lambda: call(path), path=str(path.absolute()))
 
 
 class Leader:
-    """The processes of one learner, as their leader sees them. With one process it does nothing,
-    at no cost.
+    """Processes of one learner, as rank 0 sees them. With one process it does nothing.
 
     Example:
 
@@ -107,27 +108,27 @@ class Leader:
     def __init__(self, process: ProcessRank, count: int, config: Config, workdir: Path, fail: Callable[[str], None]) -> None:
         """
         Args:
-          process: rank 0's; of size 1 beside a larger count: this process starts the others as its
-            children.
-          count: processes of the learner, this one included.
-          workdir: a directory that every process sees.
-          fail: records why the run failed, in one line, where this process has no time left to end
-            in order.
+          process: rank 0. If its size is 1 and `count` is larger, the leader starts the followers
+            as child processes.
+          count: number of processes of the learner, this one included.
+          workdir: run directory, which all processes must see.
+          fail: records in one line why the run failed, if this process can't end in order.
         """
         self._workdir, self._config, self._fail = workdir, config, fail
-        self._own = count > process.size
-        self.process = self._leads(count) if self._own else process
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
-        self._logs: dict[int, tuple[Path, int]] = {}  # where this start's lines begin
-        self._here = threading.Condition()
-        self._connected = 0
+        self._starts_followers = count > process.size
+        self.process = self._leading(count) if self._starts_followers else process
+        self._children: dict[int, subprocess.Popen[bytes]] = {}  # by rank
+        self._logs: dict[int, tuple[Path, int]] = {}  # by rank: log file, and the position at which this start's lines begin
+        self._arrival = threading.Condition()
+        self._connected = 0  # followers
         self._lost, self._ended = threading.Event(), threading.Event()
         self._on_lost: list[Callable[[], None]] = []
         self._followers: Followers | None = None
         self._rendezvous: Rendezvous | None = None
 
     @staticmethod
-    def _leads(count: int) -> ProcessRank:
+    def _leading(count: int) -> ProcessRank:
+        """Returns rank 0 of `count` processes on this host."""
         port = free_port(LOOPBACK)
         return ProcessRank(0, count, local_size=count, address=LOOPBACK, port=port, launch=secrets.token_hex(8))
 
@@ -138,7 +139,7 @@ class Leader:
     def __enter__(self) -> Leader:
         if self.size == 1:
             return self
-        if self._own and self.size > max(SMALL_HOST, os.cpu_count() or 1):
+        if self._starts_followers and self.size > max(SMALL_HOST, os.cpu_count() or 1):
             raise UserError(
                 f"allocation_mode: a learner of {self.size} processes on this host of {os.cpu_count()} cores"
                 f" (start them with torchrun, over more hosts, or take fewer)"
@@ -152,7 +153,7 @@ class Leader:
         )
         self._rendezvous = Rendezvous(self.process, self._workdir, timeout, self._admit)
         self.process = dataclasses.replace(self.process, coordinator=self._rendezvous.coordinator)
-        if self._own:
+        if self._starts_followers:
             try:
                 for rank in range(1, self.size):
                     self._start(rank)
@@ -166,7 +167,7 @@ class Leader:
             return
         self._ended.set()
         self._end()
-        if error is not None:  # frameworks wait for the others at exit, some for minutes
+        if error is not None:  # frameworks wait for the other ranks at exit, some for minutes
             guard = threading.Timer(GRACE, os._exit, [1])
             guard.daemon = True
             guard.start()
@@ -184,52 +185,56 @@ class Leader:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is the leader's to act on
+                start_new_session=True,  # Ctrl-C reaches the leader alone
             )
 
     def _admit(self, connection: Any, rank: int, name: str) -> None:
         assert self._followers is not None
         self._followers.add(connection, rank, name)
-        with self._here:
+        with self._arrival:
             self._connected += 1
-            self._here.notify_all()
+            self._arrival.notify_all()
 
     def _await_all(self) -> None:
-        """Blocks until every rank is connected.
+        """Blocks until all ranks are connected.
 
-        Raises UserError when one isn't in time, RankFailed when one ends before.
+        Raises:
+          UserError: a rank is not connected in time.
+          RankFailed: a rank ended before it was connected.
         """
         until = time.monotonic() + START_TIMEOUT
-        with self._here:
+        with self._arrival:
             while self._connected < self.size - 1:
                 for rank, child in self._children.items():
                     if child.poll() is not None:
-                        raise RankFailed(f"rank {rank} did not start: {_ending(child.returncode)}", self._tail(rank))
+                        raise RankFailed(f"rank {rank} did not start: {_exit_reason(child.returncode)}", self._tail(rank))
                 if time.monotonic() > until:
                     raise UserError(
                         f"ranks: {self._connected + 1} of {self.size} processes are there after {START_TIMEOUT:.0f} s"
-                        f" (all run the same command and share --workdir={self._workdir})"
+                        f" (start all with the same command, on hosts that share --workdir={self._workdir})"
                     )
-                self._here.wait(0.2)
+                self._arrival.wait(0.2)
         assert self._rendezvous is not None
         self._rendezvous.close()
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         """Makes one learner of all processes.
 
-        Raises UserError as each would alone, RankFailed when one of them is lost.
+        Raises:
+          UserError: as `rljax.engine.make_learner`, in all ranks.
+          RankFailed: a rank is lost or failed alone.
         """
         if self._followers is None:
             return make_learner(config, pool, model_dir)
         self._await_all()
 
-        def own() -> Learner:
+        def local() -> Learner:
             with self.process.in_environment():
                 return make_learner(config, pool, model_dir)
 
-        learner = self._followers.together(
+        learner = self._followers.call_all(
             "make",
-            own=own,
+            local=local,
             config=config_io.to_json(config),
             pool=dataclasses.asdict(pool),
             model_dir=str(Path(model_dir).absolute()),
@@ -239,9 +244,10 @@ class Leader:
     # Losing a rank
 
     async def watched(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs the coroutine, and cancels it when a rank is lost, whatever it waits for.
+        """Runs the coroutine, and cancels it when a rank is lost.
 
-        Raises RankFailed then.
+        Raises:
+          RankFailed: a rank was lost.
         """
         task = asyncio.ensure_future(work)
         if self._followers is None:
@@ -259,7 +265,7 @@ class Leader:
         except RankFailed:
             raise
         except (asyncio.CancelledError, Exception) as error:
-            if not isinstance(error, asyncio.CancelledError | UserError):  # it may be what a lost rank does to the others
+            if not isinstance(error, asyncio.CancelledError | UserError):  # a lost rank may have caused it
                 await asyncio.to_thread(self._lost.wait, 2.0)
             if self._followers.failure is None:
                 raise
@@ -268,14 +274,15 @@ class Leader:
             self._on_lost.clear()
 
     def _write_stacks(self) -> None:
-        """Writes where this process is when a rank gets into trouble."""
+        """Writes the stacks of this process, when a rank gets into trouble."""
         with contextlib.suppress(OSError), (self._workdir / FOLDER / "leader.stacks.txt").open("w") as report:
             faulthandler.dump_traceback(report)
 
     def _failed(self, failure: RankFailed) -> None:
-        """Ends the run, from a thread of `Followers`.
+        """Ends the run. Called in a thread of `Followers`.
 
-        What waits in a collective can't be woken: the run gets GRACE to end.
+        A thread that waits in a collective can't be woken. The run has GRACE seconds to end in
+        order; then the process exits.
         """
         if self._ended.is_set():
             return
@@ -285,25 +292,26 @@ class Leader:
                 wake()
         if self._ended.wait(GRACE):
             return
-        with contextlib.suppress(Exception):  # the disk may be what failed; the line below is the one to see
+        with contextlib.suppress(Exception):  # the disk may be full; the line below must be printed all the same
             self._fail(str(failure))
         print(f"{failure.detail}\nerror: {failure}".lstrip(), file=sys.stderr, flush=True)
         self._kill()
         os._exit(1)
 
     def _explain(self, rank: int) -> tuple[str, str]:
+        """Returns how the process of a rank ended and the end of its log, each "" if unknown."""
         if rank not in self._children:
             return "", ""
         try:
             status = self._children[rank].wait(2.0)
         except subprocess.TimeoutExpired:
             return "", self._tail(rank)
-        return _ending(status), self._tail(rank)
+        return _exit_reason(status), self._tail(rank)
 
     def _tail(self, rank: int) -> str:
         path, start = self._logs[rank]
         with path.open("rb") as log:
-            lines = _last(log, start)
+            lines = _last_lines(log, start)
         return "\n".join([f"the end of {path}:", *lines]) if lines else ""
 
     # Ending
@@ -312,7 +320,7 @@ class Leader:
         if self._rendezvous is not None:
             self._rendezvous.close()
         if self._followers is not None:
-            self._followers.close(None, LEAVE)
+            self._followers.close(None, CLOSE_TIMEOUT)
         until = time.monotonic() + 5.0
         for child in self._children.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -327,12 +335,12 @@ class Leader:
 
 
 def _arrays(batch: Batch) -> dict[str, np.ndarray]:
-    """The arrays that a batch has, by field: what a follower makes the same batch of."""
+    """Returns the arrays of a batch by field, from which a follower makes the same batch."""
     return {name: array for name, array in vars(batch).items() if array is not None}
 
 
 def _shared_cores(processes: int) -> dict[str, str]:
-    """Environment in which each process uses its share of the cores, unless the user has set it."""
+    """Returns variables by which each process uses its share of the cores."""
     return {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // processes, 1))}
 
 
@@ -340,15 +348,15 @@ def _this_interpreter() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"}
 
 
-def _ending(status: int) -> str:
-    """Says how a process ended."""
+def _exit_reason(status: int) -> str:
+    """Describes how a process ended, given its exit status."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with status {status}"
 
 
-def _last(log: IO[bytes], start: int) -> list[str]:
-    """Reads the last lines of a log, of those behind a position."""
+def _last_lines(log: IO[bytes], start: int) -> list[str]:
+    """Reads the last TAIL lines of a log after a position in bytes."""
     end = log.seek(0, os.SEEK_END)
     log.seek(max(start, end - (64 << 10)))
     return log.read().decode(errors="replace").splitlines()[-TAIL:]

@@ -1,9 +1,8 @@
-"""Advantages, in float64 numpy, of whole groups and before anything is split: a token's advantage
-never depends on rows.
+"""Advantages of whole groups, in float64 numpy, before anything is split.
 
-Critic-free estimators turn each trajectory's reward into a score relative to its group (or the
-batch) and hand it to every trained token; GAE uses a critic's values. Both go through one
-recursion over the trained tokens.
+A token's advantage never depends on packing. Critic-free estimators turn each trajectory's reward
+into a score relative to its group (or the batch) and give it to every trained token; GAE uses a
+critic's values. Both go through one recursion over the trained tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rljax.types import Group, Trajectory
 
 @dataclasses.dataclass(frozen=True)
 class Advantages:
-    """Arrays of each trajectory, in the order of groups and of the trajectories in them."""
+    """Arrays per trajectory, in the order of groups and of the trajectories in them."""
 
     advantage: list[np.ndarray]  # [T] float32, 0 where not trained
     returns: list[np.ndarray] | None  # [T] float32, reward units; only with a critic
@@ -37,14 +36,13 @@ def advantages_of(
     logp: Sequence[np.ndarray] | None = None,
     reference_logp: Sequence[np.ndarray] | None = None,
 ) -> Advantages:
-    """Advantages of every trained token of a batch.
+    """Computes the advantage of every trained token of a batch.
 
     - grpo: the reward normalized as `actor.reward_norm` says (GRPO, arXiv:2402.03300; with
-    std_level "none", Dr. GRPO,
-      arXiv:2503.20783)
+      std_level "none", Dr. GRPO, arXiv:2503.20783)
     - rloo: minus the mean of the others in the group (arXiv:2402.14740)
     - reinforce_pp: minus and over the batch's mean and std, taken over tokens (REINFORCE++,
-    arXiv:2501.03262)
+      arXiv:2501.03262)
     - gae: arXiv:1506.02438, with a critic's values
 
     then `actor.adv_norm` over the trained tokens. With kl_placement "reward", each trained token's
@@ -89,13 +87,12 @@ def advantages_of(
 
 
 def normalized(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig) -> np.ndarray:
-    """(x - mean) / (max(std, std_floor) + eps), mean and population std each over the batch, over
-    x's own group, or left out.
+    """Normalizes to (x - mean) / (max(std, std_floor) + eps), each over the batch or x's own group.
 
-    Leave-one-out takes them over the others. Where the others do not vary, as for the one winner
-    of a group, their std would blow the winner up without bound: there it is the whole set's, the
-    winner included. Members of a set that are all equal get exactly 0 where the mean is taken over
-    that set, whatever the std.
+    Mean and population std may also be left out. Leave-one-out takes them over the others. Where
+    the others do not vary, as for the one winner of a group, their std would blow the winner up
+    without bound: there it is the whole set's, the winner included. Members of a set that are all
+    equal get exactly 0 where the mean is taken over that set, whatever the std.
 
     Args:
       x: [N] float64.
@@ -115,15 +112,13 @@ def gae(
     discount: float,
     gae_lambda: float,
 ) -> np.ndarray:
-    r"""Generalized advantage estimation over the trained tokens alone, as if the others were not
-    there.
+    r"""Estimates advantages (GAE) over the trained tokens alone, as if the others were not there.
 
     .. math:: A_t = \delta_t + \gamma \lambda A_{t'},\quad \delta_t = r_t + \gamma V_{t'} - V_t
 
-    t' is the next trained token, in a later turn if need be; V and A are 0 after the last. A
-    reward that falls on a token that is not trained belongs to the last trained one before it.
-    arXiv:1506.02438, eq. 16. With values 0 and lambda 1 this is the discounted sum of the rewards
-    that follow.
+    t' is the next trained token, in a later turn if need be; V and A are 0 after the last. A reward
+    on a token that is not trained belongs to the last trained one before it. arXiv:1506.02438, eq.
+    16. With values 0 and lambda 1 this is the discounted sum of the rewards that follow.
 
     Args:
       rewards, values: [N, T]; values of untrained tokens are not read.
@@ -157,7 +152,7 @@ def _scores(shaped: np.ndarray, group_ids: np.ndarray, estimator: str, norm: Nor
 def _moments(
     x: np.ndarray, group_ids: np.ndarray, level: str, leave_one_out: bool, floor: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean and std for each member of x, and whether its set is all equal."""
+    """Returns mean and std for each member of x, and whether all members of its set are equal."""
     _, ids = np.unique(np.zeros_like(group_ids) if level == "batch" else group_ids, return_inverse=True)
     n = np.bincount(ids)
     mean = np.bincount(ids, x) / n
@@ -190,7 +185,7 @@ def _kl_of(
 
 
 def _padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """[N, max T], zeros past the end; bool stays bool, the rest is float64."""
+    """Pads to [N, max T] with zeros; bool stays bool, other dtypes become float64."""
     width = max((len(a) for a in arrays), default=0)
     dtype = bool if all(a.dtype == bool for a in arrays) else np.float64
     out = np.zeros((len(arrays), width), dtype=dtype)

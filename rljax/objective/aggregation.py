@@ -1,9 +1,8 @@
-"""How token losses add up to the loss of a minibatch: a weight a token, with the global normalizer
-in it.
+"""Aggregation of token losses to the loss of a minibatch: a weight per token.
 
-It is computed once over all trajectories of a minibatch (one optimizer step), before they are cut
-into rows, micro-batches or ranks; after that a loss is a plain sum, and cutting it changes
-nothing.
+The weight has the global normalizer in it. It is computed once over all trajectories of a minibatch
+(one optimizer step), before they are cut into rows, micro-batches or ranks; after that a loss is a
+plain sum, and cutting it changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 
 
 def loss_weights(masks: Sequence[np.ndarray], aggregation: str, constant: int | None = None) -> list[np.ndarray]:
-    """Weights w such that the minibatch's loss is sum(w * token_loss).
+    """Returns weights w such that the minibatch's loss is sum(w * token_loss).
 
     With n_i trained tokens in trajectory i, N of them in all and S trajectories with at least one:
 

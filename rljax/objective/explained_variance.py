@@ -1,4 +1,4 @@
-"""How much of the returns a critic explains."""
+"""Explained variance of a critic."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Mapping
 
 from rljax.metrics.mean import Mean
 
-RESOLUTION = 1e-6  # of the mean square: a variance below it is rounding, for learners sum in float32
+RESOLUTION = 1e-6  # share of the mean square; a smaller variance is rounding, because learners sum in float32
 EMPTY = Mean(0.0, 0)
 
 
 def explained_variance(metrics: Mapping[str, Mean]) -> Mean:
-    r"""Share of the returns' variance that the critic explains, from the moments that its updates
-    report.
+    r"""Returns the share of the returns' variance that the critic explains.
 
     .. math:: 1 - \mathrm{Var}[R - V] / \mathrm{Var}[R]
 
-    1 is a perfect critic, 0 one that knows the mean alone; worse ones are below 0. It is not a
-    mean over tokens: take it of moments that are merged already, never the mean of those of
-    minibatches.
+    1 is a perfect critic, 0 one that knows the mean alone; worse ones are below 0. It is computed
+    from moments and is not a mean over tokens: merge the moments of all minibatches first, never
+    average their explained variances.
 
     Args:
       metrics: critic/value, critic/return, critic/squared_error and critic/squared_return, reward

@@ -1,6 +1,4 @@
-"""Log-probabilities and entropy from hidden states: the definition, in float64 numpy, with the
-gradient by hand.
-"""
+"""Log-probs and entropy from hidden states: the float64 definition, with the gradient by hand."""
 
 from __future__ import annotations
 
@@ -49,7 +47,12 @@ def token_logprobs_grad(
     temperature: float = 1.0,
     softcap: float | None = None,
 ) -> tuple[Array, Array]:
-    """dL/d hidden [M, H] and dL/d unembedding [V, H], given dL/d logp and dL/d entropy, each [M]."""
+    """Gradient of `token_logprobs` with respect to hidden [M, H] and unembedding [V, H].
+
+    Args:
+      d_logp, d_entropy: [M], the loss's gradient with respect to logp and entropy. The other
+        arguments are those of `token_logprobs`.
+    """
     logits = _logits(hidden, unembedding, temperature, softcap)
     log_p = log_softmax(logits)
     p = np.exp(log_p)
@@ -63,7 +66,7 @@ def token_logprobs_grad(
 
 
 def log_softmax(logits: Array) -> Array:
-    """Over the last axis; float64 or complex."""
+    """Log-softmax over the last axis; float64 or complex."""
     shifted = logits - logits.real.max(axis=-1, keepdims=True)
     return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# A log-ratio beyond this counts as this and has no gradient: e^20 is a fault, not an estimate, and its square still fits
-# a float32, so that one broken token cannot turn a global gradient norm into inf.
+# Log-ratios are clipped to this and have no gradient beyond it: e^20 is a fault, not an estimate. Its square still fits a
+# float32, so that one broken token cannot make a global gradient norm infinite.
 LOG_RATIO_LIMIT = 20.0
 
 Array = np.ndarray
@@ -44,8 +44,8 @@ def clipped_surrogate(
 ) -> Term:
     r"""Clipped surrogate, to be minimized; times `behavior_weight` it is the decoupled objective.
 
-    .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad r = \pi_\theta / \pi_{prox};\qquad
-              A < 0:\ -\max(\cdot, c A)
+    .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad
+              r = \pi_\theta / \pi_{prox};\qquad A < 0:\ -\max(\cdot, c A)
 
     PPO, arXiv:1707.06347, eq. 7; decoupled: Hilton et al. 2021, arXiv:2110.00641; asymmetric clip:
     DAPO, arXiv:2503.14476, eq. 8; dual clip: Ye et al. 2019, arXiv:1912.09729.
@@ -80,8 +80,9 @@ def sequence_surrogate(
     clip_high: float,
     dual_clip: float | None,
 ) -> Term:
-    r"""Clipped surrogate of the whole sequence's ratio, per token the geometric mean over its n
-    trained tokens.
+    r"""Clipped surrogate of the ratio of whole sequences.
+
+    The ratio is taken per token: the geometric mean over the sequence's n trained tokens.
 
     .. math:: L_t = -\min(s A_t, \mathrm{clip}(s, 1-\epsilon_l, 1+\epsilon_h) A_t),\quad
               s = \exp\Big(\frac1n \sum_u \log\frac{\pi_\theta(u)}{\pi_{prox}(u)}\Big),\quad
@@ -123,8 +124,8 @@ def cispo(
 ) -> Term:
     r"""Log-likelihood weighted by a clipped ratio: no token loses its gradient to the clip.
 
-    .. math:: L = -\mathrm{sg}[\mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h)]\, A \log \pi_\theta,\quad
-              r = \pi_\theta / \pi_{prox}
+    .. math:: L = -\mathrm{sg}[\mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h)]\, A
+              \log \pi_\theta,\quad r = \pi_\theta / \pi_{prox}
 
     MiniMax-M1, arXiv:2506.13585, eq. 4 and 5.
 
@@ -155,7 +156,8 @@ def behavior_weight(
 ) -> Array:
     r"""Weight of the decoupled objective: corrects for the policy that sampled. No gradient.
 
-    .. math:: w = \pi_{prox} / \pi_{behave},\quad \text{clamp: } \min(w, cap),\quad \text{mask: } w\,[w \le cap]
+    .. math:: w = \pi_{prox} / \pi_{behave},\quad
+              \text{clamp: } \min(w, cap),\quad \text{mask: } w\,[w \le cap]
 
     Hilton et al. 2021, arXiv:2110.00641; with asynchronous sampling: AReaL, arXiv:2505.24298; the
     cap: truncated importance sampling, Ionides 2008.
@@ -182,8 +184,9 @@ def behavior_weight(
 
 
 def interpolated_proximal(logp: Array, behavior_logp: Array, interpolation: Array, mask: Array) -> Array:
-    r"""Proximal log-probs without a forward pass, log-linear between behavior and current policy.
-    No gradient.
+    r"""Proximal log-probs without a forward pass. No gradient.
+
+    They are log-linear between behavior and current policy.
 
     .. math:: \log \pi_{prox} = \log \pi_{behave} + a (\log \pi_\theta - \log \pi_{behave})
 
@@ -203,8 +206,9 @@ def interpolated_proximal(logp: Array, behavior_logp: Array, interpolation: Arra
 
 
 def kl_penalty(logp: Array, reference_logp: Array, mask: Array, *, estimator: str) -> Array:
-    r"""Estimate of KL(pi_theta, pi_ref) at each token: for a reward or a metric. In a loss use
-    `kl_loss`.
+    r"""Estimate of KL(pi_theta, pi_ref) at each token, for a reward or a metric.
+
+    In a loss use `kl_loss`.
 
     .. math:: \Delta = \log \pi_\theta - \log \pi_{ref}:\quad
               k_1 = \Delta,\quad k_2 = \Delta^2 / 2,\quad k_3 = e^{-\Delta} - 1 + \Delta
@@ -236,15 +240,17 @@ def kl_loss(
     *,
     estimator: str,
 ) -> Term:
-    r"""KL to a reference inside the loss: the value is the estimator's, the gradient that of
-    reverse KL, whichever it is.
+    r"""KL to a reference inside the loss, with the gradient of reverse KL.
+
+    The value is the estimator's; the gradient is that of reverse KL for all estimators.
 
     .. math:: \nabla KL(\pi_\theta, \pi_{ref}) = E_{\pi_\theta}[\Delta\, \nabla \log \pi_\theta]
-              = E_{\pi_{behave}}[\rho\, \Delta\, \nabla \log \pi_\theta],\quad \rho = \pi_\theta / \pi_{behave}
+              = E_{\pi_{behave}}[\rho\, \Delta\, \nabla \log \pi_\theta],\quad
+              \rho = \pi_\theta / \pi_{behave}
 
     Differentiated through the samples, k1 would give a gradient of 0 in expectation and k3 that of
-    forward KL; k2's is right as it stands. arXiv:2510.01555; with the ratio, by differentiating
-    rho k3: DeepSeek-V3.2, arXiv:2512.02556.
+    forward KL; k2's is right as it stands. arXiv:2510.01555; with the ratio, by differentiating rho
+    k3: DeepSeek-V3.2, arXiv:2512.02556.
 
     Args:
       logp, reference_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -288,10 +294,13 @@ def value_loss(
     *,
     clip: float | None,
 ) -> Term:
-    r"""Squared error of the critic; clipped, the larger of it and that of values held near those
-    at the update's start.
+    r"""Squared error of the critic, optionally clipped.
 
-    .. math:: L = \tfrac12 \max\big((V - R)^2, (\mathrm{clip}(V, V_{prox} - \epsilon, V_{prox} + \epsilon) - R)^2\big)
+    The clipped error is the larger of it and that of values clipped to near those at the update's
+    start.
+
+    .. math:: L = \tfrac12 \max\big((V - R)^2,
+              (\mathrm{clip}(V, V_{prox} - \epsilon, V_{prox} + \epsilon) - R)^2\big)
 
     PPO's reference implementation; described in arXiv:2006.05990.
 
@@ -320,7 +329,8 @@ def value_loss(
 def distillation(logp: Array, teacher_logp: Array, importance: Array, mask: Array, weight: Array) -> Term:
     r"""Reverse KL to a teacher, estimated on the student's own samples.
 
-    .. math:: KL(\pi_\theta, \pi_{teacher}) = E_{\pi_\theta}[\log \pi_\theta - \log \pi_{teacher}],\quad
+    .. math:: KL(\pi_\theta, \pi_{teacher})
+              = E_{\pi_\theta}[\log \pi_\theta - \log \pi_{teacher}],\quad
               \nabla = E[\rho\, (\log \pi_\theta - \log \pi_{teacher})\, \nabla \log \pi_\theta]
 
     On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with
@@ -356,25 +366,29 @@ def negative_log_likelihood(logp: Array, mask: Array, weight: Array) -> Term:
 
 
 def wide(x: Array) -> Array:
-    """float64, or complex128 where a derivative is taken by a complex step."""
+    """Converts to float64, or to complex128 where a derivative is taken by a complex step."""
     return np.asarray(x, dtype=np.complex128 if np.iscomplexobj(x) else np.float64)
 
 
 def select(x: Array, mask: Array) -> Array:
-    """x where mask, else 0."""
+    """Returns x where mask is True, else 0."""
     return np.where(mask, wide(x), 0.0)
 
 
 def log_ratio(logp: Array, other: Array, mask: Array) -> tuple[Array, Array]:
-    """log(p / other) where mask, else 0, within LOG_RATIO_LIMIT; and where it has a gradient."""
+    """Returns log(p / other) within LOG_RATIO_LIMIT, and a mask of where it has a gradient.
+
+    The log-ratio is 0 where mask is False.
+    """
     difference = select(logp, mask) - select(other, mask)
     inside = mask & (np.abs(difference.real) <= LOG_RATIO_LIMIT)
     return np.where(mask & ~inside, np.sign(difference.real) * LOG_RATIO_LIMIT, difference), inside
 
 
 def clipped_ratio(ratio: Array, advantage: Array, clip_low: float, clip_high: float, dual_clip: float | None) -> Array:
-    """The ratio that counts: bounded from above where the advantage is positive, from below where
-    it is negative.
+    """Clips the ratio: from above where the advantage is positive, from below where it is negative.
+
+    With `dual_clip` it is also bounded from above where the advantage is negative.
     """
     upper = np.where(advantage >= 0, 1 + clip_high, np.inf if dual_clip is None else dual_clip)
     lower = np.where(advantage >= 0, 0.0, 1 - clip_low)
@@ -382,7 +396,7 @@ def clipped_ratio(ratio: Array, advantage: Array, clip_low: float, clip_high: fl
 
 
 def over_segments(x: Array, mask: Array, segment_ids: Array) -> Array:
-    """Sum of x over the trained tokens of each token's segment; 1 elsewhere."""
+    """Sums x over the trained tokens of each token's segment; 1 elsewhere."""
     out = np.ones_like(x)
     for row in range(x.shape[0]):
         for segment in np.unique(segment_ids[row][mask[row]]):

@@ -1,5 +1,6 @@
-"""The policy objective in float64 numpy: the terms of rljax/objective/losses.py put together, with
-the gradient by hand.
+"""The policy objective in float64 numpy: the terms of losses.py put together.
+
+The gradient is derived by hand.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ class LossAndGradient(NamedTuple):
 
 
 def policy_objective(logp: np.ndarray, entropy: np.ndarray, tokens: TokenArrays, objective: Objective) -> LossAndGradient:
-    """What `policy_objective` of every backend computes, less the metrics.
+    """Computes the objective as `policy_objective` of every backend does, without the metrics.
 
-    Arguments as there, numpy arrays.
+    The arguments are the same, as numpy arrays.
     """
     mask, zeros = tokens.mask, np.zeros(logp.shape)
     weight = losses.select(tokens.loss_weight, mask)
@@ -54,7 +55,7 @@ def policy_objective(logp: np.ndarray, entropy: np.ndarray, tokens: TokenArrays,
 def _kl_terms(
     logp: np.ndarray, tokens: TokenArrays, weight: np.ndarray, objective: Objective
 ) -> Iterator[tuple[float, losses.Term]]:
-    """KL to the reference and to the teacher, each with its coefficient."""
+    """Yields the KL to the reference and to the teacher, each with its coefficient."""
     mask, given = tokens.mask, (tokens.behavior_logp, tokens.mask, tokens.segment_ids)
     rho = losses.behavior_weight(logp, *given, cap=objective.weight_cap, mode="clamp", level="token")
     if objective.kl_coef:
@@ -65,8 +66,9 @@ def _kl_terms(
 
 
 def proximal_of(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> np.ndarray:
-    """Log-probs of the proximal policy: given, the behavior policy's, interpolated, or the current
-    one's. [R, m], nats.
+    """Returns log-probs of the proximal policy, [R, m], nats.
+
+    They are given, the behavior policy's, interpolated, or the current policy's.
     """
     if objective.proximal == "behavior":
         return tokens.behavior_logp

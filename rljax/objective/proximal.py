@@ -1,5 +1,6 @@
-"""Proximal log-probs without a forward pass: where the proximal policy lies between behavior and
-current, by version.
+"""Proximal log-probs without a forward pass, interpolated by version.
+
+The proximal policy lies between the behavior policy and the current one.
 """
 
 from __future__ import annotations
@@ -8,21 +9,23 @@ import numpy as np
 
 
 def interpolation(versions: np.ndarray, version: int, minibatch: int, n_minibatches: int) -> np.ndarray:
-    """Coefficient a of the log-linear proximal policy, log pi_prox = log pi_behave + a (log
-    pi_theta - log pi_behave).
+    """Returns the coefficient a of the log-linear proximal policy.
 
-    A token of version v was sampled v updates in; the update under way starts at `version` and, in
-    its minibatch k of n, has come to version + k / n. The proximal policy lies at `version`: a =
-    (version - v) / (version + k / n - v). So a is exactly 1 in the first minibatch (proximal is
-    current), and 0 for a token of no lag (proximal is behavior). It is the shortcut of AReaL's
-    `prox_logp_method="loglinear"` (docs/algorithms/prox_approx.md there), counted from the start
-    of the update where theirs puts the proximal policy one version before the current one in every
-    minibatch.
+    log pi_prox = log pi_behave + a (log pi_theta - log pi_behave)
+
+    A token of version v was sampled v updates in. The update under way starts at `version`, and in
+    its minibatch k of n it has come to version + k / n. The proximal policy is the one at
+    `version`, so a = (version - v) / (version + k / n - v): exactly 1 in the first minibatch
+    (proximal is current), and 0 for a token of no lag (proximal is behavior). AReaL's
+    `prox_logp_method="loglinear"` (docs/algorithms/prox_approx.md there) is the same approximation,
+    but puts the proximal policy one version before the current one in every minibatch.
 
     Args:
-      versions: [...] int, of each token; PROMPT_VERSION where none was sampled (the result there
-        is not used).
-      version: of the learner at the start of the update, at least that of every token.
+      versions: [...] int, per token; PROMPT_VERSION where none was sampled (the result there is not
+        used).
+      version: the learner's at the start of the update, at least that of every token.
+      minibatch: k, counted from 0.
+      n_minibatches: n.
 
     Returns:
       [...] float32 in [0, 1].

@@ -1,7 +1,6 @@
-"""What is done to a reward before advantages see it: bias, scale, clip, and a penalty on overlong
-completions.
+"""Reward shaping before advantages: bias, scale, clip, and a penalty on overlong completions.
 
-The unshaped reward stays on the trajectory and is logged as it was; each change is logged under a
+The unshaped reward stays on the trajectory and is logged unchanged; each change is logged under a
 name of its own.
 """
 
@@ -19,8 +18,9 @@ from rljax.types import PROMPT_VERSION, Finish, Group, Trajectory
 def shaped_rewards(
     trajectories: Sequence[Trajectory], actor: ActorConfig, max_new_tokens: int
 ) -> tuple[np.ndarray, dict[str, Mean]]:
-    """Shaped rewards [N] float64: clip((reward + bias) * scaling, +-clip) - overlong penalty; and
-    their metrics.
+    """Returns shaped rewards, [N] float64, and their metrics.
+
+    clip((reward + bias) * scaling, +-clip) - overlong penalty
     """
     task = np.array([t.reward for t in trajectories], dtype=np.float64)
     shaped = (task + actor.reward_bias) * actor.reward_scaling
@@ -36,9 +36,9 @@ def shaped_rewards(
 
 
 def overlong_penalty(lengths: np.ndarray, max_new_tokens: int, overlong_tokens: int, factor: float) -> np.ndarray:
-    """0 up to max_new_tokens - overlong_tokens, then rising in a line to factor at max_new_tokens.
+    """Returns a penalty that rises linearly from 0 to `factor` at max_new_tokens, [N].
 
-    DAPO, arXiv:2503.14476, eq. 13.
+    It is 0 up to max_new_tokens - overlong_tokens. DAPO, arXiv:2503.14476, eq. 13.
 
     Args:
       lengths: [N], sampled tokens of each trajectory, all its turns together.
@@ -48,9 +48,10 @@ def overlong_penalty(lengths: np.ndarray, max_new_tokens: int, overlong_tokens: 
 
 
 def without_truncated(groups: Sequence[Group]) -> list[Group]:
-    """For `actor.mask_no_eos`: trajectories cut at a length limit are not trained on, and still
-    count for their group's mean. By the finish reason, never by a token: the padding id may be the
-    EOS id.
+    """Masks trajectories that were cut at a length limit, for `actor.mask_no_eos`.
+
+    They are not trained on, and still count for their group's mean. They are found by the finish
+    reason, never by a token: the padding id may be the EOS id.
     """
 
     def masked(trajectory: Trajectory) -> Trajectory:

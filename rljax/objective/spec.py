@@ -1,14 +1,14 @@
-"""What a policy update minimizes, as one hashable value, and the arrays it is computed from. No
-framework.
+"""The objective of a policy update as one hashable value, and the arrays it is computed from.
 
     loss = sum over tokens of
-        loss_weight * (w * surrogate(r, A) + kl_ctl * KL(reference) + distill.coef * KL(teacher) - entropy_coef * H)
+        loss_weight * (w * surrogate(r, A) + kl_ctl * KL(reference)
+                       + distill.coef * KL(teacher) - entropy_coef * H)
 
     r = pi_theta / pi_proximal            the ratio that is clipped
     w = pi_proximal / pi_behave           the decoupled weight, no gradient, capped
 
-`backends/<framework>/objective.py` computes it; `rljax/losses` is the float64 definition of every
-term.
+No framework is needed. `backends/<framework>/objective.py` computes it; `rljax/objective/losses.py`
+is the float64 definition of every term.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from rljax.config.schema import ActorConfig, Config
 
-PREFIX = "ppo_actor/update"  # of the metrics' names
+PREFIX = "ppo_actor/update"  # prefix of metric names
 
 
 class TokenArrays(NamedTuple):
-    """The trained tokens of R rows, m a row, as arrays of any framework. Index t speaks of token t
-    itself.
+    """The trained tokens of R rows, m per row, as arrays of any framework.
 
-    Where `mask` is False every other array may hold anything, NaN included.
+    Index t of every array is about token t itself. Where `mask` is False every other array may hold
+    anything, NaN included.
     """
 
     loss_weight: Any  # [R, m] float: aggregation and global normalizer (rljax/objective/aggregation.py)
@@ -41,8 +41,9 @@ class TokenArrays(NamedTuple):
 
 
 class MeanArrays(NamedTuple):
-    """A `Mean` (rljax/metrics/mean.py) on the device: scalars of any framework. min is inf and max
-    -inf when not kept.
+    """A `Mean` (rljax/metrics/mean.py) on the device: scalars of any framework.
+
+    min is inf and max -inf if they are not kept.
     """
 
     sum: Any
@@ -68,14 +69,14 @@ class Objective:
     weight_cap: float | None = None
     cap_mode: str = "clamp"  # "clamp": weight the cap; "mask": weight 0
     cap_level: str = "token"  # "token", or "sequence": the product over a trajectory's trained tokens
-    kl_coef: float = 0.0  # of the KL to the reference inside the loss
-    kl_estimator: str = "k3"  # "k1", "k2", "k3": of its value; the gradient is that of reverse KL for all three
+    kl_coef: float = 0.0  # coefficient of the KL to the reference inside the loss
+    kl_estimator: str = "k3"  # "k1", "k2", "k3", for its value; the gradient is always that of reverse KL
     entropy_coef: float = 0.0
-    distill_coef: float = 0.0  # of the reverse KL to the teacher
+    distill_coef: float = 0.0  # coefficient of the reverse KL to the teacher
 
     @classmethod
     def from_config(cls, config: Config) -> Objective:
-        """The objective of a config that `rljax.config.checks` has passed."""
+        """Makes the objective of a config that `rljax.config.checks` has passed."""
         actor = config.actor
         return cls(
             loss=actor.loss,
@@ -96,22 +97,22 @@ class Objective:
 
     @property
     def by_token(self) -> bool:
-        """Whether a token's loss depends on that token alone, so that the fused log-prob op may
-        cut rows anywhere.
+        """True if a token's loss depends on that token alone.
+
+        The fused log-prob op may then cut rows anywhere.
         """
         return self.ratio_level == "token" and not (self.decoupled and self.cap_level == "sequence")
 
     @property
     def trains_zero_advantage(self) -> bool:
-        """Whether a token of advantage 0 still has a gradient, so that it must not be compacted
-        away.
-        """
+        """True if a token of advantage 0 still has a gradient, so that compaction must keep it."""
         return self.kl_coef != 0 or self.distill_coef != 0 or self.entropy_coef != 0 or self.loss == "sft"
 
     def needs_score(self, n_minibatches: int) -> bool:
-        """Whether a forward pass must supply proximal log-probs: not when the first minibatch is
-        the only one, for then the proximal policy is the current one, nor when it is the behavior
-        policy or interpolated.
+        """Returns whether a forward pass must supply proximal log-probs.
+
+        It need not if the first minibatch is the only one, since the proximal policy is then the
+        current one, nor if the proximal policy is the behavior policy or interpolated.
         """
         return self.proximal == "recomputed" and n_minibatches > 1 and self.loss != "sft"
 

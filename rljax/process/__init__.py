@@ -1,6 +1,6 @@
-"""This process and its parent: signals, the watchdog, ending together.
+"""Life of a process: stop signals, the watchdog, and ending with the parent process.
 
-signals.py    signals that ask a run to save and exit
+signals.py    handles signals that ask a run to save and exit
 watchdog.py   ends a run that hangs
-parent.py     processes that end with the one that started them
+parent.py     ends a process when its parent ends
 """

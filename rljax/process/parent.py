@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, however that ends."""
+"""Ends a process when its parent ends, in whatever way."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with(parent: int) -> None:
-    """Ends this process when its parent is gone, in the middle of any call.
+    """Has this process killed when its parent ends, even in the middle of a C call.
 
-    Called by the child, with the parent's id.
+    Args:
+      parent: id of the parent process, taken before this process could have lost it.
     """
     if sys.platform == "linux":  # the kernel does it, even while a C extension holds the interpreter
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it went before we asked
+    if os.getppid() != parent:  # the parent ended before the call above
         os._exit(1)
 
 

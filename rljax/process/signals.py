@@ -8,28 +8,29 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @contextmanager
-def stopping(act: Callable[[], None]) -> Iterator[None]:
-    """Calls `act` on the event loop at the first of them. A second one ends the process as it
-    always did, and one that the process was started to ignore (nohup) stays ignored. Off the main
-    thread there are no signals.
+def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
+    """Calls `callback` on the event loop at the first stop signal within the block.
+
+    A second signal ends the process as usual. Signals that the process was started to ignore
+    (nohup) stay ignored. Outside the main thread nothing is handled.
     """
     loop = asyncio.get_running_loop()
-    mine = threading.current_thread() is threading.main_thread()
-    names = [name for name in STOPPING if mine and signal.getsignal(name) is not signal.SIG_IGN]
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handled = [number for number in STOP_SIGNALS if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
 
     def stop() -> None:
-        act()
-        for name in names:
-            loop.remove_signal_handler(name)
+        callback()
+        for number in handled:
+            loop.remove_signal_handler(number)
 
-    for name in names:
-        loop.add_signal_handler(name, stop)
+    for number in handled:
+        loop.add_signal_handler(number, stop)
     try:
         yield
     finally:
-        for name in names:
-            loop.remove_signal_handler(name)
+        for number in handled:
+            loop.remove_signal_handler(number)

@@ -1,9 +1,8 @@
-"""Ends a run that hangs: when nothing has moved for so long, every stack is written down and the
-process exits.
+"""Watchdog: ends a process in which nothing has moved for too long, and writes all stacks.
 
-Two dogs: a Python thread that writes a readable account (what was last heard of, the tasks of the
-event loop, all stacks), and behind it faulthandler's, which needs no lock of the interpreter's and
-bites when a C call holds that for good.
+There are two watchdogs. A Python thread writes a readable report: the last beat, the tasks of the
+event loop, all stacks. If a C call never releases the interpreter lock, that thread can't run;
+faulthandler's timer, which needs no lock, then ends the process.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from types import TracebackType
 from typing import IO
 
 EXIT_HANG = 3  # status of a process that was ended for hanging
-GRACE = 30.0  # seconds after the timeout until faulthandler ends a process whose threads can't run
+GRACE = 30.0  # seconds after the timeout until faulthandler ends the process
 
 
 class Watchdog:
-    """Watches over a block.
+    """Watchdog of a block.
 
     Example:
 
@@ -33,22 +32,23 @@ class Watchdog:
             watchdog.beat("update")       # something moved
     """
 
-    def __init__(self, timeout: float, report: Path, on_bite: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, timeout: float, report: Path, on_timeout: Callable[[], None] = lambda: None) -> None:
         """
         Args:
-          timeout: seconds without a beat.
-          report: the file that the account goes to, beside stderr.
-          on_bite: called before anything is written, in a thread of the dog's; it must not block.
+          timeout: seconds without a beat until the process is ended.
+          report: file for the report, which goes to stderr too.
+          on_timeout: called before the report is written, in the watchdog's thread; it must not
+            block.
         """
         self._timeout = timeout
-        self._report, self._on_bite = report, on_bite
+        self._report, self._on_timeout = report, on_timeout
         self._last = (time.monotonic(), "start")
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def beat(self, what: str) -> None:
-        """Something moved. Costs nothing; callable from any thread."""
+        """Notes that something moved. Cheap, and callable in any thread."""
         self._last = (time.monotonic(), what)
 
     def __enter__(self) -> Watchdog:
@@ -71,17 +71,17 @@ class Watchdog:
             while not self._done.wait(pause):
                 faulthandler.dump_traceback_later(self._timeout + GRACE, exit=True, file=stderr)
                 if time.monotonic() - self._last[0] > self._timeout:
-                    self._bite(stderr)
+                    self._end_process(stderr)
 
-    def _bite(self, stderr: IO[str]) -> None:
-        self._on_bite()
+    def _end_process(self, stderr: IO[str]) -> None:
+        self._on_timeout()
         line = (
             f"rljax: nothing has moved for {self._timeout:g} s (recover.hang_timeout) since {self._last[1]!r};"
             f" all stacks follow and are in {self._report}\n"
         )
         for file in (stderr, self._report.open("w")):
             file.write(line)
-            file.writelines(f"task {_where(task)}\n" for task in self._tasks())
+            file.writelines(f"task {_location(task)}\n" for task in self._tasks())
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
             file.flush()
@@ -91,15 +91,14 @@ class Watchdog:
         return list(asyncio.all_tasks(self._loop)) if self._loop else []
 
 
-def _where(task: asyncio.Task[object]) -> str:
-    frames = task.get_stack(limit=4)
-    return f"{task.get_name()}: " + " < ".join(f"{f.f_code.co_qualname} line {f.f_lineno}" for f in reversed(frames))
+def _location(task: asyncio.Task[object]) -> str:
+    """Returns a task's name and the functions it waits in, innermost first."""
+    stack = task.get_stack(limit=4)
+    return f"{task.get_name()}: " + " < ".join(f"{f.f_code.co_qualname} line {f.f_lineno}" for f in reversed(stack))
 
 
 def _stderr_copy() -> IO[str]:
-    """The process's stderr under a descriptor of our own, whatever sys.stderr has been replaced
-    by.
-    """
+    """Returns the process's stderr under a new descriptor, even if sys.stderr was replaced."""
     try:
         return os.fdopen(os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2), "w")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Rewards: what scores a completion, and the processes it runs in.
+"""Rewards: functions that score a completion, and the processes they run in.
 
 A reward is a function of (prompt, completion text), plain or async, that returns a number, or a
 mapping of named numbers among which "reward" is the total:

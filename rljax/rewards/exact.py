@@ -1,4 +1,4 @@
-"""1 when the completion is the answer, white space around either aside; else 0."""
+"""Exact match: 1 if the completion is the answer apart from white space around either, else 0."""
 
 from __future__ import annotations
 

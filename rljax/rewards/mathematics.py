@@ -1,10 +1,9 @@
-"""1 when the completion's final answer equals the gold answer as mathematics, else 0
-(math-verify).
+"""Equality as mathematics: 1 if the completion's final answer equals the gold answer (math-verify).
 
-The final answer is what follows the last "####" where there is one, as in the data set's own
+The final answer is what follows the last "####" if there is one, as in the data set's own
 solutions; else what math-verify finds: the last \\boxed{}, "the answer is ...", or the last
-expression. Where the gold answer is a number, one that still has to be worked out is none: "9 + 9"
-equals 18, and a policy soon finds that the question equals its answer.
+expression. If the gold answer is a number, the final answer must be a number too, not an
+expression: "9 + 9" equals 18, and a policy soon finds that the question equals its answer.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from rljax.types import Prompt
 
 
 def reward(prompt: Prompt, completion: str) -> dict[str, float]:
-    """Against `answer`."""
+    """Compares with the field `answer`."""
     right = _right(prompt.fields["answer"], completion)
     return {"reward": right, "math": right}
 
 
 def gsm8k_reward(prompt: Prompt, completion: str) -> dict[str, float]:
-    """Against `final`, which data of type "gsm8k" has."""
+    """Compares with the field `final`, which data of type "gsm8k" has."""
     right = _right(prompt.fields["final"], completion)
     return {"reward": right, "gsm8k": right}
 
@@ -40,8 +39,9 @@ def _right(answer: Any, completion: str) -> float:
 
 
 def _is_worked_out(expression: Any) -> bool:
-    """Signs, quotients and percentages are how numbers are written; a sum, a product or a power is
-    left to the reader.
+    """Returns False for a sum, product or power that is still to be computed.
+
+    Signs, quotients and percentages are part of a number.
     """
     import sympy
 

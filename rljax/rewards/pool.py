@@ -1,8 +1,8 @@
-"""Rewards in processes: off the event loop, killed when they do not end, replaced when they die.
+"""Reward processes: off the event loop, killed after a timeout, replaced if they die.
 
-    who                waits for                      who unblocks it
-    a call of score    a free process, in order       a call that ends, fails or is killed after reward.timeout
-    a process          a job, on a pipe               score; the pipe's end when the pool or the parent is gone
+    who             waits for                  who unblocks it
+    score           a free process, in order   a call that ends, fails or runs out of time
+    a process       a job, on a pipe           score; the pipe's end if the pool or parent is gone
 
 Failures are counted: a reward that fails is an error of its kind, never a zero.
 """
@@ -22,12 +22,12 @@ from rljax.rewards.process import ProcessDied, RewardProcess
 from rljax.rewards.score import Score
 from rljax.types import Prompt
 
-ASYNC_CALLS = 64  # of an async reward, at once in a process
-GRACE = 1.0  # seconds an async reward has to be cancelled in before its process is killed
+ASYNC_CALLS = 64  # most calls of an async reward at once in a process
+GRACE = 1.0  # seconds for an async reward to be cancelled before its process is killed
 
 
-class _Slot:
-    """A place for one process, which is started again when it is found dead."""
+class _Supervisor:
+    """Starts a reward process, and starts it again if it has died."""
 
     def __init__(self, config: RewardConfig) -> None:
         self._config = config
@@ -35,18 +35,18 @@ class _Slot:
 
     @property
     def process(self) -> RewardProcess | None:
-        """The process, dead or alive; None while there is none."""
+        """The process, dead or alive; None before it is started."""
         started = self._start is not None and self._start.done() and not self._start.cancelled()
         return self._start.result() if self._start and started and self._start.exception() is None else None
 
     async def running(self) -> RewardProcess:
-        """The process, started if need be.
+        """Returns the process, and starts it first if need be.
 
-        Raises UserError when that fails; the next call tries again.
+        Raises UserError if that fails; the next call tries again.
         """
         if self._start is None or (self._start.done() and (self.process is None or not self.process.alive)):
             self._start = asyncio.create_task(RewardProcess.start(self._config))
-        return await asyncio.shield(self._start)  # a caller that is cancelled leaves the process to the next one
+        return await asyncio.shield(self._start)  # if this caller is cancelled, the next one uses the process
 
     async def close(self) -> None:
         if self._start is not None and not self._start.done():
@@ -67,9 +67,9 @@ class RewardPool:
 
     def __init__(self, config: RewardConfig) -> None:
         self._config = config
-        self._slots: list[_Slot] = []
-        # A slot is in it once for each call that it could take now; None: closed
-        self._free: asyncio.Queue[_Slot | None] = asyncio.Queue()
+        self._supervisors: list[_Supervisor] = []
+        # Has a supervisor once for each call that its process can take now; None: the pool is closed
+        self._free: asyncio.Queue[_Supervisor | None] = asyncio.Queue()
         self._retired: list[RewardProcess] = []  # killed, perhaps not reaped yet
         self._closed = False
         self._metrics: dict[str, Mean] = {}
@@ -77,23 +77,23 @@ class RewardPool:
         self.counts: Counter[str] = Counter()  # "reward_error", "reward_timeout": attempts that failed, since the start
 
     async def start(self) -> None:
-        """Starts every process.
+        """Starts all processes.
 
-        Raises UserError with one line when the reward cannot be imported.
+        Raises UserError with one line if the reward cannot be imported.
         """
-        self._slots = [_Slot(self._config) for _ in range(self._config.workers)]
-        started = await asyncio.gather(*(slot.running() for slot in self._slots), return_exceptions=True)
+        self._supervisors = [_Supervisor(self._config) for _ in range(self._config.workers)]
+        started = await asyncio.gather(*(supervisor.running() for supervisor in self._supervisors), return_exceptions=True)
         failures = [outcome for outcome in started if isinstance(outcome, BaseException)]
         if failures:
             await self.close()
             raise failures[0]
-        for slot in self._slots:
-            calls = ASYNC_CALLS if slot.process is not None and slot.process.is_async else 1
+        for supervisor in self._supervisors:
+            calls = ASYNC_CALLS if supervisor.process is not None and supervisor.process.is_async else 1
             for _ in range(calls):
-                self._free.put_nowait(slot)
+                self._free.put_nowait(supervisor)
 
     async def score(self, prompt: Prompt, completion: str) -> Score:
-        """Scores one completion; an attempt that fails is made again `reward.retries` times.
+        """Scores one completion; a failed attempt is repeated up to `reward.retries` times.
 
         Raises:
           RewardTimeout: it ran longer than `reward.timeout`; its process was killed.
@@ -111,23 +111,25 @@ class RewardPool:
         raise AssertionError("unreachable")
 
     def take_metrics(self) -> dict[str, Mean]:
-        """What was measured since the last call: seconds a scored completion took, waiting for a
-        process not counted, and attempts that failed and were made again, by kind. (Those that
-        were not are failures of their episodes.)
+        """Returns the metrics since the last call, and starts new ones.
+
+        They are seconds per scored completion, without the wait for a process, and the number of
+        failed attempts that were repeated, by kind. (The others are failures of their episodes.)
         """
         taken = self._metrics | {f"rollout/retried/{kind}": Mean(count, 1) for kind, count in self._retried.items()}
         self._metrics, self._retried = {}, Counter(dict.fromkeys(self._retried, 0))
         return taken
 
     async def close(self) -> None:
-        """Kills every process and waits until it is gone.
+        """Kills all processes and waits until they are gone.
 
-        Calls of score that still wait get RewardError.
+        Calls of `score` that still wait raise RewardError.
         """
         self._closed = True
         self._free.put_nowait(None)
-        await asyncio.gather(*(slot.close() for slot in self._slots), *(process.ended() for process in self._retired))
-        self._slots, self._retired = [], []
+        closing = [supervisor.close() for supervisor in self._supervisors]
+        await asyncio.gather(*closing, *(process.ended() for process in self._retired))
+        self._supervisors, self._retired = [], []
 
     async def __aenter__(self) -> RewardPool:
         await self.start()
@@ -138,28 +140,28 @@ class RewardPool:
 
     async def _attempt(self, job: dict[str, Any], uid: str) -> Score:
         while True:
-            slot = await self._free.get()
-            if slot is None or self._closed:
-                self._free.put_nowait(None)  # for the next that waits
+            supervisor = await self._free.get()
+            if supervisor is None or self._closed:
+                self._free.put_nowait(None)  # wakes the next waiting call
                 raise RewardError(f"prompt {uid}: the reward pool is closed")
             try:
-                process = await slot.running()
+                process = await supervisor.running()
                 began = time.monotonic()
                 answer = await self._ask(process, job)
                 break
             except ProcessDied as died:
                 if not died.killed:
                     raise RewardError(f"prompt {uid}: {died}") from None
-                # By another call that ran out of time in the same process: this one was not at fault, and asks again.
+                # Killed because another call in the same process ran out of time: this one tries again.
             except UserError as error:  # a process could not be started again
                 raise RewardError(f"prompt {uid}: {error}") from error
             finally:
-                self._free.put_nowait(slot)
+                self._free.put_nowait(supervisor)
         if answer.get("timeout"):
             raise RewardTimeout(self._too_long(uid))
         if "error" in answer:
             failed = RewardError(f"prompt {uid}: {answer['error']}")
-            failed.add_note(answer["traceback"])  # of the other process; a note, so that the message stays one line
+            failed.add_note(answer["traceback"])  # the other process's, as a note, so that the message stays one line
             raise failed
         self._metrics = merge([self._metrics, {"timeperf/reward": Mean.of([time.monotonic() - began])}])
         return Score(answer["reward"], answer["components"])
@@ -172,7 +174,7 @@ class RewardPool:
             self._retire(process)
             raise RewardTimeout(self._too_long(job["prompt"]["uid"])) from None
         except asyncio.CancelledError:
-            if not process.is_async:  # nobody wants the answer, and the next call wants the process
+            if not process.is_async:  # frees the process for the next call
                 self._retire(process)
             raise
 

@@ -1,4 +1,4 @@
-"""A reward process, seen from the event loop: started, asked, killed."""
+"""A reward process from the event loop's side: start, ask, kill."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from typing import Any
 from rljax.config.schema import RewardConfig
 from rljax.errors import UserError
 
-START_TIMEOUT = 120.0  # seconds; the user's module may import much
+START_TIMEOUT = 120.0  # seconds; imports of the user's module may take long
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-# Not by multiprocessing: it would import the parent's main module, and jax with it. The import path is the parent's.
+# multiprocessing would import the parent's main module, and jax with it. The import path is the parent's.
 _BOOT = """
 import json, sys
 path, *arguments = json.loads(sys.argv[1])
 sys.path[:] = path
-from rljax.rewards.worker import main
+from rljax.rewards.process_main import main
 main(*arguments)
 """
 
 
 class ProcessDied(Exception):
-    """The process ended before it answered; `killed` when we ended it, for another call's sake."""
+    """A reward process ended before it answered.
+
+    `killed` is True if the pool ended it because of another call.
+    """
 
     def __init__(self, reason: str, killed: bool) -> None:
         super().__init__(reason)
@@ -35,7 +38,10 @@ class ProcessDied(Exception):
 
 
 class RewardProcess:
-    """One process. Made by `start`; `ask` any number of times at once; `kill` at any time."""
+    """One reward process.
+
+    Made by `start`; `ask` may be called any number of times at once, `kill` at any time.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -47,7 +53,10 @@ class RewardProcess:
 
     @classmethod
     async def start(cls, config: RewardConfig) -> RewardProcess:
-        """Raises UserError when the reward cannot be imported or the process does not come up."""
+        """Starts a process and waits until it has imported the reward.
+
+        Raises UserError if it can't import it or does not start.
+        """
         package = str(Path(__file__).resolve().parents[2])
         path = [p or os.getcwd() for p in sys.path]
         arguments = json.dumps([[*path, package], config.name, config.memory_mb, config.timeout, os.getpid()])
@@ -60,7 +69,7 @@ class RewardProcess:
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,  # bytes of an answer's line
             env={**os.environ, **_ONE_THREAD},
-            start_new_session=True,  # a group of its own: Ctrl-C passes it by, and kill takes its children too
+            start_new_session=True,  # a process group of its own: Ctrl-C does not reach it, and kill includes its children
         )
         started = cls(process)
         try:
@@ -78,13 +87,14 @@ class RewardProcess:
 
     @property
     def gone(self) -> bool:
-        """Ended and reaped."""
+        """True once the process has ended and was reaped."""
         return self._process.returncode is not None
 
     async def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """The process's answer.
+        """Sends a job and returns the process's answer.
 
-        Raises TimeoutError after `timeout` seconds, ProcessDied when it ended before.
+        Raises TimeoutError after `timeout` seconds, ProcessDied if the process ends before it
+        answers.
         """
         assert self._process.stdin is not None
         if self._reader is None or self._reader.done():
@@ -95,7 +105,7 @@ class RewardProcess:
         self._waiting[number] = answer
         try:
             async with asyncio.timeout(timeout):
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: the reader tells how
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: the reader reports how
                     self._process.stdin.write(json.dumps({"id": number, **job}).encode() + b"\n")
                     await self._process.stdin.drain()
                 return await answer
@@ -103,10 +113,13 @@ class RewardProcess:
             self._waiting.pop(number, None)
 
     def kill(self) -> None:
-        """At once, with all it started. What waits for it gets ProcessDied."""
+        """Kills the process and all processes that it has started.
+
+        Calls of `ask` that wait raise ProcessDied.
+        """
         self._killed = True
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # gone by itself
+            with contextlib.suppress(ProcessLookupError):  # ended by itself
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def ended(self) -> None:
@@ -135,7 +148,7 @@ class RewardProcess:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             answer = json.loads(line)
-            waiting = self._waiting.get(answer["id"])  # gone when the call was given up
+            waiting = self._waiting.get(answer["id"])  # missing if the call was given up
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
         await self._process.wait()

@@ -1,8 +1,7 @@
-"""The score of a reasoning-gym dataset's own scorer, in [0, 1], for prompts of
-"task:reasoning_gym/<dataset>".
+"""The reasoning-gym reward: the score of the dataset's own scorer, in [0, 1].
 
-The answer is what stands in the last <answer>...</answer>, or the whole completion when it has
-none.
+For prompts of "task:reasoning_gym/<dataset>". The answer is the content of the last
+<answer>...</answer>, or the whole completion if it has none.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def reward(prompt: Prompt, completion: str) -> dict[str, float]:
 
     made = prompt.fields["reasoning_gym"]
     dataset = _dataset(made["dataset"], json.dumps(made["arguments"], sort_keys=True))
-    entry = dataset[made["index"]]  # made again: entries hold tuples and more that JSON would change
+    entry = dataset[made["index"]]  # generated again, because JSON would change its tuples
     if entry["question"] != prompt.fields["question"]:
         raise ValueError(f"reasoning_gym made another question of index {made['index']}: its version differs?")
     answer = extract_answer(completion)

@@ -1,4 +1,4 @@
-"""What a reward says, and the rewards that are named."""
+"""Scores, and the rewards that a config can name."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Score:
 
 
 class Rewards(Protocol):
-    """What a workflow asks for a score; `RewardPool` is one."""
+    """Source of scores for a workflow, as `RewardPool`."""
 
     async def score(self, prompt: Prompt, completion: str) -> Score:
-        """Raises RewardError or RewardTimeout."""
+        """Scores a completion. Raises RewardError or RewardTimeout."""
         ...
 
 
 def score_of(returned: Any) -> Score:
-    """What a reward function returned, as a Score.
+    """Converts a reward function's return value to a Score.
 
-    Raises ValueError when it is no finite number or lacks "reward".
+    Raises ValueError if it is no finite number or lacks "reward".
     """
     if not isinstance(returned, Mapping):
         return Score(_number("the reward", returned), {})

@@ -1,13 +1,13 @@
-"""The asynchronous side: from prompts to groups that may be trained on.
+"""Rollouts: prompts become groups of trajectories that may be trained on.
 
-workflow.py       what an episode is: the interface that users implement
-producer.py       keeps prompts in flight
-result.py         what came of the episodes of one prompt
-tracker.py        what becomes of a prompt: accepted, rejected, tried again, dropped
-buffer.py         what may be generated and what may be trained on: the versioned rollout buffer
-limits.py         how much a run is: the buffer's limits, and steps in all
-journal.py        finished groups on disk the moment they are finished
+workflow.py       the interface of an episode, which users implement
+producer.py       keeps prompts in flight: requests, episodes and groups, with timeouts and retries
+result.py         trajectories and failures of one prompt's episodes
+tracker.py        decides what happens to a prompt: accepted, rejected, requeued or dropped
+buffer.py         the versioned rollout buffer: what may be generated, what may be trained on
+limits.py         limits of the buffer, and the number of steps of a run
+journal.py        writes groups to disk as soon as they are finished
 trajectories.py   token ids to trajectories
-evaluation.py     the same workflow with no learner
+evaluation.py     runs the workflow without a learner
 dump.py           groups as files
 """

@@ -2,20 +2,21 @@
 
     source --> admit --> running --> finish --> ready --> take --> (learner)
                  ^          |                     |
-                 +-- again -+---- too old --------+
+                 +- requeue +---- too old --------+
 
-The buffer is the one book of a run: where the data stands, what is in flight, what is finished,
-how much was consumed. It does no I/O and knows no timer, so its state is copied, saved and
-restored whole. It belongs to the event loop's thread.
+The buffer is the record of a run's data: the position in the data, what is in flight, what is
+ready, how much was consumed. It does no I/O and has no timer, so its state can be copied, saved and
+restored as a whole. It belongs to the event loop's thread.
 
-Two rules keep tokens fresh. Admission lets in
+Two rules keep tokens fresh. The buffer admits at most
 
-    min(max_concurrent_rollouts - running, (max_head_offpolicyness + version + 1) * consumer_batch_size - accepted - running)
+    min(max_concurrent_rollouts - running,
+        (max_head_offpolicyness + version + 1) * consumer_batch_size - accepted - running)
 
-prompts, so that a group admitted now is used within the bound if groups finish in order. They
-don't, so on top of it stands a hard bound: what would exceed the lag at its update is generated
-again (`drop`), or its stale tokens are no longer trained on (`mask`). Every entry in `ready` is
-within the bound at the present version, so whatever `take` gives is.
+prompts, so that a group admitted now is within the lag bound when it is trained on, if groups
+finish in order. They don't, so there is also a hard bound: a group with tokens that are too old is
+generated again (stale_policy `drop`), or those tokens are masked (`mask`). All entries in `ready`
+are within the bound at the current version, and so are those that `take` returns.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ import numpy as np
 
 from rljax.types import Group, Prompt, Trajectory
 
-NEVER = np.iinfo(np.int32).max  # version of a token that is not trained on, when the oldest is sought
+NEVER = np.iinfo(np.int32).max  # oldest version of a group without a token to train on
 
 
 class PromptSource(Protocol):
-    """Prompts of epoch after epoch, without end."""
+    """Endless iterator over prompts, epoch after epoch."""
 
     def __next__(self) -> Prompt: ...
 
     def __len__(self) -> int:
-        """Prompts an epoch."""
+        """Number of prompts per epoch."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Where it stands: JSON values."""
+        """Returns the position in the data, as JSON values."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None: ...
@@ -52,36 +53,33 @@ class PromptSource(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be under way.
+    """Limits on the prompts and groups of a run.
 
     Example: Limits(max_lag=2, batch_size=8, max_concurrent=24, prompts=2 * 7473, groups=None,
     stale_policy="drop")
     """
 
     max_lag: int  # versions: rollout.max_head_offpolicyness
-    batch_size: int  # groups an update: rollout.consumer_batch_size
+    batch_size: int  # groups per update: rollout.consumer_batch_size
     max_concurrent: int  # prompts in flight: rollout.max_concurrent_rollouts
-    prompts: int | None  # of the whole run, where epochs bound it
-    groups: int | None  # accepted in the whole run, where steps bound it
+    prompts: int | None  # in the whole run, if epochs bound it
+    groups: int | None  # accepted in the whole run, if steps bound it
     stale_policy: str = "drop"  # or "mask"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ticket:
-    """A prompt that was admitted.
+    """A prompt that was admitted."""
 
-    `index` orders prompts over the whole run, whatever is generated again.
-    """
-
-    index: int
+    index: int  # number of the prompt in the run; stays the same when it is requeued
     prompt: Prompt
-    attempt: int = 0  # times it was generated before: its requests get other seeds
-    failures: int = 0  # of those, the failures that were the prompt's own
+    attempt: int = 0  # how many times it was generated before; each attempt has other seeds
+    failures: int = 0  # how many of those attempts failed through the prompt's own fault
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """A finished group. Entries are ordered oldest token first, then by admission."""
+    """A finished group. Entries sort by the version of their oldest token, then by admission."""
 
     oldest: int  # version of the oldest token trained on
     index: int
@@ -93,12 +91,12 @@ class Entry:
 
 
 class Buffer:
-    """The book of prompts and groups.
+    """Versioned buffer of prompts and groups.
 
     Example:
 
         ticket = buffer.admit()                 # None: the producer waits for `change`
-        buffer.finish(ticket, group)            # or reject, again, drop
+        buffer.finish(ticket, group)            # or reject, requeue, drop
         entries = buffer.take()                 # None: the learner waits for `change`
         buffer.publish()                        # the version goes up by one
     """
@@ -108,38 +106,38 @@ class Buffer:
         self.version = 0  # training steps finished
         self.drawn = 0  # prompts taken from the source
         self.consumed = 0  # groups handed to the learner
-        self.counts: Counter[str] = Counter()  # finished, rejected, dropped, stale, stale_tokens: over the whole run
+        self.counts: Counter[str] = Counter()  # finished, rejected, dropped, again, stale, stale_tokens; over the whole run
         self._source = source
-        self._again: deque[Ticket] = deque()  # to be generated before anything new
+        self._requeued: deque[Ticket] = deque()  # admitted before new prompts
         self._running: dict[int, Ticket] = {}  # by index
         self._ready: list[Entry] = []  # a heap
         self._waiters: list[asyncio.Future[None]] = []
 
-    # What stands where
+    # Counts
 
     @property
     def running(self) -> int:
-        """Prompts in flight."""
+        """Number of prompts in flight."""
         return len(self._running)
 
     @property
     def ready(self) -> int:
-        """Groups that wait for the learner."""
+        """Number of groups that wait for the learner."""
         return len(self._ready)
 
     @property
     def accepted(self) -> int:
-        """Groups accepted since the run began: consumed or ready."""
+        """Number of groups accepted since the run began: consumed or ready."""
         return self.consumed + len(self._ready)
 
     @property
     def done(self) -> int:
-        """Prompts that are through: consumed, rejected or dropped."""
+        """Number of prompts that are done: consumed, rejected or dropped."""
         return self.consumed + self.counts["rejected"] + self.counts["dropped"]
 
     @property
     def capacity(self) -> int:
-        """Prompts that may be admitted now."""
+        """Number of prompts that may be admitted now."""
         limits, running = self.limits, len(self._running)
         fresh = (limits.max_lag + self.version + 1) * limits.batch_size
         if limits.groups is not None:
@@ -148,12 +146,10 @@ class Buffer:
 
     @property
     def waits_for(self) -> str:
-        """What keeps the producer from admitting: "lag", "concurrency", "data", or "" when nothing
-        does.
-        """
+        """Reason why no prompt is admitted now: "lag", "concurrency", "data"; "" if one may be."""
         if self.capacity <= 0:
             return "concurrency" if self.running >= self.limits.max_concurrent else "lag"
-        return "data" if self._drained and not self._again else ""
+        return "data" if self._drained and not self._requeued else ""
 
     @property
     def _drained(self) -> bool:
@@ -161,21 +157,21 @@ class Buffer:
 
     @property
     def complete(self) -> bool:
-        """Nothing is left to generate: what is ready is all there will be."""
+        """True if nothing is left to generate: no more groups become ready."""
         if self._running:
             return False
         if self.limits.groups is not None and self.accepted >= self.limits.groups:
-            return True  # whatever is to be generated again: a run resumed with fewer steps to do never admits it
-        return self._drained and not self._again
+            return True  # even with requeued prompts: a run resumed with fewer steps never admits them
+        return self._drained and not self._requeued
 
     # The producer's side
 
     def admit(self) -> Ticket | None:
-        """The next prompt to generate, or None when there is no room or no prompt."""
+        """Admits the next prompt. Returns None if there is no room, or no prompt."""
         if self.capacity <= 0:
             return None
-        if self._again:
-            ticket = self._again.popleft()
+        if self._requeued:
+            ticket = self._requeued.popleft()
         elif not self._drained:
             ticket = Ticket(self.drawn, next(self._source))
             self.drawn += 1
@@ -185,10 +181,7 @@ class Buffer:
         return ticket
 
     def finish(self, ticket: Ticket, group: Group) -> None:
-        """A group is accepted.
-
-        One that is too old by now is treated by the stale policy at once.
-        """
+        """Accepts a group. If it is too old by now, the stale policy applies at once."""
         oldest = oldest_version(group.trajectories)
         if oldest == NEVER:
             raise ValueError(f"group {group.uid} has no token to train on: reject it")
@@ -198,31 +191,34 @@ class Buffer:
         self.wake()
 
     def reject(self, ticket: Ticket) -> None:
-        """The filter did not want the group: the prompt is done, a later one fills its place."""
+        """Rejects the group of a prompt, which is then done. A later prompt fills the batch."""
         self._end(ticket, "rejected")
 
     def drop(self, ticket: Ticket) -> None:
-        """The prompt is given up: it failed too often."""
+        """Gives up a prompt that failed too often."""
         self._end(ticket, "dropped")
 
-    def again(self, ticket: Ticket, *, own_fault: bool) -> None:
-        """The group failed: the prompt is generated again, before new ones."""
-        self._end(ticket, "again")
-        self._again.append(dataclasses.replace(ticket, attempt=ticket.attempt + 1, failures=ticket.failures + own_fault))
+    def requeue(self, ticket: Ticket, *, own_fault: bool) -> None:
+        """Has a prompt generated again, before new ones.
 
-    def _end(self, ticket: Ticket, how: str) -> None:
+        Args:
+          own_fault: whether the failure counts against the prompt (recover.max_prompt_failures).
+        """
+        self._end(ticket, "again")
+        self._requeued.append(dataclasses.replace(ticket, attempt=ticket.attempt + 1, failures=ticket.failures + own_fault))
+
+    def _end(self, ticket: Ticket, outcome: str) -> None:
         del self._running[ticket.index]
-        self.counts[how] += 1
+        self.counts[outcome] += 1
         self.wake()
 
     # The learner's side
 
     def take(self) -> list[Entry] | None:
-        """The oldest `batch_size` groups, or None when there are not so many yet. At the end of
-        the data, what is left.
+        """Takes the oldest `batch_size` groups, or what is left at the end of the data.
 
-        Every token to be trained on is at most `max_lag` versions old, now and until the next
-        `publish`.
+        Returns None if there are not enough yet. Each token to train on is at most `max_lag`
+        versions old, from now until the next `publish`.
         """
         size = self.limits.batch_size
         if len(self._ready) < size:
@@ -234,7 +230,7 @@ class Buffer:
         return taken
 
     def publish(self) -> None:
-        """The version goes up; entries that are too old now go the way of the stale policy."""
+        """Raises the version by one. The stale policy applies to entries that are now too old."""
         self.version += 1
         while self._ready and self._ready[0].oldest < self._floor:
             self._push(heapq.heappop(self._ready))
@@ -242,7 +238,7 @@ class Buffer:
 
     @property
     def _floor(self) -> int:
-        """The oldest version that may be trained on now."""
+        """Oldest version that may be trained on now."""
         return self.version - self.limits.max_lag
 
     def _push(self, entry: Entry) -> None:
@@ -250,13 +246,13 @@ class Buffer:
             masked = self._without_stale_tokens(entry) if self.limits.stale_policy == "mask" else None
             if masked is None:
                 self.counts["stale"] += 1
-                self._again.append(dataclasses.replace(entry.ticket, attempt=entry.ticket.attempt + 1))
+                self._requeued.append(dataclasses.replace(entry.ticket, attempt=entry.ticket.attempt + 1))
                 return
             entry = masked
         heapq.heappush(self._ready, entry)
 
     def _without_stale_tokens(self, entry: Entry) -> Entry | None:
-        """The entry with tokens older than the bound masked; None if none is left."""
+        """Masks the tokens of an entry that are too old. Returns None if no token is left."""
         kept = [dataclasses.replace(t, loss_mask=t.loss_mask & (t.versions >= self._floor)) for t in entry.group.trajectories]
         oldest = oldest_version(kept)
         if oldest == NEVER:
@@ -268,15 +264,16 @@ class Buffer:
     # Waiting
 
     def change(self) -> asyncio.Future[None]:
-        """Awaitable: something has happened, from this call on, that may let the producer or the
-        learner go on.
+        """Returns a future that is done at the next change after this call.
+
+        A change may let the producer or the learner go on.
         """
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         return waiter
 
     def wake(self) -> None:
-        """Lets those who wait for a change look again."""
+        """Wakes all that wait for a change."""
         if self._waiters:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
@@ -286,11 +283,11 @@ class Buffer:
     # Saving
 
     def state(self) -> dict[str, Any]:
-        """Everything but the finished groups, as JSON values.
+        """Returns the state as JSON values, without the finished groups (`entries`).
 
-        Prompts in flight are to be generated again.
+        Prompts in flight are generated again after `restore`.
         """
-        pending = sorted([*self._running.values(), *self._again], key=lambda ticket: ticket.index)
+        pending = sorted([*self._running.values(), *self._requeued], key=lambda ticket: ticket.index)
         return {
             "version": self.version,
             "drawn": self.drawn,
@@ -301,17 +298,15 @@ class Buffer:
         }
 
     def entries(self) -> list[Entry]:
-        """The finished groups that wait, in the order they will be taken."""
+        """Returns the finished groups that wait for the learner, in the order of `take`."""
         return sorted(self._ready)
 
     def restore(self, state: Mapping[str, Any], entries: Iterable[Entry]) -> None:
-        """Takes up where `state()` and `entries()` were taken; what was in flight is admitted
-        first.
-        """
+        """Restores what `state` and `entries` returned. Prompts that were in flight come first."""
         self.version, self.drawn, self.consumed = state["version"], state["drawn"], state["consumed"]
         self.counts = Counter(state["counts"])
         self._source.restore(state["source"])
-        self._again = deque(ticket_from_json(t) for t in state["pending"])
+        self._requeued = deque(ticket_from_json(t) for t in state["pending"])
         self._running = {}
         self._ready = []
         for entry in entries:
@@ -320,12 +315,12 @@ class Buffer:
 
 
 def oldest_version(trajectories: Iterable[Trajectory]) -> int:
-    """Version of the oldest token that is trained on; NEVER if there is none."""
+    """Returns the version of the oldest token that is trained on; NEVER if there is none."""
     return min((int(np.minimum.reduce(t.versions, where=t.loss_mask, initial=NEVER)) for t in trajectories), default=NEVER)
 
 
 def newest_version(trajectories: Iterable[Trajectory]) -> int:
-    """Version of the newest token that any policy sampled; -1 if there is none."""
+    """Returns the version of the newest token that the policy sampled; -1 if there is none."""
     return max((int(t.versions.max(initial=-1)) for t in trajectories), default=-1)
 
 

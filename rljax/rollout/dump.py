@@ -1,8 +1,7 @@
-"""Groups of trajectories as files: what `experiments.rollout` writes and `experiments.replay`
-trains on.
+"""Groups of trajectories as files, which `rljax rollout` writes and `rljax replay` trains on.
 
-DIR/batch.safetensors    token_ids, loss_mask, behavior_logp, versions of all trajectories, one after another: [N]
-DIR/batch.json           what the numbers belong to: groups with uid; trajectories with length, reward, text, ...
+DIR/batch.safetensors    token_ids, loss_mask, behavior_logp, versions: [N], of all trajectories
+DIR/batch.json           groups: uid and trajectories; per trajectory its length, reward, text
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ FORMAT = "rljax-groups-1"
 
 
 def save(directory: Path, groups: Sequence[Group], tokenizer: Tokenizer) -> None:
-    """Writes both files; directory is made where it is missing.
+    """Writes both files. Makes the directory if it is missing.
 
-    Text is for the reader: loading never tokenizes it.
+    The text is for human readers: loading never tokenizes it.
     """
     from safetensors.numpy import save_file
 
@@ -50,10 +49,10 @@ def save(directory: Path, groups: Sequence[Group], tokenizer: Tokenizer) -> None
 
 
 def load(directory: Path) -> list[Group]:
-    """What `save` wrote, bit for bit.
+    """Loads what `save` wrote, bit for bit.
 
     Raises:
-      UserError: when a file is missing, broken, or the two don't belong together.
+      UserError: a file is missing or broken, or the two files don't belong together.
     """
     tree, arrays = _read(directory)
     lengths = [entry["length"] for group in tree["groups"] for entry in group["trajectories"]]
@@ -68,10 +67,13 @@ def load(directory: Path) -> list[Group]:
 
 
 def load_shards(directories: Sequence[Path]) -> list[Group]:
-    """The dumps of all shards of a batch, in their order (0/N, 1/N, ...), as the one batch they
-    are, prompts in its order.
+    """Loads the shards of one batch and interleaves their groups into the batch's order.
 
-    Raises UserError as `load` does, and where a prompt is in two of them.
+    Args:
+      directories: dumps of the shards 0/N, 1/N, ..., in this order.
+
+    Raises:
+      UserError: as `load`, or a prompt is in more than one shard.
     """
     rounds = itertools.zip_longest(*map(load, directories))
     groups = [group for several in rounds for group in several if group is not None]

@@ -1,6 +1,6 @@
-"""Evaluation: the same workflow with no learner, on other prompts.
+"""Evaluation: the workflow without a learner, on other prompts.
 
-A failed episode is counted, never a zero reward.
+Failed episodes are counted; they never enter the mean as a reward of zero.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from rljax.config.schema import Config
 from rljax.engine import Generator
 from rljax.metrics.mean import Mean
-from rljax.rollout.producer import PatientGenerator, run_episode
+from rljax.rollout.producer import RetryingGenerator, run_episode
 from rljax.rollout.result import Failure
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
 from rljax.rollout.workflow import Workflow
@@ -28,24 +28,27 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What is evaluated, and how."""
+    """Prompts, workflow and sampling parameters of an evaluation."""
 
     prompts: Sequence[Prompt]
     workflow: Workflow
     params: SamplingParams
-    n_samples: int
+    n_samples: int  # episodes per prompt
 
 
 async def evaluate(
     generator: Generator, evaluation: Evaluation, config: Config, beat: Callable[[str], None]
 ) -> dict[str, Mean]:
-    """Metrics of n_samples episodes a prompt, `valid_dataset.batch_size` prompts at once.
+    """Runs `n_samples` episodes per prompt, `valid_dataset.batch_size` prompts at once.
 
-    Samples are those of the run's seed and the prompt alone, so evaluations of a run are about the
-    same draws.
+    Seeds depend on the run's seed and the prompt only, so all evaluations of a run use the same
+    seeds.
+
+    Returns:
+      Metrics under `eval-rollout/` and `eval-reward/`.
     """
     lost: Counter[str] = Counter()
-    patient = PatientGenerator(
+    retrying = RetryingGenerator(
         generator,
         timeout=config.rollout.request_timeout,
         retries=config.rollout.request_retries,
@@ -56,7 +59,7 @@ async def evaluate(
     async def episode(prompt: Prompt, sample: int) -> Trajectory | Failure | None:
         seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
         async with room:
-            result = await run_episode(evaluation.workflow, patient, prompt, evaluation.params, seed)
+            result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed)
         beat(f"evaluation {prompt.uid}")
         return result
 
@@ -65,10 +68,10 @@ async def evaluate(
     failures = [r for r in results if isinstance(r, Failure)]
     failed = Counter(r.kind for r in failures)
     if not trajectories:  # the reward is then NaN
-        how = [f"{count} {kind}" for kind, count in failed.items()] + [f"{len(results) - len(failures)} rejected"]
+        outcomes = [f"{count} {kind}" for kind, count in failed.items()] + [f"{len(results) - len(failures)} rejected"]
         first = f"; the first: {failures[0].reason}" if failures else ""
-        log.warning("no episode of the evaluation has a reward: %s%s", ", ".join(how), first)
-    elif failures:  # prompts that don't fit, say, are the hard ones: without them the reward looks better
+        log.warning("no episode of the evaluation has a reward: %s%s", ", ".join(outcomes), first)
+    elif failures:  # hard prompts fail more often: without them the mean reward looks better than it is
         message = "the evaluation's reward leaves out %d of %d episodes, which failed; the first: %s"
         log.warning(message, len(failures), len(results), failures[0].reason)
     metrics = {

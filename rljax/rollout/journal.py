@@ -1,20 +1,20 @@
-"""The journal: finished groups on disk the moment they are finished, so that kill -9 loses none
-that can still be used.
+"""Journal: groups are written to disk as soon as they are finished, so that kill -9 loses none.
 
-A file is a sequence of messages (rljax/messaging/framing.py), one per record. A record whose bytes
-are not all there, or don't match their checksum, ends the file: it is the one that was being
-written when the process died. A file in another version of the format is refused.
+A file is a sequence of messages (rljax/messaging/framing.py), one per record. The file ends at the
+first record that is incomplete or does not match its checksum: the process died while writing it. A
+file in another version of the format is refused.
 
-What is recoverable, and why that is everything. A checkpoint at version v holds the book
-(buffer.py): data position, prompts in flight, groups ready. Prompts admitted later are drawn from
-the source again, in the same order, with the same seeds. What they gave is looked up in the
-journal first, and used if every token of it was sampled by versions up to v: those weights belong
-to the run that goes on. Groups sampled by later versions come from weights that died with the
-process; they are generated again. So the journal only ever takes groups of versions up to v, at
-most what admission lets in at v, and its size is bounded however rarely checkpoints are made.
+A journal recovers everything that can still be used. A checkpoint at version v holds the buffer:
+data position, prompts in flight, groups that are ready. After a restart, later prompts are drawn
+from the source again, in the same order and with the same seeds. Each is first looked up in the
+journal. Its group is used if all of its tokens were sampled by versions up to v, because the
+resumed run has those weights. Weights of later versions were lost with the process, so groups that
+they sampled are generated again. The journal therefore only stores groups of versions up to v. That
+is at most what the buffer admits at v, so the size of a journal is bounded, however rarely
+checkpoints are made.
 
-One file belongs to one checkpoint, `<directory>/<step>.journal`, and is deleted with it. The same
-format holds the finished groups inside a checkpoint.
+There is one file per checkpoint, `<directory>/<step>.journal`, deleted with the checkpoint. The
+finished groups inside a checkpoint have the same format.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rljax.messaging.framing import FramingError, Message
 from rljax.rollout.buffer import Entry, Ticket, newest_version, oldest_version, ticket_from_json, ticket_to_json
 from rljax.types import Finish, Group, Trajectory
 
-UNVERSIONED = struct.Struct("<4sIQI")  # begins a record of the format before version 1: RLJ1, two lengths, CRC-32 of the rest
+UNVERSIONED = struct.Struct("<4sIQI")  # start of a record before version 1: RLJ1, two lengths, CRC-32 of the rest
 ARRAYS = (("token_ids", "<i4"), ("loss_mask", "|b1"), ("behavior_logp", "<f4"), ("versions", "<i4"))
 
 log = logging.getLogger(__name__)
@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """How a prompt ended: with a group, or rejected (None)."""
+    """Outcome of a prompt: its group, or None if it was rejected."""
 
     ticket: Ticket
     group: Group | None
-    rewards: tuple[float, ...] = ()  # of a rejected group's trajectories, for the metrics
+    rewards: tuple[float, ...] = ()  # rewards of a rejected group's trajectories, for metrics
 
 
 def encode(record: Record) -> bytes:
@@ -61,7 +61,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(message: Message) -> Record:
-    """Decodes a record; its arrays are views of the message's."""
+    """Decodes a record. Its arrays are views of those of the message."""
     ticket = ticket_from_json(message.fields["ticket"])
     if message.fields["trajectories"] is None:
         return Record(ticket, None, tuple(message.fields["rewards"]))
@@ -69,7 +69,7 @@ def decode(message: Message) -> Record:
 
 
 def pack(trajectories: Sequence[Trajectory]) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-    """Packs trajectories into JSON values, one per trajectory, and arrays [tokens of all of them]."""
+    """Packs trajectories into JSON values, one per trajectory, and arrays [N] of all tokens."""
     entries = [
         {"length": len(t), "reward": t.reward, "components": dict(t.components), "finish": t.finish.value} for t in trajectories
     ]
@@ -81,9 +81,10 @@ def pack(trajectories: Sequence[Trajectory]) -> tuple[list[dict[str, Any]], dict
 
 
 def unpack(entries: Sequence[Mapping[str, Any]], arrays: Mapping[str, np.ndarray]) -> tuple[Trajectory, ...]:
-    """Unpacks what `pack` packed, into views of the arrays.
+    """Unpacks trajectories, the inverse of `pack`. Their arrays are views of `arrays`.
 
-    Raises ValueError, KeyError, TypeError where the two don't fit.
+    Raises:
+      ValueError, KeyError, TypeError: entries and arrays don't match.
     """
     lengths = [entry["length"] for entry in entries]
     if not all(type(length) is int and length >= 0 for length in lengths):
@@ -102,7 +103,9 @@ def unpack(entries: Sequence[Mapping[str, Any]], arrays: Mapping[str, np.ndarray
 
 
 def _whole_messages(path: Path) -> list[tuple[Message, int]]:
-    """The whole messages of a file, each with the position behind it; none if there is no file.
+    """Returns the complete messages of a file, each with the position of its end.
+
+    Returns none if there is no file.
 
     Raises:
       UserError: the file is in another version of the format.
@@ -123,7 +126,7 @@ def _whole_messages(path: Path) -> list[tuple[Message, int]]:
 
 
 def _is_unversioned(data: bytes) -> bool:
-    """Whether a file begins with a whole record of the format before version 1."""
+    """Returns whether a file begins with a complete record of the format before version 1."""
     if len(data) < UNVERSIONED.size:
         return False
     magic, header, body, checksum = UNVERSIONED.unpack_from(data)
@@ -132,13 +135,10 @@ def _is_unversioned(data: bytes) -> bool:
 
 
 class Journal:
-    """An append-only file of records.
-
-    `append` hands the record to the kernel before it returns.
-    """
+    """Append-only file of records. `append` returns when the kernel has the record."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file, cutting off a torn record that a kill left at its end."""
+        """Opens the file, and cuts off an incomplete record at its end."""
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = max((end for _, end in _whole_messages(path)), default=0)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
@@ -157,7 +157,8 @@ class Journal:
 def read(path: Path) -> list[Record]:
     """Reads the records of a file, in order; none if there is no file.
 
-    Raises UserError at another version's.
+    Raises:
+      UserError: the file is in another version of the format.
     """
     return [decode(message) for message, _ in _whole_messages(path)]
 
@@ -172,11 +173,12 @@ def write_entries(path: Path, entries: Iterable[Entry]) -> None:
 def read_entries(path: Path, count: int) -> list[Entry]:
     """Reads what `write_entries` wrote.
 
-    Raises ValueError when the file does not hold `count` groups.
+    Raises:
+      ValueError: the file does not contain `count` groups.
     """
     records = read(path)
     if len(records) != count:
-        raise ValueError(f"{path.name} holds {len(records)} groups, not {count}")
+        raise ValueError(f"{path.name} contains {len(records)} groups, not {count}")
     entries = []
     for record in records:
         assert record.group is not None
@@ -185,14 +187,14 @@ def read_entries(path: Path, count: int) -> list[Entry]:
     return entries
 
 
-class GroupLog:
-    """The journals of a run: one per checkpoint.
+class Journals:
+    """Journals of a run, one per checkpoint.
 
     Example:
 
-        journals = GroupLog(workdir / "journal")
-        known = journals.begin(step, version)         # what was finished after that checkpoint and can be used
-        journals.finished(ticket, group, rewards)
+        journals = Journals(workdir / "journal")
+        recovered = journals.begin(step, version)     # groups finished after that checkpoint
+        journals.append(ticket, group, accepted=True)
         journals.begin(step, version)                 # at the next checkpoint
     """
 
@@ -202,12 +204,15 @@ class GroupLog:
         self._version = 0
 
     def begin(self, step: int, version: int, *, fresh: bool = False) -> dict[tuple[str, int], Record]:
-        """Records from here on belong to the checkpoint of this step. Returns those it has, by uid
-        and attempt.
+        """Opens the journal of the checkpoint of this step, to which `append` then writes.
 
         Args:
-          fresh: the checkpoint is being made now: a file of its name is of a run that took another
-            course.
+          version: the checkpoint's version.
+          fresh: the checkpoint is being made now, so a journal of its step is left over from
+            another run and is deleted.
+
+        Returns:
+          Records that the journal contains, by uid and attempt.
         """
         self.close()
         path = self._directory / f"{step}.journal"
@@ -216,8 +221,12 @@ class GroupLog:
         self._journal, self._version = Journal(path), version
         return {(r.ticket.prompt.uid, r.ticket.attempt): r for r in read(path)}
 
-    def finished(self, ticket: Ticket, group: Group, *, accepted: bool) -> None:
-        """Writes a group down, if the weights that made it are those of the checkpoint or older."""
+    def append(self, ticket: Ticket, group: Group, *, accepted: bool) -> None:
+        """Writes a group to the journal, unless newer weights than the checkpoint's sampled it.
+
+        Raises:
+          UserError: the disk is full or can't be written.
+        """
         if self._journal is None or newest_version(group.trajectories) > self._version:
             return
         record = Record(ticket, group) if accepted else Record(ticket, None, tuple(t.reward for t in group.trajectories))
@@ -226,9 +235,9 @@ class GroupLog:
         except OSError as error:
             raise UserError(f"journal: cannot write to {self._directory}: {error.strerror} (make room there)") from error
 
-    def forget(self, keep: Iterable[int]) -> None:
-        """Deletes the journals of checkpoints that are gone."""
-        names = {f"{step}.journal" for step in keep}
+    def prune(self, steps: Iterable[int]) -> None:
+        """Deletes the journals of all checkpoints but those of these steps."""
+        names = {f"{step}.journal" for step in steps}
         for path in self._directory.glob("*.journal"):
             if path.name not in names:
                 path.unlink()

@@ -1,4 +1,4 @@
-"""How much a run is: the buffer's limits, and steps in all."""
+"""Limits of the buffer, and the number of steps of a run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from rljax.rollout.buffer import Limits
 
 
 def limits_of(config: Config, prompts_per_epoch: int) -> Limits:
-    """The buffer's limits.
-
-    Epochs and steps both bound a run; it ends with whichever comes first.
-    """
+    """Returns the buffer's limits. Epochs and steps both bound a run; the first reached ends it."""
     steps = config.total_train_steps
     return Limits(
         max_lag=config.rollout.max_head_offpolicyness,
@@ -25,12 +22,12 @@ def limits_of(config: Config, prompts_per_epoch: int) -> Limits:
 
 
 def supervised_total(config: Config, prompts_per_epoch: int) -> int:
-    """Supervised steps of a run: those of the warm-up, or all of SFT."""
+    """Returns the number of supervised steps of a run: those of the warm-up, or all of SFT."""
     return total_steps(config, prompts_per_epoch) if config.actor.loss == "sft" else config.warmup.steps
 
 
 def total_steps(config: Config, prompts_per_epoch: int) -> int:
-    """Steps of a run in which no prompt is rejected, the warm-up's included."""
+    """Returns the number of steps of a run if no prompt is rejected, warm-up steps included."""
     limits = limits_of(config, prompts_per_epoch)
     assert limits.prompts is not None
     steps = math.ceil(limits.prompts / limits.batch_size)

@@ -1,12 +1,11 @@
-"""The producer: prompts become groups, all at once, and whatever users' code does is a value with
-a kind.
+"""Producer: prompts become groups, concurrently. Failures of users' code become values with a kind.
 
-a request    ends within rollout.request_timeout; a lost one is sent again rollout.request_retries times   (PatientGenerator)
-an episode   gives a trajectory, or None (rejected), or fails; a failed one is left out of its group       (run_episode)
-a group      is made of the episodes that worked                                                           (Rollouts)
+request   ends within rollout.request_timeout, rollout.request_retries included (RetryingGenerator)
+episode   gives a trajectory, or None (rejected), or a failure                  (run_episode)
+group     consists of the trajectories of its episodes                          (GroupRunner)
 
-What becomes of a prompt then, tracker.py says. Groups are made in this process (Producer), or in
-others (rljax/workers).
+The tracker (tracker.py) decides what happens to the prompt afterwards. Groups are generated in this
+process (Producer), or in rollout workers (rljax/workers).
 """
 
 from __future__ import annotations
@@ -27,30 +26,29 @@ from rljax.rollout.workflow import Workflow
 from rljax.seeding import seed_for
 from rljax.types import Completion, Group, Prompt, Request, SamplingParams, Trajectory
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 30.0  # seconds before something is tried again; doubles each time
+FIRST_DELAY, MAX_DELAY = 0.05, 30.0  # seconds before a retry; doubles with each
 
 log = logging.getLogger(__name__)
 
 
-def pause_before(attempt: int) -> float:
-    """Seconds to wait before the attempt; none before the first."""
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (attempt - 1)) if attempt else 0.0
+def retry_delay(attempt: int) -> float:
+    """Returns the seconds to wait before an attempt; 0 before the first (attempt 0)."""
+    return min(MAX_DELAY, FIRST_DELAY * 2.0 ** (attempt - 1)) if attempt else 0.0
 
 
-class PatientGenerator(Generator):
-    """A generator whose every request ends in time: with a completion, or with SamplerError.
+class RetryingGenerator(Generator):
+    """Generator with a timeout per request and retries. Ends with a completion or a SamplerError.
 
-    It owns the time limit of a request, whatever samples. It owns the retries too, but for
-    samplers that retry by themselves (a client of servers sends the rest to another, behind the
-    tokens that came): those raise RequestLost.
+    It applies the timeout to any sampler. It retries unless the sampler does so itself and raises
+    RequestLost: a client of several servers continues at another one after the tokens it has.
     """
 
     def __init__(self, generator: Generator, *, timeout: float, retries: int, lost: Callable[[SamplerError], None]) -> None:
         """
         Args:
-          timeout: seconds a request may take, with all its attempts and the pauses between them.
+          timeout: seconds per request, for all its attempts and the delays between them.
           retries: attempts after the first.
-          lost: called with the error each time a request was lost, sent again or not.
+          lost: called with the error each time a request was lost, whether it is sent again or not.
         """
         self._generator = generator
         self._timeout = timeout
@@ -80,12 +78,12 @@ class PatientGenerator(Generator):
                 attempt += 1
                 if isinstance(error, RequestLost) or attempt > self._retries:
                     raise
-            await asyncio.sleep(pause_before(attempt))
+            await asyncio.sleep(retry_delay(attempt))
 
 
 @dataclasses.dataclass
-class Rollouts:
-    """Makes groups: in the trainer's process, or in a worker's (rljax/workers/client.py)."""
+class GroupRunner:
+    """Runs the episodes of groups, in the trainer's process or in a worker."""
 
     workflow: Workflow
     generator: Generator
@@ -93,14 +91,14 @@ class Rollouts:
     n_samples: int
     seed: int  # of the run
     accept: Callable[[Group], bool]  # rollout.should_accept_fn
-    told: bool = False  # of a first failed episode; the others are counted
+    warned: bool = False  # about the first failed episode; the others are only counted
 
-    async def group(self, ticket: Ticket) -> Result:
-        """All samples of one prompt, after a pause where it failed before.
+    async def run(self, ticket: Ticket) -> Result:
+        """Runs all episodes of one prompt, after a delay if the prompt failed before.
 
-        Never raises what users' code raises.
+        Exceptions of users' code become failures; none is raised.
         """
-        await asyncio.sleep(pause_before(ticket.failures))
+        await asyncio.sleep(retry_delay(ticket.failures))
         results = await asyncio.gather(*(self._episode(ticket, sample) for sample in range(self.n_samples)))
         trajectories = tuple(r for r in results if isinstance(r, Trajectory))
         failures = tuple(r for r in results if isinstance(r, Failure))
@@ -116,8 +114,8 @@ class Rollouts:
     async def _episode(self, ticket: Ticket, sample: int) -> Trajectory | Failure | None:
         seed = seed_for(self.seed, ticket.prompt.uid, sample, ticket.attempt)
         result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed)
-        if isinstance(result, Failure) and not self.told:
-            self.told = True  # at once: a group ends with its slowest episode, minutes later where rewards time out
+        if isinstance(result, Failure) and not self.warned:
+            self.warned = True  # now, not at the group's end: that may be minutes later, when rewards time out
             log.warning("an episode of prompt %s failed: %s", ticket.prompt.uid, result.reason)
         return result
 
@@ -125,20 +123,20 @@ class Rollouts:
 async def run_episode(
     workflow: Workflow, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int
 ) -> Trajectory | Failure | None:
-    """One episode, its failure as a value: nothing a workflow does ends the others."""
+    """Runs one episode. Returns a Failure if the workflow raises; other episodes go on."""
     try:
         return await workflow.episode(generator, prompt, params, seed)
     except EpisodeError as error:
         return Failure(error.kind, error)
-    except Exception as error:  # whatever users' code raises
+    except Exception as error:  # users' code may raise anything
         return Failure(EpisodeError.kind, error)
 
 
 class Producer:
-    """Keeps as many prompts in flight, in this process, as the buffer admits."""
+    """Keeps as many prompts in flight in this process as the buffer admits."""
 
-    def __init__(self, rollouts: Rollouts, buffer: Buffer, tracker: PromptTracker, accumulator: Accumulator) -> None:
-        self._rollouts = rollouts
+    def __init__(self, runner: GroupRunner, buffer: Buffer, tracker: PromptTracker, accumulator: Accumulator) -> None:
+        self._runner = runner
         self._buffer = buffer
         self._tracker = tracker
         self._accumulator = accumulator
@@ -154,19 +152,19 @@ class Producer:
                     await self._buffer.change()
                     self._accumulator.count(f"rollout/wait/producer_for_{reason}", time.perf_counter() - start)
         except BaseExceptionGroup as several:
-            first = _first(several)
+            first = _first_exception(several)
             raise first from first.__cause__
 
     async def _group(self, ticket: Ticket) -> None:
-        """From a ticket to a group in the buffer, or to whatever else becomes of its prompt."""
+        """Generates the group of one prompt, or finds it in the journal, and settles the prompt."""
         await asyncio.sleep(0)
-        if not self._tracker.settle_known(ticket):
+        if not self._tracker.settle_recovered(ticket):
             self._tracker.started(ticket)
-            self._tracker.settle(ticket, await self._rollouts.group(ticket))
+            self._tracker.settle(ticket, await self._runner.run(ticket))
 
 
-def _first(several: BaseExceptionGroup) -> BaseException:
-    """The first exception in a group of them."""
+def _first_exception(several: BaseExceptionGroup) -> BaseException:
+    """Returns the first leaf of an exception group."""
     error: BaseException = several
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

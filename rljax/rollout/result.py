@@ -1,4 +1,4 @@
-"""What came of the episodes of one prompt: trajectories, and failures as values."""
+"""Result of one prompt's episodes: trajectories, and failures as values."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from rljax.types import Trajectory
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Of one episode."""
+    """Failure of one episode."""
 
     kind: str
     error: Exception
 
     @property
     def reason(self) -> str:
-        """One line."""
+        """Kind, type and message of the error, in one line."""
         return " ".join(f"{self.kind}: {type(self.error).__name__}: {self.error}".split())
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of the episodes of one prompt."""
+    """Trajectories and failures of one prompt's episodes."""
 
     trajectories: tuple[Trajectory, ...]
     failures: tuple[Failure, ...]
-    wanted: bool  # it has tokens to train on, and the filter wants it
+    wanted: bool  # has tokens to train on, and the filter accepts it

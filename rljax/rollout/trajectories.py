@@ -1,8 +1,7 @@
-"""Trajectories from token ids: of one completion, of several with text put between them, and of
-labeled targets.
+"""Makes trajectories from token ids: one completion, several turns, or labeled targets.
 
-Text is never tokenized again: what the sampler returned is what a trajectory holds, and what the
-next request begins with.
+Text is never tokenized again: a trajectory holds the ids that the sampler returned, and the next
+request begins with them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rljax.types import PROMPT_VERSION, Completion, Finish, Trajectory
 
 
 class Episode:
-    """An episode under way: alternately tokens that are given and completions that are sampled.
+    """Episode in progress: tokens that are given alternate with completions that are sampled.
 
     Example:
         episode = Episode(prompt_ids)
@@ -39,23 +38,21 @@ class Episode:
 
     @property
     def token_ids(self) -> np.ndarray:
-        """[T] int32, all so far: the prompt of the next request."""
+        """All token ids so far, [T] int32: the prompt of the next request."""
         return np.concatenate(self._ids)
 
     def given(self, token_ids: Sequence[int] | np.ndarray) -> None:
-        """Adds tokens that no policy sampled: not trained on."""
+        """Appends tokens that the policy did not sample. They are not trained on."""
         length = len(token_ids)
         self._add(token_ids, np.zeros(length), np.full(length, PROMPT_VERSION), trained=False)
 
     def sampled(self, completion: Completion) -> None:
-        """Adds a completion, id by id as it was sampled: every token is trained on, an EOS at its
-        end included.
-        """
+        """Appends a completion. All its tokens are trained on, including an EOS at its end."""
         self._add(completion.token_ids, completion.logp, completion.versions, trained=True)
         self._finish = completion.finish
 
     def trajectory(self, reward: float, components: Mapping[str, float]) -> Trajectory:
-        """The episode so far. Raises ValueError before the first completion."""
+        """Returns the episode so far. Raises ValueError before the first completion."""
         if self._finish is None:
             raise ValueError("nothing was sampled yet")
         return Trajectory(
@@ -78,16 +75,16 @@ class Episode:
 def trajectory_of(
     prompt_ids: Sequence[int] | np.ndarray, completion: Completion, reward: float, components: Mapping[str, float]
 ) -> Trajectory:
-    """The trajectory of a prompt and its one completion."""
+    """Returns the trajectory of a prompt and one completion."""
     episode = Episode(prompt_ids)
     episode.sampled(completion)
     return episode.trajectory(reward, components)
 
 
 def supervised(prompt_ids: Sequence[int], target_ids: Sequence[int]) -> Trajectory:
-    """A prompt and the ids to learn after it.
+    """Returns a trajectory of a prompt and the target ids to learn.
 
-    No policy of ours sampled them: versions and log-probs say so.
+    Its versions are PROMPT_VERSION and its log-probs 0, because the policy sampled none of it.
     """
     ids = np.array([*prompt_ids, *target_ids], np.int32)
     trained = np.arange(len(ids)) >= max(len(prompt_ids), 1)  # token 0 has no context
@@ -103,11 +100,11 @@ def supervised(prompt_ids: Sequence[int], target_ids: Sequence[int]) -> Trajecto
 
 
 def no_eos_ratio(trajectories: Iterable[Trajectory]) -> Mean:
-    """Share of episodes whose last completion did not end by itself, by its finish reason."""
+    """Returns the share of episodes whose last completion was cut (`length` or `abort`)."""
     cut = [float(trajectory.finish in (Finish.LENGTH, Finish.ABORT)) for trajectory in trajectories]
     return Mean(sum(cut), len(cut))
 
 
 def reward_components(trajectories: Iterable[Trajectory], prefix: str = "reward") -> dict[str, Mean]:
-    """Named parts of the reward, each over the trajectories that have it."""
+    """Returns the mean of each reward component over the trajectories that have it."""
     return merge({f"{prefix}/{name}": Mean.of([value])} for t in trajectories for name, value in t.components.items())

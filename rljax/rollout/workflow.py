@@ -1,4 +1,4 @@
-"""What an episode is: the interface that users implement."""
+"""Interface of an episode, which users implement."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from rljax.types import Prompt, SamplingParams, Trajectory
 
 
 class Workflow(Protocol):
-    """Turns one prompt into one trajectory. The loop calls it `gconfig.n_samples` times a prompt,
-    all at once.
+    """Turns one prompt into one trajectory.
+
+    The loop runs `gconfig.n_samples` episodes per prompt, concurrently.
 
     Example:
 
         class Arithmetic:
             async def episode(self, generator, prompt, params, seed):
                 prompt_ids = self.tokenizer.apply_chat_template(prompt.messages)
-                completion = await generator.generate(Request(f"{prompt.uid}#{seed}", prompt_ids, params, seed))
-                reward = float(self.tokenizer.decode(completion.token_ids) == prompt.fields["answer"])
+                request = Request(f"{prompt.uid}#{seed}", prompt_ids, params, seed)
+                completion = await generator.generate(request)
+                text = self.tokenizer.decode(completion.token_ids)
+                reward = float(text == prompt.fields["answer"])
                 return trajectory_of(prompt_ids, completion, reward, {"exact": reward})
     """
 
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
-        """None rejects the sample.
+        """Runs one episode. Returns None to reject the sample.
 
-        Raises EpisodeError when it failed; any other exception counts as `workflow_error`.
+        Raises:
+          EpisodeError: the episode failed. Any other exception counts as `workflow_error`.
         """
         ...

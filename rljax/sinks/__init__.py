@@ -1,11 +1,10 @@
-"""Where a run's metrics, samples and status go: the run directory always, TensorBoard, W&B and the
-terminal beside it.
+"""Sinks of a run's metrics, samples and status: the run directory, terminal, TensorBoard, W&B.
 
 run = RunDirectory(workdir)                   # locked: two runs never share a directory
 sinks = build(config, run, tokenizer, first_step=12)
-sinks.write(13, metrics)                      # as often as there is something to say about step 13
+sinks.write(13, metrics)                      # may be called several times for step 13
 sinks.sample(13, "0/17", trajectory)
-sinks.status(Status(State.RUNNING, step=13, version=13, total_steps=100))
+sinks.status(Status(RunState.RUNNING, step=13, version=13, total_steps=100))
 sinks.close()
 """
 
@@ -21,48 +20,51 @@ from rljax.metrics.mean import Mean
 from rljax.types import Trajectory
 
 
-class State(enum.StrEnum):
-    """Of a run."""
+class RunState(enum.StrEnum):
+    """State of a run, as status.json gives it."""
 
     RUNNING = "running"
-    STOPPED = "stopped"  # by a signal, and saved: it goes on when it is run again
+    STOPPED = "stopped"  # saved after a signal; the same command resumes it
     FINISHED = "finished"
     FAILED = "failed"
 
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """Where a run is.
+    """Status of a run.
 
-    Example: Status(State.FAILED, step=12, version=12, total_steps=100, error="full disk:
-    checkpoints/13")
+    Example: Status(RunState.FAILED, step=12, version=12, total_steps=100, error="disk full")
     """
 
-    state: State
+    state: RunState
     step: int  # training steps finished
-    version: int  # publishes the sampling weights have seen
+    version: int  # of the sampling weights
     total_steps: int | None = None
-    error: str | None = None  # one line, of a failed run
+    error: str | None = None  # one line, if the run failed
 
 
 class Sink(Protocol):
-    """What the loop writes to. Calls come from one thread at a time (`Sinks` sees to it)."""
+    """Receiver of a run's metrics, samples and status. `Sinks` calls it in one thread at a time."""
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
-        """Metrics of a step. Steps never go back; several writes of one step merge."""
+        """Writes metrics of a step. Steps never decrease; several writes of one step merge."""
         ...
 
     def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
-        """One trajectory of a batch. Sinks keep as many a step as they want."""
+        """Writes one trajectory of a batch. A sink may drop samples."""
         ...
 
-    def status(self, status: Status) -> None: ...
+    def status(self, status: Status) -> None:
+        """Writes the run's status."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Flushes and closes the sink."""
+        ...
 
 
 class Sinks:
-    """Several sinks as one, for callers in any thread."""
+    """Several sinks as one. Callable in any thread."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = tuple(sinks)

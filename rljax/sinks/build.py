@@ -1,4 +1,4 @@
-"""The sinks that a config asks for."""
+"""Builds the sinks that a config asks for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
 
 
 def build(config: Config, run: RunDirectory, tokenizer: Tokenizer, *, first_step: int) -> Sinks:
-    """Opens them all.
+    """Opens the sinks of a run.
 
     Args:
-      first_step: training steps that are finished: a resumed run goes on after it, and what a file
-        says of later ones is cut.
+      first_step: finished steps. A resumed run goes on after them, and lines of later steps are
+        cut from its files.
 
     Raises:
-      UserError: when an optional one is asked for and not installed.
+      UserError: a sink's package is not installed, or a file can't be written.
     """
     logger = config.stats_logger
     sinks: list[Sink] = [RunDirectorySink(run, tokenizer, first_step=first_step, samples_per_step=logger.samples_per_step)]

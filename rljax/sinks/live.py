@@ -1,4 +1,4 @@
-"""Progress on a terminal, or one plain line a step where there is none."""
+"""Progress of a run: live on a terminal, or as one plain line per step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from rljax.metrics.mean import Mean, merge
-from rljax.sinks import State, Status
+from rljax.sinks import RunState, Status
 from rljax.types import Trajectory
 
-# Shown in this order, under these short names, when a run has them.
+# Metrics on the terminal, in this order, and their short names.
 SHOWN = {
     "rollout/reward": "reward",
     "eval-rollout/reward": "eval reward",
@@ -23,7 +23,7 @@ SHOWN = {
     "ppo_actor/update/importance_weight": "importance weight",
     "ppo_actor/update/clip_ratio": "clip ratio",
     "ppo_actor/update/grad_norm": "grad norm",
-    "ppo_actor/seq_len": "tokens a sequence",
+    "ppo_actor/seq_len": "tokens per sequence",
     "ppo_actor/no_eos_ratio": "no EOS",
     "rollout/staleness": "lag (versions)",
     "critic/explained_variance": "explained variance",
@@ -32,46 +32,44 @@ ON_A_LINE = ("rollout/reward", "eval-rollout/reward", "warmup/loss", "sft/loss",
 
 
 class LineSink:
-    """One line a step, and one for what comes after it, as an evaluation does: for logs, pipes and
-    dumb terminals.
-    """
+    """Sink for logs and pipes: one line per step, and one for metrics that follow it."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._latest: dict[str, Mean] = {}  # written and not told yet
-        self._told: Status | None = None
-        self._since = time.monotonic()
+        self._latest: dict[str, Mean] = {}  # not printed yet
+        self._status: Status | None = None
+        self._last_line = time.monotonic()
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         self._latest = merge([self._latest, metrics])
-        if self._told is not None and step == self._told.step:
-            self._tell(self._told)
+        if self._status is not None and step == self._status.step:
+            self._print(self._status)
 
     def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
         """Samples are in samples.jsonl."""
 
     def status(self, status: Status) -> None:
-        self._told = status
-        self._tell(status)
+        self._status = status
+        self._print(status)
 
-    def _tell(self, status: Status) -> None:
-        """Prints what was written since the last line, if a line has room for it."""
+    def _print(self, status: Status) -> None:
+        """Prints the metrics of ON_A_LINE since the last line; no line if there are none."""
         shown = [f"{SHOWN[name]} {self._latest[name].value:.4g}" for name in ON_A_LINE if name in self._latest]
         self._latest = {}
-        if status.state is State.RUNNING and not shown:
+        if status.state is RunState.RUNNING and not shown:
             return
         step = f"step {status.step}" + (f"/{status.total_steps}" if status.total_steps else "")
         now = time.monotonic()
-        end = [] if status.state is State.RUNNING else [str(status.state)]
-        print("  ".join([step, *shown, f"{now - self._since:.1f} s", *end]), file=self._stream, flush=True)
-        self._since = now
+        end = [] if status.state is RunState.RUNNING else [str(status.state)]
+        print("  ".join([step, *shown, f"{now - self._last_line:.1f} s", *end]), file=self._stream, flush=True)
+        self._last_line = now
 
     def close(self) -> None:
-        """The stream is not ours to close."""
+        """Leaves the stream open; the caller owns it."""
 
 
 class LiveSink:
-    """A progress bar and a table of the latest values with their history, redrawn in place."""
+    """Sink for a terminal: a progress bar and a table of the latest values with their history."""
 
     def __init__(self) -> None:
         from rich.live import Live
@@ -118,8 +116,9 @@ class LiveSink:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One block character a value, from the least (▁) to the greatest (█); a space where it isn't
-    finite.
+    """Draws one block character per value, from the least (▁) to the greatest (█).
+
+    A value that is not finite is a space.
     """
     blocks = "▁▂▃▄▅▆▇█"
     finite = [value for value in values if abs(value) < float("inf")]

@@ -1,13 +1,13 @@
-"""The run directory.
+"""Run directory, and the sink that writes its files.
 
 config.json       resolved config
-metrics.jsonl     one object a step, `step` strictly increasing, a key a scalar; null is NaN or infinite
+metrics.jsonl     one object per step, `step` strictly increasing; null is NaN or infinite
 samples.jsonl     trajectories with text, reward components and versions
 status.json       step, version, state; the error of a failed run
-checkpoints/      to resume from
+checkpoints/      checkpoints to resume from
 export/           Hugging Face safetensors and tokenizer, at the end
-workers.json      where workers attach, while the run listens (rljax/workers/server.py)
-workers/          what the run's own workers print
+workers.json      address and token for workers, while the run listens (rljax/workers/server.py)
+workers/          output of the run's own workers
 init/             the initial model of a run with actor.init_from_scratch
 """
 
@@ -32,15 +32,15 @@ from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.metrics.mean import Mean, flatten, merge
-from rljax.sinks import State, Status
+from rljax.sinks import RunState, Status
 from rljax.types import Trajectory
 
 
 class RunDirectory:
-    """A workdir that this process holds the lock of.
+    """Run directory locked by this process.
 
     Raises:
-      UserError: when another process has it, or it can't be written.
+      UserError: another process has locked it, or it can't be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,14 +75,15 @@ class RunDirectory:
 
     @property
     def holds_a_run(self) -> bool:
-        """Whether there is something to resume, or to overwrite."""
+        """True if the directory has files of a run, to resume or to overwrite."""
         return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
 
     def begin(self, config: Config) -> None:
         """Writes config.json.
 
-        Raises UserError where `recover.mode`, or another config, forbids to go on with what is
-        there.
+        Raises:
+          UserError: the directory has a run and `recover.mode` is "fresh", or that run's config
+            differs in a key that can't change.
         """
         if config.recover.mode == "fresh" and self.holds_a_run:
             raise UserError(f"--workdir: {self.path} holds a run (choose another, or recover.mode=auto to go on with it)")
@@ -91,11 +92,11 @@ class RunDirectory:
         self.write_text("config.json", config_io.to_json(config))
 
     def write_text(self, name: str, text: str) -> None:
-        """Writes a small file atomically: readers see the old one or the new one."""
-        aside = self.path / f".{name}.tmp"
+        """Writes a small file atomically: readers see the old content or the new."""
+        temporary = self.path / f".{name}.tmp"
         try:
-            aside.write_text(text)
-            os.replace(aside, self.path / name)
+            temporary.write_text(text)
+            os.replace(temporary, self.path / name)
         except OSError as error:
             raise UserError(f"--workdir: cannot write {self.path / name}: {error.strerror}") from error
 
@@ -103,41 +104,43 @@ class RunDirectory:
         self.write_text("status.json", dump(dataclasses.asdict(status) | {"pid": os.getpid(), "time": time.time()}) + "\n")
 
     def fail(self, error: str) -> None:
-        """Marks the run as failed at the step that status.json last told of; one that has finished
-        stays so, for what failed is a command that did nothing to it.
+        """Marks the run as failed, at the step of status.json.
+
+        A finished run stays finished: the failed command did not change it.
         """
         status = self.read_status()
-        if status.state is State.FINISHED:
+        if status.state is RunState.FINISHED:
             return
-        self.write_status(dataclasses.replace(status, state=State.FAILED, error=error))
+        self.write_status(dataclasses.replace(status, state=RunState.FAILED, error=error))
 
     def read_status(self) -> Status:
-        """What was last written; a fresh directory is at step 0."""
+        """Reads status.json. A new directory is running at step 0."""
         path = self.path / "status.json"
         if not path.exists():
-            return Status(State.RUNNING, step=0, version=0)
+            return Status(RunState.RUNNING, step=0, version=0)
         try:
             fields = json.loads(path.read_text())
             names = [field.name for field in dataclasses.fields(Status)]
-            return Status(**{name: fields[name] for name in names} | {"state": State(fields["state"])})
+            return Status(**{name: fields[name] for name in names} | {"state": RunState(fields["state"])})
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"--workdir: {path} is not a status of ours (delete it to go on)") from None
+            raise UserError(f"--workdir: {path} is not the status of a run (delete it to go on)") from None
 
     def close(self) -> None:
-        """Lets go of the lock."""
+        """Releases the lock."""
         self._lock.close()
 
 
 class RunDirectorySink:
-    """metrics.jsonl, samples.jsonl and status.json of a run that goes on after `first_step`
-    finished steps.
+    """Sink that writes metrics.jsonl, samples.jsonl and status.json.
+
+    Lines of steps after `first_step` are cut first.
     """
 
     def __init__(self, run: RunDirectory, tokenizer: Tokenizer, *, first_step: int, samples_per_step: int) -> None:
         self._run = run
         self._tokenizer = tokenizer
         self._samples_per_step = samples_per_step
-        self._sampled = (first_step, 0)  # a step, and how many of its samples are written
+        self._sampled = (first_step, 0)  # a step, and the number of its samples written
         self._step: int | None
         self._start, self._step, self._scalars = cut(run.path / "metrics.jsonl", first_step)
         cut(run.path / "samples.jsonl", first_step)
@@ -146,7 +149,7 @@ class RunDirectorySink:
         self._samples_file = _open_end(run.path / "samples.jsonl")
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
-        """Appends the step's line, or rewrites it, merged, where it is the last one."""
+        """Appends the step's line, or merges the metrics into it if it is the last line."""
         if self._step is not None and step < self._step:
             raise ValueError(f"metrics of step {step} after those of step {self._step}")
         if step != self._step:
@@ -176,9 +179,10 @@ class RunDirectorySink:
 
 
 def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A trajectory as one object of samples.jsonl.
+    """Returns a trajectory as one object of samples.jsonl.
 
-    Versions are runs of [version, tokens], over the sampled part.
+    `versions` is a list of [version, number of tokens], run-length encoded, from the first sampled
+    token on.
     """
     sampled = np.flatnonzero(trajectory.versions >= 0)
     start = int(sampled[0]) if sampled.size else len(trajectory)
@@ -196,11 +200,10 @@ def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def cut(path: Path, step: int) -> tuple[int, int | None, dict[str, Any]]:
-    """Cuts a JSONL file behind its last whole line of a step up to `step`.
+    """Cuts a JSONL file after its last complete line of a step up to `step`.
 
     Returns:
-      Where its last line starts (bytes), that line's step (None in an empty file) and its other
-      keys.
+      The position of the last line in bytes, its step (None in an empty file) and its other keys.
     """
     if not path.exists():
         return 0, None, {}
@@ -216,7 +219,7 @@ def cut(path: Path, step: int) -> tuple[int, int | None, dict[str, Any]]:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """A line's object; None for one that was torn by a kill."""
+    """Returns the object of a line; None if the line is incomplete or has no step."""
     try:
         entry = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
@@ -235,7 +238,7 @@ def _open_end(path: Path) -> IO[bytes]:
 
 
 def dump(value: Any) -> str:
-    """One line of JSON. NaN and infinities, which JSON can't say, are null."""
+    """Encodes a value as one line of JSON. NaN and infinities become null."""
     return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""TensorBoard event files in WORKDIR/tensorboard, by the `tensorboard` package alone."""
+"""TensorBoard event files in WORKDIR/tensorboard, written by the `tensorboard` package alone."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rljax.types import Trajectory
 
 
 class TensorBoardSink:
-    """Scalars under the names of metrics.jsonl.
+    """Sink that writes scalars to TensorBoard, under the names of metrics.jsonl.
 
-    Steps after `first_step` of an earlier process are purged.
+    Steps after `first_step` that an earlier process wrote are purged.
     """
 
     def __init__(self, directory: Path, *, first_step: int) -> None:

@@ -1,4 +1,4 @@
-"""Weights & Biases, by its own client: WANDB_MODE, WANDB_API_KEY and the like are its to read."""
+"""Weights & Biases, through its own client, which reads WANDB_MODE, WANDB_API_KEY and the like."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rljax.types import Trajectory
 
 
 class WandbSink:
-    """Scalars under the names of metrics.jsonl.
+    """Sink that writes scalars to W&B, under the names of metrics.jsonl.
 
-    WORKDIR/wandb_id keeps the run's id, for a resumed run to go on in it.
+    WORKDIR/wandb_id has the id of the W&B run, which a resumed run continues.
     """
 
     def __init__(self, run: RunDirectory, config: Config) -> None:
@@ -41,7 +41,7 @@ class WandbSink:
         self._means: dict[str, Mean] = {}
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
-        """W&B merges the calls of one step by overwriting: each gets the merged values."""
+        """Logs a step's metrics, merged, since W&B overwrites values of the same step."""
         self._means = merge([self._means, metrics]) if step == self._step else dict(metrics)
         self._step = step
         self._run.log(flatten(self._means), step=step)

@@ -1,5 +1,4 @@
-"""What every implementation of attention over packed rows must compute, against float64 numpy,
-values and gradients.
+"""Required results of every attention over packed rows: values and gradients of float64 numpy.
 
 A backend subclasses `AttentionSuite` and says how to run its implementation.
 """
@@ -14,7 +13,7 @@ import pytest
 
 
 class Case(NamedTuple):
-    """One call: inputs, what the gradient of the output is, and the mask."""
+    """One call: inputs, the gradient of the output, and the mask."""
 
     query: np.ndarray  # [B, T, N, D]
     key: np.ndarray  # [B, T, K, D]
@@ -27,7 +26,7 @@ class Case(NamedTuple):
 
     @property
     def trained(self) -> np.ndarray:
-        """Tokens that are no padding. [B, T] bool"""
+        """Tokens that are not padding, [B, T] bool."""
         return np.ones(self.query.shape[:2], bool) if self.segment_ids is None else self.segment_ids > 0
 
 
@@ -41,8 +40,9 @@ class Results(NamedTuple):
 
 
 def oracle(case: Case) -> Results:
-    r"""Attention and its gradient as the formulas say: with p = softmax(z), dz = p (dp - \sum p
-    dp).
+    r"""Computes attention and its gradient by the formulas.
+
+    With p = softmax(z): dz = p (dp - \sum p dp).
     """
     groups = case.query.shape[2] // case.key.shape[2]
     key, value = (np.repeat(x, groups, axis=2) for x in (case.key, case.value))
@@ -71,7 +71,7 @@ def oracle(case: Case) -> Results:
 
 
 class AttentionSuite:
-    """Subclass, set the attributes and `run`; `length` at least 64."""
+    """Base of the tests: a subclass sets the attributes and `run`; `length` is at least 64."""
 
     length = 96
     head_dim = 16
@@ -79,19 +79,18 @@ class AttentionSuite:
     softcaps = True  # False: the implementation refuses them
 
     def run(self, case: Case) -> Results:
-        """Output and gradients; where `window` is set it may be given as a traced value too
-        (`run_layers`).
-        """
+        """Returns output and gradients; a `window` may also be a traced value (`run_layers`)."""
         raise NotImplementedError
 
     def run_layers(self, case: Case, windows: Sequence[int | None]) -> list[Results]:
-        """The same inputs through one compiled layer body that is told its window as it runs, once
-        per window.
+        """Runs the same inputs through one compiled layer body, once per window.
+
+        The body gets its window as a traced value.
         """
         raise NotImplementedError
 
     def rounded(self, array: np.ndarray) -> np.ndarray:
-        """The nearest numbers that the implementation's dtype has, as float64."""
+        """Rounds to the implementation's dtype; returns float64."""
         raise NotImplementedError
 
     # Cases
@@ -103,8 +102,11 @@ class AttentionSuite:
         softcap: float | None = None,
         window: int | None = None,
     ) -> Case:
-        """lengths: of the segments of each row, a negative one a stretch of padding; None: two rows
-        of one segment.
+        """Draws a case.
+
+        Args:
+          lengths: tokens of each segment of each row, negative for padding; None: two rows of one
+            segment.
         """
         random = np.random.default_rng(0)
         rows = 2 if lengths is None else len(lengths)
@@ -116,7 +118,7 @@ class AttentionSuite:
         return Case(query, key, value, cotangent, segment_ids, self.head_dim**-0.5, softcap, window)
 
     def ids(self, lengths: Sequence[int]) -> np.ndarray:
-        """1, 2, ... along a row, padded with 0."""
+        """Returns segment ids of a row: 1, 2, ..., padded with 0."""
         ids = np.zeros(self.length, np.int32)
         at = segment = 0
         for n in lengths:
@@ -129,14 +131,15 @@ class AttentionSuite:
 
     @property
     def packed(self) -> list[list[int]]:
-        """Short, long and one-token segments; padding at the front, in between, at the end; a row
-        that is padding alone.
+        """Segments of several lengths, one token included, and padding at front, middle and end.
+
+        One row is padding alone.
         """
         n = self.length
         return [[n // 3, 1, n // 8, n // 4], [-(n // 8), n // 2, -3, 7], [-n], [n]]
 
     def assert_right(self, case: Case, got: Results, want: Results | None = None) -> None:
-        """Close where there are tokens; on padding finite, with no gradient from it."""
+        """Asserts that trained tokens agree, and that padding is finite and gets no gradient."""
         want = want or oracle(case)
         for name, found, expected in zip(Results._fields, got, want, strict=True):
             assert np.isfinite(found).all(), name

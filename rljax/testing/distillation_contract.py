@@ -1,8 +1,7 @@
-"""What every learner must do with a teacher (`actor.distill`): subclass `DistillationContract` and
-say how a learner is made.
+"""Required behavior of every learner with a teacher (`actor.distill`).
 
-Expectations are derived: the teacher's own log-probs, the whole vocabulary in place of samples, a
-save in between.
+Subclass `DistillationContract` and say how a learner is made. Expectations are derived: the
+teacher's own log-probs, the whole vocabulary in place of samples, a save in between.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rljax.testing.models import VOCABULARY
 from rljax.types import PROMPT_VERSION
 
 KEY = "actor.distill.teacher"
-ADAPTERS = {"actor.lora.rank": 4, "actor.lora.alpha": 8.0}  # of the layers alone: they come less far than all parameters
+ADAPTERS = {"actor.lora.rank": 4, "actor.lora.alpha": 8.0}  # adapters learn less in as many steps than all parameters
 
 
 class DistillationContract:
@@ -36,7 +35,7 @@ class DistillationContract:
         raise NotImplementedError("subclasses say how a learner is made")
 
     def make_teacher(self, directory: Path) -> Path:
-        """A model directory of the same vocabulary, another shape and other likes."""
+        """Makes a model directory of the same vocabulary, with another shape and other weights."""
         return models.make_model(directory, seed=1, num_layers=3, hidden_size=48, initializer_range=0.3)
 
     @pytest.fixture(scope="class")
@@ -61,7 +60,7 @@ class DistillationContract:
         means = learner.update(batch.replace(teacher_logp=want))
         expected = (own - want)[batch.loss_mask].astype(np.float64).mean()
         assert means[f"{UPDATE}/teacher_kl"].value == pytest.approx(expected, rel=1e-4)
-        np.testing.assert_allclose(learner.score_teacher(batch), want, atol=self.tolerance)  # the step was the student's
+        np.testing.assert_allclose(learner.score_teacher(batch), want, atol=self.tolerance)  # the step left the teacher alone
         assert np.abs(learner.score(batch) - own).max() > 1e-3
         learner.close()
         teacher.close()
@@ -70,9 +69,7 @@ class DistillationContract:
     def test_distillation_lowers_the_reverse_kl_to_the_teacher(
         self, model_dir: Path, tmp_path: Path, settings: dict[str, Any], share: float
     ) -> None:
-        """Every token of the vocabulary once, weighted by the student's probability of it, is the
-        expectation over samples.
-        """
+        """The expectation over samples sums over the vocabulary, by the student's probabilities."""
         directory = self.make_teacher(tmp_path / "teacher")
         config = config_of(**{KEY: str(directory), "actor.optimizer.weight_decay": 0.0} | settings)
         learner = self.make(config, model_dir)
@@ -109,7 +106,7 @@ class DistillationContract:
 
 
 def _every_token_after(prompt: Sequence[int]) -> Batch:
-    """A batch of the prompt with each token of the vocabulary after it, which alone is trained on."""
+    """Makes a batch with each token of the vocabulary after the prompt; only that token is trained."""
     items = []
     for token in range(VOCABULARY):
         token_ids = np.array([*prompt, token], np.int32)

@@ -1,9 +1,8 @@
-"""A whole run on the fake engine in milliseconds: a task, a workflow, a learner that remembers
-what it was trained on.
+"""A whole run on the fake engine in milliseconds: task, workflow, and a learner with a memory.
 
     run = make_run(workdir, {"rollout.max_head_offpolicyness": 2}, n_prompts=12)
     outcome = loop.train(run)
-    run.engine.learner.trained        # uid -> the steps that trained on it: [one] each: exactly once
+    run.engine.learner.trained        # uid -> the steps that trained on it
 
 The task: say the last token of the prompt again, then stop.
 """
@@ -32,11 +31,11 @@ from rljax.errors import RewardError
 from rljax.loop import Labeled, Run
 from rljax.metrics.mean import Mean, flatten
 from rljax.rollout.evaluation import Evaluation
-from rljax.rollout.producer import Rollouts
+from rljax.rollout.producer import GroupRunner
 from rljax.rollout.trajectories import supervised, trajectory_of
 from rljax.sinks import Status
 from rljax.types import Group, Prompt, Request, SamplingParams, Trajectory
-from rljax.workers.client import Parts, work
+from rljax.workers.client import WorkerParts, work
 from rljax.workers.server import WorkerServer
 
 TOKEN = "between us"
@@ -68,26 +67,28 @@ class Numbers:
 
 
 def spell(prompt: Prompt) -> list[int]:
-    """Its uid in three tokens."""
+    """Spells a prompt's uid in three tokens."""
     epoch, index = map(int, prompt.uid.split("/"))
     return [1 + epoch, 1 + EPOCHS + index // LOW, 1 + EPOCHS + HIGH + index % LOW]
 
 
 def read_back(token_ids: np.ndarray) -> str:
-    """The uid that was spelled."""
+    """Reads the uid that `spell` spelled."""
     epoch, high, low = (int(t) for t in token_ids[:3])
     return f"{epoch - 1}/{(high - 1 - EPOCHS) * LOW + low - 1 - EPOCHS - HIGH}"
 
 
 def example(prompt: Prompt) -> Trajectory:
-    """The prompt with the right answer."""
+    """Returns the prompt with the right answer."""
     prompt_ids = spell(prompt)
     return supervised(prompt_ids, [prompt_ids[-1], STOP])
 
 
 class Repeat:
-    """Half a point for the right first token, half for stopping after it, and a tenth for odd
-    tokens: never all equal.
+    """Workflow of the task.
+
+    The reward is half a point for the right first token, half for stopping after it, and a tenth
+    for odd tokens, so that rewards of a group are never all equal.
     """
 
     def __init__(self, trouble: Trouble | None = None) -> None:
@@ -107,7 +108,10 @@ class Repeat:
 
 
 class RememberingLearner(FakeLearner):
-    """Keeps which prompts were trained on at which step and how stale, in its checkpoints too."""
+    """A learner that records which prompts it was trained on at which step, and the largest lag.
+
+    Its checkpoints have the record too.
+    """
 
     def __init__(self, config: Config, model_dir: Path) -> None:
         super().__init__(config, model_dir)
@@ -136,7 +140,7 @@ class RememberingLearner(FakeLearner):
 
 
 class MemorySink:
-    """Keeps what it is told; lines of metrics go to a file when there is one."""
+    """A sink in memory; lines of metrics also go to a file if there is one."""
 
     def __init__(self, first_step: int = 0, path: Path | None = None) -> None:
         self.first_step = first_step
@@ -159,11 +163,11 @@ class MemorySink:
         self.statuses.append(status)
 
     def close(self) -> None:
-        """Holds nothing open."""
+        """Does nothing: no file stays open."""
 
 
 def make_config(overrides: Mapping[str, Any] | None = None) -> Config:
-    """Small and fast; synchronous unless told otherwise."""
+    """Makes a small and fast config; synchronous unless overridden."""
     config = base.get_config()
     settings: dict[str, Any] = {
         "allocation_mode": "fake:d1",
@@ -201,12 +205,12 @@ def make_run(
     in_memory: bool = True,
     by_workers: bool = False,
 ) -> Run:
-    """A run of the task over n_prompts an epoch. The same workdir again resumes.
+    """Makes a run of the task over n_prompts per epoch. The same workdir again resumes.
 
     Args:
-      in_memory: weights are published as arrays; else through a directory.
-      by_workers: other processes generate: those that attach to the address in
-        WORKDIR/workers.json, as `worker` does.
+      in_memory: publish weights as arrays; else through a directory.
+      by_workers: generate in workers: those that attach to the address in WORKDIR/workers.json, as
+        `worker` does.
     """
     config = make_config(overrides)
     model_dir = workdir / "model"
@@ -243,11 +247,12 @@ async def worker(
     trouble: Trouble | None = None,
     **options: Any,
 ) -> None:
-    """A worker for the run in workdir, as soon as that listens, until it ends. `options` are
-    `work`'s.
+    """Runs a worker for the run in workdir until the run ends; waits first until the run listens.
+
+    `options` are those of `rljax.workers.client.work`.
 
     Args:
-      address: where it listens, if that is known.
+      address: the run's address, if known; else it is read from WORKDIR/workers.json.
     """
     told = workdir / "workers.json"
     while not address:
@@ -256,11 +261,15 @@ async def worker(
         await asyncio.sleep(0.01)
 
     @contextlib.asynccontextmanager
-    async def build(config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Generator) -> AsyncIterator[Parts]:
+    async def build(
+        config: Config, tokenizer_dir: Path, model_dir: Path | None, remote: Generator
+    ) -> AsyncIterator[WorkerParts]:
         params = SamplingParams(config.gconfig.max_new_tokens, temperature=config.gconfig.temperature, stop_token_ids=(STOP,))
         mine = FakeSampler(config, model_dir, trouble) if model_dir else None
         makes = workflow or Repeat(trouble)
-        yield Parts(Rollouts(makes, mine or remote, params, config.gconfig.n_samples, config.seed, lambda group: True), mine)
+        yield WorkerParts(
+            GroupRunner(makes, mine or remote, params, config.gconfig.n_samples, config.seed, lambda group: True), mine
+        )
 
     await work(lambda: (address, TOKEN), build, own_sampler=own_sampler, **options)
 

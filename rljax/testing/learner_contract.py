@@ -1,13 +1,12 @@
-"""What every learner must do, whatever its framework: subclass `LearnerContract` and say how one
-is made.
+"""Required behavior of every learner, whatever its framework.
 
     class TestMyLearner(LearnerContract):
-        def make(self, config, model_dir):            # as Plugin.make_learner, of a pool of one device
+        def make(self, config, model_dir):            # as Plugin.make_learner, on one device
             return MyLearner(config, Pool("mine"), model_dir)
 
 The models are tiny Hugging Face directories (models.py), the configs the defaults in float32 with
-what a test changes. Expectations are derived: a learning rate of 0, another packing of the same
-trajectories, a permutation, a save in between.
+the changes of each test. Expectations are derived: a learning rate of 0, another packing of the
+same trajectories, a permutation, a save in between.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ UPDATE = "ppo_actor/update"
 
 
 def config_of(**overrides: Any) -> Config:
-    """A config for the tiny model; keys as in `config_of(**{"actor.kl_ctl": 0.1})`."""
+    """Returns a config for the tiny model; keys as in `config_of(**{"actor.kl_ctl": 0.1})`."""
     small = {
         "actor.gradient_checkpointing": "none",
         "actor.optimizer.lr": 1e-2,
@@ -58,10 +57,10 @@ class Episode:
 
 
 def episodes(count: int, *, seed: int = 0, longest: int = 30, lag: float = 0.3) -> list[Episode]:
-    """Random trajectories of 2 tokens and more, with a prompt, a turn in the middle that isn't
-    trained on, and advantages.
+    """Draws random trajectories of 2 tokens and more, with advantages.
 
-    loss_weight is that of a token mean over all of them.
+    Each has a prompt, and longer ones a turn in the middle that isn't trained on. loss_weight is
+    that of a token mean over all of them.
     """
     rng = np.random.default_rng(seed)
     found = []
@@ -87,7 +86,7 @@ def episodes(count: int, *, seed: int = 0, longest: int = 30, lag: float = 0.3) 
 
 
 def pack(items: Sequence[Episode], rows: Sequence[Sequence[int]], length: int, *, start: int = 0) -> Batch:
-    """The episodes with the given indices one after the other in each row, from column `start` on."""
+    """Packs episodes, by index, one after the other into each row, from column `start` on."""
     names = list(items[0].arrays)
     out = {name: np.zeros((len(rows), length), items[0].arrays[name].dtype) for name in names}
     segments, positions = (np.zeros((len(rows), length), np.int32) for _ in range(2))
@@ -105,7 +104,7 @@ def pack(items: Sequence[Episode], rows: Sequence[Sequence[int]], length: int, *
 def unpack(
     array: np.ndarray, items: Sequence[Episode], rows: Sequence[Sequence[int]], *, start: int = 0
 ) -> dict[int, np.ndarray]:
-    """The inverse for one [R, T] array: episode index -> its entries."""
+    """Returns each episode's entries of an [R, T] array, by episode index; the inverse of `pack`."""
     found = {}
     for row, members in enumerate(rows):
         at = start
@@ -116,7 +115,7 @@ def unpack(
 
 
 def first_fit(items: Sequence[Episode], length: int) -> list[list[int]]:
-    """A packing: each episode in the first row that has room."""
+    """Puts each episode into the first row that has room. Returns the indices per row."""
     rows: list[list[int]] = []
     for index, item in enumerate(items):
         for row in rows:
@@ -129,19 +128,19 @@ def first_fit(items: Sequence[Episode], length: int) -> list[list[int]]:
 
 
 def halves(batch: Batch) -> list[Batch]:
-    """Two minibatches of the rows; each keeps the weights it has."""
+    """Splits the rows into two minibatches; each keeps its loss weights."""
     middle = batch.shape[0] // 2
     cuts = (slice(0, middle), slice(middle, None))
     return [batch.replace(**{n: a[cut] for n, a in vars(batch).items() if a is not None}) for cut in cuts]
 
 
 def untimed(means: dict[str, Mean]) -> dict[str, Mean]:
-    """Leaves out how long the work took, which no two runs agree on."""
+    """Removes the metrics of timing, which no two runs agree on."""
     return {name: mean for name, mean in means.items() if not name.startswith("timeperf/")}
 
 
 def assert_means_close(got: dict[str, Mean], want: dict[str, Mean], tolerance: float) -> None:
-    """All but those of how the work was done."""
+    """Asserts that metrics agree, except those of timing."""
     got, want = untimed(got), untimed(want)
     assert got.keys() == want.keys()
     for name in want:
@@ -151,9 +150,9 @@ def assert_means_close(got: dict[str, Mean], want: dict[str, Mean], tolerance: f
 
 
 class LearnerContract(abc.ABC):
-    """The tests.
+    """Tests of the contract.
 
-    Subclasses say how a learner is made, and set `tolerance` to what float32 gives on their
+    Subclasses say how a learner is made, and set `tolerance` to the error of float32 on their
     device.
     """
 
@@ -199,9 +198,7 @@ class LearnerContract(abc.ABC):
         learner.close()
 
     def test_log_probs_are_those_of_a_distribution(self, model_dir: Path) -> None:
-        """The probabilities of all tokens after one prefix add up to 1, and the temperature
-        flattens them.
-        """
+        """Probabilities of all tokens after a prefix add up to 1, and temperature flattens them."""
         prefix = [5, 17, 40]
         items = [
             Episode(
@@ -241,7 +238,7 @@ class LearnerContract(abc.ABC):
         learner.close()
 
     def test_the_first_minibatch_is_on_policy(self, model_dir: Path) -> None:
-        """With no proximal log-probs given, the proximal policy is the current one."""
+        """The proximal policy is the current one if no proximal log-probs are given."""
         learner = self.make(config_of(), model_dir)
         items = episodes(8)
         means = learner.update(pack(items, first_fit(items, 64), 64))

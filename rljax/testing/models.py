@@ -16,7 +16,10 @@ EOS = 2
 
 
 def config_of(**overrides: Any) -> Config:
-    """The defaults in float32 with a small sampler; keys as in `config_of(**{"jax.slots": 2})`."""
+    """Returns the defaults in float32 with a small sampler.
+
+    Keys are given as in `config_of(**{"jax.slots": 2})`.
+    """
     config = base.get_config()
     small = {
         "actor.dtype": "float32",
@@ -32,8 +35,9 @@ def config_of(**overrides: Any) -> Config:
 
 
 def make_model(directory: Path, *, seed: int = 0, architecture: str = "qwen3", **changes: Any) -> Path:
-    """A HF directory of a random two-layer model with grouped-query attention, and the
-    character-level tokenizer.
+    """Writes a HF directory of a random two-layer model with the character-level tokenizer.
+
+    The model has grouped-query attention.
     """
     shape: dict[str, Any] = dict(
         architecture=architecture,

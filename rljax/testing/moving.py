@@ -1,6 +1,4 @@
-"""A learner at work on one kind of run, the same steps whatever the engine: for tests of runs that
-move.
-"""
+"""Steps of a learner on one kind of run, the same for every engine: for runs that move."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from rljax.batching.batch import Batch
 from rljax.checkpoints.portable import COUNTS
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engine import Learner, State, find_plugin
+from rljax.engine import Learner, PortableState, find_plugin
 from rljax.metrics.mean import Mean
 from rljax.testing.learner_contract import config_of, episodes, first_fit, pack, untimed
 from rljax.testing.models import VOCABULARY
@@ -36,8 +34,9 @@ CRITIC = {"actor.adv_estimator": "gae", "actor.kl_ctl": 0.1, "warmup.steps": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of run: settings, and how many supervised steps and training steps come before it
-    moves, and after.
+    """A kind of run: its settings, and the steps before and after it moves.
+
+    Steps are (supervised steps, training steps).
     """
 
     settings: Mapping[str, Any]
@@ -66,7 +65,7 @@ def make(engine: str, kind: Kind, model: Path) -> Learner:
 def go(learner: Any, kind: Kind, steps: tuple[int, int], *, seed: int = 0) -> list[dict[str, Mean]]:
     """Takes supervised steps, then training steps, on batches that follow from the seed.
 
-    Metrics of each.
+    Returns the metrics of each.
     """
     supervised, training = steps
     found = [learner.update_supervised(_batch(seed + step)) for step in range(supervised)]
@@ -83,23 +82,23 @@ def go(learner: Any, kind: Kind, steps: tuple[int, int], *, seed: int = 0) -> li
 
 
 def _batch(seed: int) -> Batch:
-    """Other tokens in the same places, so that a program is compiled once."""
+    """Returns a batch with other tokens in the same shape, so that a program is compiled once."""
     items = episodes(8)
     batch = pack(items, first_fit(items, 64), 64)
     shifted = SPECIAL + (batch.token_ids - SPECIAL + 11 * seed) % (VOCABULARY - SPECIAL)
     return batch.replace(token_ids=np.where(batch.segment_ids > 0, shifted, batch.token_ids).astype(np.int32))
 
 
-def flat(state: State) -> dict[str, np.ndarray]:
-    return {f"{place} {name}": np.asarray(array) for place, arrays in state.items() for name, array in arrays.items()}
+def flat(state: PortableState) -> dict[str, np.ndarray]:
+    return {f"{part} {name}": np.asarray(array) for part, arrays in state.items() for name, array in arrays.items()}
 
 
-def assert_equal(one: State, other: State) -> None:
-    """To the bit; and there is something in every place, moments that moved included."""
+def assert_equal(one: PortableState, other: PortableState) -> None:
+    """Asserts that two states are equal to the bit, and that no part is all zeros."""
     a, b = flat(one), flat(other)
     assert a.keys() == b.keys()
     for name in a:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
         assert name.startswith(COUNTS) or a[name].shape == b[name].shape
-    for place in set(one) - {COUNTS}:
-        assert any(np.asarray(array).any() for array in one[place].values()), place
+    for part in set(one) - {COUNTS}:
+        assert any(np.asarray(array).any() for array in one[part].values()), part

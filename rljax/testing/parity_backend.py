@@ -1,6 +1,4 @@
-"""A backend's arithmetic as the parity suite sees it: how arrays go in and out, and how a function
-is differentiated.
-"""
+"""Interface of a backend's arithmetic to the parity suite: arrays in and out, and gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ OBJECTIVES = [
 
 
 class Backend(abc.ABC):
-    """What a subclass of `ParitySuite` fills in. Functions are set as `staticmethod(...)`.
+    """Base of `ParitySuite`; a subclass sets functions as `staticmethod(...)`.
 
     Example:
 
@@ -54,35 +52,40 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def array(self, x: np.ndarray, dtype: str) -> Any:
-        """The backend's array of dtype "float64", "float32" or "bfloat16"; bool and int arrays
-        keep their kind.
+        """Converts to the backend's array of dtype "float64", "float32" or "bfloat16".
+
+        bool and int arrays keep their kind.
         """
 
     @abc.abstractmethod
     def numpy(self, x: Any) -> np.ndarray:
-        """A float64 (or bool or int) numpy array of a backend's array, of any dtype."""
+        """Converts a backend's array of any dtype to float64 (or bool or int) numpy."""
 
     @abc.abstractmethod
     def gradient(self, function: Callable[..., Any], arrays: Sequence[Any], *rest: Any) -> tuple[Any, Sequence[Any]]:
-        """Value of the scalar function(*arrays, *rest), and its gradient in each of arrays. The
-        same function object comes again with other arrays, so that a compiled form of it may be
+        """Returns the scalar function(*arrays, *rest), and its gradient in each of arrays.
+
+        The same function object comes again with other arrays, so that a compiled form of it may be
         kept.
         """
 
     def precision(self, dtype: str) -> contextlib.AbstractContextManager[Any]:
-        """Entered around everything of one dtype, for backends that must be told about float64."""
+        """Context of all work in one dtype, for backends that must be told about float64."""
         return contextlib.nullcontext()
 
     # Helpers
 
     def _rounded(self, case: dict[str, np.ndarray], dtype: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The backend's arrays, and what they hold after rounding, for the oracle."""
+        """Returns the backend's arrays, and their rounded values for the oracle."""
         ours = {name: self.array(array, dtype) for name, array in case.items()}
         return ours, {name: self.numpy(array) for name, array in ours.items()}
 
 
 def assert_close(ours: np.ndarray, exact: np.ndarray, tolerance: float, floor: float = 0.0) -> None:
-    """Largest difference at most tolerance times the largest entry (and at least floor)."""
+    """Asserts that the largest difference is at most tolerance times the largest entry.
+
+    The largest entry counts as `floor` at least.
+    """
     assert ours.shape == exact.shape
     assert np.isfinite(ours).all()
     if exact.size:

@@ -1,4 +1,4 @@
-"""Inputs of the parity suite: what every term is tried on.
+"""Inputs of the parity suite.
 
 Where nothing is trained the arrays hold NaN, inf and 89.
 """
@@ -41,7 +41,7 @@ KINDS = ("ordinary", "clipped", "stale", "extreme", "one_token", "all_masked", "
 
 
 def inputs(kind: str, seed: int = 0) -> dict[str, np.ndarray]:
-    """Every argument that a term may have, by name."""
+    """Draws all arguments that a term may have, by name."""
     random = np.random.default_rng([KINDS.index(kind), seed])
     shape = (R, 0) if kind == "empty" else (R, M)
 

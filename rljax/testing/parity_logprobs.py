@@ -1,6 +1,4 @@
-"""The half of the parity suite that is about log-probs from hidden states, by themselves and fused
-with the objective.
-"""
+"""Parity of log-probs from hidden states, by themselves and fused with the objective."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ from rljax.testing.parity_cases import M, R, inputs
 
 
 class LogprobSuite(Backend):
-    """Log-probs, entropy and their gradients against the oracle; the fused objective against the
-    one in two steps.
-    """
+    """Tests of log-probs, entropy, their gradients and the fused objective against the oracle."""
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("rows, chunk, softcap", [(13, 4, None), (13, 4, 4.0), (1, 4, None), (0, 4, None), (8, 100, None)])
@@ -111,14 +107,14 @@ class LogprobSuite(Backend):
     # Helpers
 
     def _fused(self) -> Callable[..., Any]:
-        """The backend's fused objective. Skips the test where it has none."""
+        """Returns the backend's fused objective. Skips the test if it has none."""
         function = type(self).fused_objective
         if function is None:
             pytest.skip("this backend has no fused objective")
         return function
 
     def _scoring_case(self, rows: int, dtype: str) -> tuple[list[Any], list[np.ndarray]]:
-        """hidden, unembedding, labels, d_logp, d_entropy: 300 words, 16 dimensions."""
+        """Draws hidden, unembedding, labels, d_logp and d_entropy: 300 tokens, 16 dimensions."""
         random = np.random.default_rng(rows)
         arrays = [random.normal(size=(rows, 16)), random.normal(size=(300, 16)) * 0.5, random.integers(0, 300, rows)]
         arrays += [random.normal(size=rows), random.normal(size=rows)]

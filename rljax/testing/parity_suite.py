@@ -1,4 +1,4 @@
-"""The parity suite: what a backend's arithmetic must equal, and the invariants it must keep.
+"""The parity suite: a backend's arithmetic equals the oracle's and keeps its invariants.
 
 A backend subclasses `ParitySuite` and fills in what `Backend` leaves open; docs/parity.md shows
 one. Expectations come from the float64 oracle, from identities, or from invariants. It needs
@@ -27,7 +27,7 @@ from rljax.testing.parity_backend import BY_TOKEN, DTYPES, GRADIENT, OBJECTIVES,
 from rljax.testing.parity_cases import ARRAYS, KINDS, TERMS, M, R, inputs
 from rljax.testing.parity_logprobs import LogprobSuite
 
-# One test function serves every backend: what hypothesis calls differing executors, harmless with no database.
+# All backends share the test functions: hypothesis calls that differing executors; it is harmless without a database.
 quick = settings(
     max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.differing_executors]
 )
@@ -113,7 +113,7 @@ class ParitySuite(LogprobSuite):
     @quick
     @given(masks, st.sampled_from(OBJECTIVES))
     def test_split_invariance_of_loss_and_gradient(self, part: np.ndarray, objective: Objective) -> None:
-        """Parts are any sets of tokens where the objective works by token, else any sets of rows."""
+        """Parts are any sets of tokens if the objective works by token, else any sets of rows."""
         if objective.ratio_level == "sequence" or objective.cap_level == "sequence":
             part = np.repeat(part[:, :1], M, axis=1)
         with self.precision("float64"):
@@ -146,8 +146,9 @@ class ParitySuite(LogprobSuite):
             assert_close(wide[0], np.pad(grads[0], [(0, 0), (0, columns)]), 1e-13)
 
     def test_ratio_one_gives_the_reinforce_gradient(self) -> None:
-        """At pi_theta = pi_prox = pi_behave the surrogate's gradient is -weight * A, whatever the
-        clips.
+        """The surrogate's gradient is -weight * A on policy, whatever the clips.
+
+        On policy means pi_theta = pi_prox = pi_behave.
         """
         with self.precision("float64"):
             case = inputs("ordinary", 5)
@@ -232,9 +233,7 @@ class ParitySuite(LogprobSuite):
 
     @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
     def test_reverse_kl_gradient_of_kl_in_the_loss(self, estimator: str) -> None:
-        """In expectation over samples: every token of the vocabulary once, weighted by its
-        probability.
-        """
+        """The expectation over samples sums over the vocabulary, weighted by probability."""
         logits, reference = np.array([0.3, -0.2, 0.5]), np.array([0.0, 0.1, -0.1])
         log_p, log_q = (z - np.log(np.exp(z).sum()) for z in (logits, reference))
         p = np.exp(log_p)
@@ -263,8 +262,9 @@ class ParitySuite(LogprobSuite):
     # Helpers
 
     def _term_of(self, name: str, static: tuple[Any, ...], arguments: tuple[str, ...], wrt: tuple[str, ...]) -> Any:
-        """A function of the differentiable arguments, then the others; one object for each
-        combination, for jit's sake.
+        """Returns a term as a function of the differentiable arguments, then the others.
+
+        One object per combination, so that jit can reuse it.
         """
         key = (type(self), name, static, wrt)
         if key not in _FUNCTIONS:
@@ -294,7 +294,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
 
 def _masked(case: dict[str, np.ndarray], mask: np.ndarray) -> dict[str, np.ndarray]:
-    """The case with another mask; what a token of it holds that was masked before is made finite."""
+    """Returns the case with another mask, and finite values for tokens that were masked before."""
     finite = {
         name: np.where(np.isfinite(x) & (np.abs(x) < 50), x, 0.5) if x.dtype.kind == "f" else x for name, x in case.items()
     }

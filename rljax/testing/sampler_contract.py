@@ -1,10 +1,9 @@
-"""What every sampler must do, whatever its engine: subclass `SamplerContract` and say how one is
-made.
+"""Required behavior of every sampler, whatever its engine.
 
     class TestMySampler(SamplerContract):
-        without = frozenset({"stop strings"})         # what yours can't do is skipped
+        without = frozenset({"stop strings"})         # features that yours lacks are skipped
 
-        def make(self, model):                        # 0 or 1: two models of one shape with other weights
+        def make(self, model):                        # 0 or 1: same shape, other weights
             return MySampler(config_of(), DIRECTORIES[model])
 
         def source(self, model):                      # the same weights, to be loaded
@@ -14,8 +13,8 @@ Everything goes through the interface of `rljax.engine.Sampler`. Expectations ar
 another run of the same request, from a sampler that started with the weights that another was
 given, from what the request asked for.
 
-Models are kept for a whole class, and so are the samplers `sampler` and `second`, of model 0 and
-1; a test that ends its sampler takes `own`. All of a class run in one event loop, in a thread of
+Models are kept for a whole class, and so are the samplers `sampler` and `second`, of model 0 and 1;
+a test that ends its sampler takes `own`. All tests of a class run in one event loop, in a thread of
 its own (`loop`).
 """
 
@@ -37,12 +36,13 @@ from rljax.engine import Sampler, WeightsInDirectory, WeightSource
 from rljax.errors import SamplerError, UserError
 from rljax.types import Completion, Finish, Piece, Request, SamplingParams
 
-WAIT = 60.0  # seconds after which something hangs
+WAIT = 60.0  # seconds before a call counts as hung
 
 
 class Loop:
-    """An event loop in a thread: one for all tests of a class, for a client's connections belong
-    to one loop.
+    """An event loop in a thread.
+
+    All tests of a class share it, because a client's connections belong to one loop.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Loop:
 
 
 class SamplerContract(abc.ABC):
-    """The tests.
+    """Tests of the contract.
 
     Subclasses say how a sampler is made, and set the figures of their model where they differ.
     """
@@ -72,7 +72,7 @@ class SamplerContract(abc.ABC):
     context = 64  # tokens of prompt and completion
     tolerance = 1e-4  # nats, between two computations of one log-prob
     reproducible = True  # one request gives the same tokens whatever runs beside it
-    without: ClassVar[frozenset[str]] = frozenset()  # what a simple engine leaves out, of "top", "stop strings", "context"
+    without: ClassVar[frozenset[str]] = frozenset()  # features that a simple engine lacks, of "top", "stop strings", "context"
     _loop: ClassVar[Loop]
     _made: ClassVar[dict[int, Sampler]]
 
@@ -88,7 +88,7 @@ class SamplerContract(abc.ABC):
         """Returns the weights of model 0 or 1, as a learner would publish them."""
 
     def text(self, token_ids: np.ndarray) -> str:
-        """The text of a completion, special tokens included.
+        """Returns the text of a completion, special tokens included.
 
         Not needed `without` "stop strings".
         """
@@ -118,7 +118,7 @@ class SamplerContract(abc.ABC):
 
     @pytest.fixture
     def sampler(self, loop: Loop) -> Iterator[Sampler]:
-        """Shared by the tests that leave it running and with the weights of model 0."""
+        """Sampler of model 0, shared by the tests that leave it running with these weights."""
         sampler = self._kept(0)
         yield sampler
         loop.run(sampler.resume())
@@ -127,12 +127,12 @@ class SamplerContract(abc.ABC):
 
     @pytest.fixture
     def second(self) -> Sampler:
-        """Made with the weights of model 1."""
+        """Sampler that was made with the weights of model 1."""
         return self._kept(1)
 
     @pytest.fixture
     def own(self, loop: Loop) -> Iterator[Sampler]:
-        """For tests that end it."""
+        """Sampler of model 0 for one test, which may close it."""
         sampler = self.make(0)
         yield sampler
         loop.run(sampler.close())
@@ -241,9 +241,7 @@ class SamplerContract(abc.ABC):
             np.testing.assert_allclose(completion.logp, 0.0, atol=self.tolerance)
 
     def test_sampling_temperature_is_that_of_the_log_probs(self, sampler: Sampler, loop: Loop) -> None:
-        """Of one step: greedy reports temperature 1; at a temperature near 0 the same token has
-        probability 1.
-        """
+        """Greedy reports log-probs at temperature 1; near 0 the same token has probability 1."""
         warm = loop.run(sampler.generate(self.request("warm", greedy=True, max_new_tokens=1)))
         cold = loop.run(sampler.generate(self.request("cold", temperature=1e-4, max_new_tokens=1, seed=9)))
         hot = [loop.run(sampler.generate(self.request(f"h{i}", temperature=1e4, max_new_tokens=1, seed=i))) for i in range(4)]
@@ -264,11 +262,11 @@ class SamplerContract(abc.ABC):
     def test_stop_ids_are_not_drawn_before_the_minimum(self, sampler: Sampler, loop: Loop) -> None:
         free = loop.run(sampler.generate(self.request("free", greedy=True, max_new_tokens=1)))
         stop = int(free.token_ids[0])  # the likeliest token of all would end it at once
-        held = loop.run(
-            sampler.generate(self.request("held", greedy=True, min_new_tokens=3, max_new_tokens=4, stop_token_ids=(stop,)))
+        completion = loop.run(
+            sampler.generate(self.request("minimum", greedy=True, min_new_tokens=3, max_new_tokens=4, stop_token_ids=(stop,)))
         )
-        assert stop not in held.token_ids[:3]
-        assert len(held.token_ids) == 4 or held.finish is Finish.STOP
+        assert stop not in completion.token_ids[:3]
+        assert len(completion.token_ids) == 4 or completion.finish is Finish.STOP
 
     def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(self, sampler: Sampler, loop: Loop) -> None:
         self.needs("stop strings")
@@ -349,9 +347,7 @@ class SamplerContract(abc.ABC):
         assert len(loop.run(sampler.generate(self.request("after", max_new_tokens=4))).token_ids) == 4
 
     def test_no_stale_cache_after_a_publish(self, sampler: Sampler, second: Sampler, loop: Loop) -> None:
-        """The prompts' keys and values were cached under the old weights, and the completions'
-        too.
-        """
+        """Keys and values of prompts and completions were cached under the old weights."""
         prompts = [self.prompt(20, seed=i) for i in range(3)]
         requests = [self.request(f"p{i}", prompt, greedy=True) for i, prompt in enumerate(prompts)]
 
@@ -387,7 +383,7 @@ class SamplerContract(abc.ABC):
         assert np.all(completion.versions == sampler.version)
 
     def test_a_request_in_flight_goes_on_under_new_weights(self, sampler: Sampler, loop: Loop) -> None:
-        """Its versions rise at one token, and the tokens before are those of the old weights."""
+        """Versions rise at one token, and the tokens before it are those of the old weights."""
         request = self.request("flight", self.prompt(4), seed=8, max_new_tokens=self.context - 4)
         old = loop.run(sampler.generate(request))
         delay, versions = 1e-4, np.zeros(0)
@@ -423,9 +419,7 @@ class SamplerContract(abc.ABC):
         assert sampler.version == version
 
     def test_memory_that_was_lent_comes_back_with_the_next_publish(self, sampler: Sampler, second: Sampler, loop: Loop) -> None:
-        """What waited meanwhile has lost its keys and values too: it goes on as a request of the
-        new weights alone would.
-        """
+        """A waiting request lost its cache too: it goes on as one of the new weights alone would."""
         if not sampler.lends:
             pytest.skip("this sampler lends no memory")
         prompt, length = self.prompt(4), self.context - 4
@@ -475,7 +469,7 @@ class SamplerContract(abc.ABC):
                 np.testing.assert_array_equal(completion.token_ids, full.token_ids[: len(completion.token_ids)])
         with pytest.raises(SamplerError):
             loop.run(own.generate(requests[0]))
-        loop.run(own.close())  # again does nothing
+        loop.run(own.close())  # a second close does nothing
 
     def test_closing_a_paused_sampler_hangs_nobody(self, own: Sampler, loop: Loop) -> None:
         async def close_paused() -> Completion:
@@ -490,7 +484,7 @@ class SamplerContract(abc.ABC):
 
 
 async def publish(sampler: Sampler, source: WeightSource, version: int) -> None:
-    """As `Engine.publish` does it."""
+    """Replaces the weights as `Engine.publish` does."""
     await sampler.pause()
     try:
         await sampler.load_weights(source, version)

@@ -1,8 +1,9 @@
-"""Rollout workers: workflow, tokenizer and rewards in other processes, here or on other machines.
+"""Rollout workers: workflow, tokenizer and rewards in other processes, on this host or on others.
 
 server.py       the trainer's side: leases prompts, takes finished groups
 client.py       the worker's side
-launcher.py     workers that a run starts itself
-connection.py   one end of a connection: messages, signs of life
+launcher.py     starts a run's own workers
+connection.py   one end of a connection: messages and heartbeats
 messages.py     requests, completions and groups as messages
+files.py        sends and receives model directories
 """

@@ -1,8 +1,7 @@
-"""A rollout worker: leases prompts from a trainer (server.py), runs workflow and rewards here,
-returns finished groups.
+"""Rollout worker: leases prompts from a trainer, runs workflow and rewards, returns groups.
 
-It samples with the trainer's sampler, over the connection; or with its own, to which the trainer
-sends weights after each publish.
+A worker samples with the trainer's sampler, over the connection, or with a sampler of its own, to
+which the trainer sends weights after each publish. The other end is server.py.
 """
 
 from __future__ import annotations
@@ -30,38 +29,38 @@ from rljax.messaging.framing import UNPROVED, Message
 from rljax.messaging.handshake import HandshakeError, Refused, connect_async
 from rljax.metrics.mean import Mean
 from rljax.rollout.buffer import Ticket, ticket_from_json
-from rljax.rollout.producer import Rollouts, pause_before
+from rljax.rollout.producer import GroupRunner, retry_delay
 from rljax.types import Completion, Request
 from rljax.workers.connection import PROTOCOL, STREAM_BUFFER, Connection, PeerError, host_and_port
 from rljax.workers.files import ReceivedFiles
 from rljax.workers.messages import decode_completion, encode_group, encode_request
 
-SCRATCH = "rljax-worker-"  # then the process's id: directories for weights on their way
-LONGEST_SEARCH_PAUSE = 5.0  # seconds between two looks for a trainer that isn't there
+SCRATCH = "rljax-worker-"  # prefix, before the process's id, of directories for received weights
+MAX_SEARCH_DELAY = 5.0  # seconds between two attempts to find a trainer
 
 log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class Parts:
-    """What a worker makes groups with."""
+class WorkerParts:
+    """Parts that a worker generates groups with."""
 
-    rollouts: Rollouts
-    own_sampler: Sampler | None = None  # the one that the trainer's weights are for; None: the trainer's samples
-    take_metrics: Callable[[], dict[str, Mean]] = dict  # the rewards' metrics since the last call
+    runner: GroupRunner
+    own_sampler: Sampler | None = None  # takes the trainer's weights; None if the trainer samples
+    take_metrics: Callable[[], dict[str, Mean]] = dict  # metrics of the reward processes since the last call
     lost: Counter[str] = dataclasses.field(default_factory=Counter)  # lost requests by metric, not reported yet
 
 
-Build = Callable[[Config, Path, Path | None, Generator], AbstractAsyncContextManager[Parts]]
+Build = Callable[[Config, Path, Path | None, Generator], AbstractAsyncContextManager[WorkerParts]]
 """Makes a worker's parts.
 
-Its arguments are the trainer's config, a directory with the run's tokenizer, one with its model where the
-worker samples by itself (else None), and the trainer's sampler as a generator.
+Its arguments are the trainer's config, a directory with the run's tokenizer, a directory with its
+model (None unless the worker has a sampler of its own), and the trainer's sampler as a generator.
 """
 
 
 class NoTrainer(Exception):
-    """There is no run to attach to yet. Its message is one line."""
+    """No run to attach to yet. Its message is one line."""
 
 
 async def work(
@@ -76,15 +75,17 @@ async def work(
     """Works for a trainer until its run ends.
 
     Args:
-      find_trainer: returns (HOST:PORT, token); called again when the trainer is gone, for it may
-        come back elsewhere. Raises NoTrainer.
-      own_sampler: the worker brings a sampler.
+      find_trainer: returns (HOST:PORT, token), or raises NoTrainer. Called again when the trainer
+        is gone, because it may come back at another address.
+      build: makes the parts that groups are generated with.
+      own_sampler: whether the worker has a sampler of its own.
+      name: the worker's name in the trainer's log; "" for host and process id.
       capacity: prompts at once; None for as many as the trainer gives.
-      patience: seconds to look for a trainer that isn't there, or not any more: it may have been
-        killed and come back.
+      patience: seconds to look for a trainer that is not there, or that was killed and may come
+        back.
 
     Raises:
-      UserError: no trainer, or one that refuses.
+      UserError: there is no trainer, or it refuses the worker.
     """
     hello = {
         "protocol": PROTOCOL,
@@ -111,25 +112,26 @@ async def work(
             raise UserError(f"--attach: refused: {refusal}") from None
         except (PeerError, HandshakeError, OSError, NoTrainer) as error:
             if time.monotonic() - last_seen >= patience:
-                raise UserError(f"--attach: {_why(error, address)}") from None
+                raise UserError(f"--attach: {_describe(error, address)}") from None
             if attempt == 0:
-                log.warning("no trainer: %s; looking for one for %g s", _why(error, address), patience)
+                log.warning("no trainer: %s; looking for one for %g s", _describe(error, address), patience)
             attempt += 1
-            await asyncio.sleep(min(LONGEST_SEARCH_PAUSE, pause_before(attempt)))
+            await asyncio.sleep(min(MAX_SEARCH_DELAY, retry_delay(attempt)))
 
 
-def _why(error: Exception, address: str) -> str:
+def _describe(error: Exception, address: str) -> str:
+    """Says in one line why there is no trainer, with a remedy."""
     match error:
         case NoTrainer():
             return str(error)
         case HandshakeError():
-            return f"{address}: {error} (set RLJAX_TOKEN to that of the run; is it the run that listens there?)"
+            return f"{address}: {error} (set RLJAX_TOKEN to that of the run, and check that the run listens there)"
         case _:
-            return f"{address}: {error} (does a run listen there?)"
+            return f"{address}: {error} (check that a run listens there)"
 
 
 async def _work(connection: Connection, config: Config, build: Build, *, own_sampler: bool) -> None:
-    """Works until the run ends. Raises PeerError, and whatever building the parts raises."""
+    """Works until the run ends. Raises PeerError, or an error of `build`."""
     scratch = _scratch()
     alive = asyncio.create_task(connection.keep_alive())
     try:
@@ -142,7 +144,7 @@ async def _work(connection: Connection, config: Config, build: Build, *, own_sam
         async with build(config, tokenizer_dir, model_dir, remote) as parts:
             if own_sampler:
                 assert parts.own_sampler is not None and model_dir is not None
-                await _load(parts.own_sampler, model_dir, version)
+                await _load_weights(parts.own_sampler, model_dir, version)
             await Session(connection, parts, remote, files).run()
     finally:
         alive.cancel()
@@ -158,7 +160,7 @@ def _scratch() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=memory_backed()))
 
 
-async def _load(sampler: Sampler, directory: Path, version: int) -> None:
+async def _load_weights(sampler: Sampler, directory: Path, version: int) -> None:
     await sampler.pause()
     try:
         await sampler.load_weights(WeightsInDirectory(directory), version)
@@ -167,12 +169,9 @@ async def _load(sampler: Sampler, directory: Path, version: int) -> None:
 
 
 class TrainerGenerator(Generator):
-    """The trainer's sampler, over the connection.
+    """Generator that forwards requests to the trainer's sampler over the connection."""
 
-    Only the trainer pauses it and publishes to it.
-    """
-
-    version = 0  # each token brings its own; only the trainer publishes
+    version = 0  # unused: completions carry a version per token, and only the trainer publishes
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -192,8 +191,8 @@ class TrainerGenerator(Generator):
         finally:
             del self._waiting[number]
 
-    def answered(self, message: Message) -> None:
-        """Hands a `completion` message to the request that waits for it, if one still does."""
+    def resolve(self, message: Message) -> None:
+        """Hands a `completion` message to the request that waits for it, if it still waits."""
         waiting = self._waiting.get(message.fields["id"])
         if waiting is None or waiting.done():
             return
@@ -205,9 +204,9 @@ class TrainerGenerator(Generator):
 
 
 class Session:
-    """One connection at work: leases become groups."""
+    """Work over one connection: leases become groups."""
 
-    def __init__(self, connection: Connection, parts: Parts, remote: TrainerGenerator, files: ReceivedFiles) -> None:
+    def __init__(self, connection: Connection, parts: WorkerParts, remote: TrainerGenerator, files: ReceivedFiles) -> None:
         self._connection, self._parts, self._remote, self._files = connection, parts, remote, files
         self._groups: set[asyncio.Task[None]] = set()
 
@@ -220,10 +219,10 @@ class Session:
                     case "lease":
                         self._start(ticket_from_json(message.fields["ticket"]))
                     case "completion":
-                        self._remote.answered(message)
+                        self._remote.resolve(message)
                     case "file":
                         self._files.add(message)
-                    case "files_complete":  # leases behind it were made for these weights: they wait
+                    case "files_complete":  # later leases are for these weights, so they wait until loading is done
                         await self._load_new_weights(message.fields["version"])
                     case "end":
                         return
@@ -235,7 +234,7 @@ class Session:
     async def _load_new_weights(self, version: int) -> None:
         previous = self._files.complete()
         assert self._parts.own_sampler is not None
-        await _load(self._parts.own_sampler, self._files.directory, version)
+        await _load_weights(self._parts.own_sampler, self._files.directory, version)
         await asyncio.to_thread(shutil.rmtree, previous, ignore_errors=True)
 
     def _start(self, ticket: Ticket) -> None:
@@ -244,15 +243,13 @@ class Session:
         task.add_done_callback(self._groups.discard)
 
     async def _group(self, ticket: Ticket) -> None:
-        result = await self._parts.rollouts.group(ticket)
+        result = await self._parts.runner.run(ticket)
         self._connection.send(encode_group(ticket, result, *self._take_measurements()))
-        with contextlib.suppress(PeerError):  # `run` finds out
+        with contextlib.suppress(PeerError):  # `run` raises it
             await self._connection.drain()
 
     def _take_measurements(self) -> tuple[dict[str, Mean], dict[str, int]]:
-        """Returns means (they merge as distributions) and counts (they add up) since the last
-        call.
-        """
+        """Returns means, which merge as distributions, and counts, since the last call."""
         means, counts = {}, Counter[str](self._parts.lost)
         for name, mean in self._parts.take_metrics().items():
             if mean.min <= mean.max:

@@ -1,8 +1,7 @@
-"""One end of a connection between the trainer and a worker, in asyncio: messages in order, and
-signs of life.
+"""One end of a connection between the trainer and a worker, in asyncio.
 
-Both sides send a heartbeat every few seconds, so that one that is gone without a word is noticed
-(`SILENCE`).
+Messages arrive in order. Both sides send a heartbeat every few seconds, so that a side that
+vanished without closing the connection is noticed after `SILENCE` seconds.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ from rljax.errors import UserError
 from rljax.messaging import framing
 from rljax.messaging.framing import ConnectionClosed, FramingError, Limits, Message
 
-PROTOCOL = 2  # which messages there are: both sides must have the same
+PROTOCOL = 2  # version of the messages; both sides must have the same
 LIMITS = Limits(header=64 << 20, body=4 << 30)
-HEARTBEAT, SILENCE = 5.0, 60.0  # seconds between signs of life; without one, until the other side counts as gone
+HEARTBEAT = 5.0  # seconds between heartbeats
+SILENCE = 60.0  # seconds without a message until the other side counts as gone
 STREAM_BUFFER = 4 << 20  # bytes that asyncio reads ahead
 
 
 class PeerError(Exception):
-    """The other side is gone, silent, or sends what makes no sense."""
+    """The other side is gone or silent, or sent a malformed message."""
 
 
 class Connection:
@@ -28,12 +28,13 @@ class Connection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._unsent: list[framing.Buffer] = []  # of this turn of the event loop: written by one system call
+        self._unsent: list[framing.Buffer] = []  # of this iteration of the event loop: written by one system call
 
     def send(self, message: Message) -> None:
-        """Sends a message whole or not at all, in the order of these calls. Never waits.
+        """Queues a message. Never waits.
 
-        Does nothing when the other side is gone: `receive` says so.
+        Messages are sent whole or not at all, in the order of these calls. If the other side is
+        gone, this does nothing, and `receive` raises.
         """
         if self._writer.is_closing():
             return
@@ -78,13 +79,13 @@ class Connection:
         self._writer.close()
 
     def abort(self) -> None:
-        """Closes the connection at once; what was not sent yet is lost."""
+        """Closes the connection at once. Messages that were not sent yet are lost."""
         self._writer.transport.abort()
 
 
 def host_and_port(address: str, key: str) -> tuple[str, int]:
-    """Splits "HOST:PORT". Raises UserError, which names the key that the address came from."""
+    """Splits "HOST:PORT". Raises UserError that names the key that the address came from."""
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdigit() and int(port) < 65536):
-        raise UserError(f"{key}: {address!r} is no address (HOST:PORT)")
+        raise UserError(f"{key}: {address!r} is not an address (use HOST:PORT)")
     return host.strip("[]"), int(port)

@@ -1,6 +1,4 @@
-"""Model directories on their way to a worker: files in pieces, then a message that they are
-complete.
-"""
+"""Sends model directories to workers: files in pieces, then a message that they are complete."""
 
 from __future__ import annotations
 
@@ -16,9 +14,13 @@ PIECE = 4 << 20  # bytes of a file in one message
 
 
 async def send_files(connection: Connection, paths: Iterable[Path], *, version: int | None) -> None:
-    """Sends files, and then that they were all.
+    """Sends files, and then a message that they are complete.
 
-    `version` is that of weights, None for a tokenizer. Raises PeerError.
+    Args:
+      version: of the weights; None for a tokenizer.
+
+    Raises:
+      PeerError: the other side is gone.
     """
     for path in paths:
         for piece in _pieces(path):
@@ -29,7 +31,7 @@ async def send_files(connection: Connection, paths: Iterable[Path], *, version: 
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, some at a time; one empty piece of an empty file."""
+    """Yields the bytes of a file in pieces; one empty piece for an empty file."""
     with path.open("rb") as file:
         piece = file.read(PIECE)
         yield piece
@@ -38,9 +40,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 class ReceivedFiles:
-    """Model directories as they arrive in a scratch directory; `directory` is the newest complete
-    one.
-    """
+    """Receives model directories into a scratch directory. `directory` is the last complete one."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._count = scratch, 0
@@ -55,24 +55,21 @@ class ReceivedFiles:
     def add(self, message: Message) -> None:
         """Appends the piece in a `file` message.
 
-        Raises PeerError where its name would leave the directory.
+        Raises PeerError if the file's name would leave the directory.
         """
         with (self._arriving / plain_name(message.fields["name"])).open("ab") as file:
             file.write(message.arrays["piece"].data)
 
     def complete(self) -> Path:
-        """Makes the directory that arrived the current one.
-
-        Returns the one before, which can be deleted.
-        """
+        """Makes the received directory the current one. Returns the previous one, to be deleted."""
         previous, self.directory = self.directory, self._arriving
         self._arriving = self._new_directory()
         return previous
 
     async def receive(self, connection: Connection) -> int:
-        """Receives a directory, at a time when nothing else is sent.
+        """Receives a directory, while nothing else is sent.
 
-        Returns its version, 0 for a tokenizer's.
+        Returns the version of its weights; 0 for a tokenizer.
         """
         while True:
             message = await connection.receive()
@@ -84,10 +81,7 @@ class ReceivedFiles:
 
 
 def plain_name(name: object) -> str:
-    """Returns a file name that stays in the directory it is put in.
-
-    Raises PeerError for any other.
-    """
+    """Returns the name if it is a plain file name, without a directory. Raises PeerError if not."""
     if not isinstance(name, str) or not name or name.startswith(".") or Path(name).name != name:
-        raise PeerError(f"{name!r} is no file name")
+        raise PeerError(f"{name!r} is not a file name")
     return name

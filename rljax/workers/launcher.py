@@ -1,4 +1,4 @@
-"""Worker processes that a run starts itself: restarted when they die, ended with the run."""
+"""Starts a run's own worker processes, restarts those that die, and ends them with the run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rljax.errors import TooManyFailures, UserError, WorkerLost
-from rljax.rollout.producer import pause_before
+from rljax.rollout.producer import retry_delay
 
-DEATHS = 5  # of workers, with no group finished between them, that end the run
+MAX_DEATHS = 5  # deaths of workers without a finished group in between that end the run
 GRACE = 5.0  # seconds between the end of the run and SIGKILL
-TAIL = 20  # lines of a log that are shown
+TAIL = 20  # lines of a worker's log in an error
 
 log = logging.getLogger(__name__)
 
 
 class WorkerProcesses:
-    """Keeps `count` processes of one command running, with `--attach=HOST:PORT` added. What they
-    print is in `logs`.
+    """Keeps `count` processes of one command running, with `--attach=HOST:PORT` added.
+
+    Their output goes to files in `logs`.
 
     Example:
 
@@ -34,15 +35,15 @@ class WorkerProcesses:
         self._command, self._count, self._logs = list(command), count, logs
         self._keepers: list[asyncio.Task[None]] = []
         self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._deaths = 0  # since a group was finished
+        self._deaths = 0  # since the last finished group
         self._closing = False
 
     def start(self, address: str, token: str, failed: Callable[[BaseException], None]) -> None:
         """Starts the workers.
 
         Args:
-          failed: called once, with UserError or TooManyFailures, when workers can't be kept
-            running.
+          address, token: of the trainer.
+          failed: called once, with UserError or TooManyFailures, if workers can't be kept running.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         command = [*self._command, f"--attach={address}", f"--parent={os.getpid()}"]
@@ -50,12 +51,12 @@ class WorkerProcesses:
         for index in range(self._count):
             self._keepers.append(asyncio.create_task(self._keep(index, command, environment, failed)))
 
-    def worked(self) -> None:
-        """Forgets the deaths so far; to be called when a group was finished."""
+    def reset_deaths(self) -> None:
+        """Forgets the deaths so far. Call it when a group was finished."""
         self._deaths = 0
 
     async def close(self) -> None:
-        """Waits a while for the workers to end by themselves, and kills the others."""
+        """Waits GRACE seconds for the workers to end by themselves, and kills the others."""
         self._closing = True
         if not self._keepers:
             return
@@ -82,31 +83,31 @@ class WorkerProcesses:
                     stdout=out,
                     stderr=out,
                     env=environment,
-                    start_new_session=True,  # Ctrl-C is for the trainer, which says when they end
+                    start_new_session=True,  # Ctrl-C reaches the trainer alone, which ends the workers
                 )
             self._processes[index] = process
             status = await process.wait()
             if self._closing:
                 return
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # what it started goes with it
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # ends the processes that it started
                 os.killpg(process.pid, signal.SIGKILL)
             lines = _tail(path)
             last = lines[-1] if lines else ""
-            if status == 1 and last.startswith("error: "):  # bad input: it would say so again
+            if status == 1 and last.startswith("error: "):  # bad input: a restart would fail again
                 failed(UserError(last.removeprefix("error: ")))
                 return
             self._deaths += 1
             log.warning("worker %d ended with status %d and is started again (%s)", index, status, path)
-            if self._deaths >= DEATHS:
-                failed(_too_many(index, status, path, lines))
+            if self._deaths >= MAX_DEATHS:
+                failed(_too_many_deaths(index, status, path, lines))
                 return
-            await asyncio.sleep(pause_before(self._deaths))
+            await asyncio.sleep(retry_delay(self._deaths))
 
 
-def _too_many(index: int, status: int, path: Path, lines: Sequence[str]) -> TooManyFailures:
+def _too_many_deaths(index: int, status: int, path: Path, lines: Sequence[str]) -> TooManyFailures:
     error = TooManyFailures(
-        f"rollout.workers: workers died {DEATHS} times and finished no group between; the last, worker {index}, with status"
-        f" {status} ({path})"
+        f"rollout.workers: workers died {MAX_DEATHS} times without finishing a group; the last, worker {index}, with status"
+        f" {status} (see {path})"
     )
     error.__cause__ = WorkerLost("\n".join(["the end of its log:", *lines]))
     return error

@@ -1,11 +1,12 @@
-"""The messages between a trainer and its workers, and what they carry.
+"""Messages between a trainer and its workers.
 
-from the trainer    lease {ticket}                                       a prompt to work on
-                    completion {id} or {id, error, kind}                 the answer to a `generate`
-                    file {name}, files_complete {version}                a tokenizer, then weights (files.py)
-                    end {}                                               the run is over
-from the worker     group {index, attempt, ...}                          a finished group
-                    generate {id, ...}, cancel {id}                      a request for the trainer's sampler
+from the trainer    config {config}                          the resolved config, first of all
+                    lease {ticket}                           a prompt to work on
+                    completion {id} or {id, error, kind}     the answer to a `generate`
+                    file {name}, files_complete {version}    a tokenizer, then weights (files.py)
+                    end {}                                   the run is over
+from the worker     group {index, attempt, ...}              a finished group
+                    generate {id, ...}, cancel {id}          a request for the trainer's sampler
 from both           heartbeat {}
 """
 
@@ -31,16 +32,17 @@ SAMPLER_ERRORS: dict[str, type[Exception]] = {
     "refused": UserError,
     "given_up": RequestLost,
     "lost": SamplerError,
-}  # a class before those that it is of
+}  # subclasses before their base classes
 
 
 # Groups -----------------------------------------------------------------------------------------------------------------
 
 
 def encode_group(ticket: Ticket, result: Result, means: Mapping[str, Mean], counts: Mapping[str, int]) -> Message:
-    """Encodes what became of a prompt.
+    """Encodes the result of a prompt.
 
-    `means`, `counts`: what the worker measured and counted since its last group.
+    Args:
+      means, counts: metrics of the worker since its last group.
     """
     entries, arrays = pack(result.trajectories)
     fields = {
@@ -57,16 +59,17 @@ def encode_group(ticket: Ticket, result: Result, means: Mapping[str, Mean], coun
 
 def _encode_failure(failure: Failure) -> dict[str, str]:
     error = failure.error
-    ours = type(error).__module__ == "rljax.errors"  # its kind says its name
-    text = " ".join((str(error) if ours else f"{type(error).__name__}: {error}").split())
+    is_own = type(error).__module__ == "rljax.errors"  # the kind says its type
+    text = " ".join((str(error) if is_own else f"{type(error).__name__}: {error}").split())
     trace = "".join(traceback.format_exception(error))[-8000:]
     return {"kind": failure.kind, "error": text[:2000], "traceback": trace}
 
 
 def decode_group(message: Message) -> Result:
-    """Decodes what became of a prompt.
+    """Decodes the result of a prompt.
 
-    Raises ValueError, KeyError, TypeError for what a learner could not be given.
+    Raises:
+      ValueError, KeyError, TypeError: the message is malformed, or a learner can't train on it.
     """
     trajectories = unpack(message.fields["trajectories"], message.arrays)
     failures = tuple(_decode_failure(entry) for entry in message.fields["failures"])
@@ -74,13 +77,13 @@ def decode_group(message: Message) -> Result:
     for t in trajectories:
         numbers = (t.reward, *t.components.values())
         if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
-            raise ValueError("a reward that is no number")
+            raise ValueError("a reward is not a finite number")
         if t.token_ids.min(initial=0) < 0 or not np.isfinite(t.behavior_logp[t.loss_mask]).all():
-            raise ValueError("a token id below 0, or a log-prob that is no number")
+            raise ValueError("a token id is below 0, or a log-prob is not finite")
         if (t.versions[t.loss_mask] < 0).any():
-            raise ValueError("tokens to be trained on that no policy sampled")
+            raise ValueError("tokens to train on have no version: the policy did not sample them")
     if wanted and oldest_version(trajectories) == NEVER:
-        raise ValueError("a group without a token to train on")
+        raise ValueError("the group has no token to train on")
     return Result(trajectories, failures, wanted)
 
 
@@ -91,9 +94,10 @@ def _decode_failure(entry: Mapping[str, str]) -> Failure:
 
 
 def decode_measurements(message: Message) -> tuple[dict[str, Mean], dict[str, float]]:
-    """Decodes the means and counts in a `group`.
+    """Decodes the means and counts in a `group` message.
 
-    Raises ValueError, KeyError, TypeError, AttributeError.
+    Raises:
+      ValueError, KeyError, TypeError, AttributeError: the message is malformed.
     """
     means = {name: Mean(*map(float, mean)) for name, mean in message.fields["means"].items()}
     return means, {name: float(count) for name, count in message.fields["counts"].items()}
@@ -103,7 +107,7 @@ def decode_measurements(message: Message) -> tuple[dict[str, Mean], dict[str, fl
 
 
 def encode_request(number: int, request: Request) -> Message:
-    """Encodes a request for the trainer's sampler, under a number that its answer brings back."""
+    """Encodes a request for the trainer's sampler, with a number that its answer carries too."""
     fields = {"id": number, "request": request.id, "params": dataclasses.asdict(request.params), "seed": int(request.seed)}
     return Message("generate", fields, {"prompt_ids": np.asarray(request.prompt_ids, "<i4")})
 
@@ -111,7 +115,8 @@ def encode_request(number: int, request: Request) -> Message:
 def decode_request(message: Message) -> tuple[int, Request]:
     """Decodes a request and its number; the inverse of `encode_request`.
 
-    Raises ValueError, KeyError, TypeError.
+    Raises:
+      ValueError, KeyError, TypeError: the message is malformed.
     """
     fields = message.fields
     params = fields["params"]
@@ -121,7 +126,7 @@ def decode_request(message: Message) -> tuple[int, Request]:
 
 
 def encode_completion(number: int, completion: Completion) -> Message:
-    """Encodes the answer to the request of that number."""
+    """Encodes the answer to the request with this number."""
     arrays = {
         "token_ids": completion.token_ids.astype("<i4"),
         "logp": completion.logp.astype("<f4"),
@@ -131,21 +136,22 @@ def encode_completion(number: int, completion: Completion) -> Message:
 
 
 def encode_sampler_error(number: int, error: Exception) -> Message:
-    """Encodes why there is no answer to the request of that number."""
-    kind = next(kind for kind, known in SAMPLER_ERRORS.items() if isinstance(error, known))
+    """Encodes the error that is the answer to the request with this number."""
+    kind = next(kind for kind, error_type in SAMPLER_ERRORS.items() if isinstance(error, error_type))
     return Message("completion", {"id": number, "error": str(error), "kind": kind})
 
 
 def decode_completion(message: Message) -> Completion | Exception:
     """Decodes the answer to a request: the completion, or the sampler's error.
 
-    Raises ValueError, KeyError, TypeError.
+    Raises:
+      ValueError, KeyError, TypeError: the message is malformed.
     """
     if "error" in message.fields:
         return SAMPLER_ERRORS[message.fields["kind"]](message.fields["error"])
     ids, logp, versions = (_vector(message, *array) for array in (("token_ids", "<i4"), ("logp", "<f4"), ("versions", "<i4")))
     if not len(ids) == len(logp) == len(versions):
-        raise ValueError("arrays of several lengths")
+        raise ValueError("arrays of different lengths")
     return Completion(ids, logp, versions, Finish(message.fields["finish"]))
 
 

@@ -1,23 +1,22 @@
-"""The trainer's side of rollout workers: they lease prompts here, and return finished groups.
+"""Worker server, the trainer's side of rollout workers: leases prompts and takes finished groups.
 
     buffer --> admit --> lease ----------> worker (client.py): workflow, tokenizer, rewards
-                           ^                  |  |        ^
-                           |                  |  |        +-- the trainer's sampler, over the same connection,
-    tracker <-- settle <---+-- group ---------+  |            or a sampler of the worker's own, to which weights are sent
+                           ^                  |      ^
+                           |                  |      +-- the trainer's sampler, over the connection,
+    tracker <-- settle <---+-- group ---------+          or the worker's own, which gets weights
                            +-- the connection broke
 
-who                 waits for                                       who unblocks it
-a prompt            a worker with capacity                          a worker that finishes one, or attaches
-a lease             its group                                       the worker; or its end, or a minute of its silence
-own weights         the learner to be between two steps             the loop (its lock), and the worker that takes them
-a worker            a lease, a completion                           this side; or its end, or a minute of its silence
+who            waits for                            who unblocks it
+prompt         a worker with capacity               a worker that finishes a group, or attaches
+lease          its group                            the worker; its death, or a minute of silence
+weights        the learner to be between two steps  the loop (its lock)
+worker         a lease, a completion                the trainer; its death, or a minute of silence
 
-Whoever dies loses nothing: what was leased to a worker is generated again with other seeds, and
-since it is no longer leased, the same group that arrives late is not taken: prompts are consumed
-exactly once, and failures are counted. Each token brings the version that made it, so the lag
-bound holds as it does in one process. A prompt is leased to one worker, which has `capacity` of
-them at most, and waits with the next until this side has read the group: that is the
-back-pressure.
+The death of a worker loses nothing: its prompts are generated again with other seeds. Their leases
+have ended, so a group that still arrives for one of them is not taken: prompts are consumed exactly
+once, and failures are counted. Each token carries the version that sampled it, so the lag bound
+holds as in one process. A prompt is leased to one worker, which has at most `capacity` leases and
+gets the next one only when this side has read a group from it. That is the back-pressure.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ from rljax.workers.messages import (
     encode_sampler_error,
 )
 
-GOODBYE = 5.0  # seconds that workers get to hear that the run is over
-LARGEST_TOKENIZER_FILE = 64 << 20  # bytes; weights are larger, or of the kinds below
-WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack")
+CLOSE_TIMEOUT = 5.0  # seconds for workers to hang up at the end of the run
+MAX_TOKENIZER_FILE = 64 << 20  # bytes; larger files are weights
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack")
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ Export = Callable[[Path], Awaitable[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What of a run the server works on."""
+    """Parts of a run that the worker server uses."""
 
     buffer: Buffer
     tracker: PromptTracker
@@ -80,30 +79,31 @@ class Job:
 
 @dataclasses.dataclass(eq=False)
 class AttachedWorker:
-    """A worker that passed the handshake, from the trainer's side."""
+    """A worker that passed the handshake, as the trainer sees it."""
 
     connection: Connection
     name: str
-    own_sampler: bool  # it samples by itself
-    capacity: int  # prompts it takes at once
+    own_sampler: bool  # it has a sampler of its own
+    capacity: int  # prompts at once
     leases: dict[tuple[int, int], Ticket] = dataclasses.field(default_factory=dict)  # by index and attempt
-    requests: dict[int, asyncio.Task[None]] = dataclasses.field(default_factory=dict)  # of it, to the trainer's sampler
-    version: int | None = None  # of the weights that its own sampler was sent
-    ready: bool = False  # it was sent what it needs to begin
-    transfer: asyncio.Task[None] | None = None  # of files to it, under way
+    requests: dict[int, asyncio.Task[None]] = dataclasses.field(default_factory=dict)  # to the trainer's sampler, by number
+    version: int | None = None  # of the weights that were sent to its own sampler
+    ready: bool = False  # it has all it needs to begin
+    transfer: asyncio.Task[None] | None = None  # sends files to it
 
     @property
     def free(self) -> int:
-        """Prompts that it takes beside those leased to it."""
+        """Number of prompts that it can take beside its leases."""
         return self.capacity - len(self.leases)
 
 
 class WorkerServer:
-    """The trainer's side.
+    """Leases prompts to workers and takes their groups.
 
     Example:
 
-        server = WorkerServer(config, model_dir, token="...", scratch=workdir / "server", address_file=workdir / "workers.json")
+        paths = {"scratch": workdir / "server", "address_file": workdir / "workers.json"}
+        server = WorkerServer(config, model_dir, token="...", **paths)
         await server.open()
         await server.run(job)                # instead of a Producer; until it is cancelled
         await server.close()
@@ -121,11 +121,11 @@ class WorkerServer:
     ) -> None:
         """
         Args:
-          token: what a worker must prove to know.
-          scratch: directory for weights on their way, in memory-backed storage where there is
-            some.
-          address_file: file with address and token, which only this user can read.
-          children: workers that are started here; others may attach beside them.
+          model_dir: directory with the tokenizer, whose files are sent to workers.
+          token: secret that workers must prove to know.
+          scratch: directory for exported weights, in memory-backed storage if possible.
+          address_file: file for address and token, which only this user can read.
+          children: workers that the server starts; others may attach beside them.
         """
         self._config, self._model_dir, self._token, self._scratch = config, model_dir, token, scratch
         self._address_file = address_file
@@ -136,18 +136,21 @@ class WorkerServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._job: Job | None = None
         self._error: BaseException | None = None
-        self._stale_weights = asyncio.Event()  # a worker with a sampler of its own lacks the current ones
-        self._measured: dict[str, Mean] = {}
+        self._stale_weights = asyncio.Event()  # a worker's own sampler may lack the current weights
+        self._metrics: dict[str, Mean] = {}
         self._exports = 0
         self._closed = False
 
     # The loop's side
 
     async def open(self) -> str:
-        """Listens at `rollout.listen`, or at a free port of this machine alone; starts the
-        children.
+        """Listens at `rollout.listen`, by default on a free local port, and starts the children.
 
-        Returns HOST:PORT. Raises UserError.
+        Returns:
+          HOST:PORT.
+
+        Raises:
+          UserError: the address is malformed or can't be listened on.
         """
         host, port = host_and_port(self._config.rollout.listen or "127.0.0.1:0", "rollout.listen")
         loop = asyncio.get_running_loop()
@@ -155,11 +158,11 @@ class WorkerServer:
         def admit(connection: socket.socket, hello: Mapping[str, Any]) -> None:
             try:
                 loop.call_soon_threadsafe(lambda: self._task(self._serve(connection, hello)))
-            except RuntimeError:  # the run has ended
+            except RuntimeError:  # the event loop has ended
                 connection.close()
 
         try:
-            self._listener = Listener((host, port), self._token, what="workers", objection=_objection, admit=admit)
+            self._listener = Listener((host, port), self._token, peers="workers", refusal_reason=_refusal_reason, admit=admit)
         except OSError as error:
             raise UserError(f"rollout.listen: cannot listen on {host}:{port}: {error.strerror}") from None
         address = "{}:{}".format(*self._listener.address)
@@ -171,7 +174,11 @@ class WorkerServer:
         return address
 
     async def run(self, job: Job) -> None:
-        """Leases what the buffer admits, until it is cancelled. Raises what ends the run."""
+        """Leases the prompts that the buffer admits, until it is cancelled.
+
+        Raises:
+          TooManyFailures, UserError: as `PromptTracker.settle`, or workers can't be kept running.
+        """
         self._job = job
         self._task(self._send_new_weights())
         warned = False
@@ -190,16 +197,14 @@ class WorkerServer:
             self._job = None
 
     def weights_changed(self) -> None:
-        """Has new weights sent to workers that sample by themselves; to be called after each
-        publish.
-        """
+        """Has new weights sent to the workers' own samplers. Call it after each publish."""
         self._stale_weights.set()
         self._wake()
 
     def take_metrics(self) -> dict[str, Mean]:
-        """Returns what workers have measured since the last call, and how many there are."""
-        taken = self._measured | {"rollout/workers": Mean(len(self._workers), 1)}
-        self._measured = {}
+        """Returns the workers' metrics since the last call, and the number of workers."""
+        taken = self._metrics | {"rollout/workers": Mean(len(self._workers), 1)}
+        self._metrics = {}
         return taken
 
     async def close(self) -> None:
@@ -211,7 +216,7 @@ class WorkerServer:
         for worker in self._workers:
             worker.connection.send(Message("end"))
         with contextlib.suppress(TimeoutError, PeerError):
-            async with asyncio.timeout(GOODBYE):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
                 for worker in tuple(self._workers):
                     await worker.connection.drain()
                 while self._workers:  # they hang up
@@ -229,13 +234,13 @@ class WorkerServer:
     # Leases
 
     def _lease(self, job: Job) -> None:
-        """Leases prompts to the worker with most free capacity, as long as the buffer admits any."""
+        """Leases prompts to the workers with most free capacity, while the buffer admits any."""
         floor = job.buffer.version - max(0, job.buffer.limits.max_lag - 1)
         ready = [w for w in self._workers if w.ready and (w.version is None or w.version >= floor)]
         while ready and (worker := max(ready, key=lambda w: w.free)).free > 0:
             if (ticket := job.buffer.admit()) is None:
                 return
-            if job.tracker.settle_known(ticket):
+            if job.tracker.settle_recovered(ticket):
                 continue
             worker.leases[ticket.index, ticket.attempt] = ticket
             job.tracker.started(ticket)
@@ -253,7 +258,7 @@ class WorkerServer:
     # A worker
 
     async def _serve(self, passed: socket.socket, hello: Mapping[str, Any]) -> None:
-        """Serves one worker, behind the handshake, until it is gone."""
+        """Serves one worker from the end of its handshake until it is gone."""
         if self._closed:
             return passed.close()
         try:
@@ -272,12 +277,12 @@ class WorkerServer:
                 self._handle(worker, await connection.receive())
         except PeerError as error:
             self._detach(worker, str(error))
-        finally:  # a fault here ends the run, as in any task: it doesn't wait for what this worker leases
+        finally:  # an unexpected error here ends the run, as in any task
             alive.cancel()
             connection.abort()
 
     def _detach(self, worker: AttachedWorker, reason: str) -> None:
-        """Forgets a worker; what was leased to it is generated again."""
+        """Removes a worker that is gone, and requeues its prompts."""
         self._workers.remove(worker)
         for task in (*worker.requests.values(), worker.transfer):
             if task is not None:
@@ -309,21 +314,21 @@ class WorkerServer:
                 case "group" | "generate":
                     pass  # the run is ending
                 case _:
-                    raise PeerError(f"an unknown message {message.kind!r}")
+                    raise PeerError(f"unknown message {message.kind!r}")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise PeerError(f"a message that makes no sense: {type(error).__name__}: {error}") from None
+            raise PeerError(f"malformed message: {type(error).__name__}: {error}") from None
 
     def _settle(self, job: Job, worker: AttachedWorker, message: Message) -> None:
-        """Takes a finished group, if it is still leased to this worker.
+        """Takes a finished group, if its prompt is still leased to this worker.
 
         Raises as `decode_group`.
         """
         key = (message.fields["index"], message.fields["attempt"])
         result = decode_group(message)
-        if newest_version(result.trajectories) > job.buffer.version + 1:  # one more: a publish may be half done
+        if newest_version(result.trajectories) > job.buffer.version + 1:  # plus one: a publish may be in progress
             raise ValueError("tokens of a version that was never published")
         means, counts = decode_measurements(message)
-        self._measured = merge([self._measured, means])
+        self._metrics = merge([self._metrics, means])
         for name, count in counts.items():
             job.accumulator.count(name, count)
         ticket = worker.leases.pop(key, None)
@@ -331,12 +336,12 @@ class WorkerServer:
             job.accumulator.count("rollout/late_groups")
             return
         if self._children is not None:
-            self._children.worked()
+            self._children.reset_deaths()
         with self._ending_the_run():
             job.tracker.settle(ticket, result)
         self._wake()
 
-    # What a worker is sent
+    # Sending
 
     async def _generate(self, job: Job, worker: AttachedWorker, number: int, request: Request) -> None:
         try:
@@ -347,9 +352,9 @@ class WorkerServer:
             worker.requests.pop(number, None)
 
     async def _send_tokenizer(self, worker: AttachedWorker) -> None:
-        """Sends the tokenizer's files; a worker that samples by itself then gets the weights."""
-        paths = (p for p in sorted(self._model_dir.iterdir()) if p.is_file() and p.suffix not in WEIGHTS)
-        small = [p for p in paths if p.stat().st_size <= LARGEST_TOKENIZER_FILE]
+        """Sends the tokenizer's files. A worker with a sampler of its own gets the weights next."""
+        paths = (p for p in sorted(self._model_dir.iterdir()) if p.is_file() and p.suffix not in WEIGHT_SUFFIXES)
+        small = [p for p in paths if p.stat().st_size <= MAX_TOKENIZER_FILE]
         await send_files(worker.connection, small, version=None)
         if worker.own_sampler:
             worker.transfer = None
@@ -359,9 +364,7 @@ class WorkerServer:
             self._wake()
 
     async def _send_new_weights(self) -> None:
-        """Sends weights, until it is cancelled, to workers that sample by themselves and have old
-        ones.
-        """
+        """Sends weights to workers whose own samplers have old ones, until it is cancelled."""
         while True:
             await self._stale_weights.wait()
             self._stale_weights.clear()
@@ -371,14 +374,14 @@ class WorkerServer:
             self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory = self._scratch / str(self._exports)
             version = await self._job.export(directory)
-            behind = [w for w in self._workers if w.own_sampler and w.transfer is None and w.version != version]
-            for worker in behind:
+            outdated = [w for w in self._workers if w.own_sampler and w.transfer is None and w.version != version]
+            for worker in outdated:
                 worker.transfer = self._task(self._send_weights(worker, directory, version))
-            self._task(_remove_after([w.transfer for w in behind if w.transfer], directory))
+            self._task(_remove_after([w.transfer for w in outdated if w.transfer], directory))
 
     async def _send_weights(self, worker: AttachedWorker, directory: Path, version: int) -> None:
         try:
-            with contextlib.suppress(PeerError):  # `_serve` finds out
+            with contextlib.suppress(PeerError):  # `_serve` raises it
                 await send_files(worker.connection, sorted(p for p in directory.iterdir() if p.is_file()), version=version)
                 worker.version, worker.ready = version, True
         finally:
@@ -390,7 +393,7 @@ class WorkerServer:
     # Tasks
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts a task. A fault in it ends the run."""
+        """Starts a task. An error in it ends the run."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -403,14 +406,14 @@ class WorkerServer:
 
     @contextlib.contextmanager
     def _ending_the_run(self) -> Any:
-        """Ends the run with what the tracker raises, which is no fault of the connection."""
+        """Ends the run with an error of the tracker, instead of the worker's connection."""
         try:
             yield
         except Exception as error:
             self._fail(error)
 
 
-def _objection(hello: Mapping[str, Any]) -> str | None:
+def _refusal_reason(hello: Mapping[str, Any]) -> str | None:
     if hello.get("protocol") != PROTOCOL:
         return f"the trainer speaks protocol {PROTOCOL} (install the same version of rljax)"
     return None

@@ -1,8 +1,7 @@
-"""Workflows: what an episode is. Named by `rollout.workflow`; the interface is
-rljax/rollout/workflow.py.
+"""Workflows: definitions of an episode, named by `rollout.workflow`.
 
 A workflow is a class whose constructor takes `tokenizer`, `rewards` and, as keywords,
-`rollout.workflow_args`.
+`rollout.workflow_args`; the interface is rljax/rollout/workflow.py.
 """
 
 from rljax.workflows.build import WORKFLOWS, build_workflow, sampling_params

@@ -1,4 +1,4 @@
-"""From the config's words to a workflow and its sampling parameters."""
+"""Builds the workflow and the sampling parameters that a config names."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WORKFLOWS = {
 
 
 def build_workflow(name: str, *, tokenizer: Tokenizer, rewards: Rewards, arguments: Mapping[str, Any]) -> Workflow:
-    """The workflow of `rollout.workflow`, with `rollout.workflow_args`.
+    """Builds the workflow of `rollout.workflow`, with `rollout.workflow_args`.
 
     Raises:
-      UserError: for a name that is no workflow, or an argument that it does not take.
+      UserError: the name is no workflow, or it does not take one of the arguments.
     """
     cls = registry.resolve("rollout.workflow", name, WORKFLOWS, "workflow")
     try:
@@ -39,7 +39,7 @@ def build_workflow(name: str, *, tokenizer: Tokenizer, rewards: Rewards, argumen
 
 
 def sampling_params(config: GenerationConfig, tokenizer: Tokenizer) -> SamplingParams:
-    """`gconfig` with the tokenizer's EOS ids among the stop ids.
+    """Converts `gconfig`, with the tokenizer's EOS ids added to the stop ids.
 
     Raises UserError for a stop id that is no token.
     """

@@ -1,6 +1,6 @@
-"""Which groups are trained on: `rollout.should_accept_fn`.
+"""Filters: functions of a group that return whether it is trained on.
 
-A filter is a function of a Group that returns a bool.
+`rollout.should_accept_fn` names one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ FILTERS = {"mixed_rewards": "rljax.workflows.filters:mixed_rewards"}
 
 
 def find_filter(name: str | None) -> Filter:
-    """A filter of ours by name, or the user's by "package.module:function"; None accepts every
-    group.
+    """Returns a filter of rljax by name, or the user's by "package.module:function".
+
+    None accepts every group.
 
     Raises:
-      UserError: for a name that is no filter.
+      UserError: the name is no filter.
     """
     if name is None:
         return accept_all
@@ -33,8 +34,7 @@ def accept_all(group: Group) -> bool:
 
 
 def mixed_rewards(group: Group) -> bool:
-    """Rejects a group whose rewards are all equal: its advantages are all zero, and it teaches
-    nothing.
+    """Rejects a group whose rewards are all equal: its advantages are zero, and it teaches nothing.
 
     Dynamic sampling of DAPO, Yu et al. 2025, arXiv:2503.14476, section 3.2. An empty group is
     rejected.

@@ -3,8 +3,7 @@
     prompt --> completion --> reward --> feedback --> completion --> ...
     given      sampled                   given        sampled
 
-The ids of all that was sampled stand in the next request's prompt as they were sampled, not as
-their text would encode.
+The next request's prompt contains the sampled ids themselves, not a new encoding of their text.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ FEEDBACK = "Your answer is not right. Read the question again, find the mistake,
 
 
 class MultiTurn:
-    """Ends with the first answer whose reward is `success`, after `max_turns`, or when a
-    completion is cut short.
+    """Repeats a question until it is answered.
 
-    The reward is that of the last turn, times turn_discount for each turn before it; component
-    "turns" counts them.
+    An episode ends with the first answer whose reward is `success`, after `max_turns`, or when a
+    completion is cut short. The reward is that of the last turn, times turn_discount for each turn
+    before it; component "turns" counts them.
 
     Args:
-      feedback: the user's words after a wrong answer.
+      feedback: text of the user's message after a wrong answer.
       max_tokens: an episode that has this many tokens gets no further turn; None for no limit.
     """
 
@@ -81,7 +80,8 @@ class MultiTurn:
 
 
 def _turn_seed(seed: int, turn: int) -> int:
-    """Turn 0 has the episode's own seed; later ones are spread over [0, 2**31) by a multiplicative
-    hash.
+    """Returns the seed of a turn: the episode's own for turn 0, then a multiplicative hash of it.
+
+    Hashed seeds are spread over [0, 2**31).
     """
     return (seed + turn * 0x9E3779B1) % 2**31

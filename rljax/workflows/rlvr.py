@@ -1,4 +1,4 @@
-"""One turn, scored: the chat template, a completion, its reward."""
+"""A single turn with a verifiable reward: chat template, completion, score."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class RLVR:
 async def generate(
     generator: Generator, request_id: str, prompt_ids: Sequence[int] | np.ndarray, params: SamplingParams, seed: int
 ) -> Completion:
-    """A completion that may be scored.
+    """Generates a completion that may be scored.
 
-    Raises SamplerError when it was aborted: what came so far says nothing.
+    Raises SamplerError if it was aborted: an unfinished completion has no meaningful reward.
     """
     completion = await generator.generate(Request(request_id, np.asarray(prompt_ids, np.int32), params, seed))
     if completion.finish is Finish.ABORT:

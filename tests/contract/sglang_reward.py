@@ -1,6 +1,4 @@
-"""A reward that differs between samples of one prompt, whatever the model: weights move at every
-step.
-"""
+"""A reward that differs between samples of any prompt and model, so weights change at each step."""
 
 from __future__ import annotations
 
@@ -12,5 +10,5 @@ def reward(prompt: Prompt, completion: str) -> dict[str, float]:
 
 
 def hash_of(text: str) -> int:
-    """The same in every process."""
+    """Hashes a text, with the same result in every process."""
     return sum((index + 1) * ord(letter) for index, letter in enumerate(text))

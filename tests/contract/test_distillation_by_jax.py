@@ -1,6 +1,4 @@
-"""configs/algorithms/distill.py made small, on the JAX path: a teacher is trained, exported, and
-taught from.
-"""
+"""A small configs/algorithms/distill.py on the JAX path: trains a teacher, exports it, distills."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def test_a_student_comes_near_its_teacher_in_reverse_kl_and_in_accuracy(tmp_path
 
 
 def train(workdir: Path, algorithm: str, *, fails: bool = False, **settings: object) -> list[dict[str, float]] | str:
-    """A run's metrics by line; where it should fail, its last line up to the remedy."""
+    """Returns a run's metrics by line; if it should fail, its last line up to the remedy."""
     config = workdir.with_suffix(".py")
     config.write_text(SMALL.format(algorithm=algorithm))
     flags = [f"--config={config}", f"--workdir={workdir}", *(f"--config.{key}={value}" for key, value in settings.items())]

@@ -1,7 +1,6 @@
-"""A learner of three ranks, under the contract of all learners: the leader's proxy, two followers,
-frames between them.
+"""A learner of three ranks under the contract of all learners: leader's proxy and two followers.
 
-The ranks are threads here; tests/unit/multiprocess has them as processes.
+The ranks are threads here; in tests/unit/multiprocess they are processes.
 """
 
 import contextlib
@@ -46,7 +45,7 @@ class Ranks:
 
             threading.Thread(target=follower, daemon=True).start()
             self.followers.add(ours, rank, f"thread {next(_numbers)}")
-        self.learner = DistributedLearner(self.followers, self.followers.together("make", own=lambda: learner_of(0)))
+        self.learner = DistributedLearner(self.followers, self.followers.call_all("make", local=lambda: learner_of(0)))
 
 
 class TestFakeRanks(LearnerContract):

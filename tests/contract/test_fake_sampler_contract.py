@@ -1,4 +1,4 @@
-"""The fake sampler under the contract of all samplers, as far as a bigram table goes."""
+"""The fake sampler under the contract of all samplers, apart from what a bigram table can't do."""
 
 import functools
 from pathlib import Path

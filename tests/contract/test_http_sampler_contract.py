@@ -1,6 +1,4 @@
-"""Our server and its client under the contract of all samplers: what a sampler must do, it does
-behind HTTP.
-"""
+"""Our server and its client, under the contract of all samplers."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.remote import Remote, inspect
 from rljax.engines.http.server import SamplerServer, ServerOptions
 from rljax.engines.jax.sampler import JaxSampler
-from rljax.hf.tokenizer import load
+from rljax.hf.tokenizer import load_tokenizer
 from rljax.testing.models import VOCABULARY, config_of, make_model
 from rljax.testing.sampler_contract import Loop, SamplerContract
 
@@ -28,7 +26,7 @@ def models() -> tuple[TemporaryDirectory, list[Path]]:
 
 
 class Served(HttpSampler):
-    """A client that takes its server along when it is closed."""
+    """A client that closes its server when it is closed."""
 
     server: SamplerServer
     behind: Sampler
@@ -57,9 +55,9 @@ class TestOurServer(SamplerContract):
         server = SamplerServer(behind, options)
         host, port = loop.run(server.start("127.0.0.1", 0))
         base = f"http://{host}:{port}"
-        facts, version = inspect(base, None)
+        info, version = inspect(base, None)
         assert version == 0
-        client = Served([Remote(base, facts, None)], version=0)
+        client = Served([Remote(base, info, None)], version=0)
         client.server, client.behind, client.server_loop = server, behind, loop
         return client
 
@@ -67,4 +65,4 @@ class TestOurServer(SamplerContract):
         return WeightsInDirectory(models()[1][model])
 
     def text(self, token_ids):
-        return load(models()[1][0]).decode(token_ids, skip_special_tokens=False)
+        return load_tokenizer(models()[1][0]).decode(token_ids, skip_special_tokens=False)

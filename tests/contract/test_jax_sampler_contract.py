@@ -1,6 +1,4 @@
-"""The JAX sampler under the contract of all samplers, its weights published through memory and
-through a directory.
-"""
+"""The JAX sampler under the contract of all samplers, with weights from memory and directories."""
 
 import functools
 from pathlib import Path
@@ -11,7 +9,7 @@ from rljax.backends.jax import hf
 from rljax.config.allocation import Pool
 from rljax.engine import WeightsInDirectory, WeightsInMemory
 from rljax.engines.jax.sampler import JaxSampler
-from rljax.hf.tokenizer import load
+from rljax.hf.tokenizer import load_tokenizer
 from rljax.testing.models import VOCABULARY, config_of, make_model
 from rljax.testing.sampler_contract import SamplerContract
 
@@ -33,12 +31,13 @@ class TestJaxSampler(SamplerContract):
         return WeightsInMemory(hf.load(models()[1][model])[1])
 
     def text(self, token_ids):
-        return load(models()[1][0]).decode(token_ids, skip_special_tokens=False)
+        return load_tokenizer(models()[1][0]).decode(token_ids, skip_special_tokens=False)
 
 
 class TestJaxSamplerFromDirectories(TestJaxSampler):
-    """Results read one dispatch later, as on a device; keys and values recomputed; weights from
-    files; memory is lent.
+    """Reads results one dispatch later (as on a device), recomputes keys and values, lends memory.
+
+    Weights come from files.
     """
 
     settings: ClassVar[dict[str, object]] = {"rollout.recompute_kv_on_publish": True, "jax.release_memory": True}

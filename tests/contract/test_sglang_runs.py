@@ -1,9 +1,9 @@
-"""Whole training runs, by the command line, over real SGLang servers on the CPU.
+"""Training runs by the command line, with real SGLang servers on the CPU.
 
 At a lag of 0 the proximal policy is the one that sampled, so `behave_imp_weight` is exp of the
-difference between the learner's log-probs and the server's. In float32 it is 1 to rounding, and
-only if the server samples from the learner's very weights: the tiny models here move by several
-times that bound at every step.
+difference between the learner's log-probs and the server's. In float32 it is 1 up to rounding, and
+only if the server samples from exactly the learner's weights: at each step the tiny models here
+change by several times that bound.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def started(workdir: Path, config: str, flags: dict[str, Any]) -> subprocess.Pop
 
 
 def finished(process: subprocess.Popen[str], workdir: Path, *, broken: bool = False) -> list[dict[str, float]]:
-    """The metrics of a run that ends well, and in which no publish had to be done over unless one
-    was broken.
+    """Returns the metrics of a run that succeeds.
+
+    No publish may have been repeated, unless one was broken.
     """
     out = process.communicate()[0]
     assert process.returncode == 0, out
@@ -75,7 +76,7 @@ def metrics(workdir: Path) -> list[dict[str, float]]:
 
 
 def processes(workdir: Path) -> list[psutil.Process]:
-    """All of the run that are there, servers and what watches over them included."""
+    """Lists all processes of the run, servers and their reapers included."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -85,13 +86,13 @@ def processes(workdir: Path) -> list[psutil.Process]:
 
 
 def servers_of(workdir: Path) -> list[psutil.Process]:
-    """The servers: what the guards started."""
-    guards = [process for process in processes(workdir) if any("guard.py" in part for part in process.cmdline())]
-    return [child for guard in guards for child in guard.children()]
+    """Lists the servers: the children of the reapers."""
+    reapers = [process for process in processes(workdir) if any("reaper.py" in part for part in process.cmdline())]
+    return [child for reaper in reapers for child in reaper.children()]
 
 
 def check(lines: list[dict[str, float]], steps: int, *, lag: int) -> None:
-    """Every step is there, once; every metric is a number; no token is older than allowed."""
+    """Checks that each step is there once, all metrics are finite, and no token is too old."""
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     for line in lines:
         assert all(math.isfinite(value) for value in line.values()), line
@@ -101,13 +102,13 @@ def check(lines: list[dict[str, float]], steps: int, *, lag: int) -> None:
 
 
 def trained(workdir: Path) -> Counter[tuple[int, str]]:
-    """How many samples of each prompt each step was trained on."""
+    """Counts the samples of each prompt that each step was trained on."""
     rows = [json.loads(line) for line in (workdir / "samples.jsonl").read_text().splitlines()]
     return Counter((row["step"], row["uid"]) for row in rows)
 
 
 def check_once(workdir: Path, steps: int, prompts: int, samples: int) -> None:
-    """Every prompt of a step with all its samples, and in no other step."""
+    """Checks that each prompt has all its samples in one step, and none in another."""
     found = trained(workdir)
     assert len(found) == steps * prompts
     assert len({uid for _, uid in found}) == steps * prompts
@@ -152,7 +153,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("mode", "transport", "lends"), WAYS)
 def test_servers_sample_from_the_very_weights_of_the_learner(tmp_path, tiny, mode, transport, lends):
-    """By every way, also where the servers let go of their memory during the update."""
+    """Holds for every transport, and for servers that release their memory during the update."""
     steps = 4
     flags = tiny | {
         "allocation_mode": mode,
@@ -171,9 +172,9 @@ def test_servers_sample_from_the_very_weights_of_the_learner(tmp_path, tiny, mod
 
 @pytest.mark.parametrize(("servers", "learner", "transport"), [(1, "jax", "directory"), (2, "fsdp", "gloo")])
 def test_a_killed_server_costs_nothing_and_comes_back_with_the_present_weights(tmp_path, tiny, servers, learner, transport):
-    """kill -9 in the middle.
+    """Kills a server by SIGKILL in the middle of a step.
 
-    The only server is waited for; of two, the other one takes its requests over until it is back.
+    The run waits for its only server; of two, the other one takes over until it is back.
     """
     flags = tiny | {
         "allocation_mode": f"sglang:d{servers}+{learner}:d1",
@@ -201,7 +202,7 @@ def test_a_killed_server_costs_nothing_and_comes_back_with_the_present_weights(t
 
 
 def starts(workdir: Path, servers: int) -> int:
-    """How often a server became ready."""
+    """Counts how often a server became ready."""
     logs = [workdir / "servers" / f"sglang-{index}.log" for index in range(servers)]
     return sum(log.read_text().count("The server is fired up") for log in logs if log.exists())
 
@@ -223,8 +224,9 @@ def smollm2(tmp_path_factory) -> Path:
     ],
 )
 def test_smollm2_takes_asynchronous_steps_on_gsm8k(tmp_path, smollm2, mode, transport):
-    """Two of them at a lag of at most 1; log-probs of a server in bfloat16 agree with those of a
-    learner in float32.
+    """Takes two steps at a lag of at most 1.
+
+    Log-probs of a bfloat16 server agree with those of a float32 learner.
     """
     flags = {
         "allocation_mode": mode,

@@ -21,7 +21,7 @@ from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.launcher import SglangServers
 from rljax.engines.http.remote import Remote, inspect
 from rljax.errors import UserError
-from rljax.hf.tokenizer import load
+from rljax.hf.tokenizer import load_tokenizer
 from rljax.testing.models import VOCABULARY, config_of, make_model
 from rljax.testing.sampler_contract import SamplerContract, publish
 from rljax.types import Completion, Finish, Request, SamplingParams
@@ -33,9 +33,7 @@ CONTEXT = 512
 
 
 class Servers:
-    """Two real servers for all tests of this module, of model 0 and of model 1; and the models, in
-    transformers.
-    """
+    """Two real servers for all tests of this module, of models 0 and 1, and both in transformers."""
 
     def __init__(self) -> None:
         self.root = TemporaryDirectory()
@@ -72,10 +70,13 @@ class Servers:
 
 
 def client_of(started: SglangServers, context: int = CONTEXT - 6, **options: object) -> HttpSampler:
-    """SGLang keeps the last six positions of a context for itself; less of it may be used."""
-    facts, version = inspect(started.remotes[0].base, None)
-    assert facts.context_length == CONTEXT - 6
-    remote = Remote(started.remotes[0].base, dataclasses.replace(facts, context_length=context), None)
+    """Makes a client. SGLang reserves the last six positions of a context.
+
+    With `context` the client may use less of it.
+    """
+    info, version = inspect(started.remotes[0].base, None)
+    assert info.context_length == CONTEXT - 6
+    remote = Remote(started.remotes[0].base, dataclasses.replace(info, context_length=context), None)
     return HttpSampler([remote], version=version, **options)
 
 
@@ -105,10 +106,10 @@ class TestSglang(SamplerContract):
         return self.servers.source(model)
 
     def text(self, token_ids):
-        return load(self.servers.models[0]).decode(token_ids, skip_special_tokens=False)
+        return load_tokenizer(self.servers.models[0]).decode(token_ids, skip_special_tokens=False)
 
     def request(self, name, prompt=None, *, seed=0, **params):
-        """Where one seed has to give one completion twice, greedy does."""
+        """Makes a greedy request, for the tests that need the same completion twice."""
         if name in ("free", "ended", "long", "short"):
             params = {"greedy": True} | params
         return super().request(name, prompt, seed=seed, **params)
@@ -148,7 +149,7 @@ PROMPT = np.array([5, 6, 7, 8, 9, 10, 11, 12], np.int32)
 
 
 def expected(oracle, completion: Completion, temperature: float, *, recompute: bool) -> np.ndarray:
-    """Log-probs of a completion whose first tokens are model 0's and whose others are model 1's."""
+    """Computes log-probs of a completion whose first tokens are model 0's and the others model 1's."""
     ids = np.concatenate([PROMPT, completion.token_ids])
     kept = len(PROMPT) + int((completion.versions == completion.versions[0]).sum())
     before, cache = oracle(0, ids[: kept - 1], temperature)
@@ -160,9 +161,7 @@ def expected(oracle, completion: Completion, temperature: float, *, recompute: b
 
 
 async def swapped_under(sampler: HttpSampler, servers: Servers) -> Completion:
-    """A long completion of model 0 with a publish of model 1 in its middle, however fast this
-    machine is now.
-    """
+    """Samples a long completion of model 0, with a publish of model 1 in its middle on any machine."""
     request = Request("swap", PROMPT, SamplingParams(400, temperature=0.7), seed=1)
     delay = 0.2
     for _ in range(40):
@@ -206,7 +205,7 @@ def test_overlap_scheduling_reports_the_boundary_one_token_early_and_that_is_und
         return completion
 
     try:
-        assert started.remotes[0].facts.overlapped
+        assert started.remotes[0].info.overlapped
         completion = asyncio.run(run())
     finally:
         started.close()
@@ -263,9 +262,9 @@ def test_an_id_outside_the_vocabulary_is_refused_before_it_kills_the_server(serv
 
 
 def test_a_killed_server_is_started_again_with_the_present_weights_and_loses_nothing(servers, oracle, tmp_path):
-    """Last: it ends the second server.
+    """Runs last, for it kills the second server.
 
-    Requests wait for the only server there is, and go on behind the tokens they have.
+    Requests wait for the only server, and continue behind their tokens.
     """
     started = servers.started[1]
     remote = started.remotes[0]
@@ -281,8 +280,8 @@ def test_a_killed_server_is_started_again_with_the_present_weights_and_loses_not
             for i in range(4)
         ]
         await asyncio.sleep(0.5)
-        guard = psutil.Process(started._processes[0].guard.pid)
-        for process in guard.children(recursive=True):
+        process_of_reaper = psutil.Process(started._processes[0].reaper.pid)
+        for process in process_of_reaper.children(recursive=True):
             os.kill(process.pid, signal.SIGKILL)
         done = list(await asyncio.gather(*tasks))
         assert not (tmp_path / "published").exists()

@@ -129,7 +129,7 @@ def test_a_foreign_checkpoint_of_another_run_is_refused_with_the_difference(save
     unknown = copied(directory, tmp_path / "unknown", format="theirs/3")
     assert re.search(r"'theirs/3', which no installed engine reads \(.*wrote it", refused(learner, unknown))
     warm = copied(directory, tmp_path / "warm", phases=["supervised", "rl"])
-    assert re.search(r"supervised/mu is here and not there \(use the config", refused(learner, warm))
+    assert re.search(r"it has no supervised/mu \(use the config", refused(learner, warm))
 
 
 def test_what_reading_a_torch_checkpoint_takes_is_said_where_it_is_not_installed(monkeypatch, tmp_path):

@@ -1,8 +1,9 @@
-"""What stands beside the trainer in the soak: a sampling server, or a rollout worker. It runs
-until it is killed.
+"""The process beside the trainer in the soak: a sampling server, or a rollout worker.
 
-python -m tests.soak.partner server WORKDIR PORT SEED
-python -m tests.soak.partner worker WORKDIR PORT SEED        (with a sampler of its own where SEED is odd)
+It runs until it is killed. A worker with an odd SEED has a sampler of its own.
+
+    python -m tests.soak.partner server WORKDIR PORT SEED
+    python -m tests.soak.partner worker WORKDIR PORT SEED
 """
 
 import asyncio

@@ -1,11 +1,10 @@
-"""A soak: delays, lost requests, failed rewards, publishes when they come; kill -9 of trainer,
-servers and workers at random.
+"""A soak test: delays, lost requests, failed rewards; random kills of trainer, servers and workers.
 
-At the end every prompt was trained on exactly once, no token was older than the bound, and nothing
-was left open or grew.
+At the end each prompt was trained on exactly once, no token was older than the bound, and neither
+open files nor memory have grown.
 
-pytest tests/soak            a minute or two
-pytest tests/soak -m slow -s    ten minutes
+    pytest tests/soak               a minute or two
+    pytest tests/soak -m slow -s    ten minutes
 """
 
 import dataclasses
@@ -44,7 +43,7 @@ def _start(module, *arguments):
 
 @dataclasses.dataclass
 class Partners:
-    """Servers and workers of one soak, each started again when it is killed."""
+    """Servers and workers of one soak, each restarted when it is killed."""
 
     workdir: Path
     dice: random.Random
@@ -52,7 +51,7 @@ class Partners:
     workers: int = 0
 
     def __post_init__(self):
-        self.door, *self.ports = _ports(1 + self.servers)
+        self.worker_port, *self.ports = _ports(1 + self.servers)
         self.killed = Counter()
         self.processes = {("server", port): None for port in self.ports}
         self.processes |= {("worker", index): None for index in range(self.workers)}
@@ -61,18 +60,18 @@ class Partners:
         self.wait_for_servers()
 
     @property
-    def how(self):
-        """What the trainer is told of them."""
-        listen = f"127.0.0.1:{self.door}" if self.workers else ""
+    def settings(self):
+        """Returns the trainer's settings for them."""
+        listen = f"127.0.0.1:{self.worker_port}" if self.workers else ""
         return {"addr": ",".join(f"127.0.0.1:{port}" for port in self.ports), "listen": listen}
 
     def _start(self, key):
         kind, number = key
-        port, seed = (number, self.dice.randrange(10**6)) if kind == "server" else (self.door, number)
+        port, seed = (number, self.dice.randrange(10**6)) if kind == "server" else (self.worker_port, number)
         self.processes[key] = _start("partner", kind, self.workdir, port, seed)
 
     def kill_one(self):
-        """Of any kind, at once; and another takes its place."""
+        """Kills one of any kind, and starts another in its place."""
         if self.processes:
             key = self.dice.choice(list(self.processes))
             self.processes[key].kill()
@@ -81,7 +80,7 @@ class Partners:
             self._start(key)
 
     def wait_for_servers(self):
-        """A trainer attaches only to servers that are there."""
+        """Waits until all servers answer, as a trainer attaches only to running ones."""
         for port in self.ports:
             while True:
                 try:
@@ -97,8 +96,9 @@ class Partners:
 
 
 def _soak(workdir, *, epochs, prompts, kills, seed, lag=2, servers=0, workers=0):
-    """Runs the trainer, killing it `kills` times, and a partner in between; returns its report and
-    how many kills hit what.
+    """Runs the trainer, killing it `kills` times, and partners in between.
+
+    Returns the trainer's report, and the number of kills of each kind.
     """
     dice = random.Random(seed)
     workdir.mkdir(exist_ok=True)
@@ -106,9 +106,9 @@ def _soak(workdir, *, epochs, prompts, kills, seed, lag=2, servers=0, workers=0)
     try:
         for attempt in range(10_000):  # every process but the last is killed
             partners.wait_for_servers()
-            how = {"epochs": epochs, "prompts": prompts, "seed": seed + attempt, "lag": lag} | partners.how
-            process = _start("trainer", workdir, json.dumps(how))
-            _until_it_moves(workdir, process)
+            settings = {"epochs": epochs, "prompts": prompts, "seed": seed + attempt, "lag": lag} | partners.settings
+            process = _start("trainer", workdir, json.dumps(settings))
+            _wait_until_it_writes(workdir, process)
             partners.kill_one()
             if attempt < kills:
                 time.sleep(dice.uniform(0.0, 0.6))
@@ -116,20 +116,20 @@ def _soak(workdir, *, epochs, prompts, kills, seed, lag=2, servers=0, workers=0)
             _, errors = process.communicate()
             if process.returncode == 0:
                 report = json.loads((workdir / "done.json").read_text())
-                return report | {"partners_hold": _held(partners)}, partners.killed + Counter(trainer=attempt)
+                return report | {"partners_hold": _open_files(partners)}, partners.killed + Counter(trainer=attempt)
             assert process.returncode == -signal.SIGKILL, errors
         raise AssertionError("never done")
     finally:
         partners.close()
 
 
-def _held(partners):
+def _open_files(partners):
     """Open files of each server and worker at the end."""
     return [psutil.Process(process.pid).num_fds() for process in partners.processes.values()]
 
 
-def _until_it_moves(workdir, process):
-    """Until the process has written something: a kill before that tests only Python's start."""
+def _wait_until_it_writes(workdir, process):
+    """Waits until the process has written something, for before that a kill would test nothing."""
     metrics = workdir / "metrics.jsonl"
     before = metrics.stat().st_size if metrics.exists() else 0
     while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > before):
@@ -168,8 +168,9 @@ def test_exactly_once_through_kills_of_workers(tmp_path):
 
 
 def _lines(path):
-    """The last line of each step, as a file that is cut at each resumption would hold; less what
-    the machine's time is in.
+    """Returns the last line of each step, without values that depend on the machine's speed.
+
+    A file that is cut at each resumption would hold the same lines.
     """
     lines = {}
     for text in path.read_text().splitlines():
@@ -188,7 +189,7 @@ def test_resume_equivalence_of_synchronous_runs_killed_many_times(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_exactly_once_through_ten_minutes_of_faults_and_kills(tmp_path):
-    """One soak after another: the trainer's own sampler, servers, workers, and both."""
+    """Runs several soaks: the trainer's own sampler, servers, workers, and both of these."""
     start, hits, steps, most = time.monotonic(), Counter(), 0, {"files_grown": 0, "bytes_grown": 0}
     beside = [{}, {"servers": 2}, {"workers": 3}, {"servers": 2, "workers": 2}]
     for n in range(10_000):
@@ -204,7 +205,7 @@ def test_exactly_once_through_ten_minutes_of_faults_and_kills(tmp_path):
 
 
 def test_a_long_run_keeps_no_file_and_no_memory(tmp_path):
-    """Open files and the memory in use after many steps are those after few."""
+    """Open files and memory in use are the same after many steps as after few."""
     process, seen = psutil.Process(), []
 
     class Watching:

@@ -1,11 +1,10 @@
-"""One process of the soak: trains on the fake engine with delays and faults until it is done, or
-killed.
+"""One process of the soak: trains on the fake engine with delays and faults, until done or killed.
 
-python -m tests.soak.trainer WORKDIR '{"epochs": 2, "prompts": 90, "seed": 1, "lag": 2, "addr": "",
-"listen": ""}'
+lag: 0 for delays but no faults. addr: sampling servers to attach to. listen: address for workers,
+which then generate.
 
-lag 0: delays, and no faults. addr: sampling servers to attach to. listen: where workers do the
-generating.
+    python -m tests.soak.trainer WORKDIR SETTINGS
+    SETTINGS: '{"epochs": 2, "prompts": 90, "seed": 1, "lag": 2, "addr": "", "listen": ""}'
 """
 
 import json
@@ -25,7 +24,7 @@ from rljax.testing.harness import MemorySink, RememberingLearner, make_run
 
 
 class Unsteady(RememberingLearner):
-    """Steps that take as long as they like, so that publishes come when they like."""
+    """A learner with steps of random duration, so that publishes come at random times."""
 
     random = np.random.default_rng()
 
@@ -35,7 +34,7 @@ class Unsteady(RememberingLearner):
 
 
 class Watching(MemorySink):
-    """What the process holds, each step."""
+    """Records the memory and the open files of the process at each step."""
 
     def __init__(self, first_step, path):
         super().__init__(first_step, path)
@@ -48,20 +47,20 @@ class Watching(MemorySink):
 
 
 def main() -> None:
-    workdir, how = Path(sys.argv[1]), json.loads(sys.argv[2])
+    workdir, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
     health.INTERVAL = 0.2
     overrides = {
-        "rollout.max_head_offpolicyness": how["lag"],
-        "rollout.addr": how["addr"],
-        "rollout.listen": how["listen"],
-        "total_train_epochs": how["epochs"],
+        "rollout.max_head_offpolicyness": settings["lag"],
+        "rollout.addr": settings["addr"],
+        "rollout.listen": settings["listen"],
+        "total_train_epochs": settings["epochs"],
         "gconfig.n_samples": 2,
         "saver.freq_steps": 3,
         "rollout.request_retries": 1,
         "recover.max_prompt_failures": 1000,  # every prompt must be trained on in the end
         "recover.max_consecutive_failures": 1000,
     }
-    trouble = Trouble(np.random.default_rng(how["seed"]), delay=0.004, failure_rate=0.1 if how["lag"] else 0.0)
+    trouble = Trouble(np.random.default_rng(settings["seed"]), delay=0.004, failure_rate=0.1 if settings["lag"] else 0.0)
     sinks = []
 
     def sink(first_step: int) -> MemorySink:
@@ -69,9 +68,11 @@ def main() -> None:
         return sinks[-1]
 
     files = _open_files()
-    run = make_run(workdir, overrides, n_prompts=how["prompts"], trouble=trouble, sink=sink, by_workers=bool(how["listen"]))
+    run = make_run(
+        workdir, overrides, n_prompts=settings["prompts"], trouble=trouble, sink=sink, by_workers=bool(settings["listen"])
+    )
     run.engine.learner = learner = Unsteady(run.config, workdir / "model")
-    if how["addr"]:
+    if settings["addr"]:
         run.engine.sampler, run.engine.in_memory = attach(run.config), None
     outcome = loop.train(run)
     report = {
@@ -87,7 +88,7 @@ def main() -> None:
 
 
 def _grown(values):
-    """How much more the most of the second half is than the most of the first."""
+    """Returns settings much the maximum of the second half exceeds that of the first."""
     half = len(values) // 2
     return max(values[half:]) - max(values[:half]) if half else 0
 

@@ -100,5 +100,5 @@ def test_a_run_with_a_teacher_resumes_as_if_never_stopped(tmp_path, teacher):
 
 def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):
     model.make_model(tmp_path / "small", VOCAB - 1)
-    with pytest.raises(UserError, match=rf"actor\.distill\.teacher: a vocabulary of {VOCAB - 1} tokens"):
+    with pytest.raises(UserError, match=rf"actor\.distill\.teacher: its vocabulary has {VOCAB - 1} tokens"):
         run(tmp_path / "run", tmp_path / "small")

@@ -17,7 +17,7 @@ from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import RewardTimeout, TooManyFailures, UserError
 from rljax.metrics.mean import Mean
 from rljax.rollout.trajectories import trajectory_of
-from rljax.sinks import State, Status
+from rljax.sinks import RunState, Status
 from rljax.testing.harness import IN_MEMORY, MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
 from rljax.types import Completion, Finish, Request, SamplingParams
 
@@ -30,7 +30,7 @@ class Killed(BaseException):
 
 
 class Sinks:
-    """Makes the sinks of one run after another over the same directory, as files on disk would be."""
+    """Makes the sinks of successive runs in the same directory."""
 
     def __init__(self, at=None, act=None):
         self.opened = []
@@ -51,9 +51,7 @@ class Sinks:
         return self.opened[-1]
 
     def lines(self):
-        """What metrics.jsonl would hold: later runs cut what earlier ones wrote past their first
-        step.
-        """
+        """Returns the lines of metrics.jsonl: a later run cuts those after its first step."""
         lines = {}
         for sink in self.opened:
             lines = {step: line for step, line in lines.items() if step <= sink.first_step}
@@ -67,7 +65,7 @@ def _kill():
 
 
 def _compared(lines):
-    """To the bit, NaN like NaN."""
+    """Compares to the bit; NaN equals NaN."""
     return {step: {k: repr(v) for k, v in line.items() if not k.startswith(NOT_COMPARED)} for step, line in lines.items()}
 
 
@@ -196,14 +194,12 @@ def test_resume_position_of_an_asynchronous_run_loses_and_doubles_nothing(tmp_pa
 
 @pytest.mark.parametrize("policy", ["mask", "drop"])
 def test_a_sampler_that_does_not_take_what_is_published_ends_the_run(tmp_path, policy):
-    """Its groups are stale however often they are generated again: without an end of its own that
-    would go on for ever.
-    """
+    """A sampler whose groups are always stale, so that they would be generated again for ever."""
     overrides = ASYNC | {"rollout.stale_policy": policy, "recover.max_consecutive_failures": 5}
     run = make_run(tmp_path, overrides, n_prompts=40)
 
     async def load_weights(source, version):
-        """Another run's, say."""
+        """Ignores the weights, as a sampler that another run publishes to might."""
 
     run.engine.sampler.load_weights = load_weights
     with pytest.raises(TooManyFailures, match=r"5 groups failed in a row; the first: stale_sampler: .* tokens of version 0"):
@@ -326,7 +322,7 @@ def _frames(error):
 
 
 class FailsOften(Repeat):
-    """Every third episode times out, and one prompt never works."""
+    """A workflow in which each third episode times out, and one prompt always fails."""
 
     calls = 0
 
@@ -384,7 +380,7 @@ def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name):
     finally:
         signal.signal(number, inherited)
     assert not outcome.finished and outcome.step < 6
-    assert sinks.opened[0].statuses[-1] == Status(State.STOPPED, outcome.step, outcome.version, total_steps=6)
+    assert sinks.opened[0].statuses[-1] == Status(RunState.STOPPED, outcome.step, outcome.version, total_steps=6)
     run = make_run(tmp_path, overrides, sink=sinks)
     assert loop.train(run).step == 6
     assert sinks.opened[1].first_step == outcome.step
@@ -413,7 +409,7 @@ def test_samples_are_of_as_many_prompts_as_there_is_room_for(tmp_path):
 def test_every_step_says_the_reward_of_its_batch_and_what_the_parts_have_measured(tmp_path):
     sinks = Sinks()
     run = make_run(tmp_path, ASYNC | {"total_train_epochs": 2}, sink=sinks)
-    loop.train(dataclasses.replace(run, measured=lambda: {"timeperf/reward": Mean(0.5, 1)}))
+    loop.train(dataclasses.replace(run, take_metrics=lambda: {"timeperf/reward": Mean(0.5, 1)}))
     lines = sinks.lines()
     assert len(lines) == 6
     for line in lines.values():
@@ -501,7 +497,7 @@ def test_a_corrupt_newest_checkpoint_is_passed_over(tmp_path, caplog):
     newest = tmp_path / "run" / "checkpoints" / "4" / "learner" / "learner.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     loop.train(make_run(tmp_path / "run", overrides, sink=killed))
-    assert killed.opened[1].first_step == 2 and "4 is not whole" in caplog.text
+    assert killed.opened[1].first_step == 2 and "4 is not intact" in caplog.text
     assert _compared(killed.lines()) == _compared(straight.lines())
 
 

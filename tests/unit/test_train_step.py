@@ -1,6 +1,4 @@
-"""What one step hands to the learner: groups whole, weights global, passes only where they are
-needed.
-"""
+"""Batches that a step gives to the learner: whole groups, global weights, no needless passes."""
 
 import dataclasses
 

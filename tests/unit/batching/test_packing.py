@@ -26,51 +26,51 @@ def _plain_first_fit_decreasing(lengths, capacity):
     return len(room)
 
 
-def _check_rows(layout, lengths):
+def _check_rows(packed, lengths):
     """Rows are dense from their start, no two trajectories overlap, none is cut, none is lost."""
-    np.testing.assert_array_equal(layout.length, lengths)
-    for row in range(layout.shape[0]):
-        inside = np.flatnonzero(layout.row == row)
-        inside = inside[np.argsort(layout.offset[inside])]
-        ends = np.cumsum(layout.length[inside])
-        np.testing.assert_array_equal(layout.offset[inside], ends - layout.length[inside])
-        assert 0 < ends[-1] <= layout.shape[1]
+    np.testing.assert_array_equal(packed.length, lengths)
+    for row in range(packed.shape[0]):
+        inside = np.flatnonzero(packed.row == row)
+        inside = inside[np.argsort(packed.offset[inside])]
+        ends = np.cumsum(packed.length[inside])
+        np.testing.assert_array_equal(packed.offset[inside], ends - packed.length[inside])
+        assert 0 < ends[-1] <= packed.shape[1]
 
 
 @QUICK
 @given(LENGTHS, st.integers(40, 100))
 def test_rows_are_those_of_first_fit_decreasing(lengths, capacity):
-    layout = packing.lay_out(lengths, capacity)
-    _check_rows(layout, lengths)
-    assert layout.shape == (_plain_first_fit_decreasing(lengths, capacity), capacity)
+    packed = packing.pack(lengths, capacity)
+    _check_rows(packed, lengths)
+    assert packed.shape == (_plain_first_fit_decreasing(lengths, capacity), capacity)
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(4096, 40000))
 def test_many_lengths_are_rounded_without_a_gap_or_a_cut(seed, capacity):
     lengths = np.random.default_rng(seed).integers(1, capacity + 1, packing.EXACT_BELOW + 1)
-    layout = packing.lay_out(lengths, capacity)
-    order = np.lexsort((layout.offset, layout.row))
-    end = (layout.offset + layout.length)[order]
-    same_row = np.diff(layout.row[order]) == 0
-    np.testing.assert_array_equal(layout.offset[order][1:], np.where(same_row, end[:-1], 0))
+    packed = packing.pack(lengths, capacity)
+    order = np.lexsort((packed.offset, packed.row))
+    end = (packed.offset + packed.length)[order]
+    same_row = np.diff(packed.row[order]) == 0
+    np.testing.assert_array_equal(packed.offset[order][1:], np.where(same_row, end[:-1], 0))
     assert end.max() <= capacity
-    np.testing.assert_array_equal(np.unique(layout.row), np.arange(layout.shape[0]))
+    np.testing.assert_array_equal(np.unique(packed.row), np.arange(packed.shape[0]))
 
 
 @pytest.mark.parametrize("low,high,capacity", [(100, 1024, 4096), (1, 4096, 4096), (1, 16384, 32768)])
 def test_100k_lengths_are_within_half_a_percent_of_the_sum(low, high, capacity):
     lengths = np.random.default_rng(low + high).integers(low, high + 1, 100_000)
-    assert packing.lay_out(lengths, capacity).shape[0] <= 1.005 * lengths.sum() / capacity
+    assert packing.pack(lengths, capacity).shape[0] <= 1.005 * lengths.sum() / capacity
 
 
 @QUICK
 @given(LENGTHS, st.randoms(use_true_random=False))
 def test_scatter_then_gather_gives_each_trajectory_its_own_tokens(lengths, random):
-    layout = packing.lay_out(lengths, 40)
+    packed = packing.pack(lengths, 40)
     arrays = [np.array([random.random() for _ in range(n)], np.float32) for n in lengths]
-    rows = layout.scatter(arrays, np.float32)
-    for got, want in zip(layout.gather(rows), arrays, strict=True):
+    rows = packed.scatter(arrays, np.float32)
+    for got, want in zip(packed.gather(rows), arrays, strict=True):
         np.testing.assert_array_equal(got, want)
     assert np.count_nonzero(rows) == sum(np.count_nonzero(a) for a in arrays)  # padding is zero
 
@@ -78,21 +78,21 @@ def test_scatter_then_gather_gives_each_trajectory_its_own_tokens(lengths, rando
 @QUICK
 @given(LENGTHS)
 def test_segments_and_positions_say_where_each_trajectory_lies(lengths):
-    layout = packing.lay_out(lengths, 40)
-    segments, positions = layout.segment_ids(), layout.positions()
-    for row, offset, length in zip(layout.row, layout.offset, layout.length, strict=True):
+    packed = packing.pack(lengths, 40)
+    segments, positions = packed.segment_ids(), packed.positions()
+    for row, offset, length in zip(packed.row, packed.offset, packed.length, strict=True):
         np.testing.assert_array_equal(positions[row, offset : offset + length], np.arange(length))
         assert len(set(segments[row, offset : offset + length].tolist())) == 1
-    for row in range(layout.shape[0]):
+    for row in range(packed.shape[0]):
         used = segments[row][segments[row] > 0]
         assert (np.diff(used) >= 0).all() and set(used.tolist()) == set(range(1, used.max() + 1))
-        assert np.count_nonzero(layout.row == row) == used.max()
+        assert np.count_nonzero(packed.row == row) == used.max()
 
 
 def test_a_length_outside_the_row_is_refused():
     for lengths in ([0, 3], [9]):
         with pytest.raises(ValueError, match="do not fit"):
-            packing.lay_out(lengths, 8)
+            packing.pack(lengths, 8)
     with pytest.raises(UserError, match="max_tokens_per_row"):
         packing.row_tokens_for([3, 9], 8)
 
@@ -145,11 +145,11 @@ def _trajectory(prompt, completion, version):
 
 def test_a_batch_holds_what_its_trajectories_hold_and_no_weight_off_the_mask():
     trajectories = [_trajectory([5, 6], [7], 3), _trajectory([1], [2, 3, 4, 5], 4), _trajectory([9], [8], 0)]
-    layout = packing.lay_out([len(t) for t in trajectories], 6)
+    packed = packing.pack([len(t) for t in trajectories], 6)
     ones = [np.ones(len(t), np.float32) for t in trajectories]
-    batch = packing.batch_of(trajectories, layout, loss_weight=ones, advantage=[2 * o for o in ones])
+    batch = packing.batch_of(trajectories, packed, loss_weight=ones, advantage=[2 * o for o in ones])
     for name in ("token_ids", "loss_mask", "behavior_logp", "versions"):
-        for got, trajectory in zip(layout.gather(getattr(batch, name)), trajectories, strict=True):
+        for got, trajectory in zip(packed.gather(getattr(batch, name)), trajectories, strict=True):
             np.testing.assert_array_equal(got, getattr(trajectory, name))
     np.testing.assert_array_equal(batch.loss_weight != 0, batch.loss_mask)
     np.testing.assert_array_equal(batch.advantage != 0, batch.segment_ids > 0)

@@ -1,4 +1,4 @@
-"""What is saved is the run at the call, whatever goes on beside the write."""
+"""A checkpoint has the state of the run at the call, though the run goes on during the write."""
 
 import asyncio
 import json

@@ -24,7 +24,7 @@ def _write(text):
 
 
 def _newest(checkpoints):
-    return next(checkpoints.whole(), None)
+    return next(checkpoints.intact(), None)
 
 
 def test_nothing_is_found_where_nothing_was_saved(tmp_path):
@@ -64,7 +64,7 @@ def test_a_corrupt_one_is_passed_over_with_a_warning(tmp_path, caplog, harm):
     else:
         manifest.write_text("{")
     assert _newest(checkpoints).step == 1
-    assert len(caplog.records) == 1 and "2 is not whole" in caplog.text
+    assert len(caplog.records) == 1 and "2 is not intact" in caplog.text
 
 
 def test_every_byte_counts_whatever_is_read_at_once(tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_every_byte_counts_whatever_is_read_at_once(tmp_path, monkeypatch):
 
 
 def _write_arrays(directory):
-    """As a learner does that records its own arrays."""
+    """Writes a directory as a learner does that records its own arrays."""
     (directory / "learner" / "tree").mkdir(parents=True)
     (directory / "learner" / "tree" / "a").write_text("arrays")
     integrity.write_meta(directory / "learner", {"format": "a test's"})
@@ -89,7 +89,7 @@ def _write_arrays(directory):
 
 
 def _takes(checkpoint):
-    """Whether a run would go on from it: the learner verifies what it reads."""
+    """Returns whether a run would resume from it: the learner verifies its arrays."""
     try:
         integrity.verify(checkpoint.path / "learner")
     except UserError:

@@ -120,7 +120,7 @@ def test_a_section_with_a_key_that_is_of_use_is_not_named_as_if_it_had_none(vari
 
 
 def test_silent_keys_have_their_defaults(variant):
-    """Theirs, not ours: a file that leaves them out was written for those."""
+    """Missing keys have AReaL's defaults, not those of rljax: the file was written for them."""
     gone = ("optimizer", "eps_clip", "kl_ctl", "ppo_n_minibatches", "use_decoupled_loss", "recompute_logprob", "adv_norm")
     config = variant(**{f"actor.{key}": OUT for key in gone})
     actor = config.actor

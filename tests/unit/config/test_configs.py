@@ -1,4 +1,4 @@
-"""Every config file is sound, says its command, and gives the algorithm it is named for."""
+"""Config files are sound, say their command, and give the algorithm they are named for."""
 
 import runpy
 from pathlib import Path

@@ -207,9 +207,7 @@ def test_sections_can_not_be_changed():
 
 
 def test_only_a_section_that_is_used_imports_its_engine_and_never_a_framework():
-    """In a process of its own: which modules are there after a config without engines, and after
-    all sections.
-    """
+    """Lists imported modules in a new process: without engines, and with all sections."""
     script = """
 import sys
 from rljax.config import engine_sections, io

@@ -230,9 +230,7 @@ def test_resolve_fills_what_other_keys_say_and_keeps_what_is_set():
 
 @pytest.mark.parametrize("value", [None, 3])
 def test_values_that_follow_others_are_the_same_before_and_after_they_are_written_down(value):
-    """Of a config that no binary has resolved, the loop's parts read what resolve would have
-    written.
-    """
+    """Parts of the loop read the same values from a config that no binary has resolved."""
     config = changed(
         read("rollout.max_head_offpolicyness=1", "gconfig.max_new_tokens=9"),
         rollout={"consumer_batch_size": value, "max_concurrent_rollouts": value},

@@ -1,4 +1,4 @@
-"""What a config names is found, or refused in one line, whatever is wrong with it."""
+"""Names in a config are found, or refused in one line, whatever is wrong with them."""
 
 import functools
 

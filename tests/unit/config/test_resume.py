@@ -1,4 +1,4 @@
-"""What a config may change between the runs of one workdir."""
+"""Changes of a config between the runs of one workdir."""
 
 import pytest
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rljax.config.schema import DatasetConfig
 from rljax.data import labeled, open_prompts
 from rljax.errors import UserError
-from rljax.hf.tokenizer import build_char_tokenizer, load
+from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 
 DEFAULTS = DatasetConfig(
     path="",
@@ -36,7 +36,7 @@ def config(path, **changes):
 def tokenizer(tmp_path_factory):
     directory = tmp_path_factory.mktemp("char")
     build_char_tokenizer(directory)
-    return load(directory)
+    return load_tokenizer(directory)
 
 
 def write(path, records):

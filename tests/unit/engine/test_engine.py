@@ -145,7 +145,7 @@ def test_no_transport_and_half_an_engine_are_refused(register):
     register("one", ThirdParty(("memory", "nccl")))
     register("two", ThirdParty(("directory",)))
     with pytest.raises(
-        UserError, match=r"^allocation_mode: no way for weights from two \(directory\) to one \(memory, nccl\)$"
+        UserError, match=r"^allocation_mode: no transport for weights from two \(directory\) to one \(memory, nccl\)$"
     ):
         build("one:d1+two:d1")
     register("server", ThirdParty(("directory",), learns=False))

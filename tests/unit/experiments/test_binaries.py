@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from rljax.errors import TooManyFailures, UserError
 from rljax.experiments import main
-from rljax.sinks import State
+from rljax.sinks import RunState
 from rljax.sinks.run_directory import RunDirectory
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -150,7 +150,7 @@ def test_recorded_keeps_the_first_line_of_any_error_and_lets_go_of_the_lock(tmp_
         with pytest.raises(type(error)), main.recorded(run):
             raise error
         again = RunDirectory(tmp_path)
-        assert (again.read_status().state, again.read_status().error) == (State.FAILED, expected)
+        assert (again.read_status().state, again.read_status().error) == (RunState.FAILED, expected)
         again.close()
 
 

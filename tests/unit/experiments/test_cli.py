@@ -30,7 +30,7 @@ def rljax(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProces
 
 
 def test_every_program_is_a_command():
-    """And every command is one, or a menu of them; the parts of a program are none."""
+    """Commands are exactly the programs and the menus; parts of a program are none."""
     for menu, names in cli.MENUS.items():
         folder = REPOSITORY.joinpath("experiments", *menu.split()[1:])
         programs = {file.stem for file in folder.glob("*.py") if is_program(file)}
@@ -89,7 +89,7 @@ def test_bad_input_is_one_line_and_status_1(arguments, expected):
 
 
 def test_the_working_directory_is_on_the_import_path(tmp_path):
-    """As under `python -m`: a config's own modules are there."""
+    """A config's own modules are found, as under `python -m`."""
     (tmp_path / "mine.py").write_text("WORKDIR = 'here'\n")
     (tmp_path / "config.py").write_text("import mine\n\ndef get_config():\n    raise ValueError(mine.WORKDIR)\n")
     done = rljax("train", "--config=config.py", cwd=tmp_path)

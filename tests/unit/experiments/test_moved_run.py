@@ -46,7 +46,7 @@ def stayed(reward, tmp_path_factory):
 
 
 def assert_near(found, wanted, first):
-    """To the bit up to step `first`, within the bound after it."""
+    """Asserts equality to the bit up to step `first`, and within the bound after it."""
     assert [entry["step"] for entry in found] == [entry["step"] for entry in wanted]
     for a, b in zip(found, wanted, strict=True):
         assert a.keys() == b.keys()

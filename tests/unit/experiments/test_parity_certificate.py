@@ -15,7 +15,8 @@ from rljax.backends.torch import optim
 from rljax.config import io as config_io
 from rljax.errors import UserError
 from rljax.experiments import parity, parity_jax, parity_torch
-from rljax.hf import prepare as model_directory
+from rljax.hf import model_directory
+from rljax.hf.model_directory import prepare_model_directory
 from rljax.objective.spec import Objective
 from rljax.testing.models import config_of, make_model
 
@@ -32,7 +33,7 @@ def case(tmp_path_factory):
     config = config_io.resolve(
         config_io.load(str(CONFIG), [("actor.init.num_layers", "2"), ("actor.optimizer.weight_decay", "0.01")])
     )
-    return case_of(config, model_directory.prepare(config.actor, tmp_path_factory.mktemp("parity") / "init", seed=config.seed))
+    return case_of(config, prepare_model_directory(config.actor, tmp_path_factory.mktemp("parity") / "init", seed=config.seed))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def ours(case):
 
 
 def report_of(case, ours, other):
-    """Theirs of another case than ours."""
+    """Makes the report of our path on one case and of theirs on another."""
     result, steps = ours
     theirs = parity.Result(**parity_torch.run(other))
     return parity.compare(case, result, theirs).with_optimizers(steps, parity_torch.two_steps(other))
@@ -78,13 +79,13 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_work(tmp_path,
     assert [p.name for p in tmp_path.iterdir()] == ["old.json"] and old.read_text() == "{}"
     monkeypatch.setattr(parity, "JSON", SimpleNamespace(value=str(tmp_path / "none" / "report.json")))
     monkeypatch.setattr(parity.main, "config_from_flags", lambda: config_io.load(str(CONFIG), []))
-    monkeypatch.setattr(model_directory, "prepare", lambda *args, **options: pytest.fail("the work was begun"))
+    monkeypatch.setattr(model_directory, "prepare_model_directory", lambda *args, **options: pytest.fail("the work was begun"))
     with pytest.raises(UserError, match=r"--json: cannot write .*report\.json"):
         parity.parity()
 
 
 def test_another_objective_is_no_parity(case, ours):
-    """Without the decoupled weight, on one side."""
+    """One side lacks the decoupled weight."""
     report = report_of(case, ours, dataclasses.replace(case, objective=Objective(decoupled=False)))
     assert report.lines()[-1] == "verdict: NO PARITY"
     assert "gradient of" in exceeded(report)

@@ -210,9 +210,7 @@ def test_failing_workflow_ends_the_run_with_its_traceback(tmp_path):
 
 @pytest.mark.slow
 def test_unit_ratio_of_a_jax_workers_samples(tmp_path):
-    """Its own JAX sampler, in another process, with weights sent over: synchronous steps are on
-    policy.
-    """
+    """A JAX sampler in another process gets weights: synchronous steps are on policy."""
     workdir = tmp_path / "jax"
     process = start(
         workdir,

@@ -1,4 +1,4 @@
-"""What a config.json says, and what is refused by name."""
+"""Specs from a config.json, and models that are refused by name."""
 
 import json
 

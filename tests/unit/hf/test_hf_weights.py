@@ -30,33 +30,33 @@ def test_model_made_on_the_spot(directory, tmp_path_factory):
     """
     spec = ModelSpec.from_directory(directory)
     WeightReader(directory).check(spec)
-    held = contents(directory)
+    arrays = contents(directory)
     again, other = tmp_path_factory.mktemp("again"), tmp_path_factory.mktemp("other")
     init_directory(MODEL, again, seed=3, vocab_size=50, eos_token_ids=[7])
     init_directory(MODEL, other, seed=4, vocab_size=50, eos_token_ids=[7])
     assert (again / "model.safetensors").read_bytes() == (directory / "model.safetensors").read_bytes()
     assert (other / "model.safetensors").read_bytes() != (directory / "model.safetensors").read_bytes()
-    up, down = (held[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("up", "down"))
+    up, down = (arrays[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("up", "down"))
     assert up.std() / down.std() == pytest.approx(2.0, rel=0.1)
-    assert not np.array_equal(held["model.layers.0.mlp.up_proj.weight"], held["model.layers.1.mlp.up_proj.weight"])
+    assert not np.array_equal(arrays["model.layers.0.mlp.up_proj.weight"], arrays["model.layers.1.mlp.up_proj.weight"])
     assert json.loads((directory / "generation_config.json").read_text())["eos_token_id"] == 7
 
 
 def test_several_files_hold_the_same(directory, tmp_path):
-    """And a later save as one file leaves no index behind that names the old ones."""
-    held = contents(directory)
+    """Several files hold the same tensors; a later save as one file removes the old index."""
+    arrays = contents(directory)
     shapes = tensors(ModelSpec.from_directory(directory))
-    write_weights(directory, shapes, held.__getitem__, "float32", LIMIT)
+    write_weights(directory, shapes, arrays.__getitem__, "float32", LIMIT)
     files = sorted(directory.glob("*.safetensors"))
     assert len(files) > 2
     assert max(file.stat().st_size for file in files) < LIMIT + 4096  # headers
     index = json.loads((directory / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == set(shapes)
     again = contents(directory)
-    assert all(np.array_equal(held[name], again[name]) for name in shapes)
-    write_weights(directory, shapes, held.__getitem__, "bfloat16")
+    assert all(np.array_equal(arrays[name], again[name]) for name in shapes)
+    write_weights(directory, shapes, arrays.__getitem__, "bfloat16")
     narrow = contents(directory)
-    assert all(np.array_equal(narrow[name], held[name].astype(narrow[name].dtype)) for name in shapes)
+    assert all(np.array_equal(narrow[name], arrays[name].astype(narrow[name].dtype)) for name in shapes)
     assert narrow["model.norm.weight"].dtype.name == "bfloat16"
 
 
@@ -68,17 +68,23 @@ def test_slices_are_those_of_the_whole(directory):
 
 
 def rewrite(directory, change):
-    held = contents(directory)
-    change(held)
-    write_weights(directory, {name: array.shape for name, array in held.items()}, held.__getitem__, "float32")
+    arrays = contents(directory)
+    change(arrays)
+    write_weights(directory, {name: array.shape for name, array in arrays.items()}, arrays.__getitem__, "float32")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda held: held.pop("model.layers.1.mlp.up_proj.weight"), "tensor 'model.layers.1.mlp.up_proj.weight' is missing"),
-        (lambda held: held.update({"model.norm.weight": np.ones(31)}), "'model.norm.weight' has shape [31], config.json means"),
-        (lambda held: held.update({"model.extra": np.ones(1)}), "tensor 'model.extra' has no place in a qwen2 model"),
+        (
+            lambda arrays: arrays.pop("model.layers.1.mlp.up_proj.weight"),
+            "tensor 'model.layers.1.mlp.up_proj.weight' is missing",
+        ),
+        (
+            lambda arrays: arrays.update({"model.norm.weight": np.ones(31)}),
+            "'model.norm.weight' has shape [31], config.json says",
+        ),
+        (lambda x: x.update({"model.extra": np.ones(1)}), "tensor 'model.extra' is not part of the qwen2 model"),
     ],
 )
 def test_wrong_tensors_are_named(directory, change, message):

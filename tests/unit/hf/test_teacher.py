@@ -1,4 +1,4 @@
-"""What can teach a policy is seen before anything is loaded, and what can't is named in one line."""
+"""Teachers that fit a policy pass before anything is loaded; others are refused in one line."""
 
 import dataclasses
 import json

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from rljax.errors import UserError
-from rljax.hf.tokenizer import CHAR_ALPHABET, CHAR_SPECIAL, build_char_tokenizer, load
+from rljax.hf.tokenizer import CHAR_ALPHABET, CHAR_SPECIAL, build_char_tokenizer, load_tokenizer
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -51,14 +51,14 @@ def build_bpe(directory, template=CHATML, **config):
 def bpe(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bpe")
     build_bpe(directory)
-    return load(directory)
+    return load_tokenizer(directory)
 
 
 @pytest.fixture(scope="module")
 def char(tmp_path_factory):
     directory = tmp_path_factory.mktemp("char")
     assert build_char_tokenizer(directory) == 100
-    return load(directory)
+    return load_tokenizer(directory)
 
 
 def peer(tokenizer):
@@ -106,7 +106,7 @@ def test_transformers_gives_the_same_ids_and_text(name, request):
 @pytest.mark.parametrize("template", [NO_SYSTEM, IGNORES_SYSTEM])
 def test_a_template_without_a_system_role_gets_the_system_prompt_atop_the_first_user_turn(tmp_path, template):
     build_bpe(tmp_path, template)
-    tokenizer = load(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
     folded = {"role": "user", "content": "Be brief.\n\nWhat is 12+30? "}
     assert tokenizer.apply_chat_template([SYSTEM, USER]) == tokenizer.apply_chat_template([folded])
     assert "Be brief." in tokenizer.render([SYSTEM])
@@ -116,13 +116,13 @@ def test_a_template_without_a_system_role_gets_the_system_prompt_atop_the_first_
 def test_eos_ids_are_joined_from_every_file_and_the_template(tmp_path):
     inner = build_bpe(tmp_path)
     end_of_text, start, end = (inner.token_to_id(t) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
-    tokenizer = load(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.eos_token_ids == (end_of_text, end)
     assert tokenizer.eos_token_id == end  # what supervised targets end with, though tokenizer_config says otherwise
     assert tokenizer.pad_token_id == end_of_text
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 6, "text_config": {"eos_token_id": start}}))
-    assert load(tmp_path).eos_token_ids == (5, 6, start, end_of_text, end)
+    assert load_tokenizer(tmp_path).eos_token_ids == (5, 6, start, end_of_text, end)
 
 
 def test_tokens_in_tokens_out_in_the_next_turn(bpe):
@@ -148,11 +148,11 @@ def test_what_is_missing_or_broken_is_one_line(tmp_path):
     build_bpe(tmp_path / "no_eos", template=None, eos_token=None)
     for name, line in cases.items():
         with pytest.raises(UserError, match=line) as caught:
-            load(tmp_path / name)
+            load_tokenizer(tmp_path / name)
         assert "\n" not in str(caught.value) and name in str(caught.value)
     build_bpe(tmp_path / "plain", template=None)
     with pytest.raises(UserError, match="no chat template"):
-        load(tmp_path / "plain").apply_chat_template([USER])
+        load_tokenizer(tmp_path / "plain").apply_chat_template([USER])
     build_bpe(tmp_path / "strict", template="{{ raise_exception('only ' ~ messages | length) }}")
     with pytest.raises(UserError, match="refuses messages of roles user: only 1"):
-        load(tmp_path / "strict").apply_chat_template([USER])
+        load_tokenizer(tmp_path / "strict").apply_chat_template([USER])

@@ -17,7 +17,7 @@ import pytest
 from rljax.messaging import framing, handshake, listener
 from rljax.messaging.framing import FramingError, Message
 from rljax.messaging.handshake import HandshakeError, Refused
-from rljax.messaging.listener import Listener, connected
+from rljax.messaging.listener import Listener, connect_to
 
 TOKEN = "a secret"
 
@@ -25,10 +25,10 @@ TOKEN = "a secret"
 class Open:
     """A listener, and whom it admitted."""
 
-    def __init__(self, objection=lambda hello: None):
+    def __init__(self, refusal_reason=lambda hello: None):
         self.admitted = queue.Queue()
         admit = lambda connection, hello: self.admitted.put((connection, hello))  # noqa: E731
-        self.listener = Listener(("127.0.0.1", 0), TOKEN, what="a test's", objection=objection, admit=admit)
+        self.listener = Listener(("127.0.0.1", 0), TOKEN, peers="a test's", refusal_reason=refusal_reason, admit=admit)
         self.address = self.listener.address
 
     def next(self):
@@ -44,7 +44,7 @@ def opened():
 
 @contextlib.contextmanager
 def strangers(address, count):
-    """So many connections that say nothing."""
+    """Opens `count` connections that send nothing."""
     silent = [socket.create_connection(address) for _ in range(count)]
     try:
         yield silent
@@ -54,7 +54,7 @@ def strangers(address, count):
 
 
 def test_both_sides_have_a_connection_behind_the_handshake(opened):
-    ours = connected(opened.address, TOKEN, {"rank": 1})
+    ours = connect_to(opened.address, TOKEN, {"rank": 1})
     theirs, hello = opened.next()
     assert hello == {"rank": 1} and ours.gettimeout() is None is theirs.gettimeout()
     for a, b in ((ours, theirs), (theirs, ours)):
@@ -66,7 +66,7 @@ def test_both_sides_have_a_connection_behind_the_handshake(opened):
 
 def test_without_the_token_or_sense_nobody_gets_in(opened):
     with pytest.raises(HandshakeError, match="does not know this token"):
-        connected(opened.address, "a guess", {})
+        connect_to(opened.address, "a guess", {})
     for data in (b"GET / HTTP/1.1\r\n\r\n" * 10, b"".join(framing.encode(Message("hello"))), b""):
         with strangers(opened.address, 1) as (stranger,):
             assert framing.receive(stranger).kind == "challenge"
@@ -82,14 +82,14 @@ def test_without_the_token_or_sense_nobody_gets_in(opened):
 def test_who_is_not_wanted_is_told_why(opened):
     some = Open(lambda hello: None if hello["rank"] == 1 else "this rank is none of ours")
     with pytest.raises(Refused, match="this rank is none of ours"):
-        connected(some.address, TOKEN, {"rank": 2})
-    connected(some.address, TOKEN, {"rank": 1}).close()
+        connect_to(some.address, TOKEN, {"rank": 2})
+    connect_to(some.address, TOKEN, {"rank": 1}).close()
     assert some.next()[1] == {"rank": 1} and some.admitted.empty()
     some.listener.close()
 
 
 def test_who_was_admitted_is_known_to_the_next_objection():
-    """Of many who come at once with the same name, one gets in."""
+    """Many connect at once with the same name: one is admitted."""
     names = set()
     lock = threading.Lock()
     some = Open(lambda hello: "here already" if hello["name"] in names else None)
@@ -98,7 +98,7 @@ def test_who_was_admitted_is_known_to_the_next_objection():
 
     def come():
         try:
-            connected(some.address, TOKEN, {"name": "one"}).close()
+            connect_to(some.address, TOKEN, {"name": "one"}).close()
         except Refused:
             with lock:
                 refused.append(1)
@@ -125,7 +125,7 @@ def test_strangers_are_few_and_keep_nobody_out(opened):
     """They would stay for TIME_LIMIT; who comes puts out the oldest."""
     with strangers(opened.address, 3 * listener.MAX_UNPROVED):
         before = time.monotonic()
-        connected(opened.address, TOKEN, {"rank": 1}).close()
+        connect_to(opened.address, TOKEN, {"rank": 1}).close()
         assert time.monotonic() - before < handshake.TIME_LIMIT
         assert opened.next()[1] == {"rank": 1}
         assert len(opened.listener._unproved) <= listener.MAX_UNPROVED
@@ -134,7 +134,7 @@ def test_strangers_are_few_and_keep_nobody_out(opened):
 def test_many_who_know_the_token_all_get_in_at_once(opened):
     count, hellos = 4 * listener.MAX_UNPROVED, []
     threads = [
-        threading.Thread(target=lambda n=n: hellos.append(connected(opened.address, TOKEN, {"n": n}))) for n in range(count)
+        threading.Thread(target=lambda n=n: hellos.append(connect_to(opened.address, TOKEN, {"n": n}))) for n in range(count)
     ]
     for thread in threads:
         thread.start()
@@ -146,9 +146,7 @@ def test_many_who_know_the_token_all_get_in_at_once(opened):
 
 
 def test_silent_strangers_end_nothing_where_files_run_out(tmp_path):
-    """In a process of its own, which may open 120 files: 300 strangers come, and then someone who
-    knows the token.
-    """
+    """300 strangers connect to a process that may open 120 files, then someone who knows the token."""
     code = textwrap.dedent("""
         import resource, sys, threading, time
         resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
@@ -156,7 +154,7 @@ def test_silent_strangers_end_nothing_where_files_run_out(tmp_path):
         there = threading.Event()
         files = []
         listener = Listener(
-            ("127.0.0.1", 0), "a secret", what="a test's", objection=lambda hello: None, admit=lambda c, h: there.set()
+            ("127.0.0.1", 0), "a secret", peers="a test's", refusal_reason=lambda hello: None, admit=lambda c, h: there.set()
         )
         print(listener.address[1], flush=True)
         if sys.argv[1] == "full":                       # the process itself uses them up, and later gives some back
@@ -193,7 +191,7 @@ def test_silent_strangers_end_nothing_where_files_run_out(tmp_path):
                 until = time.monotonic() + 40
                 while time.monotonic() < until:
                     with contextlib.suppress(OSError, FramingError, HandshakeError):
-                        connected(address, TOKEN, {}).close()
+                        connect_to(address, TOKEN, {}).close()
                         break
             out, errors = process.communicate(timeout=30)
             assert process.returncode == 0 and out == "admitted\n", errors
@@ -212,9 +210,9 @@ def test_a_closed_listener_lets_nobody_in_and_hangs_up_on_strangers():
         with pytest.raises((FramingError, ConnectionError)):
             framing.receive(stranger)
         with pytest.raises(OSError):
-            connected(some.address, TOKEN, {})
+            connect_to(some.address, TOKEN, {})
 
 
 def test_an_address_that_cannot_be_listened_on_is_the_systems_error(opened):
     with pytest.raises(OSError, match="in use"):
-        Listener(opened.address, TOKEN, what="", objection=lambda hello: None, admit=lambda connection, hello: None)
+        Listener(opened.address, TOKEN, peers="", refusal_reason=lambda hello: None, admit=lambda connection, hello: None)

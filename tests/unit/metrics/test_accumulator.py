@@ -1,4 +1,4 @@
-"""What gathers between two steps."""
+"""Counters and values between two steps."""
 
 import json
 import math

@@ -23,7 +23,7 @@ def _guard(**bounds):
 
 @pytest.mark.parametrize("guard", GUARDS, ids=[guard.key for guard in GUARDS])
 def test_each_bound_ends_a_run_after_so_many_steps_in_a_row_and_names_all_there_is_to_know(guard):
-    rails, inside, outside = _guard(**{guard.key: 2.0}), (1.0 if guard.most else 3.0), (3.0 if guard.most else 1.0)
+    rails, inside, outside = _guard(**{guard.key: 2.0}), (1.0 if guard.is_maximum else 3.0), (3.0 if guard.is_maximum else 1.0)
     on_it = {guard.metric: Mean(4.0, 2)}
     for values in ([outside, outside, inside], [outside, outside]):
         for value in values:
@@ -41,18 +41,18 @@ def test_each_bound_ends_a_run_after_so_many_steps_in_a_row_and_names_all_there_
     assert not rails.suspect
     rails = _guard()
     for _ in range(9):
-        rails.check({guard.metric: Mean(2e9 if guard.most else -2e9, 2)})  # no bound
+        rails.check({guard.metric: Mean(2e9 if guard.is_maximum else -2e9, 2)})  # no bound
 
 
-@pytest.mark.parametrize("guard", [g for g in GUARDS if math.isfinite(g.far)], ids=lambda guard: guard.key)
+@pytest.mark.parametrize("guard", [g for g in GUARDS if math.isfinite(g.fatal_factor)], ids=lambda guard: guard.key)
 def test_one_step_far_out_of_a_bound_is_enough(guard):
     bound = 2.0
-    edge = bound * guard.far if guard.most else bound / guard.far
+    edge = bound * guard.fatal_factor if guard.is_maximum else bound / guard.fatal_factor
     rails = _guard(**{guard.key: bound})
     rails.check({guard.metric: Mean(edge, 1)})  # out, but not far
     assert rails.suspect
     with pytest.raises(GuardrailError, match=f"guard.{guard.key}: .* far (above|below) 2, for one step "):
-        _guard(**{guard.key: bound}).check({guard.metric: Mean(edge * 1.1 if guard.most else edge / 1.1, 1)})
+        _guard(**{guard.key: bound}).check({guard.metric: Mean(edge * 1.1 if guard.is_maximum else edge / 1.1, 1)})
 
 
 def test_steps_that_teach_nothing_are_told_once_and_again_when_they_come_again():
@@ -71,7 +71,7 @@ def test_steps_that_teach_nothing_are_told_once_and_again_when_they_come_again()
 
 
 class Indifferent(Repeat):
-    """Its reward does not look at the completion."""
+    """A workflow whose reward does not depend on the completion."""
 
     async def episode(self, *args):
         return dataclasses.replace(await super().episode(*args), reward=0.25)
@@ -104,7 +104,7 @@ def test_losses_and_gradients_are_numbers(metrics):
     for _ in range(2):
         rails.check(metrics)
     with pytest.raises(GuardrailError, match=r"guard\.finite: .*not finite|is nan|is -?inf"):
-        rails.at_the_end()
+        rails.check_end()
     with pytest.raises(GuardrailError, match="3 steps in a row"):
         rails.check(metrics)
     rails = _guard(finite=False)
@@ -113,7 +113,7 @@ def test_losses_and_gradients_are_numbers(metrics):
 
 
 class Breaks(RememberingLearner):
-    """From its fifth update on the loss is NaN, and so are the weights."""
+    """A learner whose loss and weights are NaN from the fifth update on."""
 
     def update(self, batch):
         metrics = super().update(batch)
@@ -163,7 +163,7 @@ def test_the_supervised_steps_are_guarded_too(tmp_path):
     run = make_run(tmp_path, {"warmup.steps": 9, "warmup.batch_size": 4})
     run.engine.learner = BreaksEarly(run.config, tmp_path / "model")
     with pytest.raises(
-        GuardrailError, match=r"guard\.finite: warmup/loss is nan, for 3 steps in a row .*the same command begins anew"
+        GuardrailError, match=r"guard\.finite: warmup/loss is nan, for 3 steps in a row .*the same command starts over"
     ):
         loop.train(run)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3-failed"]

@@ -1,4 +1,4 @@
-"""Which process is which: torchrun's variables, and what makes no sense in them."""
+"""Ranks from torchrun's variables, and variables that contradict each other."""
 
 import os
 

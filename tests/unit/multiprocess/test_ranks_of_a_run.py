@@ -108,7 +108,7 @@ def finish(process: subprocess.Popen) -> tuple[int, str]:
 
 
 def followers_of(process: subprocess.Popen) -> list[psutil.Process]:
-    """By rank."""
+    """Returns the follower processes of a run, in the order of their ranks."""
     try:
         children = psutil.Process(process.pid).children()
     except psutil.NoSuchProcess:
@@ -141,7 +141,7 @@ def status(workdir: Path) -> dict:
 
 
 def assert_close(got: list[dict], want: list[dict]) -> None:
-    """To the rounding of sums in another order."""
+    """Compares to the rounding of sums in another order."""
     assert len(got) == len(want) > 0
     for a, b in zip(got, want, strict=True):
         assert a == pytest.approx(b, rel=1e-5, abs=1e-6)
@@ -231,7 +231,7 @@ def test_followers_end_with_their_leader(start, tmp_path):
 
 
 def launched(start, workdir: Path, *arguments: str, size: int = 3, **variables: str) -> list[subprocess.Popen]:
-    """As torchrun does it: every process runs the same command."""
+    """Starts processes as torchrun does: all run the same command."""
     port = str(free_port("127.0.0.1"))
     common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [start(workdir, *arguments, RANK=str(i), LOCAL_RANK=str(i), **(common | variables)) for i in range(size)]

@@ -1,4 +1,4 @@
-"""How followers find their leader: each once, and again where a handshake broke off."""
+"""Followers find their leader: each once, and again if a handshake broke off."""
 
 import threading
 
@@ -46,7 +46,7 @@ def test_a_follower_whose_handshake_broke_off_comes_again(leader, tmp_path, monk
 def test_a_rank_that_is_there_is_not_let_in_twice(leader, tmp_path):
     joined = rendezvous.join(FOLLOWER, tmp_path, timeout=20.0)
     assert leader.there.wait(10)
-    with pytest.raises(UserError, match=r"rank 1: no leader in 1 s: .*rank 1 of 2 is here already"):
+    with pytest.raises(UserError, match=r"rank 1: no leader in 1 s: .*rank 1 is connected already"):
         rendezvous.join(FOLLOWER, tmp_path, timeout=1.0)
     assert leader.admitted == [1]
     joined.connection.close()

@@ -51,8 +51,8 @@ def test_cispo_is_the_derivative_of_the_log_likelihood_with_its_weight_held():
     grad = losses.cispo(case["logp"], *fixed, **clip).grads["logp"]
     mask = case["mask"]
     ratio = np.exp(case["logp"][mask] - case["proximal_logp"][mask])
-    held = np.clip(ratio, 0.8, 1.28) * case["advantage"][mask] * case["weight"][mask]
-    np.testing.assert_allclose(grad[mask], -held, rtol=1e-14)
+    clipped = np.clip(ratio, 0.8, 1.28) * case["advantage"][mask] * case["weight"][mask]
+    np.testing.assert_allclose(grad[mask], -clipped, rtol=1e-14)
     assert not grad[~mask].any()
 
 
@@ -79,7 +79,7 @@ def test_kl_has_the_gradient_of_reverse_kl_in_expectation(name):
 
 
 def test_samples_of_another_policy_are_reweighted():
-    """With importance pi_theta / pi_behave, samples of pi_behave give the same expectation."""
+    """Samples of pi_behave with importance pi_theta / pi_behave give the same expectation."""
     random = np.random.default_rng(4)
     logits, other, behaved = random.normal(size=(3, 7))
     log_p, log_q, log_b = (logprobs.log_softmax(z)[None] for z in (logits, other, behaved))
@@ -134,9 +134,7 @@ def test_the_log_prob_ops_gradient_is_the_derivative(softcap):
 
 @pytest.mark.parametrize("objective", [Objective(ratio_level="sequence"), Objective(entropy_coef=0.3, weight_cap=2.0)])
 def test_the_objectives_gradient_is_the_derivative(objective):
-    """With the proximal policy given, the surrogate and the entropy bonus are plain functions of
-    logp and entropy.
-    """
+    """Surrogate and entropy bonus are plain functions of logp if the proximal policy is given."""
     case = inputs("stale", seed=23)
     names = ("mask", "advantage", "behavior_logp", "segment_ids", "proximal_logp")
     tokens = TokenArrays(loss_weight=case["weight"], **{name: case[name] for name in names})
@@ -151,8 +149,9 @@ def test_the_objectives_gradient_is_the_derivative(objective):
 
 
 def test_distillation_is_the_policy_gradient_of_what_the_teacher_thinks_better():
-    """At the sampling policy, with coefficient c, it is the surrogate of the advantage c (log
-    pi_teacher - log pi_theta).
+    """Distillation with coefficient c is a surrogate, at the sampling policy.
+
+    Its advantage is c (log pi_teacher - log pi_theta).
     """
     case = inputs("ordinary", seed=24)
     names = ("mask", "segment_ids", "teacher_logp")

@@ -18,9 +18,7 @@ def test_a_policy_that_moves_evenly_is_interpolated_exactly():
 
 
 def test_the_first_minibatch_is_exact():
-    """Whatever the lag, proximal is current: the coefficient is 1 and the log-probs are the very
-    same.
-    """
+    """The coefficient is 1 whatever the lag, and the log-probs are the current ones exactly."""
     versions = np.array([[PROMPT_VERSION, 0, 3, 8]])
     a = interpolation(versions, version=8, minibatch=0, n_minibatches=4)
     assert (a == 1).all() and a.dtype == np.float32

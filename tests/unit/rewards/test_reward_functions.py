@@ -1,4 +1,4 @@
-"""The rewards that are shipped, on text whose worth is plain."""
+"""Shipped rewards on texts whose score is plain."""
 
 import pytest
 

@@ -236,7 +236,7 @@ async def main():
     prompt = Prompt("0/0", (), {{}})
     calls = [asyncio.create_task(rewards.score(prompt, word)) for word in ("hang", "hang_in_c")]
     await asyncio.sleep(0.5)
-    print(*[slot.process._process.pid for slot in rewards._slots], flush=True)
+    print(*[supervisor.process._process.pid for supervisor in rewards._supervisors], flush=True)
     await asyncio.gather(*calls)
 
 asyncio.run(main())

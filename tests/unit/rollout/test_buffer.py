@@ -136,7 +136,7 @@ def test_the_last_batch_is_what_is_left_and_comes_only_when_all_is_done():
     for ticket in tickets[:2]:
         buffer.finish(ticket, _group(ticket, [0]))
     assert len(buffer.take()) == 2
-    buffer.again(tickets[2], own_fault=True)
+    buffer.requeue(tickets[2], own_fault=True)
     assert not buffer.complete and buffer.take() is None
     last = buffer.admit()
     assert last.failures == 1

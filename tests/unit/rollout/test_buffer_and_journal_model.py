@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rljax.rollout import journal
 from rljax.rollout.buffer import Buffer, Limits
-from rljax.rollout.journal import GroupLog
+from rljax.rollout.journal import Journals
 from rljax.testing.harness import Numbers
 from rljax.types import Finish, Group, Trajectory
 
@@ -37,9 +37,9 @@ def group_of(ticket, versions):
 
 
 class Model:
-    """What a run has done so far.
+    """Progress of a run so far.
 
-    Everything here is undone by a kill, back to the last checkpoint.
+    A kill undoes all of it, back to the last checkpoint.
     """
 
     def __init__(self):
@@ -65,8 +65,8 @@ class BufferAndJournal(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp())
         self.limits = Limits(max_lag, batch, concurrent, EPOCH * EPOCHS, None, policy)
         self.model, self.journaled = Model(), {}
-        self.buffer, self.log = Buffer(Numbers(EPOCH), self.limits), GroupLog(self.directory)
-        self.known = self.log.begin(0, 0)
+        self.buffer, self.log = Buffer(Numbers(EPOCH), self.limits), Journals(self.directory)
+        self.recovered = self.log.begin(0, 0)
         self.born = {}  # (index, attempt) -> version at admission
         self.checkpoint = None
         self._remember()
@@ -103,7 +103,7 @@ class BufferAndJournal(RuleBasedStateMachine):
         assert ticket.attempt == model.attempts[ticket.index]
         model.running[ticket.index] = ticket
         self.born[ticket.index, ticket.attempt] = model.version
-        if (record := self.known.pop((ticket.prompt.uid, ticket.attempt), None)) is not None:
+        if (record := self.recovered.pop((ticket.prompt.uid, ticket.attempt), None)) is not None:
             self._end(ticket, record.group)
 
     @precondition(lambda self: self.model.running)
@@ -115,7 +115,7 @@ class BufferAndJournal(RuleBasedStateMachine):
 
     def _finish(self, ticket, versions, accepted):
         group = group_of(ticket, versions)
-        self.log.finished(ticket, group, accepted=accepted)
+        self.log.append(ticket, group, accepted=accepted)
         if group.trajectories[0].versions.max() <= self.checkpoint[0].version:
             self.journaled[ticket.prompt.uid, ticket.attempt] = accepted
         self._end(ticket, group if accepted else None)
@@ -139,7 +139,7 @@ class BufferAndJournal(RuleBasedStateMachine):
             self.buffer.drop(ticket)
             self.model.dropped.add(ticket.index)
         else:
-            self.buffer.again(ticket, own_fault=True)
+            self.buffer.requeue(ticket, own_fault=True)
             self.model.again.append(ticket.index)
             self.model.attempts[ticket.index] += 1
 
@@ -209,11 +209,11 @@ class BufferAndJournal(RuleBasedStateMachine):
         with (self.directory / f"{model.version}.journal").open("ab") as file:
             file.write(torn)
         self.log.close()
-        self.buffer, self.log = Buffer(Numbers(EPOCH), self.limits), GroupLog(self.directory)
+        self.buffer, self.log = Buffer(Numbers(EPOCH), self.limits), Journals(self.directory)
         if state is not None:
             self.buffer.restore(state, journal.read_entries(self.directory / "ready", ready))
-        self.known = self.log.begin(model.version, model.version)
-        assert {key: record.group is not None for key, record in self.known.items()} == self.journaled
+        self.recovered = self.log.begin(model.version, model.version)
+        assert {key: record.group is not None for key, record in self.recovered.items()} == self.journaled
         self.model = copy.deepcopy(model)
         self.model.again = sorted([*self.model.running, *self.model.again])
         self.model.running = {}

@@ -115,33 +115,33 @@ def _ticket(index, version):
 
 
 def test_only_groups_whose_weights_will_still_exist_are_kept(tmp_path):
-    log = journal.GroupLog(tmp_path)
+    log = journal.Journals(tmp_path)
     assert log.begin(7, 3) == {}
     for index, version in enumerate([2, 3, 4]):
-        log.finished(*_ticket(index, version), accepted=True)
-    log.finished(*_ticket(9, 3), accepted=False)
-    known = journal.GroupLog(tmp_path).begin(7, 3)
+        log.append(*_ticket(index, version), accepted=True)
+    log.append(*_ticket(9, 3), accepted=False)
+    known = journal.Journals(tmp_path).begin(7, 3)
     assert {uid for uid, _ in known} == {"0/0", "0/1", "0/9"}
     assert known["0/9", 0].group is None and known["0/9", 0].rewards == (0.5,)
 
 
 def test_the_journal_stays_small_however_long_no_checkpoint_is_made(tmp_path):
-    log = journal.GroupLog(tmp_path)
+    log = journal.Journals(tmp_path)
     log.begin(0, 0)
     sizes = []
     for version in range(50):
         for index in range(4):
-            log.finished(*_ticket(4 * version + index, version), accepted=True)
+            log.append(*_ticket(4 * version + index, version), accepted=True)
         sizes.append((tmp_path / "0.journal").stat().st_size)
     assert set(sizes) == {sizes[0]} and sizes[0] > 0
 
 
 def test_a_new_checkpoint_starts_an_empty_journal_and_old_ones_go(tmp_path):
-    log = journal.GroupLog(tmp_path)
+    log = journal.Journals(tmp_path)
     for step in (0, 5, 6):
         log.begin(step, step, fresh=True)
-        log.finished(*_ticket(step, step), accepted=True)
-    log.forget([5, 6])
+        log.append(*_ticket(step, step), accepted=True)
+    log.prune([5, 6])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["5.journal", "6.journal"]
     assert log.begin(6, 6, fresh=True) == {}
 
@@ -165,7 +165,7 @@ def test_a_file_of_another_version_is_refused_in_one_line_and_left_as_it_is(tmp_
         struct.pack("<4sIQI", b"RLJ1", 2, 3, zlib.crc32(b"{}abc")) + b"{}abc" if version == "before versions" else data
     )
     before = path.read_bytes()
-    for use in (lambda: journal.GroupLog(tmp_path).begin(0, 0), lambda: journal.read_entries(path, 1)):
+    for use in (lambda: journal.Journals(tmp_path).begin(0, 0), lambda: journal.read_entries(path, 1)):
         with pytest.raises(UserError, match=r"journal: .*0\.journal can't be read: of .*version.* another --workdir") as caught:
             use()
         assert "\n" not in str(caught.value)
@@ -189,9 +189,9 @@ def test_arrays_that_do_not_fit_their_trajectories_are_no_group():
 
 
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
-    log = journal.GroupLog(tmp_path)
+    log = journal.Journals(tmp_path)
     log.begin(0, 0)
     log._journal.close()
     log._journal._file = journal.os.open("/dev/full", journal.os.O_WRONLY)
     with pytest.raises(UserError, match="No space left"):
-        log.finished(*_ticket(0, 0), accepted=True)
+        log.append(*_ticket(0, 0), accepted=True)

@@ -9,8 +9,8 @@ import pytest
 from rljax.errors import RequestLost, RewardError, SamplerError, TooManyFailures, UserError
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Limits
-from rljax.rollout.journal import GroupLog
-from rljax.rollout.producer import LONGEST_PAUSE, PatientGenerator, Producer, Rollouts, pause_before
+from rljax.rollout.journal import Journals
+from rljax.rollout.producer import MAX_DELAY, GroupRunner, Producer, RetryingGenerator, retry_delay
 from rljax.rollout.tracker import PromptTracker
 from rljax.testing.harness import Numbers, Repeat, make_run
 from rljax.types import Request, SamplingParams
@@ -18,7 +18,7 @@ from rljax.types import Request, SamplingParams
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr("rljax.rollout.producer.FIRST_PAUSE", 1e-4)
+    monkeypatch.setattr("rljax.rollout.producer.FIRST_DELAY", 1e-4)
 
 
 def _request():
@@ -47,7 +47,7 @@ class Flaky:
 def test_a_lost_request_is_sent_again_as_often_as_allowed(failures, retries):
     lost = []
     sampler = Flaky(failures)
-    patient = PatientGenerator(sampler, timeout=5, retries=retries, lost=lost.append)
+    patient = RetryingGenerator(sampler, timeout=5, retries=retries, lost=lost.append)
     assert asyncio.run(patient.generate(_request())) == "done"
     assert sampler.calls == failures + 1 and len(lost) == failures
 
@@ -55,14 +55,14 @@ def test_a_lost_request_is_sent_again_as_often_as_allowed(failures, retries):
 def test_after_that_it_fails():
     sampler, lost = Flaky(9), []
     with pytest.raises(SamplerError, match="gone"):
-        asyncio.run(PatientGenerator(sampler, timeout=5, retries=2, lost=lost.append).generate(_request()))
+        asyncio.run(RetryingGenerator(sampler, timeout=5, retries=2, lost=lost.append).generate(_request()))
     assert sampler.calls == 3 == len(lost)
 
 
 def test_a_request_that_is_never_answered_is_lost_too():
     sampler, lost = Flaky(0, hang=True), []
     with pytest.raises(SamplerError, match=r"no answer in 0\.02 s \(rollout\.request_timeout\)"):
-        asyncio.run(PatientGenerator(sampler, timeout=0.02, retries=1, lost=lost.append).generate(_request()))
+        asyncio.run(RetryingGenerator(sampler, timeout=0.02, retries=1, lost=lost.append).generate(_request()))
     assert sampler.calls == 1 == len(lost)  # the time is that of all attempts
 
 
@@ -74,14 +74,14 @@ def test_a_sampler_that_retried_by_itself_is_not_asked_again():
 
     sampler, lost = GivesUp(0), []
     with pytest.raises(RequestLost):
-        asyncio.run(PatientGenerator(sampler, timeout=5, retries=3, lost=lost.append).generate(_request()))
+        asyncio.run(RetryingGenerator(sampler, timeout=5, retries=3, lost=lost.append).generate(_request()))
     assert sampler.calls == 1 == len(lost)
 
 
 def test_pauses_double_up_to_a_limit():
-    assert pause_before(0) == 0
-    assert pause_before(3) == 2 * pause_before(2) == 4 * pause_before(1)
-    assert pause_before(100) == LONGEST_PAUSE
+    assert retry_delay(0) == 0
+    assert retry_delay(3) == 2 * retry_delay(2) == 4 * retry_delay(1)
+    assert retry_delay(100) == MAX_DELAY
 
 
 class Scripted(Repeat):
@@ -101,13 +101,13 @@ class Scripted(Repeat):
 def _produce(tmp_path, workflow, overrides, *, until, accept=lambda group: True, prompts=6):
     run = make_run(tmp_path, {"train_dataset.batch_size": 2, "gconfig.n_samples": 2} | overrides, workflow=workflow)
     limits = Limits(max_lag=99, batch_size=2, max_concurrent=4, prompts=prompts, groups=None)
-    buffer, accumulator, log = Buffer(Numbers(prompts), limits), Accumulator(), GroupLog(tmp_path / "journal")
+    buffer, accumulator, log = Buffer(Numbers(prompts), limits), Accumulator(), Journals(tmp_path / "journal")
     known = log.begin(0, 0)
-    rollouts = Rollouts(workflow, run.engine.sampler, run.params, run.config.gconfig.n_samples, run.config.seed, accept)
+    runner = GroupRunner(workflow, run.engine.sampler, run.params, run.config.gconfig.n_samples, run.config.seed, accept)
     tracker = PromptTracker(
-        run.config, buffer=buffer, journals=log, known=known, accumulator=accumulator, beat=lambda what: None
+        run.config, buffer=buffer, journals=log, recovered=known, accumulator=accumulator, beat=lambda what: None
     )
-    producer = Producer(rollouts, buffer, tracker, accumulator)
+    producer = Producer(runner, buffer, tracker, accumulator)
 
     async def scenario():
         task = asyncio.create_task(producer.run())

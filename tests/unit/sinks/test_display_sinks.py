@@ -8,14 +8,14 @@ import pytest
 from rljax.config import io as config_io
 from rljax.configs import base
 from rljax.metrics.mean import Mean
-from rljax.sinks import State, Status
+from rljax.sinks import RunState, Status
 from rljax.sinks.live import LineSink, LiveSink, sparkline
 from rljax.sinks.run_directory import RunDirectory
 from rljax.sinks.tensorboard import TensorBoardSink
 
 
 def scalars(directory) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard's own reader finds."""
+    """Reads event files with TensorBoard's own reader."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(directory))
     events.Reload()
@@ -38,10 +38,10 @@ def test_plain_lines_merge_a_step_and_name_the_end():
     sink = LineSink(stream)
     sink.write(4, {"rollout/reward": Mean(1.0, 1)})
     sink.write(4, {"rollout/reward": Mean(0.0, 3), "other": Mean(1.0, 1)})
-    sink.status(Status(State.RUNNING, step=4, version=4, total_steps=9))
-    sink.status(Status(State.RUNNING, step=4, version=4, total_steps=9))  # nothing new: no line
+    sink.status(Status(RunState.RUNNING, step=4, version=4, total_steps=9))
+    sink.status(Status(RunState.RUNNING, step=4, version=4, total_steps=9))  # nothing new: no line
     sink.write(4, {"eval-rollout/reward": Mean(0.5, 1)})  # an evaluation comes after its step's line
-    sink.status(Status(State.FINISHED, step=9, version=9, total_steps=9))
+    sink.status(Status(RunState.FINISHED, step=9, version=9, total_steps=9))
     first, second, last = stream.getvalue().splitlines()
     assert first.startswith("step 4/9  reward 0.25  ")
     assert second.startswith("step 4/9  eval reward 0.5  ")
@@ -52,7 +52,7 @@ def test_live_view_shows_the_latest_values(capsys):
     sink = LiveSink()
     sink.write(1, {"rollout/reward": Mean(0.25, 1), "unknown": Mean(7.0, 1), "rollout/staleness": Mean(0.0, 0)})
     sink.write(2, {"rollout/reward": Mean(0.75, 1)})
-    sink.status(Status(State.RUNNING, step=2, version=1, total_steps=4))
+    sink.status(Status(RunState.RUNNING, step=2, version=1, total_steps=4))
     sink.close()
     shown = capsys.readouterr().out
     assert "reward" in shown and "0.75" in shown and "▁█" in shown and "2/4" in shown and "running, version 1" in shown

@@ -17,7 +17,7 @@ from rljax.config import io as config_io
 from rljax.configs import base
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean
-from rljax.sinks import Sinks, State, Status
+from rljax.sinks import RunState, Sinks, Status
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink, cut
 from rljax.types import PROMPT_VERSION, Finish, Trajectory
 
@@ -86,9 +86,7 @@ def test_nan_and_infinity_are_null(tmp_path):
     torn=st.integers(0, 30),
 )
 def test_resume_position_cuts_later_lines_and_steps_stay_strictly_increasing(tmp_path_factory, first, resumed, more, torn):
-    """After a kill anywhere in the last line, the file is what a run that never went past
-    `resumed` has, plus what follows.
-    """
+    """A kill anywhere in the last line leaves the file of a run that stopped at `resumed`."""
     path = tmp_path_factory.mktemp("run")
     run = RunDirectory(path)
     sink = sink_of(run)
@@ -154,10 +152,10 @@ def test_cut_of_a_file_that_is_not_there(tmp_path):
 
 def test_status_is_whole_at_any_time_and_fail_keeps_the_step(tmp_path):
     run = RunDirectory(tmp_path)
-    assert run.read_status() == Status(State.RUNNING, step=0, version=0)
-    sink_of(run).status(Status(State.RUNNING, step=3, version=2, total_steps=10))
+    assert run.read_status() == Status(RunState.RUNNING, step=0, version=0)
+    sink_of(run).status(Status(RunState.RUNNING, step=3, version=2, total_steps=10))
     run.fail("train_dataset.path: no such file")
-    expected = Status(State.FAILED, step=3, version=2, total_steps=10, error="train_dataset.path: no such file")
+    expected = Status(RunState.FAILED, step=3, version=2, total_steps=10, error="train_dataset.path: no such file")
     assert run.read_status() == expected
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
     assert not list(tmp_path.glob(".status*"))
@@ -165,13 +163,13 @@ def test_status_is_whole_at_any_time_and_fail_keeps_the_step(tmp_path):
 
 def test_a_command_that_is_refused_leaves_a_finished_run_finished(tmp_path):
     run = RunDirectory(tmp_path)
-    done = Status(State.FINISHED, step=10, version=10, total_steps=10)
+    done = Status(RunState.FINISHED, step=10, version=10, total_steps=10)
     sink_of(run).status(done)
     run.fail("seed: this run began with 1")
     assert run.read_status() == done
-    sink_of(run).status(dataclasses.replace(done, state=State.RUNNING, total_steps=20))  # it goes on
+    sink_of(run).status(dataclasses.replace(done, state=RunState.RUNNING, total_steps=20))  # it goes on
     run.fail("no room on the disk")
-    assert run.read_status().state is State.FAILED
+    assert run.read_status().state is RunState.FAILED
 
 
 def test_two_runs_in_one_directory_are_refused(tmp_path):
@@ -210,7 +208,7 @@ def test_sinks_fan_out_to_every_sink(tmp_path):
     sinks = Sinks([sink_of(run) for run in runs])
     sinks.write(1, {"x": Mean(1.0, 1)})
     sinks.sample(1, "0/0", trajectory())
-    sinks.status(Status(State.FINISHED, step=1, version=1))
+    sinks.status(Status(RunState.FINISHED, step=1, version=1))
     sinks.close()
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert (tmp_path / "a" / name).read_text() == (tmp_path / "b" / name).read_text() != ""

@@ -13,7 +13,7 @@ from rljax.messaging.framing import Message
 from rljax.metrics.accumulator import Accumulator
 from rljax.metrics.mean import Mean, flatten
 from rljax.rollout.buffer import Buffer, Limits
-from rljax.rollout.journal import GroupLog
+from rljax.rollout.journal import Journals
 from rljax.rollout.result import Result
 from rljax.rollout.tracker import PromptTracker
 from rljax.testing.harness import Numbers, make_config
@@ -39,7 +39,7 @@ def _sound(ticket):
 
 
 def _arrived(message):
-    """As it comes out of the other end of the connection."""
+    """Sends a message over a connection and returns it as received."""
     ((got, _),) = framing.scan(b"".join(framing.encode(message)))
     return got
 
@@ -76,14 +76,15 @@ class _Told:
 
 
 def _take(path, message_of):
-    """What becomes of a message from a worker with one lease: (server, buffer, accumulator,
-    whether it was dropped).
+    """Handles a message from a worker with one lease.
+
+    Returns server, buffer, accumulator, and whether the worker was dropped.
     """
 
     async def scenario():
         buffer, accumulator = Buffer(Numbers(4), Limits(2, 2, 4, 4, None)), Accumulator()
         tracker = PromptTracker(
-            CONFIG, buffer=buffer, journals=GroupLog(path), known={}, accumulator=accumulator, beat=lambda what: None
+            CONFIG, buffer=buffer, journals=Journals(path), recovered={}, accumulator=accumulator, beat=lambda what: None
         )
         server = WorkerServer(CONFIG, path, token="t", scratch=path / "s", address_file=path / "d")
         server._job = job = Job(buffer, tracker, _Told(), accumulator, None)

@@ -8,12 +8,12 @@ import pytest
 
 from rljax.errors import TooManyFailures, UserError
 from rljax.workers import launcher as children
-from rljax.workers.launcher import DEATHS, WorkerProcesses
+from rljax.workers.launcher import MAX_DEATHS, WorkerProcesses
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr("rljax.rollout.producer.FIRST_PAUSE", 1e-3)
+    monkeypatch.setattr("rljax.rollout.producer.FIRST_DELAY", 1e-3)
     monkeypatch.setattr(children, "GRACE", 1.0)
 
 
@@ -50,15 +50,15 @@ def test_those_that_die_are_started_again_until_it_leads_nowhere(tmp_path):
     code = "import os, sys; print('before the end', flush=True); os.kill(os.getpid(), 9)"
     errors, _ = _kept(tmp_path, code, until=lambda errors, seen: errors)
     (error,) = errors
-    assert isinstance(error, TooManyFailures) and f"died {DEATHS} times" in str(error) and "status -9" in str(error)
+    assert isinstance(error, TooManyFailures) and f"died {MAX_DEATHS} times" in str(error) and "status -9" in str(error)
     assert "before the end" in str(error.__cause__)
-    assert (tmp_path / "logs" / "0.log").read_text().count("before the end") == DEATHS
+    assert (tmp_path / "logs" / "0.log").read_text().count("before the end") == MAX_DEATHS
 
 
 def test_a_group_between_two_deaths_counts_for_the_workers(tmp_path):
     log = tmp_path / "logs" / "0.log"
-    many = lambda errors, seen: log.exists() and log.read_text().count("x") > 2 * DEATHS  # noqa: E731
-    errors, _ = _kept(tmp_path, "print('x'); raise SystemExit(2)", until=many, worked=WorkerProcesses.worked)
+    many = lambda errors, seen: log.exists() and log.read_text().count("x") > 2 * MAX_DEATHS  # noqa: E731
+    errors, _ = _kept(tmp_path, "print('x'); raise SystemExit(2)", until=many, worked=WorkerProcesses.reset_deaths)
     assert not errors
 
 

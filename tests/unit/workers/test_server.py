@@ -20,7 +20,7 @@ from rljax.messaging import framing, handshake
 from rljax.messaging.framing import UNPROVED, Message
 from rljax.messaging.handshake import HandshakeError, Refused, connect_async
 from rljax.rollout.buffer import ticket_from_json
-from rljax.rollout.producer import PatientGenerator
+from rljax.rollout.producer import RetryingGenerator
 from rljax.rollout.result import Result
 from rljax.testing.harness import TOKEN, MemorySink, Repeat, make_run, worker
 from rljax.types import Finish, Trajectory
@@ -35,7 +35,7 @@ ASYNC = {"rollout.max_head_offpolicyness": 2, "total_train_epochs": 2}
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr("rljax.rollout.producer.FIRST_PAUSE", 1e-4)
+    monkeypatch.setattr("rljax.rollout.producer.FIRST_DELAY", 1e-4)
 
 
 class Lines:
@@ -413,7 +413,7 @@ def test_nested_retries_are_not_multiplied_by_a_worker(tmp_path):
     class Patient(Repeat):
         async def episode(self, sampler, prompt, params, seed):
             return await super().episode(
-                PatientGenerator(sampler, timeout=30, retries=3, lost=lost.append), prompt, params, seed
+                RetryingGenerator(sampler, timeout=30, retries=3, lost=lost.append), prompt, params, seed
             )
 
     lost = []
@@ -474,12 +474,12 @@ def test_silent_strangers_keep_no_worker_out(tmp_path, monkeypatch):
 
 
 def test_a_worker_without_a_trainer_says_so_and_file_names_stay_in_their_directory():
-    with pytest.raises(UserError, match=r"--attach: 127\.0\.0\.1:9: .*does a run listen there"):
+    with pytest.raises(UserError, match=r"--attach: 127\.0\.0\.1:9: .*check that a run listens there"):
         asyncio.run(work(lambda: ("127.0.0.1:9", "t"), None))
     for address in ("nowhere", ":1", "host:", "host:99999"):
         with pytest.raises(UserError, match="HOST:PORT"):
             host_and_port(address, "--attach")
     for name in ("../x", "/etc/passwd", "a/b", "", ".hidden", 3, None):
-        with pytest.raises(PeerError, match="no file name"):
+        with pytest.raises(PeerError, match="not a file name"):
             plain_name(name)
     assert plain_name("model-00001-of-00002.safetensors")

@@ -10,7 +10,7 @@ import pytest
 
 from rljax.config.schema import GenerationConfig
 from rljax.errors import RewardError, SamplerError, UserError
-from rljax.hf.tokenizer import build_char_tokenizer, load
+from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.rewards import Score
 from rljax.rollout.trajectories import Episode, no_eos_ratio, supervised, trajectory_of
 from rljax.types import PROMPT_VERSION, Completion, Finish, Group, Prompt, SamplingParams
@@ -23,7 +23,7 @@ PROMPT = Prompt("0/17", ({"role": "user", "content": "3+4="},), {"answer": "7"})
 def tokenizer(tmp_path_factory):
     directory = tmp_path_factory.mktemp("char")
     build_char_tokenizer(directory)
-    return load(directory)
+    return load_tokenizer(directory)
 
 
 class ScriptedSampler:
@@ -66,7 +66,7 @@ def episode(name, tokenizer, sampler, seed=3, params=SamplingParams(8), prompt=P
 @pytest.mark.parametrize("name", ["rlvr", "multi_turn"])
 def test_padding_is_eos_and_the_eos_that_ends_a_completion_is_trained_on(tokenizer, name):
     eos = tokenizer.eos_token_id
-    tokenizer_with_eos_padding = load(tokenizer._directory)
+    tokenizer_with_eos_padding = load_tokenizer(tokenizer._directory)
     tokenizer_with_eos_padding.pad_token_id = eos
     sampled = [*tokenizer.encode("7"), eos]
     sampler = ScriptedSampler((sampled, Finish.STOP))

@@ -1,6 +1,4 @@
-"""Checkpoints of named tensors: what is read is what was written, and what is broken is refused in
-one line.
-"""
+"""Checkpoints of named tensors: round trips, and one line for what is broken."""
 
 import json
 import subprocess
@@ -22,7 +20,7 @@ def _recorded(tree):
 
 
 @pytest.fixture(scope="module")
-def layout():
+def rank_mesh():
     return world.join(Pool("fsdp"))
 
 
@@ -36,22 +34,22 @@ def tensors():
 
 
 @pytest.fixture
-def saved(tmp_path, layout):
+def saved(tmp_path, rank_mesh):
     written = tensors()
-    checkpoint.save(tmp_path / "c", written, {"format": "test", "step": 3}, layout)
+    checkpoint.save(tmp_path / "c", written, {"format": "test", "step": 3}, rank_mesh)
     return tmp_path / "c", written
 
 
-def test_what_is_read_is_what_was_written(saved, layout):
+def test_what_is_read_is_what_was_written(saved, rank_mesh):
     directory, written = saved
     read = checkpoint.empty_like(written)
-    checkpoint.restore(directory, read, layout)
+    checkpoint.restore(directory, read, rank_mesh)
     assert all(torch.equal(read[name], tensor) for name, tensor in written.items())
-    assert checkpoint.meta_of(directory, layout)["step"] == 3
+    assert checkpoint.meta_of(directory, rank_mesh)["step"] == 3
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "swap"])
-def test_a_damaged_file_is_named(saved, layout, damage):
+def test_a_damaged_file_is_named(saved, rank_mesh, damage):
     directory, written = saved
     file = max((p for p in (directory / "tree").iterdir()), key=lambda p: p.stat().st_size)
     content = bytearray(file.read_bytes())
@@ -67,12 +65,12 @@ def test_a_damaged_file_is_named(saved, layout, damage):
         meta = integrity.read_meta(directory) | {"files": _recorded(directory / "tree")}
         (directory / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(UserError, match="restored" if damage == "swap" else file.name) as caught:
-        checkpoint.restore(directory, checkpoint.empty_like(written), layout)
+        checkpoint.restore(directory, checkpoint.empty_like(written), rank_mesh)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("change", ["shape", "extra", "missing"])
-def test_another_runs_tensors_are_refused_by_name(saved, layout, change):
+def test_another_runs_tensors_are_refused_by_name(saved, rank_mesh, change):
     directory, written = saved
     if change == "shape":
         written["policy/a"] = torch.zeros(300, 8)
@@ -81,7 +79,7 @@ def test_another_runs_tensors_are_refused_by_name(saved, layout, change):
     else:
         del written["policy/a"]
     with pytest.raises(UserError, match=f"policy/{'c' if change == 'extra' else 'a'}"):
-        checkpoint.restore(directory, written, layout)
+        checkpoint.restore(directory, written, rank_mesh)
 
 
 def test_a_full_disk_in_the_middle_of_a_save_is_one_line_and_the_last_checkpoint_still_loads(tmp_path):
@@ -94,17 +92,17 @@ def test_a_full_disk_in_the_middle_of_a_save_is_one_line_and_the_last_checkpoint
         from rljax.backends.torch import checkpoint
         from rljax.engines.cuda import distributed as world
         from rljax.errors import UserError
-        root, layout = Path(sys.argv[1]), world.join(Pool("fsdp"))
+        root, rank_mesh = Path(sys.argv[1]), world.join(Pool("fsdp"))
         state = {"w": torch.randn(100_000)}
-        checkpoint.save(root / "good", state, {}, layout)
+        checkpoint.save(root / "good", state, {}, rank_mesh)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
         try:
-            checkpoint.save(root / "bad", state, {}, layout)
+            checkpoint.save(root / "bad", state, {}, rank_mesh)
         except UserError as error:
             print(error)
         read = checkpoint.empty_like(state)
-        checkpoint.restore(root / "good", read, layout)
+        checkpoint.restore(root / "good", read, rank_mesh)
         assert torch.equal(read["w"], state["w"])
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]

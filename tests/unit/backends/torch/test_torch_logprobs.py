@@ -1,6 +1,4 @@
-"""What the parity suite cannot see of the torch op: vocabulary shards over gloo, torch.compile,
-one backward, memory.
-"""
+"""The torch op beyond the parity suite: vocabulary shards, torch.compile, backward, memory."""
 
 import socket
 
@@ -40,7 +38,7 @@ def case(rows=4, width=5, hidden_size=8, vocabulary=304):
 
 
 def both(hidden, unembedding, labels, tokens, group=None):
-    """Loss and gradients, unfused and fused."""
+    """Returns loss and gradients, unfused and fused."""
     results = []
     static = dict(temperature=0.7, softcap=3.0, chunk=3, group=group)
     for fused in (False, True):
@@ -131,7 +129,7 @@ def test_no_gradient_is_computed_where_none_is_wanted():
 
 
 def test_an_accumulator_of_float32_rounds_once():
-    """bfloat16 with chunks of one row: the sum over chunks in float32 is nearer the exact one."""
+    """A float32 sum over bfloat16 chunks of one row is nearer the exact one."""
     hidden, unembedding, labels, tokens = case(rows=16)
     half = hidden.bfloat16(), unembedding.bfloat16()
     exact = both(half[0].double(), half[1].double(), labels, tokens)[1][2]

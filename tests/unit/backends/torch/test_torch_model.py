@@ -1,6 +1,4 @@
-"""The sharded network is transformers' model of the same directory, of which every segment of a
-row sees itself alone.
-"""
+"""The sharded network is transformers' model of the same directory; segments don't see each other."""
 
 import json
 
@@ -13,7 +11,7 @@ from rljax.backends.torch import attention, model
 from rljax.backends.torch.attention import Segments
 from rljax.backends.torch.context_parallel import Context
 from rljax.backends.torch.forward import named_objective
-from rljax.backends.torch.mesh import Layout
+from rljax.backends.torch.mesh import RankMesh
 from rljax.config.allocation import Pool
 from rljax.engines.cuda import distributed as world
 from rljax.engines.cuda.rows import micro_batches
@@ -42,24 +40,24 @@ VARIANTS = {
 
 
 @pytest.fixture(scope="module")
-def layout():
+def rank_mesh():
     return world.join(Pool("fsdp"))
 
 
-def rows_of(layout, spec, batch):
-    (rows,) = micro_batches(batch, batch.loss_mask, layout, spec, len(batch.token_ids))
+def rows_of(rank_mesh, spec, batch):
+    (rows,) = micro_batches(batch, batch.loss_mask, rank_mesh, spec, len(batch.token_ids))
     return rows
 
 
-def network_of(directory, layout, **settings):
+def network_of(directory, rank_mesh, **settings):
     spec = ModelSpec.from_directory(directory)
-    network = model.build(spec, directory, layout, dtype=torch.float32, **settings)
+    network = model.build(spec, directory, rank_mesh, dtype=torch.float32, **settings)
     model.read_weights(network, directory)
     return network
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_packed_rows_have_the_hidden_states_of_each_segment_alone(variant, layout, tmp_path):
+def test_packed_rows_have_the_hidden_states_of_each_segment_alone(variant, rank_mesh, tmp_path):
     name, changes = VARIANTS[variant]
     theirs = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(
         getattr(transformers, f"{name}Config")(**SMALL | changes)
@@ -69,12 +67,12 @@ def test_packed_rows_have_the_hidden_states_of_each_segment_alone(variant, layou
         for parameter in theirs.parameters():  # none at its neutral value
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
     theirs.save_pretrained(tmp_path)
-    network = network_of(tmp_path, layout)
+    network = network_of(tmp_path, rank_mesh)
     items = episodes(5, longest=20)
     for item in items:
         item.arrays["token_ids"] %= SMALL["vocab_size"]
     batch = pack(items, [[0, 1, 2], [3, 4]], 64, start=3)
-    rows = rows_of(layout, network.spec, batch)
+    rows = rows_of(rank_mesh, network.spec, batch)
     with torch.no_grad():
         logits = network(lambda h, w: h @ w.T, rows.token_ids, rows.positions, rows.segments)
         cap = network.spec.final_softcap
@@ -87,9 +85,7 @@ def test_packed_rows_have_the_hidden_states_of_each_segment_alone(variant, layou
 
 
 def reference_varlen(query, key, value, starts, key_starts, *_, scale, window_size, enable_gqa=False):
-    """What torch.nn.attention.varlen says of itself: run by run, the last query beside the last
-    key.
-    """
+    """Computes torch.nn.attention.varlen as documented: run by run, last query beside last key."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     out = torch.empty_like(query)
@@ -143,14 +139,14 @@ def gradients(network, rows):
     return {name: parameter.grad.full_tensor() for name, parameter in model.parameters(network)}
 
 
-def test_computing_layers_again_changes_no_gradient(layout, tmp_path):
+def test_computing_layers_again_changes_no_gradient(rank_mesh, tmp_path):
     directory = models.make_model(tmp_path)
     items = episodes(6)
     batch = pack(items, first_fit(items, 64), 64)
     want = None
     for remat in ("none", "full", "dots"):
-        network = network_of(directory, layout, remat=remat)
-        found = gradients(network, rows_of(layout, network.spec, batch))
+        network = network_of(directory, rank_mesh, remat=remat)
+        found = gradients(network, rows_of(rank_mesh, network.spec, batch))
         want = want or found
         for name, gradient in found.items():
             torch.testing.assert_close(gradient, want[name], rtol=0, atol=0, msg=name)
@@ -159,7 +155,7 @@ def test_computing_layers_again_changes_no_gradient(layout, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
-def test_compiled_layers_have_the_same_gradients_and_share_what_is_compiled(layout, tmp_path, remat, architecture):
+def test_compiled_layers_have_the_same_gradients_and_share_what_is_compiled(rank_mesh, tmp_path, remat, architecture):
     directory = models.make_model(tmp_path, architecture=architecture, num_layers=4)
     items = episodes(6)
     batch = pack(items, first_fit(items, 64), 64)
@@ -167,15 +163,15 @@ def test_compiled_layers_have_the_same_gradients_and_share_what_is_compiled(layo
     for compile in (False, True):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        network = network_of(directory, layout, remat=remat, compile=compile)
-        found = gradients(network, rows_of(layout, network.spec, batch))
+        network = network_of(directory, rank_mesh, remat=remat, compile=compile)
+        found = gradients(network, rows_of(rank_mesh, network.spec, batch))
         want = want or found
         for name, gradient in found.items():
             torch.testing.assert_close(gradient, want[name], rtol=1e-4, atol=1e-6, msg=name)
     assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] < 8  # of 4 layers, each cut in two by attention
 
 
-def test_padding_is_eos_trains_its_embedding_like_any_other(layout, tmp_path):
+def test_padding_is_eos_trains_its_embedding_like_any_other(rank_mesh, tmp_path):
     directory = models.make_model(tmp_path)
     items = episodes(4)
     batch = pack(items, first_fit(items, 64), 64)
@@ -184,36 +180,37 @@ def test_padding_is_eos_trains_its_embedding_like_any_other(layout, tmp_path):
     found = []
     for pad in (None, token):
         (directory / "config.json").write_text(json.dumps(config | {"pad_token_id": pad}))
-        network = network_of(directory, layout)
-        found.append(gradients(network, rows_of(layout, network.spec, batch))["model.embed_tokens.weight"])
+        network = network_of(directory, rank_mesh)
+        found.append(gradients(network, rows_of(rank_mesh, network.spec, batch))["model.embed_tokens.weight"])
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
     assert found[0][token].any()
 
 
-def test_bfloat16_is_computed_with_and_float32_is_kept(layout, tmp_path):
+def test_bfloat16_is_computed_with_and_float32_is_kept(rank_mesh, tmp_path):
     directory = models.make_model(tmp_path)
     items = episodes(4)
     batch = pack(items, first_fit(items, 64), 64)
     spec = ModelSpec.from_directory(directory)
-    network = model.build(spec, directory, layout, dtype=torch.bfloat16)
+    network = model.build(spec, directory, rank_mesh, dtype=torch.bfloat16)
     model.read_weights(network, directory)
     seen = []
-    rows = rows_of(layout, spec, batch)
+    rows = rows_of(rank_mesh, spec, batch)
     with torch.no_grad():
         network(lambda h, w: seen.extend([h.dtype, w.dtype]), rows.token_ids, rows.positions, rows.segments)
     assert seen == [torch.bfloat16] * 2
     found = gradients(network, rows)
     kept = {parameter.dtype for _, parameter in model.parameters(network)} | {g.dtype for g in found.values()}
     assert kept == {torch.float32}
-    exact = network_of(directory, layout)
-    for name, gradient in gradients(exact, rows_of(layout, spec, batch)).items():
+    exact = network_of(directory, rank_mesh)
+    for name, gradient in gradients(exact, rows_of(rank_mesh, spec, batch)).items():
         distance = torch.linalg.vector_norm(found[name] - gradient) / torch.linalg.vector_norm(gradient)
         assert distance < 0.05, name  # bfloat16 has 8 bits
 
 
-def test_rows_are_dealt_by_what_they_cost_and_every_rank_has_as_many_micro_batches(layout, tmp_path):
-    """Over any number of parts each row is somewhere, once; attention makes one long segment
-    dearer than two short ones.
+def test_rows_are_dealt_by_what_they_cost_and_every_rank_has_as_many_micro_batches(rank_mesh, tmp_path):
+    """Each row is on one rank, for any number of ranks.
+
+    Attention makes one long segment cost more than two short ones.
     """
     spec = ModelSpec.from_directory(models.make_model(tmp_path))
     items = episodes(16, longest=40)
@@ -222,7 +219,7 @@ def test_rows_are_dealt_by_what_they_cost_and_every_rank_has_as_many_micro_batch
     for parts in (1, 2, 3, 5, 20):
         cuts = []
         for part in range(parts):
-            ours = type("Dealt", (Layout,), {"dealt": (part, parts)})(**vars(layout))
+            ours = type("Dealt", (RankMesh,), {"data_shard": (part, parts)})(**vars(rank_mesh))
             cuts.append(micro_batches(batch, batch.loss_mask, ours, spec, 2))
         places = np.concatenate([cut.place for cut in cuts])
         assert sorted(places[places >= 0]) == list(range(16))

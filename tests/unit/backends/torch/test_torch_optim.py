@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rljax.backends.jax import optim as jax_optim
-from rljax.backends.torch.optim import SCHEDULES, Optimizer, Slot, decays, make_schedule
+from rljax.backends.torch.optim import SCHEDULES, Optimizer, TrainedParameter, decays, make_schedule
 from rljax.errors import UserError
 from tests.unit.backends.jax.test_optim import CONFIG, adamw
 
@@ -19,8 +19,10 @@ def setup(config, total=None, copies=1):
     rng = np.random.default_rng(0)
     values = {name: torch.tensor(rng.normal(size=shape), dtype=torch.float32) for name, shape in SHAPES.items()}
     grads = {}
-    slots = [Slot(name, value, lambda name=name: grads[name].clone(), copies) for name, value in values.items()]
-    return values, grads, Optimizer(config, total, "actor.optimizer", slots, lambda x: x.mul_(copies))
+    parameters = [
+        TrainedParameter(name, value, lambda name=name: grads[name].clone(), copies) for name, value in values.items()
+    ]
+    return values, grads, Optimizer(config, total, "actor.optimizer", parameters, lambda x: x.mul_(copies))
 
 
 def random_gradients(steps):

@@ -1,6 +1,4 @@
-"""What learners share, on a framework of numpy arrays: phases, checkpoints, and states that come
-from elsewhere.
-"""
+"""The shared part of learners, on numpy arrays: phases, checkpoints, states of other engines."""
 
 import json
 from types import SimpleNamespace
@@ -22,7 +20,7 @@ NAME = "w"  # of the one parameter
 
 
 class Adam:
-    """Moments of one number, and what it was made for."""
+    """Moments of one number, and the settings it was made with."""
 
     def __init__(self, total_steps):
         self.total_steps = total_steps
@@ -56,7 +54,7 @@ class Critic(Adam):
 
 
 class NumpyLearner(PhasedLearner[Adam, Critic]):
-    """One parameter, to which a step of the policy adds 1 and a supervised one 10."""
+    """One parameter; a step of the policy adds 1 to it, a supervised step 10."""
 
     format = "numpy/1"
 
@@ -223,7 +221,7 @@ def test_what_can_not_be_restored_changes_nothing(model_dir, batch, tmp_path):
     with pytest.raises(UserError, match="of another run"):
         plain.restore(tmp_path / "critic")
     missing = {part: arrays for part, arrays in learner.named_state().items() if part != "nu"}
-    with pytest.raises(UserError, match="nothing of nu in the state of another engine"):
+    with pytest.raises(UserError, match="the other engine's state lacks nu"):
         plain.load_named_state(missing, 5)
     assert state_of(plain) == before and plain._updates == 1
 

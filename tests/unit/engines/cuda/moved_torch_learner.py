@@ -1,7 +1,8 @@
-"""Run in N processes (RANK, ... in the environment): a learner of N fsdp ranks goes on from
-another engine's checkpoint.
+"""A learner of N fsdp ranks that restores another engine's checkpoint; run in N processes.
 
-python -m tests.unit.engines.cuda.moved_torch_learner KIND MODEL WHOLE DAMAGED OUT     rank 0 writes OUT
+Each has RANK and the other variables of torchrun in its environment. Rank 0 writes OUT.
+
+    python -m tests.unit.engines.cuda.moved_torch_learner KIND MODEL WHOLE DAMAGED OUT
 """
 
 from __future__ import annotations

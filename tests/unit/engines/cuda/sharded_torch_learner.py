@@ -1,7 +1,8 @@
-"""Run in N processes (RANK, WORLD_SIZE, ... in the environment): one step of the learner on each
-layout of N ranks.
+"""One step of the learner on each mesh of N ranks; run in N processes.
 
-python -m tests.unit.engines.cuda.sharded_torch_learner MODEL OUT d2 f2 t2 ...     rank 0 writes OUT.npz
+Each has RANK and the other variables of torchrun in its environment. Rank 0 writes OUT.npz.
+
+    python -m tests.unit.engines.cuda.sharded_torch_learner MODEL OUT d2 f2 t2 ...
 """
 
 import re
@@ -43,13 +44,13 @@ def batch_of():
 
 
 def one_row():
-    """Fewer rows than ranks: some have nothing but padding."""
+    """Makes a batch with fewer rows than ranks, so that some ranks have only padding."""
     items = episodes(2, longest=16)
     return pack(items, [[0, 1]], 32)
 
 
 def step(layout: str, model: Path, out: Path, settings: dict) -> dict[str, np.ndarray]:
-    """What a learner says and becomes, whole arrays by name."""
+    """Returns the results of one step and the state after it: whole arrays by name."""
     learner = TorchLearner(config_of(**SETTINGS | settings), pool(layout), model)
     batch = batch_of()
     found = {"score": learner.score(batch), "score of one row": learner.score(one_row())}
@@ -78,7 +79,7 @@ def step(layout: str, model: Path, out: Path, settings: dict) -> dict[str, np.nd
 
 
 def moved(source: str, target: str, model: Path, out: Path, settings: dict) -> np.ndarray:
-    """The score of a checkpoint of one layout on another."""
+    """Scores under the checkpoint of one layout, restored on another."""
     learner = TorchLearner(config_of(**SETTINGS | settings), pool(target), model)
     learner.restore(out / f"checkpoint {source}")
     score = learner.score(batch_of())

@@ -1,6 +1,4 @@
-"""Weights by broadcast to a process that takes them as SGLang does: it joins, is told of a bucket,
-receives it.
-"""
+"""Weights by broadcast to a process that takes part as SGLang does: joins, is told, receives."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from rljax.errors import SamplerError, UserError  # noqa: E402
 
 
 def receive(pipe: Connection) -> None:
-    """The other side: a process of its own, for a group's name is unique in one."""
+    """Runs the other side, in another process, for a group's name is unique in a process."""
     groups: dict[str, Any] = {}
     while True:
         path, body = pipe.recv()
@@ -45,7 +43,7 @@ def receive(pipe: Connection) -> None:
 
 
 class Receiver:
-    """`Post` of a server; None as an answer is a refusal."""
+    """`Post` of a server; an answer of None is a refusal."""
 
     def __init__(self, *, sessions: bool = True, refuses: str = "") -> None:
         context = multiprocessing.get_context("spawn")
@@ -127,7 +125,7 @@ def test_a_server_that_refuses_fails_the_publish(path):
 
 
 def test_a_group_forms_under_torchrun_too(monkeypatch):
-    """Its variables say that somebody else keeps the store."""
+    """torchrun's variables say that another process serves the store."""
     for name, value in {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(broadcast, "JOIN_TIMEOUT", datetime.timedelta(seconds=20))
@@ -141,9 +139,7 @@ def test_a_group_forms_under_torchrun_too(monkeypatch):
 
 
 class Stuck:
-    """Stands for a group of NCCL in which a server does not take part: what is sent never ends,
-    until the group is aborted.
-    """
+    """An NCCL group in which one server takes no part: transfers never end until it is aborted."""
 
     def __init__(self, monkeypatch) -> None:
         self.aborted = threading.Event()
@@ -212,8 +208,9 @@ def test_over_nccl_a_broken_group_is_aborted_off_the_loop_and_the_next_publish_j
 
 @pytest.mark.parametrize("where", ["a server", "the broadcast"])
 def test_a_group_is_gone_while_the_error_that_ended_it_is_still_held(monkeypatch, where):
-    """gloo's sockets close with it: a server that waits in the collective is told so, and can load
-    from a directory.
+    """gloo's sockets close with the group.
+
+    So a server that waits in the collective gets an error, and can load from a directory.
     """
 
     class Group:
@@ -246,7 +243,7 @@ def test_a_group_is_gone_while_the_error_that_ended_it_is_still_held(monkeypatch
 
 @pytest.mark.timeout(60)
 def test_a_process_ends_also_where_what_was_sent_never_does(monkeypatch):
-    """torch may wait for a server that never joins a communicator, and not heed the abort."""
+    """torch may wait for a server that never joins a communicator, and ignore the abort."""
     monkeypatch.setattr(broadcast, "END_TIMEOUT", 0.2)
     monkeypatch.setattr(broadcast, "join", lambda *args: object())
     over = threading.Event()

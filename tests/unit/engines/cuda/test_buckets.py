@@ -1,4 +1,4 @@
-"""Weights cut into buckets: what is in them, how much is held, and what goes with the last."""
+"""Weights cut into buckets: contents, memory, and the fields that come with the last one."""
 
 from __future__ import annotations
 

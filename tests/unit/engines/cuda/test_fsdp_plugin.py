@@ -1,4 +1,4 @@
-"""The engine `fsdp` as `allocation_mode` names it, and the processes it finds."""
+"""The engine `fsdp` in `allocation_mode`, and the processes it finds."""
 
 import pytest
 import torch
@@ -47,5 +47,5 @@ def test_the_pools_devices_are_counted_over_hosts(monkeypatch, first, rank, visi
 
 def test_processes_that_are_not_there_are_asked_for(monkeypatch):
     distributed.join(Pool("fsdp"))
-    with pytest.raises(UserError, match="wants 2 processes, and there are 1"):
+    with pytest.raises(UserError, match="needs 2 processes, and there are 1"):
         distributed.join(Pool("fsdp", fsdp=2))

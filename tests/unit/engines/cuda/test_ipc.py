@@ -1,6 +1,4 @@
-"""Weights by handle to a process that opens them as SGLang does: from an allowed list, by place in
-a buffer it did not make.
-"""
+"""Weights by handle to a process that opens them as SGLang does, from an allowed list of classes."""
 
 from __future__ import annotations
 
@@ -47,16 +45,14 @@ class Careful(pickle.Unpickler):
 
 
 def opened(handle: bytes) -> dict[str, Any]:
-    """As SGLang's FlattenedTensorBucket takes it apart; copies."""
+    """Takes a bucket apart as SGLang's FlattenedTensorBucket does; returns copies."""
     bucket = Careful(io.BytesIO(handle)).load()
     flat = bucket["flattened_tensor"]
     return {m.name: flat[m.start_idx : m.end_idx].view(m.dtype).reshape(m.shape).clone() for m in bucket["metadata"]}
 
 
 def serve(pipe: Connection) -> None:
-    """A process with nothing in common with ours: spawned, and with another key for what it
-    shares.
-    """
+    """Runs a process unrelated to ours: spawned, and with another authentication key."""
     multiprocessing.current_process().authkey = b"other"
     while True:
         tensors = opened(pipe.recv_bytes())
@@ -150,7 +146,7 @@ def test_one_buffer_serves_all_buckets(monkeypatch):
 
 
 def gathers() -> Callable[[int], ipc.Gather]:
-    """`Gather` of each of two ranks, which are threads."""
+    """Makes the `Gather` of two ranks, which are threads."""
     barrier, given = threading.Barrier(2, timeout=60), [b"", b""]
 
     def gather_of(rank: int) -> ipc.Gather:
@@ -167,8 +163,9 @@ def gathers() -> Callable[[int], ipc.Gather]:
 
 
 def test_ranks_give_their_handles_and_wait_until_the_servers_are_done(server):
-    """Two ranks, each with a server on its device: the second follows, and doesn't write over what
-    its server still reads.
+    """Two ranks share a device with a server each.
+
+    The second follows, and doesn't overwrite what its server still reads.
     """
     servers = [server(), server()]
     here, there = iter(WEIGHTS), iter([(name, tensor + 1) for name, tensor in WEIGHTS])
@@ -191,13 +188,13 @@ def test_a_server_that_refuses_or_is_not_there_fails_the_publish(server):
 
 
 def shared_memory() -> set[str]:
-    """What this process has made and nobody has removed."""
+    """Lists the shared memory that this process has made and nobody has removed."""
     gc.collect()
     return {file.name for file in Path("/dev/shm").glob(f"torch_{os.getpid()}_*")}
 
 
 class Gone(Server):
-    """It dies on the way of the n-th bucket: before it opens the handle, or behind that."""
+    """A server that dies at the n-th bucket: before it opens the handle, or after."""
 
     def __init__(self, at: int, opens: bool) -> None:
         super().__init__()
@@ -217,7 +214,7 @@ def test_a_publish_that_fails_leaves_no_memory_behind(ranks, at, opens):
     before = shared_memory()
     for _ in range(2):
         servers = [Gone(at, opens), *(Server() for _ in range(ranks - 1))]
-        gather_of = gathers() if ranks > 1 else lambda rank: ipc.alone
+        gather_of = gathers() if ranks > 1 else lambda rank: ipc.gather_alone
         follower = threading.Thread(target=TorchIpc(iter(WEIGHTS), gather=gather_of(1), bucket_bytes=64).follow)
         if ranks > 1:
             follower.start()

@@ -1,6 +1,4 @@
-"""Each rank of a PyTorch learner takes its shards from a checkpoint of the JAX learner; what one
-refuses, all refuse.
-"""
+"""Ranks of a PyTorch learner restore a JAX learner's checkpoint; what one refuses, all refuse."""
 
 import json
 import os
@@ -22,7 +20,7 @@ KIND = "adapters with a critic"
 
 
 def ranks_of(size: int, *arguments: str | Path) -> list[str]:
-    """Runs the script in so many processes. What each of them says."""
+    """Runs the script in `size` processes and returns their output."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -60,7 +58,7 @@ def test_engine_portability_of_a_jax_checkpoint_to_two_ranks(tmp_path):
     (tmp_path / "damaged" / "tree" / name).write_bytes(b"garbage")
 
     said = ranks_of(2, KIND, model, tmp_path / "whole", tmp_path / "damaged", tmp_path / "found.npz")
-    assert re.search(r"rank 0: checkpoint: .* another rank says why", said[0]), said[0]
+    assert re.search(r"rank 0: checkpoint: .* another rank reports why", said[0]), said[0]
     assert re.search(r"rank 1: checkpoint: .* is corrupt: ", said[1]), said[1]
     found, wanted = dict(np.load(tmp_path / "found.npz")), flat(learner.named_state())
     assert found.keys() == wanted.keys()

@@ -1,4 +1,4 @@
-"""The engines `sglang` and `http` as `allocation_mode` and `rollout.addr` name them."""
+"""The engines `sglang` and `http` in `allocation_mode` and `rollout.addr`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rljax.engines.cuda import plugin as cuda
 from rljax.engines.cuda.transports import Route
 from rljax.engines.http import remote
 from rljax.engines.http.plugin import PLUGIN, TRANSPORTS, attach
-from rljax.engines.http.remote import normalized
+from rljax.engines.http.remote import base_url
 from rljax.errors import UserError
 from rljax.testing.models import config_of
 
@@ -51,9 +51,7 @@ def test_only_a_directory_leads_to_servers_on_other_machines(transport):
         if transport in ("", "directory"):
             asked(elsewhere)()
         else:
-            with pytest.raises(
-                UserError, match=f"^sglang.transport: {transport} leads to .*(10.0.0.1:1|b:2) may be on another"
-            ):
+            with pytest.raises(UserError, match=f"^sglang.transport: {transport} needs .*(10.0.0.1:1|b:2) may be on another"):
                 asked(elsewhere)()
 
 
@@ -68,7 +66,7 @@ def test_only_a_directory_leads_to_a_running_server_on_several_devices(monkeypat
     if transport == "directory" or devices == 1:
         assert attach(config).version == 3
     else:
-        with pytest.raises(UserError, match=f"sglang.transport: {transport} leads to .* http://127.0.0.1:1 is on 2"):
+        with pytest.raises(UserError, match=f"sglang.transport: {transport} needs .* http://127.0.0.1:1 is on 2"):
             attach(config)
 
 
@@ -78,7 +76,7 @@ def test_only_a_directory_leads_to_a_running_server_on_several_devices(monkeypat
 )
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(UserError, match=r"rollout\.addr"):
-        normalized(address)
+        base_url(address)
 
 
 def test_too_old_an_sglang_is_refused_before_anything_starts(monkeypatch):

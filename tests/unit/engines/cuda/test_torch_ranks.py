@@ -1,6 +1,4 @@
-"""The learner in several processes gives the numbers it gives in one, however rows and parameters
-are split.
-"""
+"""A learner in several processes gives the numbers it gives in one, however it is split."""
 
 import os
 import socket
@@ -28,7 +26,7 @@ def free_port() -> int:
 
 
 def run(size: int, model: Path, out: Path, *layouts: str) -> dict[str, dict[str, np.ndarray]]:
-    """The script in so many processes: layout -> name -> array."""
+    """Runs the script in several processes and returns {layout: {name: array}}."""
     out.mkdir()
     port = free_port()
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}

@@ -1,6 +1,4 @@
-"""The fake engine's arithmetic is the oracle's, its gradient is the slope, its samples are of the
-distribution it reports.
-"""
+"""The fake engine: the oracle's arithmetic, a gradient that is the slope, and samples by log-probs."""
 
 import asyncio
 import dataclasses
@@ -43,7 +41,7 @@ def _batch(random, n=6):
 
     return packing.batch_of(
         trajectories,
-        packing.lay_out([len(t) for t in trajectories], 12),
+        packing.pack([len(t) for t in trajectories], 12),
         loss_weight=[np.full(len(t), 0.1, np.float32) for t in trajectories],
         advantage=per_token(1.0),
         proximal_logp=[t.behavior_logp + d for t, d in zip(trajectories, per_token(0.1), strict=True)],
@@ -85,7 +83,7 @@ def test_unit_ratio_of_the_samplers_log_probs_and_the_learners(model_dir):
     mask = np.arange(len(ids)) >= 2
     padded = np.where(mask, np.concatenate([[0, 0], done.logp]), 0).astype(np.float32)
     trajectory = Trajectory(ids, mask, padded, np.where(mask, 0, -1).astype(np.int32), 0.0, {}, done.finish)
-    batch = packing.batch_of([trajectory], packing.lay_out([len(ids)], 8))
+    batch = packing.batch_of([trajectory], packing.pack([len(ids)], 8))
     np.testing.assert_array_equal(learner.score(batch), batch.behavior_logp)
 
 

@@ -1,6 +1,4 @@
-"""A server that speaks SGLang's protocol and does what a test says: breaks off, refuses, hangs,
-labels tokens late.
-"""
+"""A scripted server with SGLang's protocol: breaks off, refuses, hangs or labels late on request."""
 
 from __future__ import annotations
 
@@ -15,16 +13,17 @@ import numpy as np
 from aiohttp import web
 
 from rljax.engines.http.client import HttpSampler
-from rljax.engines.http.remote import Facts, Remote
+from rljax.engines.http.remote import Remote, ServerInfo
 
 CONTEXT = 256
-SGLANG_17 = Facts(release=(0, 5, 17), ours=False, overlapped=True, context_length=CONTEXT, vocabulary=1000)
-SGLANG_23 = Facts(release=(0, 5, 23), ours=False, overlapped=False, context_length=CONTEXT, vocabulary=1000)
+SGLANG_17 = ServerInfo(release=(0, 5, 17), ours=False, overlapped=True, context_length=CONTEXT, vocabulary=1000)
+SGLANG_23 = ServerInfo(release=(0, 5, 23), ours=False, overlapped=False, context_length=CONTEXT, vocabulary=1000)
 
 
 def next_token(context: Sequence[int]) -> int:
-    """The model: a token is a function of all tokens before it, so that a completion can be
-    checked wherever it was cut.
+    """Samples the model: a token is a function of all tokens before it.
+
+    So a completion can be checked wherever it was cut.
     """
     value = 17
     for token in context:
@@ -40,9 +39,9 @@ def continuation(prompt: Sequence[int], count: int) -> list[int]:
 
 
 class ScriptedServer:
-    """Samples a token a step.
+    """Samples one token per step.
 
-    `script` is asked before each token of each request and may do harm.
+    `script` is called before each token of each request, and may misbehave.
     """
 
     def __init__(self) -> None:
@@ -146,6 +145,6 @@ class ScriptedServer:
         return b"data: " + json.dumps({"text": "", "output_ids": shown, "meta_info": meta}).encode() + b"\n\n"
 
 
-def client_of(*servers: ScriptedServer, facts: Facts = SGLANG_17, token: str | None = None, **options: Any) -> HttpSampler:
-    remotes = [Remote(server.base, facts, token) for server in servers]
+def client_of(*servers: ScriptedServer, info: ServerInfo = SGLANG_17, token: str | None = None, **options: Any) -> HttpSampler:
+    remotes = [Remote(server.base, info, token) for server in servers]
     return HttpSampler(remotes, **({"version": 0} | options))

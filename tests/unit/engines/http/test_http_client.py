@@ -20,7 +20,7 @@ from rljax.engines.http.continuation import remaining
 from rljax.engines.http.plugin import sampler_of
 from rljax.engines.http.remote import Remote
 from rljax.errors import RequestLost, SamplerError, UserError
-from rljax.rollout.producer import PatientGenerator
+from rljax.rollout.producer import RetryingGenerator
 from rljax.testing.harness import make_config
 from rljax.testing.sampler_contract import publish
 from rljax.types import Completion, Finish, Request, SamplingParams
@@ -34,7 +34,7 @@ def request(name: str = "0/1#0", prompt=PROMPT, **params) -> Request:
 
 
 def with_servers(count: int):
-    """Runs a coroutine test with started servers, which are stopped whatever happens."""
+    """Runs a coroutine test with started servers, and stops them in any case."""
 
     def decorate(test):
         @functools.wraps(test)
@@ -67,7 +67,7 @@ def impatient(monkeypatch):
 
 
 def break_at(token: int, times: int = 1):
-    """A script that breaks a stream off before a token, so many times."""
+    """Returns a script that breaks a stream off before a token, `times` times."""
     left = [times]
 
     def script(server: ScriptedServer, at: int):
@@ -96,9 +96,7 @@ async def test_cumulative_and_incremental_streams_give_one_completion(server, in
 
 
 def test_no_request_goes_out_on_a_connection_that_the_server_is_about_to_close(monkeypatch):
-    """The end of an idle connection and a request on it pass each other: the client sees a server
-    that died.
-    """
+    """A request may cross the server's close of an idle connection, as if the server had died."""
     monkeypatch.setattr(remote_module, "SERVERS_KEEP", 0.4)
     connections = []
 
@@ -119,7 +117,7 @@ def test_no_request_goes_out_on_a_connection_that_the_server_is_about_to_close(m
     async def body():
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         remote = Remote(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", SGLANG_17, None)
-        async with server, remote_module.session_of() as session:
+        async with server, remote_module.make_session() as session:
             for pause in (0, 0, 2 * remote_module.SERVERS_KEEP):
                 await asyncio.sleep(pause)
                 assert await remote.post(session, "/continue_generation", {}, 10) == {}
@@ -162,13 +160,11 @@ async def test_attempts_without_a_token_are_counted_and_then_the_request_is_lost
 @pytest.mark.parametrize("harm", ["abort", "break"])
 @with_servers(1)
 async def test_nested_retries_are_not_multiplied_at_a_server(server, harm):
-    """A server that aborts each attempt, or breaks it off, gets 1 + request_retries requests,
-    whoever else retries.
-    """
+    """A server that aborts or breaks off each attempt gets 1 + request_retries requests, not more."""
     server.script = lambda _, at: harm
     lost = []
     sampler = client_of(server, request_retries=3)
-    patient = PatientGenerator(sampler, timeout=60.0, retries=3, lost=lost.append)
+    patient = RetryingGenerator(sampler, timeout=60.0, retries=3, lost=lost.append)
     with pytest.raises(RequestLost, match="lost after 4 attempts"):
         await patient.generate(request())
     assert len(server.bodies) == 4 and len(lost) == 1
@@ -209,7 +205,7 @@ async def test_a_refused_request_is_the_callers_error_and_not_repeated(server):
 async def test_a_request_that_takes_too_long_is_lost_and_aborted(server):
     server.step = 5.0
     sampler = client_of(server)
-    patient = PatientGenerator(sampler, timeout=0.2, retries=3, lost=lambda error: None)
+    patient = RetryingGenerator(sampler, timeout=0.2, retries=3, lost=lambda error: None)
     with pytest.raises(SamplerError, match=r"rollout\.request_timeout"):
         await patient.generate(request())
     assert len(server.bodies) == 1  # the time is up for all attempts together
@@ -244,9 +240,7 @@ async def test_a_group_overflows_when_its_server_is_far_busier(one, two):
 
 @with_servers(1)
 async def test_a_prompt_is_checked_against_vocabulary_and_context_before_it_is_sent(server):
-    """SGLang on the CPU dies of an id outside the vocabulary, and refuses what the context has no
-    room for.
-    """
+    """SGLang on the CPU dies of an id outside the vocabulary, and refuses too long a prompt."""
     sampler = client_of(server)
     for prompt in ([3, 1000], [-1], [], [1] * CONTEXT):
         with pytest.raises(UserError):
@@ -269,7 +263,7 @@ async def test_the_token_is_sent(server):
 
 
 async def swapped(server: ScriptedServer, sampler, tmp_path, at: int, count: int = 24) -> Completion:
-    """A publish while the server has sampled `at` tokens of a completion."""
+    """Publishes after the server has sampled `at` tokens of a completion."""
     reached = asyncio.Event()
     server.script = lambda _, token: reached.set() if token == at else None
     server.step = 0.005
@@ -279,25 +273,23 @@ async def swapped(server: ScriptedServer, sampler, tmp_path, at: int, count: int
     return await task
 
 
-@pytest.mark.parametrize("facts", [SGLANG_23, SGLANG_17], ids=["spans", "labels"])
+@pytest.mark.parametrize("info", [SGLANG_23, SGLANG_17], ids=["spans", "labels"])
 @with_servers(1)
-async def test_a_swap_under_a_request_is_seen_at_its_token(server, tmp_path, facts):
-    server.spans = facts is SGLANG_23
-    sampler = client_of(server, facts=facts)
+async def test_a_swap_under_a_request_is_seen_at_its_token(server, tmp_path, info):
+    server.spans = info is SGLANG_23
+    sampler = client_of(server, info=info)
     completion = await swapped(server, sampler, tmp_path, at=8)
     is_whole(completion, 24)
     old = int((completion.versions == 0).sum())
     # Spans are exact; a first label under new weights is held to be late by one chunk, here one token.
-    assert 8 <= old - (facts is SGLANG_17) <= 10
+    assert 8 <= old - (info is SGLANG_17) <= 10
     assert np.all(np.diff(completion.versions) >= 0) and completion.versions[-1] == 1
     await sampler.close()
 
 
 @with_servers(1)
 async def test_a_label_read_after_the_reply_never_makes_a_token_younger(server, tmp_path):
-    """The front end of an old server knows of new weights before the tokens of the old ones have
-    passed it.
-    """
+    """An old server's front end knows of new weights before the tokens of the old ones pass it."""
     early = [False]
     server.relabel = lambda version: 1 if early[0] else version
     sampler = client_of(server)
@@ -313,7 +305,7 @@ async def test_a_label_read_after_the_reply_never_makes_a_token_younger(server, 
 
 @with_servers(1)
 async def test_requests_use_a_cache_of_their_weights_and_of_their_run_alone(server, tmp_path):
-    """No stale cache at a server that keeps the cache of older weights for what is in flight."""
+    """No stale cache at a server that keeps the cache of older weights for requests in flight."""
     sampler, another_run = client_of(server), client_of(server)
     await sampler.generate(request())
     await publish(sampler, WeightsInDirectory(tmp_path), 1)
@@ -327,11 +319,11 @@ async def test_requests_use_a_cache_of_their_weights_and_of_their_run_alone(serv
 
 
 @pytest.mark.parametrize(
-    ("recompute", "facts", "mode"), [(False, SGLANG_17, "in_place"), (True, SGLANG_23, "retract"), (True, SGLANG_17, "abort")]
+    ("recompute", "info", "mode"), [(False, SGLANG_17, "in_place"), (True, SGLANG_23, "retract"), (True, SGLANG_17, "abort")]
 )
 @with_servers(1)
-async def test_recomputing_retracts_or_aborts_and_submits_again(server, tmp_path, recompute, facts, mode):
-    sampler = client_of(server, facts=facts, recompute=recompute)
+async def test_recomputing_retracts_or_aborts_and_submits_again(server, tmp_path, recompute, info, mode):
+    sampler = client_of(server, info=info, recompute=recompute)
     completion = await swapped(server, sampler, tmp_path, at=6)
     is_whole(completion, 24)
     assert ("pause_generation", {"mode": mode}) in server.calls
@@ -346,8 +338,9 @@ async def test_recomputing_retracts_or_aborts_and_submits_again(server, tmp_path
 
 @with_servers(1)
 async def test_memory_is_released_with_nothing_running_and_back_before_weights_come(server, tmp_path):
-    """A request in flight is aborted first, for SGLang dies of it, and goes on behind its tokens
-    under the next weights.
+    """A request in flight is aborted first, for SGLang would die of it.
+
+    The request continues behind its tokens, under the next weights.
     """
     sampler = client_of(server, lends=True)
     reached = asyncio.Event()
@@ -449,7 +442,7 @@ async def test_weights_that_are_published_twice_are_held_still(server, tmp_path)
 
 
 class Received:
-    """A broadcast that notes which servers it is sent to, in their order."""
+    """A broadcast that records the servers it is sent to, in order."""
 
     def __init__(self):
         self.members = []
@@ -460,7 +453,7 @@ class Received:
 
 @with_servers(3)
 async def test_servers_take_part_in_their_order_also_when_one_was_started_again(one, two, three):
-    """By ipc the k-th server is given the memory of the k-th device."""
+    """The k-th server gets the memory of the k-th device by ipc."""
     servers, received = (one, two, three), Received()
     sampler = client_of(*servers)
     for lagging in range(3):
@@ -474,7 +467,7 @@ async def test_servers_take_part_in_their_order_also_when_one_was_started_again(
 
 @with_servers(1)
 async def test_a_server_that_swallows_requests_keeps_no_publish_waiting(server, tmp_path):
-    """The watch asks for it, again and again, and waits for an answer each time."""
+    """The watch checks such a server again and again, and waits for an answer each time."""
     silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(3600), "127.0.0.1", 0)
     async with silent:
         there = Remote(server.base, SGLANG_17, None)

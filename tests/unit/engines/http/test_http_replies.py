@@ -1,4 +1,4 @@
-"""Which version made a token, from what the kinds of servers report."""
+"""Versions of tokens, reconstructed from the reports of all kinds of servers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def truth_of(history) -> list[int]:
 @given(histories, st.booleans(), st.booleans())
 def test_however_a_stream_is_cut_the_tokens_and_exact_versions_come_back(history, incremental, overlapped):
     truth = truth_of(history)
-    reply, total = Reply(sent_at=0, overlapped=overlapped), 0
+    reply, total = Reply(version_when_sent=0, overlapped=overlapped), 0
     for index, (count, _) in enumerate(history):
         last = index == len(history) - 1
         start, total = total, total + count
@@ -54,11 +54,12 @@ def test_however_a_stream_is_cut_the_tokens_and_exact_versions_come_back(history
 
 @given(histories, st.lists(st.booleans(), min_size=12, max_size=12))
 def test_labels_alone_never_make_a_token_younger_than_it_is(history, overtaken):
-    """The front end labels a chunk with what it knows when the chunk passes; a swap may overtake
-    the chunk before it.
+    """The front end labels a chunk with the version it knows when the chunk passes.
+
+    A swap may overtake the chunk before it.
     """
     truth = truth_of(history)
-    reply, total, version = Reply(sent_at=0, overlapped=True), 0, 0
+    reply, total, version = Reply(version_when_sent=0, overlapped=True), 0, 0
     for (count, swap), early in zip(history, overtaken, strict=False):
         total += count
         reply.add(chunk(total, list(range(total)), version + (swap and early)))
@@ -68,8 +69,8 @@ def test_labels_alone_never_make_a_token_younger_than_it_is(history, overtaken):
 
 
 def test_spans_of_increments_add_up():
-    """Our server reports each chunk's own."""
-    reply = Reply(sent_at=3, overlapped=False)
+    """Our server reports the spans of each chunk alone."""
+    reply = Reply(version_when_sent=3, overlapped=False)
     reply.add(chunk(2, [0, 1], 3, None, spans([3, 3])))
     reply.add(chunk(4, [2, 3], 4, None, spans([3, 4], 2)))
     reply.add(chunk(4, [], 4, "stop"))

@@ -1,4 +1,4 @@
-"""Our server: what it answers, whom it lets in, and that no body makes it fail or hang."""
+"""Our server: its answers, its access control, and that no body makes it fail or hang."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rljax.engine import Sampler, WeightSource
 from rljax.engines.http.access import weight_directory
 from rljax.engines.http.protocol import BadRequest
-from rljax.engines.http.server import NOT_OFFERED, SamplerServer, ServerOptions, is_loopback
+from rljax.engines.http.server import UNSUPPORTED, SamplerServer, ServerOptions, is_loopback
 from rljax.errors import SamplerError, UserError
 from rljax.testing.sampler_contract import Loop
 from rljax.types import Completion, Finish, Piece, Request
@@ -320,7 +320,7 @@ def test_pickles_and_code_of_the_models_own_are_never_loaded(weights):
         weight_directory(str(weights / "7"), [weights])
 
 
-@pytest.mark.parametrize("path", NOT_OFFERED)
+@pytest.mark.parametrize("path", UNSUPPORTED)
 def test_what_would_unpickle_is_refused_by_name(served, path):
     status, text = served.post(path, {"serialized_named_tensors": ["gASV"]})
     assert status == 400 and "update_weights_from_disk" in text
@@ -339,7 +339,7 @@ PATHS = (
     "/abort_request",
     "/flush_cache",
     "/update_weights_from_disk",
-    *NOT_OFFERED,
+    *UNSUPPORTED,
 )
 GETS = ("/health", "/health_generate", "/get_model_info", "/model_info", "/get_server_info", "/server_info")
 KEYS = st.sampled_from(
@@ -359,7 +359,7 @@ OBJECTS = st.dictionaries(KEYS, VALUES, max_size=8)
 
 @st.composite
 def nearly_right(draw) -> dict[str, Any]:
-    """A good /generate with a few fields broken."""
+    """Draws a valid /generate body with a few broken fields."""
     body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}, "stream": draw(st.booleans())}
     for _ in range(draw(st.integers(1, 2))):
         target = draw(st.sampled_from([body, body["sampling_params"]]))

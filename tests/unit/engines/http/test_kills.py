@@ -1,9 +1,8 @@
-"""Whole training runs whose servers are killed in the middle: nothing lost, nothing twice, no
-token of the wrong weights.
+"""Training runs whose servers are killed: nothing lost, nothing twice, no token of wrong weights.
 
-The servers are ours, processes of their own. At a lag of 0 the behavior policy is the proximal
-one, so the weight between them is 1 unless a token was made by other weights than its version
-says: a restarted server has those of the beginning.
+The servers are our own, in other processes. At a lag of 0 the behavior policy is the proximal one,
+so the weight between them is 1 unless a token was made by other weights than its version says: a
+restarted server has the initial ones.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ KILL_AT, HOLD_AT = 20, 80  # episodes begun when a server is killed, and when th
 
 
 class Servers:
-    """Processes at fixed ports. Also `Replicas`, for a sampler that is to restart them itself."""
+    """Processes at fixed ports. Also `Replicas`, for a sampler that restarts them itself."""
 
     def __init__(self, model_dir: Path, count: int) -> None:
         self._model_dir = model_dir
@@ -60,7 +59,7 @@ class Servers:
         return answers(self.ports[index])
 
     def version(self, index: int) -> int:
-        """Of its weights; -1 while it doesn't answer."""
+        """Returns the version of the weights; -1 while the server doesn't answer."""
         try:
             return inspect(f"http://127.0.0.1:{self.ports[index]}", None)[1]
         except ServerLost:
@@ -73,7 +72,7 @@ class Servers:
 
 
 def answers(port: int) -> Remote:
-    """Waits for a server."""
+    """Waits until a server answers."""
     for _ in range(600):
         try:
             base = f"http://127.0.0.1:{port}"
@@ -84,8 +83,10 @@ def answers(port: int) -> Remote:
 
 
 class Killing(Repeat):
-    """Kills server 0 while an episode is being generated. It is brought back by somebody else, by
-    the run, or not at all; if it is, the run doesn't end before the server has taken part again.
+    """Kills server 0 while an episode is being generated.
+
+    Another process restarts it, or the run does, or nothing. If it is restarted, the run doesn't
+    end before the server has taken part again.
     """
 
     def __init__(self, servers: Servers, restarted_by: str) -> None:

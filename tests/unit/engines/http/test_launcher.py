@@ -60,7 +60,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(args["--port"])), Handler).ser
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch) -> Path:
-    """A package `sglang` that only the servers find."""
+    """Makes a package `sglang` that only the servers find."""
     package = tmp_path / "site" / "sglang"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -97,8 +97,8 @@ def test_servers_start_on_their_own_ports_and_stop_with_their_children(stand_in,
     servers = SglangServers(config(tmp_path), Pool("sglang", data=2), tmp_path)
     started = [p.pid for p in children() if p not in before]
     assert len({remote.base for remote in servers.remotes}) == 2
-    assert servers.remotes[0].facts.overlapped and servers.remotes[0].facts.context_length == 64
-    assert servers.died(0) is None and len(started) == 6  # a guard, a server and its child, twice
+    assert servers.remotes[0].info.overlapped and servers.remotes[0].info.context_length == 64
+    assert servers.died(0) is None and len(started) == 6  # a reaper, a server and its child, twice
     servers.close()
     assert gone(started)
 
@@ -135,9 +135,9 @@ def test_a_server_that_never_answers_is_given_up(stand_in, tmp_path):
 def test_a_dead_server_is_started_again_until_it_has_died_too_often(stand_in, tmp_path):
     servers = SglangServers(config(tmp_path, restarts=1), Pool("sglang"), tmp_path)
     for attempt in range(2):
-        guarded = psutil.Process(servers._processes[0].guard.pid).children()[0]
-        os.kill(guarded.pid, signal.SIGKILL)
-        servers._processes[0].guard.wait(10)
+        server = psutil.Process(servers._processes[0].reaper.pid).children()[0]
+        os.kill(server.pid, signal.SIGKILL)
+        servers._processes[0].reaper.wait(10)
         assert "ended with status" in str(servers.died(0))
         if attempt == 0:
             assert servers.restart(0).base == servers._processes[0].base
@@ -149,7 +149,7 @@ def test_a_dead_server_is_started_again_until_it_has_died_too_often(stand_in, tm
 
 @pytest.mark.parametrize("when", ["while the dead one is stopped", "while the new one starts"])
 def test_nothing_is_started_once_the_servers_are_closed(stand_in, tmp_path, monkeypatch, when):
-    """A run ends while a server is being started again: with what it started last, too."""
+    """A run may end while a server is being restarted; the new process ends too."""
     before = children()
     servers = SglangServers(config(tmp_path), Pool("sglang"), tmp_path)
     if when == "while the new one starts":
@@ -167,28 +167,28 @@ def test_nothing_is_started_once_the_servers_are_closed(stand_in, tmp_path, monk
 
 
 def test_servers_end_with_a_process_that_is_killed(tmp_path):
-    """Nobody is left to say so: the guard sees that its stdin was closed."""
+    """A killed process can't stop its servers: the reaper sees that its stdin was closed."""
     program = f"""
         import subprocess, sys, time
         sleep = "import time; time.sleep(600)"
         tree = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {{sleep!r}}]); {{sleep}}"
-        guard = subprocess.Popen([sys.executable, {reaper.__file__!r}, "1", sys.executable, "-c", tree],
+        started = subprocess.Popen([sys.executable, {reaper.__file__!r}, "1", sys.executable, "-c", tree],
                                  stdin=subprocess.PIPE, start_new_session=True)
-        print(guard.pid, flush=True)
+        print(started.pid, flush=True)
         time.sleep(600)
     """
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
-    guardian = psutil.Process(int(parent.stdout.readline()))
+    reaping = psutil.Process(int(parent.stdout.readline()))
     end = time.monotonic() + 10
-    while len(tree := guardian.children(recursive=True)) < 2 and time.monotonic() < end:
+    while len(tree := reaping.children(recursive=True)) < 2 and time.monotonic() < end:
         time.sleep(0.02)
     assert len(tree) == 2
     parent.kill()
     parent.wait()
-    assert gone([guardian.pid, *(process.pid for process in tree)])
+    assert gone([reaping.pid, *(process.pid for process in tree)])
 
 
-def test_a_guard_that_is_killed_takes_the_server_along(tmp_path):
+def test_a_reaper_that_is_killed_takes_the_server_along(tmp_path):
     process = subprocess.Popen(
         [sys.executable, reaper.__file__, "1", sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.PIPE
     )
@@ -212,7 +212,9 @@ def test_what_is_no_python_is_refused_in_a_line(tmp_path, text):
     program = tmp_path / "program"
     program.write_text(text)
     program.chmod(0o755)
-    with pytest.raises(UserError, match=r"sglang\.python: .*program is no Python[^\n]*bin/python"):
+    with pytest.raises(
+        UserError, match=r"sglang\.python: .*program (can.t be run|printed no version of SGLang)[^\n]*bin/python"
+    ):
         installed_release(str(program))
 
 

@@ -1,4 +1,4 @@
-"""What a model directory holds beside its weights."""
+"""Files of a model directory beside its weights: config, generation config, tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rljax.errors import UserError
 from rljax.hf.spec import CONFIG, ModelSpec
 from rljax.hf.weights import write_json
 
-COPIED = (  # beside config.json and the weights; whatever of it the source has
+COPIED = (  # files to copy if the source has them
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -25,13 +25,14 @@ COPIED = (  # beside config.json and the weights; whatever of it the source has
 
 
 def write_companions(directory: Path, spec: ModelSpec, dtype: str, source: Path | None) -> None:
-    """Makes the directory and writes config.json and, from the source if there is one, generation
-    config and tokenizer.
+    """Writes config.json, and copies generation config and tokenizer from the source.
+
+    The directory is created if missing.
 
     Args:
-      dtype: of the weights that are written there.
-      source: the directory the model came from. None: config.json is made of the spec, and there
-        is no tokenizer.
+      dtype: dtype of the weights that are written there.
+      source: the directory the model came from. None: config.json is made from the spec, and
+        there is no tokenizer.
 
     Raises:
       UserError: the disk is full or not writable.

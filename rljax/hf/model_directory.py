@@ -1,6 +1,4 @@
-"""The Hugging Face directory that a run starts from: one that exists, or one that is made on the
-spot.
-"""
+"""The Hugging Face directory that a run starts from: an existing one, or a new random model."""
 
 from __future__ import annotations
 
@@ -10,7 +8,8 @@ from pathlib import Path
 
 from rljax.config.schema import ActorConfig
 from rljax.errors import UserError
-from rljax.hf import init_directory, tokenizer
+from rljax.hf.init import init_directory
+from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -23,12 +22,13 @@ _TOKENIZER_FILES = (
 )
 
 
-def prepare(actor: ActorConfig, init: Path, *, seed: int) -> Path:
-    """The directory of `actor.path`; with `actor.init_from_scratch`, a random model that is made
-    in `init` unless it is there.
+def prepare_model_directory(actor: ActorConfig, init: Path, *, seed: int) -> Path:
+    """Returns the directory of `actor.path`, or makes a random model.
+
+    With `actor.init_from_scratch` the model is made in `init`, unless it is there already.
 
     Raises:
-      UserError: when there is no such directory, or its tokenizer is missing.
+      UserError: there is no such directory, or its tokenizer is missing.
     """
     if not actor.init_from_scratch:
         directory = Path(actor.path)
@@ -46,17 +46,17 @@ def prepare(actor: ActorConfig, init: Path, *, seed: int) -> Path:
 
 def _make(actor: ActorConfig, directory: Path, seed: int) -> None:
     if actor.init.tokenizer == "char":
-        tokenizer.build_char_tokenizer(directory)
+        build_char_tokenizer(directory)
     else:
         _copy_tokenizer(Path(actor.init.tokenizer), directory)
-    words = tokenizer.load(directory)
+    tokenizer = load_tokenizer(directory)
     init_directory(
         actor.init,
         directory,
         seed=seed,
-        vocab_size=words.vocab_size,
-        eos_token_ids=words.eos_token_ids,
-        pad_token_id=words.pad_token_id,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        pad_token_id=tokenizer.pad_token_id,
     )
 
 

@@ -1,13 +1,14 @@
-"""The process that reward functions run in: one JSON object a line in, one a line out, until the
-input ends.
+"""Main program of a reward process: one JSON object per line in, one per line out.
 
-    {"id": 7, "prompt": {...}, "completion": "46"}  ->  {"id": 7, "reward": 1.0, "components": {"exact": 1.0}}
-                                                    or  {"id": 7, "error": "ValueError: ...", "traceback": "..."}
-                                                    or  {"id": 7, "timeout": true}        (async functions)
+    {"id": 7, "prompt": {...}, "completion": "46"}
+    ->  {"id": 7, "reward": 1.0, "components": {"exact": 1.0}}
+    or  {"id": 7, "error": "ValueError: ...", "traceback": "..."}
+    or  {"id": 7, "timeout": true}        (async functions)
 
-The first line out is {"ready": true, "async": false} or {"refused": "why"}. The process imports
-neither jax nor torch. A plain function has the process for itself, and a call that does not end is
-killed with it. Calls of an async function run side by side and are cancelled one by one.
+It ends with its input. The first line out is {"ready": true, "async": false} or {"refused": "why"}.
+The process imports neither jax nor torch. A plain function has the process for itself, and a call
+that does not end is killed with it. Calls of an async function run side by side and are cancelled
+one by one.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main(name: str, memory_mb: int, timeout: float, parent: int) -> None:
 def _answer(function: Any, job: dict[str, Any]) -> dict[str, Any]:
     try:
         score = score_of(function(Prompt(**job["prompt"]), job["completion"]))
-    except BaseException as error:  # SystemExit of user code must not end the process unheard
+    except BaseException as error:  # SystemExit of user code must not end the process silently
         return _failure(error)
     return {"reward": score.reward, "components": dict(score.components)}
 
@@ -72,7 +73,7 @@ async def _serve_async(function: Any, jobs: BinaryIO, answers: BinaryIO, timeout
         task = asyncio.create_task(run(json.loads(line)))
         running.add(task)
         task.add_done_callback(running.discard)
-    os._exit(0)  # the parent is gone or has closed the pool: nobody waits for what still runs
+    os._exit(0)  # the parent is gone or has closed the pool: nobody waits for running calls
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
@@ -86,8 +87,9 @@ def _say(answers: BinaryIO, message: dict[str, Any]) -> None:
 
 
 def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The two pipes for us alone: what user code prints goes to stderr, and it reads an empty
-    stdin.
+    """Takes stdin and stdout for the protocol alone.
+
+    Output of user code goes to stderr, and its stdin is empty.
     """
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -9,8 +9,8 @@ from rljax.config import io as config_io
 from rljax.config.schema import ActorConfig
 from rljax.configs import quickstart
 from rljax.errors import UserError
-from rljax.hf import prepare as model_directory
-from rljax.hf import tokenizer
+from rljax.hf.model_directory import prepare_model_directory
+from rljax.hf.tokenizer import load_tokenizer
 
 
 def actor(**changes) -> ActorConfig:
@@ -22,37 +22,37 @@ def files(directory) -> dict[str, bytes]:
 
 
 def test_made_on_the_spot_from_the_seed_and_then_left_alone(tmp_path):
-    first = model_directory.prepare(actor(), tmp_path / "a" / "init", seed=1)
+    first = prepare_model_directory(actor(), tmp_path / "a" / "init", seed=1)
     assert first == tmp_path / "a" / "init"
     made = files(first)
-    assert files(model_directory.prepare(actor(), tmp_path / "b" / "init", seed=1)) == made
-    assert files(model_directory.prepare(actor(), tmp_path / "c" / "init", seed=2)) != made
-    assert files(model_directory.prepare(actor(), first, seed=2)) == made  # it is there: a resumed run starts from the same
-    words = tokenizer.load(first)
+    assert files(prepare_model_directory(actor(), tmp_path / "b" / "init", seed=1)) == made
+    assert files(prepare_model_directory(actor(), tmp_path / "c" / "init", seed=2)) != made
+    assert files(prepare_model_directory(actor(), first, seed=2)) == made  # it is there: a resumed run starts from the same
+    tokenizer = load_tokenizer(first)
     config = json.loads((first / "config.json").read_text())
-    assert config["vocab_size"] == words.vocab_size and config["eos_token_id"] in words.eos_token_ids
+    assert config["vocab_size"] == tokenizer.vocab_size and config["eos_token_id"] in tokenizer.eos_token_ids
 
 
 def test_a_half_made_model_of_a_killed_run_is_made_again(tmp_path):
-    expected = files(model_directory.prepare(actor(), tmp_path / "whole" / "init", seed=1))
+    expected = files(prepare_model_directory(actor(), tmp_path / "whole" / "init", seed=1))
     half = tmp_path / "killed" / ".init.tmp"
     half.mkdir(parents=True)
     (half / "model.safetensors").write_bytes(b"torn")
-    assert files(model_directory.prepare(actor(), tmp_path / "killed" / "init", seed=1)) == expected
+    assert files(prepare_model_directory(actor(), tmp_path / "killed" / "init", seed=1)) == expected
     assert not half.exists()
 
 
 def test_with_the_tokenizer_of_another_directory(tmp_path):
-    source = model_directory.prepare(actor(), tmp_path / "source", seed=1)
+    source = prepare_model_directory(actor(), tmp_path / "source", seed=1)
     init = dataclasses.replace(actor().init, tokenizer=str(source))
-    copy = model_directory.prepare(actor(init=init), tmp_path / "copy", seed=1)
-    assert tokenizer.load(copy).encode("12+34=") == tokenizer.load(source).encode("12+34=")
+    copy = prepare_model_directory(actor(init=init), tmp_path / "copy", seed=1)
+    assert load_tokenizer(copy).encode("12+34=") == load_tokenizer(source).encode("12+34=")
 
 
 def test_missing_directories_are_named(tmp_path):
     with pytest.raises(UserError, match=r"^actor.path: no config.json in .*nowhere"):
-        model_directory.prepare(actor(init_from_scratch=False, path=str(tmp_path / "nowhere")), tmp_path / "init", seed=1)
+        prepare_model_directory(actor(init_from_scratch=False, path=str(tmp_path / "nowhere")), tmp_path / "init", seed=1)
     init = dataclasses.replace(actor().init, tokenizer=str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match=r"^actor.init.tokenizer: no tokenizer in .*nowhere"):
-        model_directory.prepare(actor(init=init), tmp_path / "init", seed=1)
+        prepare_model_directory(actor(init=init), tmp_path / "init", seed=1)
     assert not (tmp_path / "init").exists()
