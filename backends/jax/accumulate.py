@@ -1,4 +1,6 @@
-"""One optimizer step over any number of micro-batches, as jitted programs that never wait for the host."""
+"""One optimizer step over any number of micro-batches, as jitted programs that never wait for the
+host.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,10 @@ class Report(NamedTuple):
 class GradientStep:
     """Sums the gradient of a loss over micro-batches and applies it once.
 
-    The loss of a micro-batch is its share of the minibatch's: a sum whose weights hold the normalizer. So neither gradient
-    nor metrics depend on how rows are split. A minibatch that is one micro-batch takes one program, others two.
-    Parameters and optimizer state are donated: whoever needs them later copies them first.
+    The loss of a micro-batch is its share of the minibatch's: a sum whose weights hold the
+    normalizer. So neither gradient nor metrics depend on how rows are split. A minibatch that is
+    one micro-batch takes one program, others two. Parameters and optimizer state are donated:
+    whoever needs them later copies them first.
     """
 
     def __init__(self, loss: Loss, optimizer: Optimizer, params: Tree, state: Tree, mesh: Mesh) -> None:
@@ -48,7 +51,10 @@ class GradientStep:
         self._zeros = jax.jit(self._nothing, out_shardings=(like[0], everywhere))
 
     def __call__(self, params: Tree, state: Tree, frozen: Tree, parts: Sequence[Tree]) -> tuple[Tree, Tree, Report]:
-        """parts: micro-batches of one shape. Returns the new parameters and state, and a report still on the device."""
+        """parts: micro-batches of one shape.
+
+        Returns the new parameters and state, and a report still on the device.
+        """
         with dispatching(self._mesh):
             if len(parts) == 1:
                 return self._whole(params, state, frozen, parts[0])
@@ -95,7 +101,10 @@ def _merge(a: MeanArrays, b: MeanArrays) -> MeanArrays:
 
 
 def to_means(report: Report, prefix: str) -> dict[str, Mean]:
-    """The one device-to-host transfer of a step. A skipped step has no grad_norm or loss to tell: they are not numbers."""
+    """The one device-to-host transfer of a step.
+
+    A skipped step has no grad_norm or loss to tell: they are not numbers.
+    """
     stats, loss, metrics = jax.device_get(report)
     means = {name: Mean(float(m.sum), float(m.count), float(m.min), float(m.max)) for name, m in metrics.items()}
     taken = 1.0 - float(stats.skipped)

@@ -1,7 +1,8 @@
 """A `Transformer` over a key/value cache: what a sampler runs.
 
-Layers are unrolled and each has a cache of its own, laid out as attention reads it, so that XLA updates it where it is:
-one array for all layers, scanned, is cut, transposed and put together again at every step.
+Layers are unrolled and each has a cache of its own, laid out as attention reads it, so that XLA
+updates it where it is: one array for all layers, scanned, is cut, transposed and put together
+again at every step.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ LAYERS = "layers"  # of the parameter tree
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of the tokens so far, of one layer. Key index == absolute position of the token in its row.
+    """Keys and values of the tokens so far, of one layer. Key index == absolute position of the
+    token in its row.
 
-    What lies at indices above a query's position is never seen by it, so stale content needs no clearing.
+    What lies at indices above a query's position is never seen by it, so stale content needs no
+    clearing.
     """
 
     key: Array  # [B, K, S, D]
@@ -44,7 +47,9 @@ def empty_cache(spec: ModelSpec, rows: int, length: int, dtype: DTypeLike) -> Ca
 
 
 def unstack(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters with a tuple of trees, one per layer, where all layers were stacked: what `CachedTransformer` takes."""
+    """The parameters with a tuple of trees, one per layer, where all layers were stacked: what
+    `CachedTransformer` takes.
+    """
     count = len(jax.tree.leaves(params[LAYERS])[0])
     return params | {LAYERS: tuple(jax.tree.map(lambda leaf, i=i: leaf[i], params[LAYERS]) for i in range(count))}
 
@@ -76,12 +81,15 @@ class CachedTransformer:
     def extend(
         self, token_ids: Array, positions: Array, cache: Cache, rows: Array | None = None, *, attend: Attend = XLA.attend
     ) -> tuple[Array, Cache]:
-        """Writes tokens into rows of the cache; each sees what is cached of its row, and those before it here.
+        """Writes tokens into rows of the cache; each sees what is cached of its row, and those
+        before it here.
 
         Args:
           token_ids: [R, T] int32.
-          positions: [R, T] int32, in the row; what is outside [0, S) is padding: not written, and what it sees means nothing.
-          rows: [R] int32, of the cache, no two alike; one out of range is padding. None: R is B, in order.
+          positions: [R, T] int32, in the row; what is outside [0, S) is padding: not written, and
+            what it sees means nothing.
+          rows: [R] int32, of the cache, no two alike; one out of range is padding. None: R is B,
+            in order.
 
         Returns:
           Hidden states after the final norm, [R, T, H], and the cache.
@@ -108,13 +116,17 @@ class CachedTransformer:
         return self._model.norm(x), tuple(written)
 
     def decode(self, tokens: Array, positions: Array, cache: Cache, *, attend: Attend = XLA.attend) -> tuple[Array, Cache]:
-        """Takes in one token of every row of the cache: [B] int32 each -> hidden states [B, H], and the cache."""
+        """Takes in one token of every row of the cache: [B] int32 each -> hidden states [B, H],
+        and the cache.
+        """
         hidden, cache = self.extend(tokens[:, None], positions[:, None], cache, attend=attend)
         return hidden[:, 0], cache
 
 
 def write(cache: Array, new: Array, positions: Array, rows: Array | None = None) -> Array:
-    """A layer's keys or values [B, K, S, D] with new ones [R, T, K, D] at positions [R, T] of the rows; -1: dropped."""
+    """A layer's keys or values [B, K, S, D] with new ones [R, T, K, D] at positions [R, T] of the
+    rows; -1: dropped.
+    """
     size = cache.shape[2]
     slots = jnp.where(positions >= 0, positions, size)  # a negative index would count from the end
     rows = jnp.arange(len(new)) if rows is None else rows

@@ -1,9 +1,11 @@
-"""Trees of arrays on disk by orbax: sharded, restored onto any mesh, checked before anything is replaced.
+"""Trees of arrays on disk by orbax: sharded, restored onto any mesh, checked before anything is
+replaced.
 
     DIRECTORY/meta.json   what the tree is (the caller's words), and size and CRC-32 of every file of it
     DIRECTORY/tree/       orbax
 
-Neither function makes anything atomic: write into a directory that is renamed when it is whole (`rljax/checkpoints/store.py`).
+Neither function makes anything atomic: write into a directory that is renamed when it is whole
+(`rljax/checkpoints/store.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ Tree = Any  # nested dicts of arrays
 
 
 def save_tree(directory: Path, tree: Tree, meta: Mapping[str, Any]) -> None:
-    """Writes the tree under `directory`, which need not exist. Raises UserError when the disk is full or can't be written."""
+    """Writes the tree under `directory`, which need not exist.
+
+    Raises UserError when the disk is full or can't be written.
+    """
     directory = directory.absolute()
     try:
         together(lambda: _prepare(directory, tree))
@@ -39,7 +44,9 @@ def save_tree(directory: Path, tree: Tree, meta: Mapping[str, Any]) -> None:
 
 
 def _prepare(directory: Path, tree: Tree) -> None:
-    """Asks for room first: a disk that fills up under tensorstore's threads makes each of them print a traceback."""
+    """Asks for room first: a disk that fills up under tensorstore's threads makes each of them
+    print a traceback.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
     check_room(
@@ -48,7 +55,8 @@ def _prepare(directory: Path, tree: Tree) -> None:
 
 
 def restore_tree(directory: Path, like: Tree) -> Tree:
-    """Reads the tree into the shapes, dtypes and shardings of `like` (arrays or ShapeDtypeStructs), whatever mesh wrote it.
+    """Reads the tree into the shapes, dtypes and shardings of `like` (arrays or
+    ShapeDtypeStructs), whatever mesh wrote it.
 
     Raises UserError when a file is missing or changed, or the tree is another one.
     """
@@ -61,7 +69,8 @@ def restore_tree(directory: Path, like: Tree) -> Tree:
 
 
 def read_host(directory: Path, path: Sequence[str]) -> Tree:
-    """The part of the tree at a path, as numpy arrays in the dtypes they were written in. Files are not verified.
+    """The part of the tree at a path, as numpy arrays in the dtypes they were written in. Files
+    are not verified.
 
     Example: read_host(directory, ("rl", "actor", "mu"))
     """
@@ -128,7 +137,9 @@ def _name(path: tuple[Any, ...]) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Orbax logs the traceback of every thread that failed; the caller raises the error itself, as one line."""
+    """Orbax logs the traceback of every thread that failed; the caller raises the error itself, as
+    one line.
+    """
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

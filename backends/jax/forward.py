@@ -19,13 +19,19 @@ from rljax.objective.spec import MeanArrays, Objective
 
 
 def predicting_hidden(model: Transformer, rows: Any) -> Array:
-    """Hidden states that predict the named tokens of each row: those of the tokens before them. [r, m, H]"""
+    """Hidden states that predict the named tokens of each row: those of the tokens before them.
+
+    [r, m, H]
+    """
     hidden = model(rows.token_ids, rows.positions, rows.segment_ids, bounds=rows.bounds)
     return jnp.take_along_axis(hidden, rows.source[..., None], axis=1)
 
 
 def named_logprobs(model: Transformer, rows: Any, mesh: Mesh, *, temperature: float, chunk: int) -> tuple[Array, Array]:
-    """Log-prob and entropy of the named tokens under logits / temperature: [r, m] float32, nats. No [T, V] is ever held."""
+    """Log-prob and entropy of the named tokens under logits / temperature: [r, m] float32, nats.
+
+    No [T, V] is ever held.
+    """
     hidden, unembedding = predicting_hidden(model, rows), model.unembedding()
     scores = functools.partial(token_logprobs, temperature=temperature, softcap=model.spec.final_softcap, chunk=chunk)
 
@@ -48,7 +54,9 @@ def named_logprobs(model: Transformer, rows: Any, mesh: Mesh, *, temperature: fl
 def named_objective(
     model: Transformer, rows: Any, mesh: Mesh, objective: Objective, *, temperature: float, chunk: int
 ) -> tuple[Array, dict[str, MeanArrays]]:
-    """Loss and metrics of the named tokens, by `policy_objective`; fused with the unembedding where the objective allows it."""
+    """Loss and metrics of the named tokens, by `policy_objective`; fused with the unembedding
+    where the objective allows it.
+    """
     unembedding = model.unembedding()
     if not objective.by_token or not _divides_vocabulary(unembedding, mesh):
         logp, entropy = named_logprobs(model, rows, mesh, temperature=temperature, chunk=chunk)
@@ -73,5 +81,7 @@ def _divides_vocabulary(unembedding: Array, mesh: Mesh) -> bool:
 
 
 def named_values(model: Transformer, head: Array, rows: Any) -> Array:
-    """What a critic expects of the episode before each named token is drawn: [r, m] float32, reward units."""
+    """What a critic expects of the episode before each named token is drawn: [r, m] float32,
+    reward units.
+    """
     return predicting_hidden(model, rows).astype(jnp.float32) @ head.astype(jnp.float32)

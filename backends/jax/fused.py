@@ -1,9 +1,10 @@
 """The policy objective from hidden states, its gradient taken while the logits are there, in JAX.
 
-What a token's loss needs beside its own logp and entropy (proximal and behavior log-probs, advantage, normalizer) is
-known before the unembedding runs. So a chunk of logits goes through objective, softmax gradient and both gradient matmuls
-at once and is never computed again: 6 MHV operations where recomputing takes 8. Only objectives in which a token's loss
-depends on that token alone (`Objective.by_token`) can be cut so.
+What a token's loss needs beside its own logp and entropy (proximal and behavior log-probs,
+advantage, normalizer) is known before the unembedding runs. So a chunk of logits goes through
+objective, softmax gradient and both gradient matmuls at once and is never computed again: 6 MHV
+operations where recomputing takes 8. Only objectives in which a token's loss depends on that token
+alone (`Objective.by_token`) can be cut so.
 """
 
 from __future__ import annotations
@@ -47,17 +48,19 @@ def fused_objective(
     accumulator: Any = None,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, ""], dict[str, MeanArrays]]:
-    """`policy_objective` of `token_logprobs`: the same loss, metrics and gradients in hidden and unembedding.
+    """`policy_objective` of `token_logprobs`: the same loss, metrics and gradients in hidden and
+    unembedding.
 
-    When it is differentiated the gradients are made in the forward pass, and the backward scales them by that of the loss.
-    Metrics have no gradient.
+    When it is differentiated the gradients are made in the forward pass, and the backward scales
+    them by that of the loss. Metrics have no gradient.
 
     Args:
       tokens: arrays of [M], or of [R, m] with R * m = M in the order of hidden.
       objective: one whose `by_token` holds; others raise ValueError.
       chunk: rows; chunk * V logits are held at once.
-      accumulator: dtype in which dL/d unembedding is summed over chunks; None for that of unembedding. float32 beside
-        bfloat16 costs 4 V H bytes more and rounds once instead of once a chunk.
+      accumulator: dtype in which dL/d unembedding is summed over chunks; None for that of
+        unembedding. float32 beside bfloat16 costs 4 V H bytes more and rounds once instead of once
+        a chunk.
     """
     if not objective.by_token:
         raise ValueError(

@@ -1,4 +1,6 @@
-"""HF model directories to and from sharded parameters: each device's shard is read from disk, nothing else."""
+"""HF model directories to and from sharded parameters: each device's shard is read from disk,
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,9 @@ def load(
       precise, attention, unroll: see `Transformer`.
 
     Raises:
-      UserError: no such directory, no config.json, a model that is not implemented, a tensor that is missing or of another
-        shape, a file that is truncated, a mesh that does not divide the model.
+      UserError: no such directory, no config.json, a model that is not implemented, a tensor that
+        is missing or of another shape, a file that is truncated, a mesh that does not divide the
+        model.
     """
     spec = ModelSpec.from_directory(directory)
     reader = WeightReader(directory)
@@ -96,14 +99,16 @@ def save(
     source: Path | str | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Writes a directory that transformers and SGLang load; process 0 does, and the others gather with it.
+    """Writes a directory that transformers and SGLang load; process 0 does, and the others gather
+    with it.
 
     One file's tensors are in host memory at a time.
 
     Args:
       params: as from `load`, without LoRA factors (`lora.merge` folds them in).
       dtype: stored: "float32", "bfloat16", "float16".
-      source: the directory the model came from: its config.json, generation_config.json and tokenizer files are taken over.
+      source: the directory the model came from: its config.json, generation_config.json and
+        tokenizer files are taken over.
 
     Raises:
       UserError: the disk is full or not writable.

@@ -1,12 +1,14 @@
-"""Log-probabilities and entropy of labels from hidden states, without ever holding [M, V] logits, in JAX.
+"""Log-probabilities and entropy of labels from hidden states, without ever holding [M, V] logits,
+in JAX.
 
-The forward cuts the rows, `chunk` at a time: a row's log-sum-exp needs its whole vocabulary. The backward cuts the
-vocabulary instead, into blocks of as many elements: each block of dL/d unembedding is then one matmul over all rows,
-summed in float32 inside it, and no [V, H] accumulator exists beside the gradient itself. Logits are computed twice (8 MHV
-operations in all); `fused_objective` computes them once (6 MHV) for losses that are known token by token.
+The forward cuts the rows, `chunk` at a time: a row's log-sum-exp needs its whole vocabulary. The
+backward cuts the vocabulary instead, into blocks of as many elements: each block of dL/d
+unembedding is then one matmul over all rows, summed in float32 inside it, and no [V, H]
+accumulator exists beside the gradient itself. Logits are computed twice (8 MHV operations in all);
+`fused_objective` computes them once (6 MHV) for losses that are known token by token.
 
-Under a mesh the rows are sharded over "data" and "fsdp" and the vocabulary over "tensor"; then three [rows] reductions
-cross the tensor axis, never logits.
+Under a mesh the rows are sharded over "data" and "fsdp" and the vocabulary over "tensor"; then
+three [rows] reductions cross the tensor axis, never logits.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ def token_logprobs(
     .. math:: z = \mathrm{cap} \tanh(h W^T / \mathrm{cap}) / \tau,\quad
               \log p_y = z_y - \mathrm{lse}(z),\quad H = \mathrm{lse}(z) - \sum_j p_j z_j
 
-    Differentiable in hidden and unembedding through both results:
-    :math:`\partial \log p_y / \partial z_j = 1_{jy} - p_j`, :math:`\partial H / \partial z_j = -p_j (\log p_j + H)`.
+    Differentiable in hidden and unembedding through both results: :math:`\partial \log p_y /
+    \partial z_j = 1_{jy} - p_j`, :math:`\partial H / \partial z_j = -p_j (\log p_j + H)`.
 
     Args:
       hidden: [M, H], final hidden states, each predicting its label; float64, float32 or bfloat16.
@@ -77,7 +79,8 @@ def token_logprobs(
       temperature: that of sampling.
       softcap: Gemma's final logit soft-capping, None for none.
       chunk: rows; at most about chunk * V logits are held at once.
-      mesh: with axes "data", "fsdp" (rows) and "tensor" (vocabulary), of type Auto; None on one device.
+      mesh: with axes "data", "fsdp" (rows) and "tensor" (vocabulary), of type Auto; None on one
+        device.
 
     Returns:
       logp [M] and entropy [M], nats, float32 (float64 for float64 inputs).
@@ -146,7 +149,9 @@ def logits_of(hidden: Array, unembedding: Array, scoring: Scoring) -> tuple[Arra
 
 
 def statistics(logits: Array, labels: Array, scoring: Scoring) -> tuple[Array, Array, Array]:
-    """logp, entropy and log-sum-exp of rows of logits, each [C]; logits may be a shard of the vocabulary."""
+    """logp, entropy and log-sum-exp of rows of logits, each [C]; logits may be a shard of the
+    vocabulary.
+    """
     peak = scoring.over_vocabulary(lax.pmax, jnp.max(logits, axis=-1))
     shifted = logits - peak[:, None]
     weights = jnp.exp(shifted)
@@ -178,7 +183,9 @@ def d_logits(
 
 
 def is_label(labels: Array, width: int, start: Array | int) -> Array:
-    """[C, width] bool: which of the columns start, start + 1, ... is the row's label; none, when another shard has it."""
+    """[C, width] bool: which of the columns start, start + 1, ... is the row's label; none, when
+    another shard has it.
+    """
     return labels[:, None] == start + jnp.arange(width, dtype=labels.dtype)
 
 

@@ -1,4 +1,5 @@
-"""LoRA (Hu et al. 2021, arXiv:2106.09685): trained factors A, B beside a frozen W, y = x W + (alpha / rank) x A B.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685): trained factors A, B beside a frozen W, y = x W +
+(alpha / rank) x A B.
 
 graphdef, adapters = lora.add(graphdef, params, rank=16, alpha=32.0, targets=("q_proj", "v_proj"), seed=1)
 model = nnx.merge(graphdef, params, adapters)              # gradients with respect to adapters alone
@@ -41,17 +42,19 @@ def add(
     mesh: Mesh | None = None,
     dtype: jnp.dtype | type = jnp.float32,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    """Adapters for the projections in `targets`, all layers. B starts at zero, so nothing changes before training.
+    """Adapters for the projections in `targets`, all layers. B starts at zero, so nothing changes
+    before training.
 
     Args:
       params: of the base model, as from `hf.load`; not copied.
-      seed: of A, uniform in +-1/sqrt(inputs) as in peft. A factor depends on seed and its name only.
+      seed: of A, uniform in +-1/sqrt(inputs) as in peft. A factor depends on seed and its name
+        only.
       mesh: the base's; None is the first device alone.
       dtype: stored.
 
     Returns:
-      Graph definition for `nnx.merge(graphdef, params, adapters)`, and {"layers": {target: {"lora_a", "lora_b"}}} with
-      lora_a [L, inputs, rank], lora_b [L, rank, outputs].
+      Graph definition for `nnx.merge(graphdef, params, adapters)`, and {"layers": {target:
+      {"lora_a", "lora_b"}}} with lora_a [L, inputs, rank], lora_b [L, rank, outputs].
     """
     unknown = [name for name in targets if name not in TARGETS]
     if unknown or not targets:
@@ -76,7 +79,9 @@ def add(
 
 
 def merge(params: dict[str, Any], adapters: dict[str, Any], scale: float) -> dict[str, Any]:
-    """W + scale A B where there are adapters; every other leaf is the one of `params`. scale is alpha / rank."""
+    """W + scale A B where there are adapters; every other leaf is the one of `params`. scale is
+    alpha / rank.
+    """
     layers = dict(params["layers"])
     for name, factors in adapters["layers"].items():
         kernel = layers[name]["kernel"]

@@ -1,6 +1,8 @@
-"""The terms of the objective in JAX. `rljax/objective/losses.py` is their definition: same names, arguments and docstrings.
+"""The terms of the objective in JAX. `rljax/objective/losses.py` is their definition: same names,
+arguments and docstrings.
 
-Arithmetic is in float32 at least, whatever comes in. Masks select before anything is exponentiated: 0 times inf is NaN.
+Arithmetic is in float32 at least, whatever comes in. Masks select before anything is
+exponentiated: 0 times inf is NaN.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def clipped_surrogate(
     .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad
               r = \pi_\theta / \pi_{prox};\qquad A < 0:\ -\max(\cdot, c A)
 
-    PPO, arXiv:1707.06347, eq. 7; decoupled: Hilton et al. 2021, arXiv:2110.00641; asymmetric clip: DAPO,
-    arXiv:2503.14476, eq. 8; dual clip: Ye et al. 2019, arXiv:1912.09729.
+    PPO, arXiv:1707.06347, eq. 7; decoupled: Hilton et al. 2021, arXiv:2110.00641; asymmetric clip:
+    DAPO, arXiv:2503.14476, eq. 8; dual clip: Ye et al. 2019, arXiv:1912.09729.
 
     Args:
       logp, proximal_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -71,7 +73,8 @@ def sequence_surrogate(
     GSPO, arXiv:2507.18071.
 
     Args:
-      logp, proximal_logp: of the sampled tokens, nats; gradient flows through logp alone, to every token of the sequence.
+      logp, proximal_logp: of the sampled tokens, nats; gradient flows through logp alone, to every
+        token of the sequence.
       advantage: of each token, no gradient.
       mask: tokens that are trained on.
       weight: of each token's loss.
@@ -135,13 +138,14 @@ def behavior_weight(
     .. math:: w = \pi_{prox} / \pi_{behave},\quad
               \text{clamp: } \min(w, cap),\quad \text{mask: } w\,[w \le cap]
 
-    Hilton et al. 2021, arXiv:2110.00641; with asynchronous sampling: AReaL, arXiv:2505.24298; the cap: truncated importance
-    sampling, Ionides 2008.
+    Hilton et al. 2021, arXiv:2110.00641; with asynchronous sampling: AReaL, arXiv:2505.24298; the
+    cap: truncated importance sampling, Ionides 2008.
 
     Args:
       proximal_logp, behavior_logp: of the sampled tokens, nats.
       mask: tokens that are trained on.
-      segment_ids: the sequence of each token, in [1, m] where mask, local to a row; used at level "sequence".
+      segment_ids: the sequence of each token, in [1, m] where mask, local to a row; used at level
+        "sequence".
       cap: None for no cap.
       mode: "clamp" or "mask".
       level: "token", or "sequence": each token has the product of its sequence's weights.
@@ -294,7 +298,8 @@ def value_loss(
     PPO's reference implementation; described in arXiv:2006.05990.
 
     Args:
-      values, proximal_values, returns: of each token's context, reward units; gradient flows through values alone.
+      values, proximal_values, returns: of each token's context, reward units; gradient flows
+        through values alone.
       mask: tokens that are trained on.
       weight: of each token's loss.
       clip: in reward units; None for no clip, and then proximal_values may hold anything.
@@ -326,8 +331,9 @@ def distillation(
               = E_{\pi_\theta}[\log \pi_\theta - \log \pi_{teacher}],\quad
               \nabla = E[\rho\, (\log \pi_\theta - \log \pi_{teacher})\, \nabla \log \pi_\theta]
 
-    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with k1: the policy gradient of
-    the advantage log pi_teacher - log pi_theta, taken anew at each update.
+    On-policy distillation: MiniLLM, arXiv:2306.08543; GKD, arXiv:2306.13649. It is `kl_loss` with
+    k1: the policy gradient of the advantage log pi_teacher - log pi_theta, taken anew at each
+    update.
 
     Args:
       logp, teacher_logp: of the sampled tokens, nats; gradient flows through logp alone.
@@ -373,7 +379,9 @@ def log_ratio(logp: Array, other: Array, mask: Array) -> Array:
 
 
 def clipped_ratio(ratio: Array, advantage: Array, clip_low: float, clip_high: float, dual_clip: float | None) -> Array:
-    """The ratio that counts: bounded from above where the advantage is positive, from below where it is negative."""
+    """The ratio that counts: bounded from above where the advantage is positive, from below where
+    it is negative.
+    """
     upper = jnp.where(advantage >= 0, 1 + clip_high, jnp.inf if dual_clip is None else dual_clip)
     lower = jnp.where(advantage >= 0, 0.0, 1 - clip_low)
     return jnp.where(ratio > upper, upper, jnp.where(ratio < lower, lower, ratio))

@@ -19,11 +19,13 @@ _LOCKS: collections.defaultdict[jax.Device, threading.RLock] = collections.defau
 
 
 def dispatching(mesh: Mesh) -> AbstractContextManager[object]:
-    """Held around every dispatch of a program over several devices; not around the wait for what it computes.
+    """Held around every dispatch of a program over several devices; not around the wait for what
+    it computes.
 
-    A collective waits on each device until all others have come to it. If two threads, a sampler's and a learner's, each
-    dispatch a program on the same devices at once, one device may get the first program first and another the second, and both
-    wait for ever. One dispatch at a time gives every device the same order.
+    A collective waits on each device until all others have come to it. If two threads, a sampler's
+    and a learner's, each dispatch a program on the same devices at once, one device may get the
+    first program first and another the second, and both wait for ever. One dispatch at a time
+    gives every device the same order.
 
     Example:
         with dispatching(mesh):
@@ -34,7 +36,8 @@ def dispatching(mesh: Mesh) -> AbstractContextManager[object]:
 
 
 def pool_mesh(pool: Pool, *, sampling: bool = False) -> Mesh:
-    """The mesh (data, fsdp, tensor) of the pool's devices, counted from `pool.first_device`, process 0's first.
+    """The mesh (data, fsdp, tensor) of the pool's devices, counted from `pool.first_device`,
+    process 0's first.
 
     Example: `jax:f2t2` after `jax:d2` is devices 2 to 5 as a mesh of shape (1, 2, 2).
 
@@ -69,7 +72,9 @@ def _check_processes(pool: Pool, used: set[int], sampling: bool) -> None:
 
 
 def row_shards(mesh: Mesh) -> int:
-    """Shards that the rows of a batch are split over: the fsdp axis takes rows as well as parameters."""
+    """Shards that the rows of a batch are split over: the fsdp axis takes rows as well as
+    parameters.
+    """
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 

@@ -1,10 +1,12 @@
-"""Decoder-only transformers in flax nnx: Llama, Qwen2, Qwen3 and Gemma 3 text, told apart by a `ModelSpec` alone.
+"""Decoder-only transformers in flax nnx: Llama, Qwen2, Qwen3 and Gemma 3 text, told apart by a
+`ModelSpec` alone.
 
 Layers are stacked along a first axis and scanned: compile time does not grow with depth.
 
     tokens -> embedding -> [ norm attention + norm feed-forward + ] x L -> norm -> hidden -> unembedding
 
-Parameters are a plain nested dict, so that optimizers, checkpoints and shardings see ordinary pytrees:
+Parameters are a plain nested dict, so that optimizers, checkpoints and shardings see ordinary
+pytrees:
 
     graphdef, params = hf.load(directory, mesh, dtype, param_dtype)
     hidden = nnx.merge(graphdef, params)(token_ids, positions, segment_ids)
@@ -45,7 +47,10 @@ class Lora(NamedTuple):
 
 
 class Linear(nnx.Module):
-    """y = x W + b of one layer; parameters of all layers are stacked. LoRA factors stand beside W when there are any."""
+    """y = x W + b of one layer; parameters of all layers are stacked.
+
+    LoRA factors stand beside W when there are any.
+    """
 
     def __init__(
         self,
@@ -77,7 +82,10 @@ class Linear(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467); float32 or wider. Gemma's scale is offset by 1."""
+    """RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467); float32 or wider.
+
+    Gemma's scale is offset by 1.
+    """
 
     def __init__(
         self, shape: tuple[int, ...], eps: float, offset: float, param_dtype: DTypeLike, precise: bool = False
@@ -102,7 +110,9 @@ class Table(nnx.Module):
 
 
 class LayerInputs(NamedTuple):
-    """What differs from layer to layer beside the parameters: scanned over, so that one compiled body serves all."""
+    """What differs from layer to layer beside the parameters: scanned over, so that one compiled
+    body serves all.
+    """
 
     window: Array  # int32, tokens
     rope: Array  # int32, index of the rotary embedding
@@ -120,7 +130,9 @@ See = Callable[[Array, Array, Array], tuple[Array, Any]]
 
 
 class Layers(nnx.Module):
-    """All layers, stacked; the methods compute one layer, whose slice of the parameters the scan has put in their place."""
+    """All layers, stacked; the methods compute one layer, whose slice of the parameters the scan
+    has put in their place.
+    """
 
     q_proj: Linear
     k_proj: Linear
@@ -186,7 +198,10 @@ class Layers(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """A causal language model. Made by `hf.load`, or abstractly by `abstract`; a plain call leaves parameters zero."""
+    """A causal language model.
+
+    Made by `hf.load`, or abstractly by `abstract`; a plain call leaves parameters zero.
+    """
 
     def __init__(
         self,
@@ -200,14 +215,17 @@ class Transformer(nnx.Module):
         attention: Attention = XlaAttention(),
         unroll: bool = False,
     ) -> None:
-        """dtype is computed in, param_dtype stored; remat says what the backward pass recomputes of a layer.
+        """dtype is computed in, param_dtype stored; remat says what the backward pass recomputes
+        of a layer.
 
         attention: of the rows of a call.
-        unroll: layers one after the other instead of in a loop: what the backward pass needs is never copied into stacked
+        unroll: layers one after the other instead of in a loop: what the backward pass needs is
+        never copied into stacked
           arrays, and compile time grows with depth.
 
-        precise: sums in blocks and correctly rounded roots in the norms, for logits nearer to those of exact arithmetic (and
-        of transformers) where a long sum is held in one float32: XLA on the CPU. Costs time.
+        precise: sums in blocks and correctly rounded roots in the norms, for logits nearer to
+        those of exact arithmetic (and of transformers) where a long sum is held in one float32:
+        XLA on the CPU. Costs time.
         """
         if remat not in REMAT:
             raise ValueError(f"remat must be one of {', '.join(REMAT)}, not {remat!r}")
@@ -235,7 +253,8 @@ class Transformer(nnx.Module):
         Args:
           token_ids: [B, T] int32.
           positions: [B, T] int32, of each token in its segment.
-          segment_ids: [B, T] int32; a token sees its own segment alone. None: a row is one segment.
+          segment_ids: [B, T] int32; a token sees its own segment alone. None: a row is one
+            segment.
           bounds: of the segments, as `attention.bounds` gives them; needed where it does.
 
         Returns:
@@ -275,7 +294,10 @@ class Transformer(nnx.Module):
         return constrain(x, "hidden")
 
     def _computed_in(self, params: Any) -> Any:
-        """The stacked matrices in `dtype`, rounded once: their gradients are stacked in it too. Norms keep their precision."""
+        """The stacked matrices in `dtype`, rounded once: their gradients are stacked in it too.
+
+        Norms keep their precision.
+        """
         return jax.tree.map(lambda a: a.astype(self.dtype) if a.ndim > 2 else a, params)
 
     def unembedding(self) -> Array:
@@ -307,7 +329,9 @@ def abstract(
     attention: Attention = XlaAttention(),
     unroll: bool = False,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    """Graph definition and the shapes of the parameters (jax.ShapeDtypeStruct); nothing is allocated."""
+    """Graph definition and the shapes of the parameters (jax.ShapeDtypeStruct); nothing is
+    allocated.
+    """
     make = functools.partial(
         Transformer,
         spec,
@@ -333,7 +357,10 @@ def rotation_at(spec: ModelSpec, positions: Array) -> Rotation:
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotary embedding (Su et al. 2021, arXiv:2104.09864) of x [B, T, heads, D]; dimension i is paired with i + D / 2."""
+    """Rotary embedding (Su et al.
+
+    2021, arXiv:2104.09864) of x [B, T, heads, D]; dimension i is paired with i + D / 2.
+    """
     first, second = jnp.split(x.astype(accumulated(x.dtype)), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
@@ -341,8 +368,9 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 def rematerialized(body: Callable[..., Any], choice: str, *, unrolled: bool) -> Callable[..., Any]:
     """The scan body under a remat choice.
 
-    "none" keeps the output of every matmul and of an attention kernel, "dots" of matmuls with weights alone, "full" only what
-    goes from layer to layer. Elementwise work is always done again: on every device that is cheaper than storing it.
+    "none" keeps the output of every matmul and of an attention kernel, "dots" of matmuls with
+    weights alone, "full" only what goes from layer to layer. Elementwise work is always done
+    again: on every device that is cheaper than storing it.
     """
     dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     policy = {"none": _is_matmul, "dots": dots, "full": None}[choice]
@@ -351,16 +379,20 @@ def rematerialized(body: Callable[..., Any], choice: str, *, unrolled: bool) -> 
 
 
 def _is_matmul(primitive: Any, *_: Any, **params: Any) -> bool:
-    """A checkpoint policy: matrix products, and the kernels of `attention` with what their gradient needs."""
+    """A checkpoint policy: matrix products, and the kernels of `attention` with what their
+    gradient needs.
+    """
     return primitive.name in KERNELS or bool(jax.checkpoint_policies.dots_saveable(primitive, *_, **params))
 
 
 def dot(x: Array, kernel: Array, block: int | None = None) -> Array:
-    """x [..., I] times kernel [I, O], in the dtype of both; float32 means float32 (not tf32 or bf16 passes).
+    """x [..., I] times kernel [I, O], in the dtype of both; float32 means float32 (not tf32 or
+    bf16 passes).
 
-    As a matrix product of two dimensions: with more, XLA transposes activations for the weight gradient on the CPU.
-    There it also adds up all I products of an entry one after the other, for an error of about sqrt(I) roundings; with
-    `block`, so many at a time, and then those sums (blocked summation: Higham 1993, doi:10.1137/0914050).
+    As a matrix product of two dimensions: with more, XLA transposes activations for the weight
+    gradient on the CPU. There it also adds up all I products of an entry one after the other, for
+    an error of about sqrt(I) roundings; with `block`, so many at a time, and then those sums
+    (blocked summation: Higham 1993, doi:10.1137/0914050).
     """
     flat = x.reshape(-1, x.shape[-1])
     starts = range(0, x.shape[-1], block or x.shape[-1])
@@ -370,7 +402,10 @@ def dot(x: Array, kernel: Array, block: int | None = None) -> Array:
 
 
 def _reciprocal_root(x: Array) -> Array:
-    """1 / sqrt(x), each rounded once. XLA would make its `rsqrt` of it, which on the CPU is an approximation."""
+    """1 / sqrt(x), each rounded once.
+
+    XLA would make its `rsqrt` of it, which on the CPU is an approximation.
+    """
     return 1 / jax.lax.optimization_barrier(jnp.sqrt(x))
 
 

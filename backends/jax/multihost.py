@@ -1,7 +1,8 @@
 """Devices of several processes: joining them, and arrays that no process holds the whole of.
 
-Every process runs the same programs on the same global arrays, in the same order; `put` and `fetch` go between numpy, which is
-the same in every process, and those arrays. In one process both are what JAX does anyway.
+Every process runs the same programs on the same global arrays, in the same order; `put` and
+`fetch` go between numpy, which is the same in every process, and those arrays. In one process both
+are what JAX does anyway.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ Tree = Any  # a pytree of arrays
 
 
 def join(coordinator: str, size: int, rank: int, local_device: int | None = None) -> None:
-    """Makes the devices of all processes known to each. Before anything else of JAX, and blocks until all are there.
+    """Makes the devices of all processes known to each. Before anything else of JAX, and blocks
+    until all are there.
 
     Args:
       coordinator: HOST:PORT that process 0 can listen at.
-      local_device: the one GPU that this process takes, where a host has several processes; None: all.
+      local_device: the one GPU that this process takes, where a host has several processes; None:
+        all.
     """
     if jax.distributed.is_initialized():
         return
@@ -35,7 +38,10 @@ def join(coordinator: str, size: int, rank: int, local_device: int | None = None
 
 
 def join_found() -> None:
-    """As `join`, where the machine says it all: a TPU pod, Slurm, Open MPI, Kubernetes. Raises UserError elsewhere."""
+    """As `join`, where the machine says it all: a TPU pod, Slurm, Open MPI, Kubernetes.
+
+    Raises UserError elsewhere.
+    """
     if jax.distributed.is_initialized():
         return
     try:
@@ -61,7 +67,10 @@ def shared_number(number: int) -> int:
 
 
 def put(tree: Tree, sharding: Sharding) -> Tree:
-    """Arrays that every process has alike, numpy or of one device -> arrays of that sharding. Nothing is sent between hosts."""
+    """Arrays that every process has alike, numpy or of one device -> arrays of that sharding.
+
+    Nothing is sent between hosts.
+    """
     if sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
 
@@ -73,7 +82,10 @@ def put(tree: Tree, sharding: Sharding) -> Tree:
 
 
 def fetch(array: jax.Array) -> np.ndarray:
-    """The whole array on the host, in every process. A collective where processes have parts of it."""
+    """The whole array on the host, in every process.
+
+    A collective where processes have parts of it.
+    """
     if not (array.is_fully_addressable or array.is_fully_replicated):
         assert isinstance(array.sharding, NamedSharding)
         array = _replicate(array.sharding.mesh)(array)
@@ -86,7 +98,8 @@ def _replicate(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
 
 
 def together(action: Callable[[], Result], *, first: bool = False) -> Result | None:
-    """Runs an action in every process, or in the first alone (None in the others); if it fails in one, raises in all.
+    """Runs an action in every process, or in the first alone (None in the others); if it fails in
+    one, raises in all.
 
     So that no process goes on to a collective that another never comes to.
     """

@@ -18,15 +18,16 @@ def policy_objective(
 ) -> tuple[Float[Array, ""], dict[str, MeanArrays]]:
     """The loss of some rows of a minibatch and its metrics; differentiable in logp and entropy.
 
-    Losses of the parts of a minibatch add up to that of the whole: the normalizer is in tokens.loss_weight.
+    Losses of the parts of a minibatch add up to that of the whole: the normalizer is in
+    tokens.loss_weight.
 
     Args:
       logp, entropy: of the current policy, nats; anything where tokens.mask is False.
       objective: static under jit.
 
     Returns:
-      sum(loss_weight * token_loss), and metrics by name, unweighted over the trained tokens. The loss is not among them,
-      for it is a sum over parts and not a mean: the caller adds it up.
+      sum(loss_weight * token_loss), and metrics by name, unweighted over the trained tokens. The
+      loss is not among them, for it is a sum over parts and not a mean: the caller adds it up.
     """
     if objective.loss == "sft":
         return supervised_objective(logp, tokens.loss_weight, tokens.mask)
@@ -52,7 +53,9 @@ def policy_objective(
 
 
 def _kl_terms(logp: Array, tokens: TokenArrays, weight: Array, objective: Objective) -> Array | float:
-    """KL to the reference and to the teacher, each times its coefficient; 0 where there is neither."""
+    """KL to the reference and to the teacher, each times its coefficient; 0 where there is
+    neither.
+    """
     if not (objective.kl_coef or objective.distill_coef):
         return 0.0
     mask, given = tokens.mask, (tokens.behavior_logp, tokens.mask, tokens.segment_ids)
@@ -68,7 +71,9 @@ def _kl_terms(logp: Array, tokens: TokenArrays, weight: Array, objective: Object
 
 
 def proximal_of(logp: Float[Array, "R m"], tokens: TokenArrays, objective: Objective) -> Float[Array, "R m"]:
-    """Log-probs of the proximal policy, no gradient: given, the behavior policy's, interpolated, or the current one's."""
+    """Log-probs of the proximal policy, no gradient: given, the behavior policy's, interpolated,
+    or the current one's.
+    """
     if objective.proximal == "behavior":
         return tokens.behavior_logp
     if objective.proximal == "interpolated" and tokens.interpolation is not None:
@@ -81,7 +86,9 @@ def supervised_objective(
     loss_weight: Float[Array, "R m"],
     mask: Bool[Array, "R m"],
 ) -> tuple[Float[Array, ""], dict[str, MeanArrays]]:
-    """Negative log-likelihood of labeled tokens: sum(loss_weight * -logp), and its unweighted mean as a metric, nats."""
+    """Negative log-likelihood of labeled tokens: sum(loss_weight * -logp), and its unweighted mean
+    as a metric, nats.
+    """
     loss = losses.negative_log_likelihood(logp, mask, loss_weight).sum
     return loss, {f"{PREFIX}/nll": mean(-stop_gradient(logp), mask)}
 
@@ -95,7 +102,8 @@ def value_objective(
     *,
     clip: float | None,
 ) -> tuple[Float[Array, ""], dict[str, MeanArrays]]:
-    """Squared error of the critic: sum(loss_weight * value_loss), and the moments that explained variance is made of.
+    """Squared error of the critic: sum(loss_weight * value_loss), and the moments that explained
+    variance is made of.
 
     `rljax.objective.explained_variance` takes it from them when they are merged.
     """

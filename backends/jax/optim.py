@@ -1,4 +1,6 @@
-"""AdamW with a schedule, global-norm clipping, and steps that are skipped when the gradient isn't finite."""
+"""AdamW with a schedule, global-norm clipping, and steps that are skipped when the gradient isn't
+finite.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,13 @@ class StepStats(NamedTuple):
 def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) -> optax.Schedule:
     """Learning rate by optimizer step, counted from 0.
 
-    It rises linearly over the first `warmup_steps_proportion` of the run, reaching `lr` at the last of those steps, and
-    then falls to `lr * min_lr_ratio` at the last step of the run (not at all when "constant").
+    It rises linearly over the first `warmup_steps_proportion` of the run, reaching `lr` at the
+    last of those steps, and then falls to `lr * min_lr_ratio` at the last step of the run (not at
+    all when "constant").
 
     Args:
-      total_steps: optimizer steps of the run; None when it is not known, which only a constant rate can do with.
+      total_steps: optimizer steps of the run; None when it is not known, which only a constant
+        rate can do with.
       key: config key of `config`, for messages.
     """
     if config.lr_scheduler_type not in SCHEDULES:
@@ -55,7 +59,9 @@ def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) ->
 
 
 def decays(path: tuple[Any, ...]) -> bool:
-    """Whether weight decay applies to the parameter at a path of the tree: not to norms and biases."""
+    """Whether weight decay applies to the parameter at a path of the tree: not to norms and
+    biases.
+    """
     name = jax.tree_util.keystr(path).lower()
     return "norm" not in name and "bias" not in name
 
@@ -65,7 +71,8 @@ def decay_mask(params: Tree) -> Tree:
 
 
 class Optimizer:
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) as functions of (parameters, state, gradient).
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) as functions of (parameters, state,
+    gradient).
 
     Example: params, state, stats = optimizer.apply(params, optimizer.init(params), grads)
     """
@@ -85,7 +92,11 @@ class Optimizer:
         return self.transform.init(params)
 
     def apply(self, params: Tree, state: Tree, grads: Tree) -> tuple[Tree, Tree, StepStats]:
-        """One step. A gradient that isn't finite changes neither parameters nor state. Traceable; no host transfer."""
+        """One step.
+
+        A gradient that isn't finite changes neither parameters nor state. Traceable; no host
+        transfer.
+        """
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(norm)
         updates, stepped = self.transform.update(grads, state, params)
@@ -114,7 +125,9 @@ def moments(state: Tree) -> tuple[Tree, Tree]:
 
 
 def set_moments(state: Tree, mu: Tree, nu: Tree, count: jax.Array) -> Tree:
-    """The state with other moments and another step count (a buffer of its own for each counter, so that it can be donated)."""
+    """The state with other moments and another step count (a buffer of its own for each counter,
+    so that it can be donated).
+    """
 
     def replace(node: Any) -> Any:
         if isinstance(node, optax.ScaleByAdamState):

@@ -1,4 +1,6 @@
-"""Each parameter of a `Transformer`, declared once: where it stands, the HF tensor it is, the mesh axes it is split over."""
+"""Each parameter of a `Transformer`, declared once: where it stands, the HF tensor it is, the mesh
+axes it is split over.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ INTO_RESIDUAL = ("o_proj", "down_proj")  # tensor-parallel over their inputs, th
 class Parameter:
     """One leaf of the parameter tree.
 
-    Example: Parameter(("layers", "q_proj", "kernel"), "self_attn.q_proj.weight", (30, 576, 576), (None, "fsdp", "tensor"))
+    Example: Parameter(("layers", "q_proj", "kernel"), "self_attn.q_proj.weight", (30, 576, 576),
+    (None, "fsdp", "tensor"))
     """
 
     path: tuple[str, ...]
@@ -57,7 +60,9 @@ def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
 
 
 def adapters(spec: ModelSpec, rank: int, targets: Collection[str]) -> tuple[Parameter, ...]:
-    """The LoRA factors beside the projections in `targets`, under the names that peft has for them in a HF file."""
+    """The LoRA factors beside the projections in `targets`, under the names that peft has for them
+    in a HF file.
+    """
     found = []
     for base in parameters(spec):
         if base.path[1] not in targets or base.path[2:] != ("kernel",):

@@ -1,7 +1,8 @@
-"""Parameters and optimizer moments under the names that HF files use, so that a run can move between engines.
+"""Parameters and optimizer moments under the names that HF files use, so that a run can move
+between engines.
 
-Moments are trees like the parameters, so one mapping serves all three: every stacked array is cut into its layers, and
-kernels are turned round as HF keeps them.
+Moments are trees like the parameters, so one mapping serves all three: every stacked array is cut
+into its layers, and kernels are turned round as HF keeps them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ Tree = dict[str, Any]
 
 
 def to_hf(tree: Tree, table: Sequence[Parameter]) -> dict[str, np.ndarray]:
-    """A tree of the parameters in the table -> {HF tensor name: array on the host}, in the dtype it has.
+    """A tree of the parameters in the table -> {HF tensor name: array on the host}, in the dtype
+    it has.
 
-    Example: to_hf(params, parameters(spec))["model.layers.3.mlp.up_proj.weight"].shape == (intermediate_size, hidden_size)
+    Example: to_hf(params, parameters(spec))["model.layers.3.mlp.up_proj.weight"].shape ==
+    (intermediate_size, hidden_size)
     """
     found: dict[str, np.ndarray] = {}
     for parameter in table:
@@ -60,5 +63,8 @@ def tensor(tensors: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...])
 
 
 def placed(array: np.ndarray, like: jax.Array) -> jax.Array:
-    """On the devices as `like` is, in its dtype. Each process of several, which all have the array, gives its own part."""
+    """On the devices as `like` is, in its dtype.
+
+    Each process of several, which all have the array, gives its own part.
+    """
     return put(array.astype(like.dtype), like.sharding)

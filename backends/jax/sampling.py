@@ -1,7 +1,8 @@
 """Drawing the next token: which distribution a request asks for, and one draw from it.
 
-Every parameter is an array with one entry a row, so that no value of any parameter compiles anything again. A draw is a
-function of (seed, index of the token in its completion) and of the row's logits, of nothing else in the batch.
+Every parameter is an array with one entry a row, so that no value of any parameter compiles
+anything again. A draw is a function of (seed, index of the token in its completion) and of the
+row's logits, of nothing else in the batch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ ROUNDING = 1e-6  # of a float32 cumulative sum of probabilities; top_p = 0.8 kee
 
 
 class Sampling(NamedTuple):
-    """`SamplingParams` of B rows; `seed` and `token_index` (of the token to draw, in its completion) choose the noise."""
+    """`SamplingParams` of B rows; `seed` and `token_index` (of the token to draw, in its
+    completion) choose the noise.
+    """
 
     temperature: Float[Array, " B"]
     top_p: Float[Array, " B"]  # in (0, 1]
@@ -33,15 +36,18 @@ def sample(logits: Float[Array, "B V"], params: Sampling) -> tuple[Int[Array, " 
     """Draws one token per row.
 
     Returns:
-      Token ids, int32, and their log-probabilities, float32, nats, under the distribution that was drawn from. A greedy
-      row takes the likeliest token and reports its log-probability at temperature 1 over the whole vocabulary.
+      Token ids, int32, and their log-probabilities, float32, nats, under the distribution that was
+      drawn from. A greedy row takes the likeliest token and reports its log-probability at
+      temperature 1 over the whole vocabulary.
     """
     asks = params.greedy | (params.token_index < params.min_new_tokens) | (params.top_k > 0) | (params.top_p < 1)
     return jax.lax.cond(jnp.any(asks), _sample_any, _sample_plain, jnp.asarray(logits, jnp.float32), params)
 
 
 def _sample_plain(logits: Array, params: Sampling) -> tuple[Array, Array]:
-    """Where no row asks for more than a temperature: two passes over the logits, and nothing of their size is written."""
+    """Where no row asks for more than a temperature: two passes over the logits, and nothing of
+    their size is written.
+    """
     return draw(logits / params.temperature[:, None], params.seed, params.token_index)
 
 
@@ -54,11 +60,12 @@ def _sample_any(logits: Array, params: Sampling) -> tuple[Array, Array]:
 
 
 def log_distribution(logits: Float[Array, "B V"], params: Sampling) -> Float[Array, "B V"]:
-    """Log-probabilities, float32, nats, of the distribution that a row samples from; -inf for tokens it cannot draw.
+    """Log-probabilities, float32, nats, of the distribution that a row samples from; -inf for
+    tokens it cannot draw.
 
-    In this order, each over what the one before left: stop ids banned until `min_new_tokens` are out, temperature, top_k,
-    top_p (the smallest set of likeliest tokens with at least that mass). What is left is renormalized. Tokens that tie
-    with the last one kept are kept.
+    In this order, each over what the one before left: stop ids banned until `min_new_tokens` are
+    out, temperature, top_k, top_p (the smallest set of likeliest tokens with at least that mass).
+    What is left is renormalized. Tokens that tie with the last one kept are kept.
     """
     return jax.nn.log_softmax(_scaled(jnp.asarray(logits, jnp.float32), params), axis=-1)
 
@@ -95,11 +102,13 @@ def _keep_top(logits: Array, top_k: Array, top_p: Array) -> Array:
 def draw(
     logits: Float[Array, "B V"], seed: UInt[Array, " B"], index: Int[Array, " B"]
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """Draws a token per row from the softmax of its logits, and says its log-probability. Never draws a logit of -inf.
+    """Draws a token per row from the softmax of its logits, and says its log-probability. Never
+    draws a logit of -inf.
 
-    Inverts the cumulative distribution in two levels: a block of about sqrt(V) tokens, then a token in it. One uniform per
-    level: two random numbers per token instead of the V of the Gumbel trick, which on a CPU cost as much as a small model;
-    and a token of probability 1e-10 is still drawn as often as it should be.
+    Inverts the cumulative distribution in two levels: a block of about sqrt(V) tokens, then a
+    token in it. One uniform per level: two random numbers per token instead of the V of the Gumbel
+    trick, which on a CPU cost as much as a small model; and a token of probability 1e-10 is still
+    drawn as often as it should be.
     """
     rows, vocabulary = logits.shape
     block = math.isqrt(vocabulary - 1) + 1
@@ -125,8 +134,10 @@ def _uniforms(seed: Array, index: Array) -> tuple[Array, Array]:
 
 
 def _invert(weights: Array, uniform: Array) -> Array:
-    """First entry of each row at which the cumulative sum passes uniform * total. A parallel cumulative sum need not be
-    monotone to the last bit, so that entries of weight zero are excluded by name."""
+    """First entry of each row at which the cumulative sum passes uniform * total. A parallel
+    cumulative sum need not be monotone to the last bit, so that entries of weight zero are
+    excluded by name.
+    """
     cumulative = jnp.cumsum(weights, axis=-1)
     passed = (cumulative > uniform[:, None] * cumulative[:, -1:]) & (weights > 0)
     return jnp.where(jnp.any(passed, axis=-1), jnp.argmax(passed, axis=-1), jnp.argmax(weights, axis=-1))

@@ -1,4 +1,5 @@
-"""Meshes over the axes data, fsdp and tensor, and how parameters, activations and caches are split over them.
+"""Meshes over the axes data, fsdp and tensor, and how parameters, activations and caches are split
+over them.
 
 data    rows of a batch
 fsdp    rows of a batch, and the hidden dimension of every matrix: gathered for use, scattered after the gradient
@@ -52,7 +53,10 @@ def shardings(spec: ModelSpec, mesh: Mesh) -> dict[str, Any]:
 
 
 def parameter_sharding(parameter: Parameter, spec: ModelSpec, mesh: Mesh) -> NamedSharding:
-    """Of one parameter. Key and value projections are replicated over `tensor` where it does not divide their heads."""
+    """Of one parameter.
+
+    Key and value projections are replicated over `tensor` where it does not divide their heads.
+    """
     whole_heads = spec.num_kv_heads % mesh.shape["tensor"] == 0
     keys_or_values = parameter.path[1] in ("k_proj", "v_proj")
     axes = tuple(None if axis == "tensor" and keys_or_values and not whole_heads else axis for axis in parameter.axes)
@@ -60,7 +64,10 @@ def parameter_sharding(parameter: Parameter, spec: ModelSpec, mesh: Mesh) -> Nam
 
 
 def check(spec: ModelSpec, mesh: Mesh) -> None:
-    """Raises UserError where an axis does not divide what it must. The vocabulary may stay whole."""
+    """Raises UserError where an axis does not divide what it must.
+
+    The vocabulary may stay whole.
+    """
     for axis, name, size in (
         ("tensor", "attention heads", spec.num_heads),
         ("tensor", "feed-forward width", spec.intermediate_size),
@@ -76,12 +83,18 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def activation_sharding(mesh: Mesh, kind: str, shape: tuple[int, ...]) -> NamedSharding:
-    """Of an array of a kind in ACTIVATIONS, dimensions that do not divide left whole. For inputs, caches, donated buffers."""
+    """Of an array of a kind in ACTIVATIONS, dimensions that do not divide left whole.
+
+    For inputs, caches, donated buffers.
+    """
     return NamedSharding(mesh, fit(ACTIVATIONS[kind], shape, mesh.shape))
 
 
 def constrain(x: Array, kind: str) -> Array:
-    """Inside jit, under `jax.set_mesh(mesh)`: says how an activation is split. Nothing without a mesh."""
+    """Inside jit, under `jax.set_mesh(mesh)`: says how an activation is split.
+
+    Nothing without a mesh.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes or mesh.size == 1 or not set(AXES) <= set(mesh.axis_names):
         return x

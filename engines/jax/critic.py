@@ -1,4 +1,6 @@
-"""The critic: a backbone of its own that starts as the policy's, and a scalar head that starts at zero."""
+"""The critic: a backbone of its own that starts as the policy's, and a scalar head that starts at
+zero.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The processes of a JAX learner: found by JAX itself, or as torchrun's environment and the leader say."""
+"""The processes of a JAX learner: found by JAX itself, or as torchrun's environment and the leader
+say.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,19 @@ def join() -> None:
 
 
 def find() -> ProcessRank:
-    """Where JAX finds this process to be, on a pod say. Raises UserError where it finds nothing."""
+    """Where JAX finds this process to be, on a pod say.
+
+    Raises UserError where it finds nothing.
+    """
     multihost.join_found()
     launch = multihost.shared_number(secrets.randbelow(2**31))
     return ProcessRank(jax.process_index(), jax.process_count(), address=_address(), launch=f"jax {launch}")
 
 
 def _address() -> str:
-    """Of this host, as others reach it: the one that traffic to elsewhere leaves by (nothing is sent)."""
+    """Of this host, as others reach it: the one that traffic to elsewhere leaves by (nothing is
+    sent).
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("10.255.255.255", 1))

@@ -1,10 +1,12 @@
-"""The JAX learner: one policy (and a critic where the algorithm has one) over a mesh of data, fsdp and tensor axes.
+"""The JAX learner: one policy (and a critic where the algorithm has one) over a mesh of data, fsdp
+and tensor axes.
 
     batch -> micro-batches on the mesh -> gradients summed -> one optimizer step -> metrics, in one transfer
 
-Master weights and moments are float32, computed with in `actor.dtype`; log-probs only of the tokens that are trained on.
-With LoRA the base is frozen and the adapters are what is trained, optimized and saved. The reference policy and the critic
-are taken from the policy as it is when RL begins: at once, or after the supervised warm-up.
+Master weights and moments are float32, computed with in `actor.dtype`; log-probs only of the
+tokens that are trained on. With LoRA the base is frozen and the adapters are what is trained,
+optimized and saved. The reference policy and the critic are taken from the policy as it is when RL
+begins: at once, or after the supervised warm-up.
 """
 
 from __future__ import annotations
@@ -68,7 +70,10 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
     # Scoring
 
     def score(self, batch: Batch) -> np.ndarray:
-        """Log-probs of the tokens under the current policy. [R, T] float32, nats; 0 where loss_mask is False."""
+        """Log-probs of the tokens under the current policy.
+
+        [R, T] float32, nats; 0 where loss_mask is False.
+        """
         if JaxConfig.of(self._config).bitwise:
             return self._score_bitwise(batch)
         return self._score_with(self._policy.trained, batch)
@@ -77,7 +82,10 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
         return self._forward(batch, functools.partial(self._score, weights, self._policy.frozen))
 
     def values(self, batch: Batch) -> np.ndarray:
-        """What the critic expects before each token is drawn. [R, T] float32, reward units. Only with adv_estimator "gae"."""
+        """What the critic expects before each token is drawn.
+
+        [R, T] float32, reward units. Only with adv_estimator "gae".
+        """
         critic = self._critic()
         return self._forward(batch, functools.partial(critic.values, critic.trained, self._policy.frozen))
 
@@ -180,9 +188,11 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
     # Weights and checkpoints
 
     def export(self, target: ExportTarget) -> WeightSource:
-        """Weights for a sampler: in memory, or HF safetensors, config and tokenizer in a directory.
+        """Weights for a sampler: in memory, or HF safetensors, config and tokenizer in a
+        directory.
 
-        In memory they are copies in `jax.sampler_dtype` that later updates leave alone; adapters are merged in both forms.
+        In memory they are copies in `jax.sampler_dtype` that later updates leave alone; adapters
+        are merged in both forms.
         """
         if isinstance(target, ExportToSampler):
             with jax.set_mesh(self._mesh):

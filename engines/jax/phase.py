@@ -20,12 +20,17 @@ Tree = Any  # a pytree of arrays
 
 
 class Phase:
-    """Warm-up, policy updates or critic updates. The parameters belong to whoever calls, for two phases may share them."""
+    """Warm-up, policy updates or critic updates.
+
+    The parameters belong to whoever calls, for two phases may share them.
+    """
 
     def __init__(
         self, loss: Loss, config: OptimizerConfig, total_steps: int | None, key: str, prefix: str, params: Tree, mesh: Mesh
     ) -> None:
-        """key: config key of `config`, for messages. prefix: of the names of loss, grad_norm, lr and skipped."""
+        """key: config key of `config`, for messages. prefix: of the names of loss, grad_norm, lr
+        and skipped.
+        """
         self._prefix = prefix
         self._everywhere = replicated(mesh)
         optimizer = Optimizer(config, total_steps, key)

@@ -28,7 +28,9 @@ class JaxPlugin(Plugin):
     config_class = JaxConfig
 
     def check(self, config: Config, allocation: Allocation) -> None:
-        """What JAX itself can't do; whether the machine has the devices is seen when an engine is made."""
+        """What JAX itself can't do; whether the machine has the devices is seen when an engine is
+        made.
+        """
         sampler, learner, settings = allocation.sampler, allocation.learner, JaxConfig.of(config)
         if sampler is not None and sampler.engine == NAME:
             _check_context(config)
@@ -82,7 +84,10 @@ class JaxPlugin(Plugin):
 
 
 def _use_compilation_cache(config: Config) -> None:
-    """Programs compiled once are found there by later processes. Without the key, JAX's own environment variable holds."""
+    """Programs compiled once are found there by later processes.
+
+    Without the key, JAX's own environment variable holds.
+    """
     if directory := JaxConfig.of(config).compilation_cache:
         import jax
 
@@ -101,7 +106,9 @@ def _check_context(config: Config) -> None:
 
 
 def _check_positions(config: Config) -> None:
-    """A rotary embedding is defined at any position, and beyond those it was made for the model says nothing sensible."""
+    """A rotary embedding is defined at any position, and beyond those it was made for the model
+    says nothing sensible.
+    """
     actor, context = config.actor, JaxConfig.of(config).context_length
     if actor.init_from_scratch:
         positions, where = actor.init.max_position_embeddings, "actor.init.max_position_embeddings"
@@ -114,7 +121,9 @@ def _check_positions(config: Config) -> None:
 
 
 def _positions(spec: ModelSpec) -> int:
-    """What its rotary embeddings reach: yarn and llama3 stretch their original length, whatever the model says it has."""
+    """What its rotary embeddings reach: yarn and llama3 stretch their original length, whatever
+    the model says it has.
+    """
     stretched = [round(rope.factor * rope.original_length) for rope in spec.ropes]
     return max(spec.max_position_embeddings, *stretched)
 

@@ -27,9 +27,11 @@ MASTER = jnp.float32  # weights and moments
 
 
 class Policy:
-    """A model in two trees of parameters: `trained` (all, or the LoRA adapters) and `frozen` (nothing, or the base).
+    """A model in two trees of parameters: `trained` (all, or the LoRA adapters) and `frozen`
+    (nothing, or the base).
 
-    Example: program = policy.program(lambda model, rows: model.logits(...)); program(policy.trained, policy.frozen, rows)
+    Example: program = policy.program(lambda model, rows: model.logits(...));
+    program(policy.trained, policy.frozen, rows)
     """
 
     def __init__(self, config: Config, mesh: Mesh, model_dir: Path) -> None:
@@ -76,13 +78,18 @@ class Policy:
         return nnx.merge(self.graphdef, frozen, trained) if self._adapted else nnx.merge(self.graphdef, trained)
 
     def program(self, function: Callable[[Transformer, Any], Any]) -> Any:
-        """(trained, frozen, rows) -> function(model, rows), jitted, its result on every device so that any host can read it."""
+        """(trained, frozen, rows) -> function(model, rows), jitted, its result on every device so
+        that any host can read it.
+        """
         return jax.jit(
             lambda trained, frozen, rows: function(self.model(trained, frozen), rows), out_shardings=replicated(self.mesh)
         )
 
     def merged(self) -> Tree:
-        """The parameters with the adapters folded in, as `hf.load` gives them. Not to be kept: an update may donate them."""
+        """The parameters with the adapters folded in, as `hf.load` gives them.
+
+        Not to be kept: an update may donate them.
+        """
         if not self._adapted:
             return self.trained
         with dispatching(self.mesh):
@@ -94,10 +101,12 @@ class Policy:
             return jax.jit(lambda trained: jax.tree.map(lambda a: _copy(a, dtype), trained))(self.trained)
 
     def published(self) -> Tree:
-        """A copy of `merged` for a sampler: matrices in `jax.sampler_dtype` (float32 in the bitwise mode), norms in float32.
+        """A copy of `merged` for a sampler: matrices in `jax.sampler_dtype` (float32 in the
+        bitwise mode), norms in float32.
 
-        The buffers are new and the learner keeps no hold of them, so that no later update can donate them away: a sampler may
-        keep them as they are, or reshard them. Where the mesh is of several processes they are on the host, of process 0 alone.
+        The buffers are new and the learner keeps no hold of them, so that no later update can
+        donate them away: a sampler may keep them as they are, or reshard them. Where the mesh is
+        of several processes they are on the host, of process 0 alone.
         """
         with dispatching(self.mesh):
             copies = self._publish(self.trained, self.frozen)

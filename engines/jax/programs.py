@@ -1,12 +1,13 @@
-"""What the sampler runs on devices: three compiled programs over one key/value cache, and the weights they read.
+"""What the sampler runs on devices: three compiled programs over one key/value cache, and the
+weights they read.
 
     prefill  tokens of some rows into the cache
     copy     rows of the cache onto other rows
     decode   up to `decode_steps` tokens of every active slot
 
-All of them update the cache where it is (tested in the compiled programs). Prefill is compiled for every one of `shapes`,
-copy for every length in `spans`, decode once. Whatever differs between requests goes in as arrays, so that nothing compiles
-after warm-up.
+All of them update the cache where it is (tested in the compiled programs). Prefill is compiled for
+every one of `shapes`, copy for every length in `spans`, decode once. Whatever differs between
+requests goes in as arrays, so that nothing compiles after warm-up.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ class State(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What a decode dispatch drew; -1 where a slot drew nothing. A slot's tokens stand in its first steps."""
+    """What a decode dispatch drew; -1 where a slot drew nothing.
+
+    A slot's tokens stand in its first steps.
+    """
 
     tokens: Array  # [steps, B] int32
     logp: Array  # [steps, B] float32, nats
@@ -168,7 +172,9 @@ class Programs:
             self._cache = self._prefill(self._weights, self._cache, plan)
 
     def copy(self, pairs: Sequence[tuple[int, int, int]], span: int | None = None) -> None:
-        """(source row, target row, tokens), at most `copies` of them, up to `span` tokens; None: the shortest that does."""
+        """(source row, target row, tokens), at most `copies` of them, up to `span` tokens; None:
+        the shortest that does.
+        """
         plan = np.full((self.copies, 2), self.slots, np.int32)
         for row, (source, target, _) in enumerate(pairs):
             plan[row] = source, target
@@ -184,7 +190,9 @@ class Programs:
         return min(self.slots, 16)
 
     def decode(self, orders: np.ndarray) -> Decoded:
-        """Carries out the orders, [B] of ORDER, then draws up to `decode_steps` tokens of every active slot."""
+        """Carries out the orders, [B] of ORDER, then draws up to `decode_steps` tokens of every
+        active slot.
+        """
         columns = orders.view(np.int32).reshape(self.slots, -1)
         self.dispatches["decode"] += 1
         with dispatching(self.mesh):
@@ -200,7 +208,10 @@ class Programs:
         del self._weights, self._cache, self._state
 
     def lend(self) -> None:
-        """Drops weights and cache; nothing can be run before `reclaim` and `load`. What the slots are at stays."""
+        """Drops weights and cache; nothing can be run before `reclaim` and `load`.
+
+        What the slots are at stays.
+        """
         self._weights = self._cache = None
 
     def reclaim(self) -> None:
@@ -211,8 +222,8 @@ class Programs:
     def load(self, source: WeightSource) -> None:
         """Takes other weights of the same model; on any error the old ones stay.
 
-        Arrays are taken over where they are as the sampler wants them, and resharded and converted where they are not: the
-        learner hands out buffers that it keeps no hold of.
+        Arrays are taken over where they are as the sampler wants them, and resharded and converted
+        where they are not: the learner hands out buffers that it keeps no hold of.
         """
         match source:
             case WeightsInMemory(params):
@@ -244,7 +255,10 @@ class Programs:
         return activation_sharding(self.mesh, "cache", leaf.shape) if leaf.ndim == 4 else replicated(self.mesh)
 
     def _prefill_rows(self, weights: Any, cache: Cache, plan: Array) -> Cache:
-        """plan [R, 3 + C]: row, position of the first token, number of tokens, tokens. Rows out of range do nothing."""
+        """plan [R, 3 + C]: row, position of the first token, number of tokens, tokens.
+
+        Rows out of range do nothing.
+        """
         rows, starts, counts, tokens = plan[:, 0], plan[:, 1], plan[:, 2], plan[:, 3:]
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             offsets = jnp.arange(tokens.shape[1])[None]
@@ -292,7 +306,9 @@ def _unstacked(stacked: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def chunk_shapes(tokens: int, slots: int, context: int) -> list[tuple[int, int]]:
-    """(rows, tokens per row) of the prefill programs: a lone short prompt, many at once, a few, a chunk of a long one."""
+    """(rows, tokens per row) of the prefill programs: a lone short prompt, many at once, a few, a
+    chunk of a long one.
+    """
     tokens = min(tokens, slots * context)
     lone, *several = (min(width, tokens, context) for width in (LONE_CHUNK, NARROW_CHUNK, MIDDLE_CHUNK, tokens))
     shapes = {(1, lone)} | {(max(1, min(slots, tokens // width)), width) for width in several}
@@ -340,7 +356,9 @@ def obey(state: State, orders: Array) -> State:
 
 
 def advance(state: State, token: Array) -> State:
-    """The state after every active slot drew its token: one further, and at rest where that token was the last."""
+    """The state after every active slot drew its token: one further, and at rest where that token
+    was the last.
+    """
     sampling = state.sampling
     emitted = sampling.token_index + 1
     stopped = jnp.any(token[:, None] == sampling.stop_ids, axis=-1) | (emitted >= state.limit)

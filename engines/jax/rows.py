@@ -20,7 +20,9 @@ SHORTEST = 32  # tokens; shorter rows are padded to it
 
 
 class Rows(NamedTuple):
-    """One micro-batch: r rows of T tokens, of which the m slots of each row that are trained on, or scored, are named."""
+    """One micro-batch: r rows of T tokens, of which the m slots of each row that are trained on,
+    or scored, are named.
+    """
 
     token_ids: Any  # [r, T] int32
     positions: Any  # [r, T] int32
@@ -65,7 +67,8 @@ def micro_batches(
     *,
     anchor: np.ndarray | None = None,
 ) -> MicroBatches:
-    """Pads rows to a whole number of micro-batches, T to a bucket, compacts the kept tokens and parts everything.
+    """Pads rows to a whole number of micro-batches, T to a bucket, compacts the kept tokens and
+    parts everything.
 
     Args:
       keep: [R, T] bool, the tokens that log-probs (or values) are wanted of.

@@ -29,25 +29,28 @@ log = logging.getLogger(__name__)
 
 
 class JaxSampler(Sampler):
-    """A `Sampler` on the devices of a pool. Its methods may be called from any event loop, any number at once.
+    """A `Sampler` on the devices of a pool. Its methods may be called from any event loop, any
+    number at once.
 
     Example:
         sampler = JaxSampler(config, Pool("jax"), Path("models/SmolLM2-135M-Instruct"))  # compiles everything it will run
         completion = await sampler.generate(Request("a", prompt_ids, SamplingParams(64, stop_token_ids=(2,)), seed=1))
 
-    With `jax.bitwise` a completion's log-probs are the learner's own, as `rljax.engines.jax.scoring`
-    computes them, and the unit ratio is exact.
-    A completion is a function of weights, prompt, params and seed: slots, company and `jax.decode_steps` don't matter.
-    Seeds count modulo 2**32. Only `params` ends a completion: the model's EOS ids must be among its stop_token_ids.
+    With `jax.bitwise` a completion's log-probs are the learner's own, as
+    `rljax.engines.jax.scoring` computes them, and the unit ratio is exact. A completion is a
+    function of weights, prompt, params and seed: slots, company and `jax.decode_steps` don't
+    matter. Seeds count modulo 2**32. Only `params` ends a completion: the model's EOS ids must be
+    among its stop_token_ids.
     """
 
     def __init__(self, config: Config, pool: Pool, model_dir: Path, *, ahead: int | None = None) -> None:
-        """Loads the weights and compiles. `ahead` as in `Scheduler`; None: 1 where a device works beside the CPU.
+        """Loads the weights and compiles. `ahead` as in `Scheduler`; None: 1 where a device works
+        beside the CPU.
 
         Raises:
-          UserError: slots that the pool's data dimension does not divide, a pool with more devices than there are, a
-            `jax.decode_attention` that can't do this, or a model directory that can't be loaded. (A context longer than the
-            model's is refused by the plugin's check.)
+          UserError: slots that the pool's data dimension does not divide, a pool with more devices
+            than there are, a `jax.decode_attention` that can't do this, or a model directory that
+            can't be loaded. (A context longer than the model's is refused by the plugin's check.)
         """
         settings = JaxConfig.of(config)
         mesh = pool_mesh(pool, sampling=True)
@@ -106,19 +109,23 @@ class JaxSampler(Sampler):
     async def generate(self, request: Request) -> Completion:
         """Samples one completion; cancelling the call aborts it.
 
-        A completion ends with a stop id, or with the token that completes a stop string (text of that token behind the stop
-        string included: tokens are not split). Neither ends it before min_new_tokens: stop ids are not drawn until then,
-        stop strings are passed over. With no room left in the context it ends as at max_new_tokens, by `length`.
+        A completion ends with a stop id, or with the token that completes a stop string (text of
+        that token behind the stop string included: tokens are not split). Neither ends it before
+        min_new_tokens: stop ids are not drawn until then, stop strings are passed over. With no
+        room left in the context it ends as at max_new_tokens, by `length`.
 
         Raises:
-          UserError: a prompt that is empty, holds an id outside the vocabulary, or leaves no room in the context; too many
-            stop ids.
+          UserError: a prompt that is empty, holds an id outside the vocabulary, or leaves no room
+            in the context; too many stop ids.
           SamplerError: the sampler failed or is closed.
         """
         return await asyncio.wrap_future(self._scheduler.submit(self._work(request)))
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
-        """As `generate`, one piece per dispatch. With `jax.bitwise` all comes at the end, where the log-probs are computed."""
+        """As `generate`, one piece per dispatch.
+
+        With `jax.bitwise` all comes at the end, where the log-probs are computed.
+        """
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | None]()
 
         def listener(piece: Piece) -> None:
@@ -168,15 +175,20 @@ class JaxSampler(Sampler):
         await asyncio.wrap_future(self._scheduler.command(self._scheduler.resume))
 
     async def load_weights(self, source: WeightSource, version: int) -> None:
-        """Swaps weights between two decode steps, paused or not; a source that can't be loaded leaves the old ones.
+        """Swaps weights between two decode steps, paused or not; a source that can't be loaded
+        leaves the old ones.
 
-        With `rollout.recompute_kv_on_publish` what is in flight is prefilled again under the new weights; else it keeps the
-        keys and values it has, and only requests that start later see none of them.
+        With `rollout.recompute_kv_on_publish` what is in flight is prefilled again under the new
+        weights; else it keeps the keys and values it has, and only requests that start later see
+        none of them.
         """
         await asyncio.wrap_future(self._scheduler.command(functools.partial(self._scheduler.load, source, version)))
 
     async def release(self) -> None:
-        """Lets go of weights and cache, after the decode step that runs. Requests in flight wait, and are prefilled again."""
+        """Lets go of weights and cache, after the decode step that runs.
+
+        Requests in flight wait, and are prefilled again.
+        """
         await asyncio.wrap_future(self._scheduler.command(self._scheduler.release))
 
     async def reclaim(self) -> None:
@@ -184,5 +196,7 @@ class JaxSampler(Sampler):
         await asyncio.wrap_future(self._scheduler.command(self._scheduler.reclaim))
 
     async def close(self) -> None:
-        """Ends every request with finish `abort`, keeping its tokens so far, and frees cache and weights. May be repeated."""
+        """Ends every request with finish `abort`, keeping its tokens so far, and frees cache and
+        weights. May be repeated.
+        """
         await asyncio.to_thread(self._scheduler.close)

@@ -4,10 +4,11 @@
                                                        ^                |
                      publish with recompute_kv_on_publish               a stop id, a stop string, a limit, an abort
 
-Prompts are prefilled first, so that a decode step is as full as it can be: it costs about the same however many take part.
-Where nearly all slots could decode, prefill and decode dispatches alternate, so that a long prompt stalls nobody; and after
-PATIENCE prefill dispatches in a row those that could decode have their turn in any case.
-Requests, pauses and weight swaps come through one inbox and are looked at between dispatches.
+Prompts are prefilled first, so that a decode step is as full as it can be: it costs about the same
+however many take part. Where nearly all slots could decode, prefill and decode dispatches
+alternate, so that a long prompt stalls nobody; and after PATIENCE prefill dispatches in a row
+those that could decode have their turn in any case. Requests, pauses and weight swaps come through
+one inbox and are looked at between dispatches.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Scheduler:
 
         Args:
           recompute: `rollout.recompute_kv_on_publish`.
-          ahead: decode dispatches sent before the oldest is read; 1 hides the host's work behind a device's.
+          ahead: decode dispatches sent before the oldest is read; 1 hides the host's work behind a
+            device's.
           scorer: of `jax.bitwise`: its log-probs replace those of sampling when a completion ends.
         """
         self.version = 0
@@ -147,7 +149,9 @@ class Scheduler:
         self._lent = False
 
     def release(self) -> None:
-        """Stays paused, and must not be resumed before `reclaim` and `load`: what is in flight is prefilled again then."""
+        """Stays paused, and must not be resumed before `reclaim` and `load`: what is in flight is
+        prefilled again then.
+        """
         self.pause()
         self._programs.lend()
         self._lent = True
@@ -228,7 +232,9 @@ class Scheduler:
         return self._prefills > 0 and ready > 0 and (ready >= FEW * filling or self._prefills >= PATIENCE)
 
     def _decode(self) -> bool:
-        """Sends the next decode dispatch, if some slot has its prompt in the cache and tokens to come."""
+        """Sends the next decode dispatch, if some slot has its prompt in the cache and tokens to
+        come.
+        """
         steps = self._programs.decode_steps
         filling = set(self._table.filling)
         tenants = {slot: work for slot, work in enumerate(self._table.work) if work is not None and slot not in filling}
@@ -280,7 +286,9 @@ class Scheduler:
             resolve(work.future, completion)
 
     def _take(self, slot: int, work: Work, tokens: np.ndarray, logp: np.ndarray, version: int) -> Finish | None:
-        """Adds tokens to a completion, as far as they belong to it, and says whether that ended it."""
+        """Adds tokens to a completion, as far as they belong to it, and says whether that ended
+        it.
+        """
         params = work.request.params
         finish = None
         if work.stops is not None:
@@ -298,8 +306,10 @@ class Scheduler:
         return finish
 
     def _rescored(self, ended: list[tuple[Work, Completion]]) -> list[tuple[Work, Completion]]:
-        """With the scorer's log-probs, where they are of the distribution that was sampled: the whole softmax at the run's
-        temperature, under the weights that are here now. Other completions keep what sampling gave."""
+        """With the scorer's log-probs, where they are of the distribution that was sampled: the
+        whole softmax at the run's temperature, under the weights that are here now. Other
+        completions keep what sampling gave.
+        """
         if self._scorer is None:
             return ended
         exact = [i for i, (work, completion) in enumerate(ended) if self._is_scorable(work, completion)]

@@ -1,7 +1,9 @@
-"""The bitwise mode: sampler and learner score sequences by one program of one shape, so that their log-probs are equal bits.
+"""The bitwise mode: sampler and learner score sequences by one program of one shape, so that their
+log-probs are equal bits.
 
-A sequence stands alone, at the start of a row of fixed length, and every one of its tokens is scored, so that its
-numbers depend on weights and tokens alone. What other rows of the call hold doesn't reach it (tested on the CPU).
+A sequence stands alone, at the start of a row of fixed length, and every one of its tokens is
+scored, so that its numbers depend on weights and tokens alone. What other rows of the call hold
+doesn't reach it (tested on the CPU).
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class BitwiseScorer:
     def __init__(
         self, spec: ModelSpec, mesh: Mesh, dtype: str, temperature: float, chunk: int, length: int, precise: bool
     ) -> None:
-        """length: tokens of the longest sequence; params come in the master dtype, merged with any adapters."""
+        """length: tokens of the longest sequence; params come in the master dtype, merged with any
+        adapters.
+        """
         self._mesh = mesh
         self._length = padded_length(length)
         self._rows = ROWS_PER_SHARD * row_shards(mesh)
@@ -51,7 +55,9 @@ class BitwiseScorer:
         self._score = jax.jit(score, out_shardings=replicated(mesh))
 
     def __call__(self, params: Any, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """For each sequence of T token ids its log-probs, [T] float32, nats; 0 at the first token, which has no context."""
+        """For each sequence of T token ids its log-probs, [T] float32, nats; 0 at the first token,
+        which has no context.
+        """
         outputs = []
         for start in range(0, len(sequences), self._rows):
             rows = self._place(sequences[start : start + self._rows])
@@ -84,12 +90,17 @@ def _shifted(logp: np.ndarray, tokens: int) -> np.ndarray:
 def bitwise_scorer(
     spec: ModelSpec, mesh: Mesh, dtype: str, temperature: float, chunk: int, length: int, precise: bool
 ) -> BitwiseScorer:
-    """One scorer, and so one compiled program, for all who ask with the same arguments: the sampler and the learner."""
+    """One scorer, and so one compiled program, for all who ask with the same arguments: the
+    sampler and the learner.
+    """
     return BitwiseScorer(spec, mesh, dtype, temperature, chunk, length, precise)
 
 
 def scorer_of(config: Config, spec: ModelSpec, mesh: Mesh) -> BitwiseScorer:
-    """The scorer of a run. `mesh` is the pool's: the bits agree where sampler and learner have pools of the same shape."""
+    """The scorer of a run.
+
+    `mesh` is the pool's: the bits agree where sampler and learner have pools of the same shape.
+    """
     actor, settings = config.actor, JaxConfig.of(config)
     chunk, length = actor.logprob_chunk, settings.context_length
     return bitwise_scorer(spec, mesh, actor.dtype, config.gconfig.temperature, chunk, length, settings.precise)

@@ -1,7 +1,8 @@
-"""Which request sits in which slot, and which tokens' keys and values each slot's row of the cache holds.
+"""Which request sits in which slot, and which tokens' keys and values each slot's row of the cache
+holds.
 
-A slot keeps its row when its request ends, so that the next turn of a conversation, or another sample of the same prompt,
-finds its prefix there. Host side only: numpy, no device.
+A slot keeps its row when its request ends, so that the next turn of a conversation, or another
+sample of the same prompt, finds its prefix there. Host side only: numpy, no device.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A prefix to copy before the rest is prefilled: the first `length` tokens of a slot, while that tenant is in it."""
+    """A prefix to copy before the rest is prefilled: the first `length` tokens of a slot, while
+    that tenant is in it.
+    """
 
     slot: int
     length: int
@@ -62,7 +65,9 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """One prefill dispatch: `counts[i]` tokens of row `rows[i]` from position `starts[i]`; unused rows are out of range."""
+    """One prefill dispatch: `counts[i]` tokens of row `rows[i]` from position `starts[i]`; unused
+    rows are out of range.
+    """
 
     rows: np.ndarray  # [R] int32
     starts: np.ndarray  # [R] int32
@@ -78,8 +83,8 @@ class Chunk:
 class SlotTable:
     """State of every slot, as arrays over slots.
 
-    A request's last prompt token is never prefilled: the first decode step takes it in and draws token 0. So prefill
-    needs no logits, and a prompt whose prefix is all there needs no prefill.
+    A request's last prompt token is never prefilled: the first decode step takes it in and draws
+    token 0. So prefill needs no logits, and a prompt whose prefix is all there needs no prefill.
     """
 
     def __init__(self, slots: int, context: int) -> None:
@@ -106,10 +111,12 @@ class SlotTable:
         return any(work is None for work in self.work)
 
     def admit(self, work: Work, version: int) -> int:
-        """Gives a request a free slot: the one that holds its prefix, or the one unused for longest.
+        """Gives a request a free slot: the one that holds its prefix, or the one unused for
+        longest.
 
-        Only rows of the current `version` are reused (no stale cache). A prefix in a slot that stays occupied, or that is only
-        being prefilled now, is remembered as the source to copy from.
+        Only rows of the current `version` are reused (no stale cache). A prefix in a slot that
+        stays occupied, or that is only being prefilled now, is remembered as the source to copy
+        from.
         """
         prompt = work.request.prompt_ids
         goal = len(prompt) - 1
@@ -139,7 +146,8 @@ class SlotTable:
         return Source(best, length, int(self._tenancy[best])) if worth else None
 
     def copies(self, most: int) -> list[tuple[int, int, int]]:
-        """(source, target, tokens) of the copies that can be made now, at most so many; counts them as made.
+        """(source, target, tokens) of the copies that can be made now, at most so many; counts
+        them as made.
 
         They are made at once, so none reads a row that another of them writes.
         """
@@ -162,7 +170,9 @@ class SlotTable:
         return max(self.filled[source.slot], self.goal[source.slot] if occupied else 0) >= source.length
 
     def chunk(self, shapes: list[tuple[int, int]]) -> Chunk | None:
-        """The next prefill dispatch, of the (rows, tokens) shape that does what is waiting at least cost; counts it as made."""
+        """The next prefill dispatch, of the (rows, tokens) shape that does what is waiting at
+        least cost; counts it as made.
+        """
         waiting = [slot for slot in self.filling if self._source[slot] is None]
         if not waiting:
             return None
@@ -187,7 +197,9 @@ class SlotTable:
         return chunk
 
     def extend(self, slot: int, tokens: np.ndarray) -> None:
-        """Tokens that a decode dispatch drew for the tenant: the keys and values of all but the last are in the cache."""
+        """Tokens that a decode dispatch drew for the tenant: the keys and values of all but the
+        last are in the cache.
+        """
         end = self.length[slot] + len(tokens)
         self.tokens[slot, self.length[slot] : end] = tokens
         self.length[slot], self.filled[slot], self.goal[slot] = end, end - 1, end - 1
@@ -198,7 +210,8 @@ class SlotTable:
         self.goal[slot] = self.filled[slot]
 
     def swap(self, version: int, recompute: bool) -> None:
-        """Weights changed: prompts that are being prefilled start over, and with `recompute` everything in flight does.
+        """Weights changed: prompts that are being prefilled start over, and with `recompute`
+        everything in flight does.
 
         Other tenants go on with the keys and values they have.
         """

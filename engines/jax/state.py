@@ -1,7 +1,9 @@
-"""What the learner keeps over time, as a tree of arrays on its mesh: for checkpoints, and by HF names to move between engines.
+"""What the learner keeps over time, as a tree of arrays on its mesh: for checkpoints, and by HF
+names to move between engines.
 
-{"policy": tree, "supervised": phase, "rl": {"actor": phase, "critic": {"params", *phase}, "reference": tree}}
-phase = {"mu": tree, "nu": tree, "count"}; trees of the critic are {"model": tree, "value_head"}
+{"policy": tree, "supervised": phase, "rl": {"actor": phase, "critic": {"params", *phase},
+"reference": tree}} phase = {"mu": tree, "nu": tree, "count"}; trees of the critic are {"model":
+tree, "value_head"}
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def to_named(tree: Tree, table: Table) -> dict[str, dict[str, np.ndarray]]:
 
 
 def from_named(state: PortableState, tree: Tree, table: Table, updates: int) -> Tree:
-    """The tree with what the state has in its parts, and its own elsewhere. Raises UserError where something doesn't fit.
+    """The tree with what the state has in its parts, and its own elsewhere. Raises UserError where
+    something doesn't fit.
 
     updates: the policy's optimizer steps where there are no counts.
     """

@@ -13,9 +13,10 @@ LONGEST_CHARACTER = 4  # bytes in UTF-8, so tokens at most
 class StopStrings:
     """Says at which token a completion first contains one of the stop strings.
 
-    A token's text can depend on its neighbors (a leading space, the bytes of one character), so that text is always
-    decoded together with the tokens of the piece before it, and a piece ends only where a character does. Special
-    tokens count as text here. Only the tail that a match could still begin in is kept.
+    A token's text can depend on its neighbors (a leading space, the bytes of one character), so
+    that text is always decoded together with the tokens of the piece before it, and a piece ends
+    only where a character does. Special tokens count as text here. Only the tail that a match
+    could still begin in is kept.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
@@ -28,7 +29,9 @@ class StopStrings:
         self._searched = 0  # characters of the tail and the present piece that earlier calls have seen
 
     def push(self, token_id: int) -> bool:
-        """True when this token completes a stop string: one that the text before it did not contain."""
+        """True when this token completes a stop string: one that the text before it did not
+        contain.
+        """
         self._tokens.append(token_id)
         before = self._decode(self._tokens[: self._before])
         both = self._decode(self._tokens)

@@ -1,4 +1,6 @@
-"""The teacher of on-policy distillation: a frozen model of another directory that scores what the policy sampled."""
+"""The teacher of on-policy distillation: a frozen model of another directory that scores what the
+policy sampled.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from rljax.hf.spec import ModelSpec
 
 
 class Teacher:
-    """Lies over the learner's mesh in `actor.dtype`, with no master weights and no moments. Its shape may be any."""
+    """Lies over the learner's mesh in `actor.dtype`, with no master weights and no moments.
+
+    Its shape may be any.
+    """
 
     def __init__(self, config: Config, directory: Path, mesh: Mesh, attention: Attention) -> None:
         """Raises UserError where the directory's model can't be loaded, or not on this mesh.

@@ -25,8 +25,8 @@ def remat_of(config: Config, spec: ModelSpec, mesh: Mesh) -> str:
 
 
 def unrolled(config: Config, remat: str, mesh: Mesh) -> bool:
-    """`jax.unroll`; None: on a GPU that keeps all activations, for where they are computed again it
-    gains nothing.
+    """`jax.unroll`; None: on a GPU that keeps all activations, for where they are computed again
+    it gains nothing.
     """
     chosen = JaxConfig.of(config).unroll
     return remat == "none" and _device(mesh).platform in UNROLLED if chosen is None else chosen

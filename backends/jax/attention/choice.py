@@ -53,8 +53,8 @@ def able_or_plain(attention: Attention, problem: Problem, model: str) -> Attenti
 
 
 def choose(name: str, problem: Problem) -> Attention:
-    """The implementation of that name, or for "auto" the first that can. Says once which it is, and
-    why none before it.
+    """The implementation of that name, or for "auto" the first that can. Says once which it is,
+    and why none before it.
 
     Raises UserError where there is none of that name, or it can't.
     """

@@ -2,9 +2,9 @@
 
 Its packed layout takes segments of any length by their offsets in memory, whatever rows they lie
 in. So rows [B, T] are shown to it as blocks [B T / longest, longest], with room for the segments
-that begin in each: what it launches and keeps grows with the longest segment, not with the row. jax
-has no public function for that layout: `_packed` alone uses a private one, and `JAX_VERSIONS` says
-where it was run.
+that begin in each: what it launches and keeps grows with the longest segment, not with the row.
+jax has no public function for that layout: `_packed` alone uses a private one, and `JAX_VERSIONS`
+says where it was run.
 """
 
 from __future__ import annotations

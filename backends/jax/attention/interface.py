@@ -141,8 +141,8 @@ def per_device(attend: Callable[..., Array], query: Array, key: Array, value: Ar
 
 
 def starts_of_segments(segment_ids: Any, longest: int, xp: Any = jnp) -> Any:
-    """Where a segment or a stretch of padding begins: [B, T] bool. Padding is cut into stretches of
-    `longest` at most.
+    """Where a segment or a stretch of padding begins: [B, T] bool. Padding is cut into stretches
+    of `longest` at most.
 
     xp: numpy or jax.numpy, as segment_ids are.
     """

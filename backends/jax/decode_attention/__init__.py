@@ -1,4 +1,5 @@
-"""Attention of new tokens over a cache, one per row (decode) or a chunk of some rows (prefill): one interface.
+"""Attention of new tokens over a cache, one per row (decode) or a chunk of some rows (prefill):
+one interface.
 
 auto        the first below that can do what a run asks for
 pallas_gpu  a Pallas kernel for GPUs, in bfloat16 or float16: reads each row in place, up to its own length

@@ -38,7 +38,8 @@ class Attend(Protocol):
         softcap: float | None = None,
         window: int | None = None,
     ) -> Array:
-        r"""Softmax attention of grouped query heads; a query sees the keys of its row at or before its own index.
+        r"""Softmax attention of grouped query heads; a query sees the keys of its row at or before
+        its own index.
 
         .. math:: \mathrm{softmax}_s(c \tanh(q_t \cdot k_s\,\mathrm{scale} / c))\, v_s,\quad
                   \mathrm{index}_t - \mathrm{window} < s \le \mathrm{index}_t
@@ -46,10 +47,10 @@ class Attend(Protocol):
         Args:
           query: [R, T, N, D], N a multiple of K.
           key, value: [B, K, S, D], a layer's cache.
-          index: [R, T] int32, below S, of each query among the keys of its row; -1 is padding, whose result is finite and
-            means nothing.
-          rows: [R] int32, of each row in the cache, out of range only where all of its index is padding; None: R is B, in
-            order.
+          index: [R, T] int32, below S, of each query among the keys of its row; -1 is padding,
+            whose result is finite and means nothing.
+          rows: [R] int32, of each row in the cache, out of range only where all of its index is
+            padding; None: R is B, in order.
           softcap: c; None for no cap.
           window: keys a query sees, itself included; None: all.
 

@@ -1,10 +1,13 @@
-"""A Pallas kernel for GPUs: reads each row's keys and values where they lie in the cache, once, up to the row's own length.
+"""A Pallas kernel for GPUs: reads each row's keys and values where they lie in the cache, once, up
+to the row's own length.
 
-A kernel of our own because none does both: that of `jax.experimental.pallas.ops.gpu.decode_attention` (deprecated in JAX 0.11)
-takes one query per row and every row of the cache, cuDNN's takes no queries that begin in the middle of chosen rows.
+A kernel of our own because none does both: that of
+`jax.experimental.pallas.ops.gpu.decode_attention` (deprecated in JAX 0.11) takes one query per row
+and every row of the cache, cuDNN's takes no queries that begin in the middle of chosen rows.
 
-One program per row, key/value head and block of queries: the query heads of a group are stacked, so that 16 of them or more are
-multiplied at once (Dao 2023, arXiv:2307.08691, with the whole row in one loop: with many slots there are programs enough).
+One program per row, key/value head and block of queries: the query heads of a group are stacked,
+so that 16 of them or more are multiplied at once (Dao 2023, arXiv:2307.08691, with the whole row
+in one loop: with many slots there are programs enough).
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ def attend(
 
 
 def _of_shard(run: Any, query: Array, key: Array, value: Array, index: Array, rows: Array, *, axes: Any) -> Array:
-    """Where rows of the cache are split over `axes`: each shard does the rows that it has, and all are added up."""
+    """Where rows of the cache are split over `axes`: each shard does the rows that it has, and all
+    are added up.
+    """
     if axes is None:
         return run(query, key, value, index, rows)
     local = rows - jax.lax.axis_index(axes) * len(key)
@@ -117,7 +122,9 @@ def _attend(
 
 
 def _bounds(index: Array, block_q: int, window: int | None) -> tuple[Array, Array]:
-    """First block of keys that a block of queries sees, and one past the last: [R, blocks] int32 each."""
+    """First block of keys that a block of queries sees, and one past the last: [R, blocks] int32
+    each.
+    """
     by_block = index.reshape(len(index), -1, block_q)
     stops = (by_block.max(axis=-1) + BLOCK_K) // BLOCK_K
     if window is None:

@@ -15,7 +15,8 @@ def choose(name: str, problem: Problem) -> DecodeAttention:
     """The implementation called `name`, or with "auto" the first without a refusal.
 
     Raises:
-      UserError: no such name, or an implementation that can't do this; never replaced by another in silence.
+      UserError: no such name, or an implementation that can't do this; never replaced by another
+        in silence.
     """
     if name == AUTO:
         return next(each for each in IMPLEMENTATIONS.values() if each.refusal(problem) is None)

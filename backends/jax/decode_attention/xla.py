@@ -1,7 +1,8 @@
 """Attention over a cache in plain XLA.
 
-Reads every row up to the longest, rounded up to a power of two: which of them is found on the device, so that no length
-compiles anything again, and each costs its own branch of a few operations.
+Reads every row up to the longest, rounded up to a power of two: which of them is found on the
+device, so that no length compiles anything again, and each costs its own branch of a few
+operations.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rljax.engine import Engine
+from rljax.engine import Engine, ExportToSampler
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.sampler import JaxSampler
 from rljax.testing import models
@@ -24,7 +24,7 @@ async def work(directory: Path, mesh: str, steps: int) -> None:
     config = config_of(**{"jax.slots": 8, "actor.mb_spec.rows_per_mb": 1})
     shared = pool(mesh)
     learner, sampler = JaxLearner(config, shared, directory), JaxSampler(config, shared, directory)
-    engine = Engine(sampler, learner, "memory", directory / "publish")
+    engine = Engine(sampler, learner, ExportToSampler("memory", shared), directory / "publish")
     items = episodes(24)
     batch = pack(items, first_fit(items, 64), 64)
     numbers, over = itertools.count(), asyncio.Event()
