@@ -23,7 +23,7 @@ Loss = Callable[[Tree, Tree, Tree], tuple[jax.Array, Metrics]]  # (trained, froz
 
 
 class Report(NamedTuple):
-    """What a step leaves on the device for the host to read."""
+    """Results of a step, left on the device for the host to read."""
 
     stats: StepStats
     loss: jax.Array  # of the minibatch: the sum over its micro-batches

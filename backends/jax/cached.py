@@ -41,7 +41,7 @@ Cache = tuple[LayerCache, ...]  # one per layer
 
 
 def empty_cache(spec: ModelSpec, rows: int, length: int, dtype: DTypeLike) -> Cache:
-    """For `rows` rows of at most `length` tokens."""
+    """Makes a cache for `rows` rows of at most `length` tokens."""
     shape = (rows, spec.num_kv_heads, length, spec.head_dim)
     return tuple(LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(spec.num_layers))
 
@@ -65,7 +65,8 @@ class CachedTransformer:
     Example:
         model = CachedTransformer(graphdef, unstack(params))
         hidden, cache = model.extend(prompt_ids, positions, empty_cache(spec, rows, length, dtype))
-        hidden, cache = model.decode(model.logits(hidden[:, -1]).argmax(-1), positions[:, -1] + 1, cache)
+        token_ids = model.logits(hidden[:, -1]).argmax(-1)
+        hidden, cache = model.decode(token_ids, positions[:, -1] + 1, cache)
     """
 
     def __init__(self, graphdef: nnx.GraphDef, params: dict[str, Any]) -> None:

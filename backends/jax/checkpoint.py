@@ -1,7 +1,7 @@
 """Trees of arrays on disk by orbax: sharded, restored onto any mesh, checked before anything is
 replaced.
 
-    DIRECTORY/meta.json   what the tree is (the caller's words), and size and CRC-32 of every file of it
+    DIRECTORY/meta.json   what the tree is (the caller's words); size and CRC-32 of each file
     DIRECTORY/tree/       orbax
 
 Neither function makes anything atomic: write into a directory that is renamed when it is whole
@@ -84,7 +84,7 @@ def read_host(directory: Path, path: Sequence[str]) -> Tree:
 
 
 def stored_paths(directory: Path) -> set[str]:
-    """Of the arrays of a checkpoint, as "rl/actor/count"."""
+    """Lists the paths of a checkpoint's arrays, like "rl/actor/count"."""
     directory = directory.absolute()
     with _reading(directory, ocp.PyTreeCheckpointHandler()) as reader:
         return {_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(_stored(reader, directory))}

@@ -1,4 +1,4 @@
-"""From packed rows to log-probs, entropies and values of the named tokens, on any mesh."""
+"""Forward passes: log-probs, entropies and values of target tokens in packed rows, on any mesh."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _divides_vocabulary(unembedding: Array, mesh: Mesh) -> bool:
 
 
 def named_values(model: Transformer, head: Array, rows: Any) -> Array:
-    """What a critic expects of the episode before each named token is drawn: [r, m] float32,
-    reward units.
+    """Returns the critic's value before each target token is drawn: [r, m] float32, reward
+    units.
     """
     return predicting_hidden(model, rows).astype(jnp.float32) @ head.astype(jnp.float32)

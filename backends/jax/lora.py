@@ -1,9 +1,13 @@
-"""LoRA (Hu et al. 2021, arXiv:2106.09685): trained factors A, B beside a frozen W, y = x W +
-(alpha / rank) x A B.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685): trained factors A, B beside a frozen W.
 
-graphdef, adapters = lora.add(graphdef, params, rank=16, alpha=32.0, targets=("q_proj", "v_proj"), seed=1)
-model = nnx.merge(graphdef, params, adapters)              # gradients with respect to adapters alone
-whole = lora.merge(params, adapters, scale=32.0 / 16)      # for `hf.save`, or a sampler that knows no LoRA
+    y = x W + (alpha / rank) x A B
+
+Example:
+
+    targets = ("q_proj", "v_proj")
+    graphdef, adapters = lora.add(graphdef, params, rank=16, alpha=32.0, targets=targets, seed=1)
+    model = nnx.merge(graphdef, params, adapters)          # gradients of the adapters alone
+    whole = lora.merge(params, adapters, scale=32.0 / 16)  # for `hf.save`, or a plain sampler
 """
 
 from __future__ import annotations

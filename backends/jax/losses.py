@@ -364,7 +364,7 @@ def negative_log_likelihood(logp: Float[Array, "R m"], mask: Bool[Array, "R m"],
 
 
 def wide(x: Array) -> Array:
-    """In float32 at least."""
+    """Casts to float32 if it is narrower."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 

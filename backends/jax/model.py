@@ -3,7 +3,8 @@
 
 Layers are stacked along a first axis and scanned: compile time does not grow with depth.
 
-    tokens -> embedding -> [ norm attention + norm feed-forward + ] x L -> norm -> hidden -> unembedding
+    tokens -> embedding -> [ norm attention + norm feed-forward + ] x L -> norm -> hidden
+    hidden -> unembedding -> logits
 
 Parameters are a plain nested dict, so that optimizers, checkpoints and shardings see ordinary
 pytrees:
@@ -110,8 +111,9 @@ class Table(nnx.Module):
 
 
 class LayerInputs(NamedTuple):
-    """What differs from layer to layer beside the parameters: scanned over, so that one compiled
-    body serves all.
+    """Inputs that differ from layer to layer, beside the parameters.
+
+    They are scanned over, so that one compiled body serves all layers.
     """
 
     window: Array  # int32, tokens
@@ -349,7 +351,7 @@ def abstract(
 
 
 def rotation_at(spec: ModelSpec, positions: Array) -> Rotation:
-    """Of every kind of rotary embedding, at positions [B, T]."""
+    """Computes the rotations of every kind of rotary embedding at positions [B, T]."""
     inverse = jnp.asarray(np.stack([frequencies(rope, spec.head_dim) for rope in spec.ropes]))  # [kinds, D / 2]
     factor = jnp.asarray([rope.attention_factor for rope in spec.ropes], jnp.float32)[:, None, None, None, None]
     angle = positions.astype(jnp.float32)[None, :, :, None, None] * inverse[:, None, None, None, :]
@@ -410,7 +412,7 @@ def _reciprocal_root(x: Array) -> Array:
 
 
 def accumulated(dtype: DTypeLike) -> jnp.dtype:
-    """What sums, norms and softmax are held in: float32, or float64 where that is computed in."""
+    """Returns the dtype of sums, norms and softmax: float32, or float64 in float64 models."""
     return jnp.promote_types(dtype, jnp.float32)
 
 

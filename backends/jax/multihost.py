@@ -38,7 +38,7 @@ def join(coordinator: str, size: int, rank: int, local_device: int | None = None
 
 
 def join_found() -> None:
-    """As `join`, where the machine says it all: a TPU pod, Slurm, Open MPI, Kubernetes.
+    """Joins processes that JAX finds by itself: on a TPU pod, Slurm, Open MPI, Kubernetes.
 
     Raises UserError elsewhere.
     """

@@ -19,7 +19,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 
 class StepStats(NamedTuple):
-    """What one optimizer step reports. Scalars, float32."""
+    """Report of one optimizer step. Scalars, float32."""
 
     grad_norm: jax.Array  # global norm before clipping
     lr: jax.Array  # of this step
@@ -59,8 +59,9 @@ def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) ->
 
 
 def decays(path: tuple[Any, ...]) -> bool:
-    """Whether weight decay applies to the parameter at a path of the tree: not to norms and
-    biases.
+    """Returns whether weight decay applies to the parameter at a path of the tree.
+
+    It does not apply to norms and biases.
     """
     name = jax.tree_util.keystr(path).lower()
     return "norm" not in name and "bias" not in name

@@ -35,7 +35,7 @@ class Parameter:
 
 
 def parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
-    """Every parameter of the model."""
+    """Lists all parameters of a model."""
     table = ("tensor", "fsdp")
     found = [Parameter(("embed_tokens", "kernel"), EMBEDDING, (spec.vocab_size, spec.hidden_size), table, False, False)]
     for name, (outputs, inputs, bias) in projections(spec).items():

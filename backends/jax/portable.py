@@ -63,8 +63,8 @@ def tensor(tensors: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...])
 
 
 def placed(array: np.ndarray, like: jax.Array) -> jax.Array:
-    """On the devices as `like` is, in its dtype.
+    """Puts an array on the devices with the sharding and dtype of `like`.
 
-    Each process of several, which all have the array, gives its own part.
+    Of several processes, which all have the array, each gives its own part.
     """
     return put(array.astype(like.dtype), like.sharding)

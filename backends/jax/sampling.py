@@ -45,8 +45,9 @@ def sample(logits: Float[Array, "B V"], params: Sampling) -> tuple[Int[Array, " 
 
 
 def _sample_plain(logits: Array, params: Sampling) -> tuple[Array, Array]:
-    """Where no row asks for more than a temperature: two passes over the logits, and nothing of
-    their size is written.
+    """Samples when no row needs more than a temperature.
+
+    Reads the logits twice and writes nothing of their size.
     """
     return draw(logits / params.temperature[:, None], params.seed, params.token_index)
 

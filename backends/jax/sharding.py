@@ -1,9 +1,10 @@
 """Meshes over the axes data, fsdp and tensor, and how parameters, activations and caches are split
 over them.
 
-data    rows of a batch
-fsdp    rows of a batch, and the hidden dimension of every matrix: gathered for use, scattered after the gradient
-tensor  attention heads, feed-forward width, vocabulary
+    data    rows of a batch
+    fsdp    rows of a batch, and the hidden dimension of every matrix: gathered for use, scattered
+            after the gradient
+    tensor  attention heads, feed-forward width, vocabulary
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def shardings(spec: ModelSpec, mesh: Mesh) -> dict[str, Any]:
 
 
 def parameter_sharding(parameter: Parameter, spec: ModelSpec, mesh: Mesh) -> NamedSharding:
-    """Of one parameter.
+    """Returns the sharding of one parameter.
 
     Key and value projections are replicated over `tensor` where it does not divide their heads.
     """
@@ -83,9 +84,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def activation_sharding(mesh: Mesh, kind: str, shape: tuple[int, ...]) -> NamedSharding:
-    """Of an array of a kind in ACTIVATIONS, dimensions that do not divide left whole.
+    """Returns the sharding of an array of a kind in ACTIVATIONS: inputs, caches, donated buffers.
 
-    For inputs, caches, donated buffers.
+    Dimensions that do not divide are left whole.
     """
     return NamedSharding(mesh, fit(ACTIVATIONS[kind], shape, mesh.shape))
 

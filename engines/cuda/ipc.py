@@ -104,10 +104,10 @@ class TorchIpc:
         handles = await asyncio.to_thread(self.gather, handle)
         outcome = b""
         try:
-            if len(handles) != len(posts) * self.tensor:
-                raise ValueError(
-                    f"{len(posts)} servers of {self.tensor} devices need as many ranks, and there are {len(handles)}"
-                )
+            needed = len(posts) * self.tensor
+            if len(handles) != needed:
+                servers = f"{len(posts)} servers of {self.tensor} devices each"
+                raise ValueError(f"{servers} need {needed} ranks, and there are {len(handles)} (all servers must be running)")
             texts = [base64.b64encode(each).decode() for each in handles]
             bodies = [
                 {"serialized_named_tensors": texts[start : start + self.tensor], "load_format": "flattened_bucket", **label}

@@ -21,9 +21,9 @@ def join() -> None:
 
 
 def find() -> ProcessRank:
-    """Where JAX finds this process to be, on a pod say.
+    """Asks JAX for this process's rank, on a pod for example.
 
-    Raises UserError where it finds nothing.
+    Raises UserError if JAX finds no other processes.
     """
     multihost.join_found()
     launch = multihost.shared_number(secrets.randbelow(2**31))
@@ -31,8 +31,9 @@ def find() -> ProcessRank:
 
 
 def _address() -> str:
-    """Of this host, as others reach it: the one that traffic to elsewhere leaves by (nothing is
-    sent).
+    """Returns the address by which other hosts reach this one.
+
+    It is the one that traffic to elsewhere leaves by; nothing is sent.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,7 +1,7 @@
 """The JAX learner: one policy (and a critic where the algorithm has one) over a mesh of data, fsdp
 and tensor axes.
 
-    batch -> micro-batches on the mesh -> gradients summed -> one optimizer step -> metrics, in one transfer
+    batch -> micro-batches on the mesh -> gradients summed -> one optimizer step -> metrics
 
 Master weights and moments are float32, computed with in `actor.dtype`; log-probs only of the
 tokens that are trained on. With LoRA the base is frozen and the adapters are what is trained,
@@ -82,7 +82,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
         return self._forward(batch, functools.partial(self._score, weights, self._policy.frozen))
 
     def values(self, batch: Batch) -> np.ndarray:
-        """What the critic expects before each token is drawn.
+        """Critic's value before each token is drawn.
 
         [R, T] float32, reward units. Only with adv_estimator "gae".
         """

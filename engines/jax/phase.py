@@ -46,7 +46,7 @@ class Phase:
         return self._step.compilations()
 
     def saved(self) -> dict[str, Tree]:
-        """What a checkpoint keeps, by names that no optimizer library chose."""
+        """Returns what a checkpoint keeps, by names of our own."""
         mu, nu = moments(self._state)
         return {"mu": mu, "nu": nu, "count": step_count(self._state)}
 

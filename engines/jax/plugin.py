@@ -1,4 +1,4 @@
-"""What the entry point `jax` resolves to: the JAX sampler and learner, on TPU, GPU or CPU."""
+"""The engine `jax`: the JAX sampler and learner, on TPU, GPU or CPU."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class JaxPlugin(Plugin):
     config_class = JaxConfig
 
     def check(self, config: Config, allocation: Allocation) -> None:
-        """What JAX itself can't do; whether the machine has the devices is seen when an engine is
-        made.
+        """Refuses settings that the JAX engine can't do.
+
+        Devices are only looked for when an engine is made.
         """
         sampler, learner, settings = allocation.sampler, allocation.learner, JaxConfig.of(config)
         if sampler is not None and sampler.engine == NAME:
@@ -66,7 +67,7 @@ class JaxPlugin(Plugin):
         return JaxConfig.of(config).processes or None
 
     def process(self, config: Config, pool: Pool) -> ProcessRank | None:
-        """As the machine says, where `jax.processes` is 0."""
+        """Finds the rank from the machine if `jax.processes` is 0."""
         if JaxConfig.of(config).processes != 0:
             return None
         from rljax.engines.jax.distributed import find
@@ -121,8 +122,9 @@ def _check_positions(config: Config) -> None:
 
 
 def _positions(spec: ModelSpec) -> int:
-    """What its rotary embeddings reach: yarn and llama3 stretch their original length, whatever
-    the model says it has.
+    """Returns how many positions the rotary embeddings reach.
+
+    yarn and llama3 stretch their original length, whatever the model says it has.
     """
     stretched = [round(rope.factor * rope.original_length) for rope in spec.ropes]
     return max(spec.max_position_embeddings, *stretched)

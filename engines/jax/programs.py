@@ -1,5 +1,5 @@
-"""What the sampler runs on devices: three compiled programs over one key/value cache, and the
-weights they read.
+"""Programs of the sampler: three compiled functions over one key/value cache, and the weights they
+read.
 
     prefill  tokens of some rows into the cache
     copy     rows of the cache onto other rows
@@ -62,7 +62,7 @@ FIELDS: Mapping[str, Any] = ORDER.fields or {}
 
 
 class State(NamedTuple):
-    """Of B slots."""
+    """Decoding state of B slots."""
 
     token: Array  # [B] int32, the next step takes it in
     position: Array  # [B] int32, of that token
@@ -72,7 +72,7 @@ class State(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What a decode dispatch drew; -1 where a slot drew nothing.
+    """Tokens of a decode dispatch; -1 where a slot drew nothing.
 
     A slot's tokens stand in its first steps.
     """

@@ -1,4 +1,4 @@
-"""From a numpy batch to micro-batches on the mesh: few shapes, so few compilations."""
+"""Micro-batches on the mesh, cut from a numpy batch: few shapes, so few compilations."""
 
 from __future__ import annotations
 

@@ -33,8 +33,9 @@ class JaxSampler(Sampler):
     number at once.
 
     Example:
-        sampler = JaxSampler(config, Pool("jax"), Path("models/SmolLM2-135M-Instruct"))  # compiles everything it will run
-        completion = await sampler.generate(Request("a", prompt_ids, SamplingParams(64, stop_token_ids=(2,)), seed=1))
+        sampler = JaxSampler(config, Pool("jax"), Path("models/SmolLM2-135M-Instruct"))  # compiles
+        params = SamplingParams(64, stop_token_ids=(2,))
+        completion = await sampler.generate(Request("a", prompt_ids, params, seed=1))
 
     With `jax.bitwise` a completion's log-probs are the learner's own, as
     `rljax.engines.jax.scoring` computes them, and the unit ratio is exact. A completion is a
@@ -122,7 +123,7 @@ class JaxSampler(Sampler):
         return await asyncio.wrap_future(self._scheduler.submit(self._work(request)))
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
-        """As `generate`, one piece per dispatch.
+        """Yields the completion, one piece per dispatch.
 
         With `jax.bitwise` all comes at the end, where the log-probs are computed.
         """

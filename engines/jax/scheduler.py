@@ -1,8 +1,9 @@
 """The sampler's loop, in a thread of its own: admit, prefill, decode, collect.
 
     generate --> inbox --> slot --> prefix copied --> prefilled --> decoding --> completion
-                                                       ^                |
-                     publish with recompute_kv_on_publish               a stop id, a stop string, a limit, an abort
+                                                      ^                |
+                    publish with recompute_kv_on_publish               stop id, stop string,
+                                                                       limit or abort
 
 Prompts are prefilled first, so that a decode step is as full as it can be: it costs about the same
 however many take part. Where nearly all slots could decode, prefill and decode dispatches
@@ -226,7 +227,7 @@ class Scheduler:
             self._waiting = collections.deque(work for work in self._waiting if not work.future.cancelled())
 
     def _decode_is_due(self) -> bool:
-        """Whether slots that could decode have waited for prefill long enough."""
+        """Returns whether slots that could decode have waited for prefill long enough."""
         filling, occupied = len(self._table.filling), len(self._table.occupied)
         ready = occupied - filling
         return self._prefills > 0 and ready > 0 and (ready >= FEW * filling or self._prefills >= PATIENCE)
@@ -306,8 +307,9 @@ class Scheduler:
         return finish
 
     def _rescored(self, ended: list[tuple[Work, Completion]]) -> list[tuple[Work, Completion]]:
-        """With the scorer's log-probs, where they are of the distribution that was sampled: the
-        whole softmax at the run's temperature, under the weights that are here now. Other
+        """Replaces log-probs by the scorer's, for completions that sampled the distribution it scores.
+
+        That is the whole softmax at the run's temperature, under the present weights. Other
         completions keep what sampling gave.
         """
         if self._scorer is None:
@@ -336,7 +338,9 @@ class Scheduler:
             reject(work.future, lost)
 
     def _close_inbox(self, why: BaseException) -> Sequence[Work]:
-        """Every request there is; commands that wait fail. Nothing is accepted from here on."""
+        """Takes all requests that wait, and fails commands that wait.
+
+        Nothing is accepted from here on."""
         with self._lock:
             self._ended = why
         works = [work for work in self._table.work if work is not None] + list(self._waiting)

@@ -55,8 +55,9 @@ class BitwiseScorer:
         self._score = jax.jit(score, out_shardings=replicated(mesh))
 
     def __call__(self, params: Any, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """For each sequence of T token ids its log-probs, [T] float32, nats; 0 at the first token,
-        which has no context.
+        """Returns the log-probs of each sequence of T token ids, [T] float32, nats.
+
+        0 at the first token, which has no context.
         """
         outputs = []
         for start in range(0, len(sequences), self._rows):

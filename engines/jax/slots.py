@@ -1,5 +1,5 @@
-"""Which request sits in which slot, and which tokens' keys and values each slot's row of the cache
-holds.
+"""The slot table: the request in each slot, and the tokens whose keys and values its row of the
+cache holds.
 
 A slot keeps its row when its request ends, so that the next turn of a conversation, or another
 sample of the same prompt, finds its prefix there. Host side only: numpy, no device.

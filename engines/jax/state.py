@@ -1,9 +1,10 @@
-"""What the learner keeps over time, as a tree of arrays on its mesh: for checkpoints, and by HF
-names to move between engines.
+"""A learner's state as a tree of arrays on its mesh: for checkpoints, and by HF names to move
+between engines.
 
-{"policy": tree, "supervised": phase, "rl": {"actor": phase, "critic": {"params", *phase},
-"reference": tree}} phase = {"mu": tree, "nu": tree, "count"}; trees of the critic are {"model":
-tree, "value_head"}
+    {"policy": tree, "supervised": phase,
+     "rl": {"actor": phase, "critic": {"params", *phase}, "reference": tree}}
+
+where phase is {"mu": tree, "nu": tree, "count"}; trees of the critic are {"model": tree, "value_head"}.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Table = Sequence[Parameter]
 
 
 def table_of(spec: ModelSpec, lora: Mapping[str, Any] | None) -> Table:
-    """What is trained: every parameter, or the factors of adapters {"rank", "target_modules"}."""
+    """Lists what is trained: all parameters, or the factors of adapters {"rank", "target_modules"}."""
     return adapters(spec, lora["rank"], lora["target_modules"]) if lora else parameters(spec)
 
 

@@ -1,4 +1,4 @@
-"""What a config leaves to the device: which activations are kept, and whether the layers are
+"""Settings that a config leaves to the device: which activations are kept, and whether layers are
 unrolled.
 """
 

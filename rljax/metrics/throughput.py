@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljax.metrics.mean import Mean
 
-# Peak dense bfloat16 FLOP/s of a device as its maker says, by what its name contains; the first that matches.
+# Peak dense bfloat16 FLOP/s according to the vendor, by a part of the device name; the first match counts.
 PEAKS = (
     ("H100 PCIe", 756e12),
     ("H100 NVL", 835e12),
@@ -24,19 +24,23 @@ PEAKS = (
 
 
 def peak_flops(device: str) -> float | None:
-    """Peak bfloat16 FLOP/s of a device by name, as jax and torch spell it; None where it is not
-    known.
+    """Returns the peak bfloat16 FLOP/s of a device; None if it is unknown.
+
+    Args:
+      device: name of the device, as jax and torch report it.
     """
     return next((peak for name, peak in PEAKS if name in device), None)
 
 
 def throughput(phase: str, tokens: int, flops: float, seconds: float, device: str, devices: int) -> dict[str, Mean]:
-    """`timeperf/<phase>_tokens_per_s`, and `timeperf/<phase>_mfu` of the devices' peak where it is
-    known.
+    """Returns `timeperf/<phase>_tokens_per_s`, and `timeperf/<phase>_mfu` if the peak is known.
 
-    Both are sums over seconds, so that several updates of a step merge into the rate over all of
-    them.
+    Both are sums over seconds, so the updates of a step merge into the rate over all of them.
+
+    Args:
+      flops: model FLOPs of the phase, on all devices.
+      device, devices: name of the devices, and their number.
     """
-    found = {f"timeperf/{phase}_tokens_per_s": Mean(tokens, seconds)}
+    metrics = {f"timeperf/{phase}_tokens_per_s": Mean(tokens, seconds)}
     peak = peak_flops(device)
-    return found if peak is None else found | {f"timeperf/{phase}_mfu": Mean(flops, seconds * peak * devices)}
+    return metrics if peak is None else metrics | {f"timeperf/{phase}_mfu": Mean(flops, seconds * peak * devices)}

@@ -1,4 +1,4 @@
-"""Which attention a run uses: the one that `jax.attention` names, or the first that can do it on
+"""Choice of a run's attention: the one that `jax.attention` names, or the first that can do it on
 these devices.
 """
 

@@ -31,8 +31,8 @@ REPEATED = 256
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """Where the segments lie that begin in each block of `longest` tokens, as cuDNN wants to know
-    it.
+    """Offsets and lengths of the segments that begin in each block of `longest` tokens, as cuDNN
+    takes them.
     """
 
     lengths: Array  # [blocks, starts] int32, tokens; -1: there is no such segment

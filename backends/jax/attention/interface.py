@@ -1,5 +1,5 @@
-"""What an implementation of attention must be: a callable on packed rows that says beforehand what
-it can't do.
+"""Interface of attention implementations: callables on packed rows that say beforehand what they
+can't do.
 
     bounds(segment ids)           once per micro-batch, on the host: static in the compiled program
     segments(segment ids, bounds) once per program, on the device: what each kernel is told
@@ -34,7 +34,7 @@ Window = Array | int | None  # keys that a query sees, itself included; may be t
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What is fixed about the attention of a model on a device, for an implementation to say
+    """Fixed facts about the attention of a model on a device, by which an implementation says
     whether it can do it.
     """
 
@@ -49,8 +49,9 @@ class Problem:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """How long and how many the segments of a micro-batch are at most. A new value is a new
-    compilation, so they are coarse.
+    """Upper bounds on length and number of the segments of a micro-batch.
+
+    A new value is a new compilation, so they are coarse.
 
     Example: Bounds(longest=1024, starts=4) fits rows of 4096 tokens with segments of 300 and 1000.
     """
@@ -64,13 +65,13 @@ class Attention(Protocol):
 
     @property
     def name(self) -> str:
-        """As `jax.attention` names it."""
+        """Its name in `jax.attention`."""
 
     def refusal(self, problem: Problem) -> str | None:
         """Why it can't do it, in a few words; None where it can."""
 
     def bounds(self, segment_ids: np.ndarray) -> Bounds | None:
-        """What `segments` wants to know beforehand about rows [B, T]; None for nothing."""
+        """Returns what `segments` needs to know beforehand about rows [B, T]; None if nothing."""
 
     def segments(self, segment_ids: Array, bounds: Bounds | None) -> Any:
         """Segment ids [B, T] as the kernel takes them: arrays whose first axis is split over
@@ -141,8 +142,9 @@ def per_device(attend: Callable[..., Array], query: Array, key: Array, value: Ar
 
 
 def starts_of_segments(segment_ids: Any, longest: int, xp: Any = jnp) -> Any:
-    """Where a segment or a stretch of padding begins: [B, T] bool. Padding is cut into stretches
-    of `longest` at most.
+    """Marks tokens at which a segment or a stretch of padding begins: [B, T] bool.
+
+    Padding is cut into stretches of `longest` at most.
 
     xp: numpy or jax.numpy, as segment_ids are.
     """

@@ -1,4 +1,4 @@
-"""What an implementation of attention over a cache is, and what it is asked to do."""
+"""Interface of attention over a key/value cache, and the problems it is asked to solve."""
 
 from __future__ import annotations
 

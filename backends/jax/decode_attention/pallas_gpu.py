@@ -60,8 +60,9 @@ def attend(
 
 
 def _of_shard(run: Any, query: Array, key: Array, value: Array, index: Array, rows: Array, *, axes: Any) -> Array:
-    """Where rows of the cache are split over `axes`: each shard does the rows that it has, and all
-    are added up.
+    """Attends on one shard of a cache whose rows are split over `axes`.
+
+    Each shard computes the rows that it has; the results are added up.
     """
     if axes is None:
         return run(query, key, value, index, rows)

@@ -1,4 +1,4 @@
-"""Which implementation a run uses: the one it names, or the first that can do what it asks for."""
+"""Choice of a run's implementation: the one it names, or the first that can do what it needs."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def attend(
     softcap: float | None = None,
     window: int | None = None,
 ) -> Array:
-    """As `Attend` says. Softmax is in float32 or wider."""
+    """Implements `Attend`. Softmax is in float32 or wider."""
     length = key.shape[2]
     lengths = spans(length)
     branches = [functools.partial(_over_span, span=span, scale=scale, softcap=softcap, window=window) for span in lengths]

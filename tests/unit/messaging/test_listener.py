@@ -88,7 +88,7 @@ def test_who_is_not_wanted_is_told_why(opened):
     some.listener.close()
 
 
-def test_who_was_admitted_is_known_to_the_next_objection():
+def test_the_next_refusal_sees_who_was_admitted():
     """Many connect at once with the same name: one is admitted."""
     names = set()
     lock = threading.Lock()

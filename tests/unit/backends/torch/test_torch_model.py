@@ -219,11 +219,11 @@ def test_rows_are_dealt_by_what_they_cost_and_every_rank_has_as_many_micro_batch
     for parts in (1, 2, 3, 5, 20):
         cuts = []
         for part in range(parts):
-            ours = type("Dealt", (RankMesh,), {"data_shard": (part, parts)})(**vars(rank_mesh))
+            ours = type("RankMeshOfPart", (RankMesh,), {"data_shard": (part, parts)})(**vars(rank_mesh))
             cuts.append(micro_batches(batch, batch.loss_mask, ours, spec, 2))
-        places = np.concatenate([cut.place for cut in cuts])
-        assert sorted(places[places >= 0]) == list(range(16))
-        assert len({len(cut.place) for cut in cuts}) == 1
+        indices = np.concatenate([cut.row_index for cut in cuts])
+        assert sorted(indices[indices >= 0]) == list(range(16))
+        assert len({len(cut.row_index) for cut in cuts}) == 1
         if parts in (2, 3):
             tokens = [int((cut.batch.segment_ids > 0).sum()) for cut in cuts]
             assert max(tokens) - min(tokens) < 0.1 * sum(tokens) / parts
