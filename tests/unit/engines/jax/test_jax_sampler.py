@@ -354,6 +354,11 @@ def test_what_a_request_cannot_ask(models):
         assert sampler.version == 0
 
 
+def test_a_kernel_that_cannot_run_here_is_refused(models):
+    with pytest.raises(UserError, match=r"jax\.decode_attention=pallas_gpu: runs on GPUs"):
+        JaxSampler(config_of(**{"jax.decode_attention": "pallas_gpu"}), Pool("jax"), models[0])
+
+
 def test_what_a_pool_cannot_be(models):
     with pytest.raises(UserError, match="devices"):
         JaxSampler(config_of(), Pool("jax", data=64), models[0])
