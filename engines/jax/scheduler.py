@@ -307,7 +307,7 @@ class Scheduler:
         return finish
 
     def _rescored(self, ended: list[tuple[Work, Completion]]) -> list[tuple[Work, Completion]]:
-        """Replaces log-probs by the scorer's, for completions drawn from the distribution it scores.
+        """Replaces log-probs by the scorer's, for completions of the distribution it scores.
 
         That is the whole softmax at the run's temperature, under the present weights. Other
         completions keep what sampling gave.

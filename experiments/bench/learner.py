@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from absl import flags
@@ -26,17 +25,17 @@ from absl import flags
 from rljax.batching.batch import Batch
 from rljax.config.allocation import parse
 from rljax.config.io import from_dict
-from rljax.config.schema import Config, ModelConfig
+from rljax.config.schema import Config
 from rljax.configs import base
 from rljax.engine import find_plugin
 from rljax.experiments import main
-from rljax.hf import ModelSpec, init_directory
+from rljax.experiments.bench.shapes import SHAPES, make_model
 from rljax.hf.flops import update_flops
 from rljax.metrics.throughput import peak_flops
 
 ENGINE = flags.DEFINE_string("engine", "fsdp", "Engine of the learner, as in allocation_mode.")
 DIMS = flags.DEFINE_string("dims", "d1", "Its dims, as in allocation_mode.")
-SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", ["qwen3-0.6b", "smollm2-135m", "tiny"], "Shape of the model.")
+SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", list(SHAPES), "Shape of the model.")
 DIRECTORY = flags.DEFINE_string("directory", "", "Directory of the model, written if missing; empty: a temporary one.")
 ROWS = flags.DEFINE_integer("rows", 1, "Packed rows per step.")
 ROWS_PER_MB = flags.DEFINE_integer("rows_per_mb", 1, "actor.mb_spec.rows_per_mb")
@@ -51,38 +50,6 @@ COMPILE = flags.DEFINE_bool("compile", True, "fsdp.compile")
 SCORE = flags.DEFINE_bool("score", False, "Time the log-probs of the rows, not a step.")
 REPEATS = flags.DEFINE_integer("repeats", 10, "Timed steps.")
 PROFILE = flags.DEFINE_string("profile", "", "File for a table of two more steps, kernels by time; empty: none.")
-
-SHAPES: dict[str, tuple[int, dict[str, Any]]] = {
-    "qwen3-0.6b": (
-        151936,
-        dict(architecture="qwen3", hidden_size=1024, intermediate_size=3072, num_layers=28)
-        | dict(num_heads=16, num_kv_heads=8, head_dim=128),
-    ),
-    "smollm2-135m": (
-        49152,
-        dict(architecture="llama", hidden_size=576, intermediate_size=1536, num_layers=30)
-        | dict(num_heads=9, num_kv_heads=3, head_dim=64),
-    ),
-    "tiny": (
-        512,
-        dict(architecture="qwen3", hidden_size=64, intermediate_size=128, num_layers=2)
-        | dict(num_heads=4, num_kv_heads=2, head_dim=16),
-    ),
-}
-
-
-def make_model(directory: Path) -> ModelSpec:
-    vocabulary, shape = SHAPES[SHAPE.value]
-    if not (directory / "config.json").is_file():
-        model = ModelConfig(
-            **shape,
-            max_position_embeddings=40960,
-            tie_word_embeddings=True,
-            initializer_range=0.02,
-            tokenizer="char",
-        )
-        init_directory(model, directory, seed=0, vocab_size=vocabulary, eos_token_ids=[2], dtype="bfloat16")
-    return ModelSpec.from_directory(directory)
 
 
 def make_config() -> Config:
@@ -119,7 +86,7 @@ def make_batch(vocabulary: int) -> Batch:
 
 def bench() -> None:
     with tempfile.TemporaryDirectory() as temporary:
-        spec = make_model(Path(DIRECTORY.value or temporary))
+        spec = make_model(Path(DIRECTORY.value or temporary), SHAPE.value)
         config = make_config()
         pool = parse(config.allocation_mode, find_plugin).learner
         assert pool is not None

@@ -58,7 +58,6 @@ def attention(
     scale: float,
     softcap: float | None = None,
     segment_ids: Array | None = None,
-    query_index: Array | None = None,
     window: Window = None,
 ) -> Array:
     r"""Softmax attention of grouped query heads; a query sees keys at or before its own index, and
@@ -69,11 +68,9 @@ def attention(
 
     Args:
       query: [B, T, N, D], N a multiple of K.
-      key, value: [B, S, K, D].
+      key, value: [B, T, K, D].
       softcap: c; None for no cap.
-      segment_ids: [B, T] int32, only where keys are the row's own (S == T): a token sees its own
-        segment alone.
-      query_index: [B, T] int32, index of each query among the keys; None: the row's own, 0, 1, ...
+      segment_ids: [B, T] int32: a token sees its own segment alone.
       window: keys a query sees, itself included; None: all. May be traced.
 
     Returns:
@@ -84,16 +81,14 @@ def attention(
     query = query.reshape(batch, length, key.shape[2], groups, dim)
     block: Callable[..., Array] = functools.partial(_block, scale=scale, softcap=softcap, window=window)
     if length <= 2 * QUERY_BLOCK:
-        index = jnp.arange(length)[None] if query_index is None else query_index
-        out = block(query, key, value, index, segment_ids, segment_ids)
+        out = block(query, key, value, jnp.arange(length)[None], segment_ids, segment_ids)
         return out.reshape(batch, length, heads, dim)
     block = jax.checkpoint(block)  # else the backward pass keeps the logits of all blocks
     parts = []
     for start in range(0, length, QUERY_BLOCK):
         rows = slice(start, min(start + QUERY_BLOCK, length))
-        own = query_index is None
-        keys = slice(0, rows.stop) if own else slice(None)  # a row's later keys are not seen by this block
-        index = jnp.arange(rows.start, rows.stop)[None] if query_index is None else query_index[:, rows]
+        keys = slice(0, rows.stop)  # later ones are not seen by this block
+        index = jnp.arange(rows.start, rows.stop)[None]
         segments = (None, None) if segment_ids is None else (segment_ids[:, rows], segment_ids[:, keys])
         parts.append(block(query[:, rows], key[:, keys], value[:, keys], index, *segments))
     return jnp.concatenate(parts, axis=1).reshape(batch, length, heads, dim)
