@@ -19,7 +19,7 @@ from rljax.objective.spec import MeanArrays, Objective
 
 
 def predicting_hidden(model: Transformer, rows: Any) -> Array:
-    """Hidden states that predict the named tokens of each row: those of the tokens before them.
+    """Hidden states that predict the target tokens of each row: those of the tokens before them.
 
     [r, m, H]
     """
@@ -27,8 +27,8 @@ def predicting_hidden(model: Transformer, rows: Any) -> Array:
     return jnp.take_along_axis(hidden, rows.source[..., None], axis=1)
 
 
-def named_logprobs(model: Transformer, rows: Any, mesh: Mesh, *, temperature: float, chunk: int) -> tuple[Array, Array]:
-    """Log-prob and entropy of the named tokens under logits / temperature: [r, m] float32, nats.
+def target_logprobs(model: Transformer, rows: Any, mesh: Mesh, *, temperature: float, chunk: int) -> tuple[Array, Array]:
+    """Log-prob and entropy of the target tokens under logits / temperature: [r, m] float32, nats.
 
     No [T, V] is ever held.
     """
@@ -51,15 +51,15 @@ def named_logprobs(model: Transformer, rows: Any, mesh: Mesh, *, temperature: fl
     )
 
 
-def named_objective(
+def target_objective(
     model: Transformer, rows: Any, mesh: Mesh, objective: Objective, *, temperature: float, chunk: int
 ) -> tuple[Array, dict[str, MeanArrays]]:
-    """Loss and metrics of the named tokens, by `policy_objective`; fused with the unembedding
+    """Loss and metrics of the target tokens, by `policy_objective`; fused with the unembedding
     where the objective allows it.
     """
     unembedding = model.unembedding()
     if not objective.by_token or not _divides_vocabulary(unembedding, mesh):
-        logp, entropy = named_logprobs(model, rows, mesh, temperature=temperature, chunk=chunk)
+        logp, entropy = target_logprobs(model, rows, mesh, temperature=temperature, chunk=chunk)
         return policy_objective(logp, entropy, rows.tokens, objective)
     hidden = predicting_hidden(model, rows)
     return fused_objective(
@@ -80,7 +80,7 @@ def _divides_vocabulary(unembedding: Array, mesh: Mesh) -> bool:
     return unembedding.shape[0] % mesh.shape["tensor"] == 0
 
 
-def named_values(model: Transformer, head: Array, rows: Any) -> Array:
+def target_values(model: Transformer, head: Array, rows: Any) -> Array:
     """Returns the critic's value before each target token is drawn: [r, m] float32, reward
     units.
     """

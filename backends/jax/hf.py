@@ -82,7 +82,7 @@ def _read_shard(parameter: Parameter, reader: WeightReader, index: tuple[slice, 
         return reader.read(parameter.tensor, index).astype(dtype, copy=False)
     layers = range(parameter.shape[0])[index[0]]
     within = index[1:]
-    sizes = [len(range(extent)[part]) for extent, part in zip(parameter.shape[1:], within, strict=True)]
+    sizes = [len(range(dim)[part]) for dim, part in zip(parameter.shape[1:], within, strict=True)]
     out = np.empty((len(layers), *sizes), dtype)
     for row, layer in enumerate(layers):
         tensor = reader.read(parameter.tensor_of(layer), within[::-1] if parameter.transposed else within)

@@ -176,10 +176,10 @@ class Layers(nnx.Module):
         attended, extra = self.attend(self.input_layernorm(x), rope, rotation, see)
         if spec.gemma_norms:
             x = constrain(x + self.post_attention_layernorm(attended), "hidden")
-            x = constrain(x + self.post_feedforward_layernorm(self.feed(self.pre_feedforward_layernorm(x))), "hidden")
+            x = constrain(x + self.post_feedforward_layernorm(self.feed_forward(self.pre_feedforward_layernorm(x))), "hidden")
             return x, extra
         x = constrain(x + attended, "hidden")
-        return constrain(x + self.feed(self.post_attention_layernorm(x)), "hidden"), extra
+        return constrain(x + self.feed_forward(self.post_attention_layernorm(x)), "hidden"), extra
 
     def attend(self, x: Array, rope: Array | int, rotation: Rotation, see: See) -> tuple[Array, Any]:
         spec = self.spec
@@ -194,8 +194,8 @@ class Layers(nnx.Module):
         out, extra = see(query, key, constrain(value, "heads"))
         return self.o_proj(out.reshape(rows, length, spec.num_heads * spec.head_dim)), extra
 
-    def feed(self, x: Array) -> Array:
-        gate = constrain(ACTIVATIONS[self.spec.activation](self.gate_proj(x)), "feed")
+    def feed_forward(self, x: Array) -> Array:
+        gate = constrain(ACTIVATIONS[self.spec.activation](self.gate_proj(x)), "feed_forward")
         return self.down_proj(gate * self.up_proj(x))
 
 

@@ -28,7 +28,7 @@ BATCH = ("data", "fsdp")
 ACTIVATIONS: dict[str, tuple[Any, ...]] = {
     "hidden": (BATCH, None, None),  # [B, T, H]
     "heads": (BATCH, None, "tensor", None),  # [B, T, heads, D]
-    "feed": (BATCH, None, "tensor"),  # [B, T, F]
+    "feed_forward": (BATCH, None, "tensor"),  # [B, T, F]
     "cache": (BATCH, "tensor", None, None),  # [B, heads, S, D], of a layer
     "rows": (BATCH, None),  # [B, T]
 }
@@ -105,9 +105,9 @@ def constrain(x: Array, kind: str) -> Array:
 def fit(axes: Sequence[Any], shape: Sequence[int], sizes: Any) -> PartitionSpec:
     """The axes as a PartitionSpec, less those that do not divide their dimension."""
     fitted: list[Any] = []
-    for axis, extent in zip(axes, shape, strict=True):
+    for axis, dim in zip(axes, shape, strict=True):
         names = [axis] if isinstance(axis, str) else list(axis or ())
-        while names and extent % math.prod(sizes[name] for name in names):
+        while names and dim % math.prod(sizes[name] for name in names):
             names.pop()
         fitted.append(names[0] if len(names) == 1 else tuple(names) or None)
     return PartitionSpec(*fitted)

@@ -40,7 +40,7 @@ def _pass(network: Network, rows: Any, function: Callable[[Tensor, Tensor], Any]
     return network(named, rows.token_ids, rows.positions, rows.segments)
 
 
-def named_logprobs(network: Network, rows: Any, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
+def target_logprobs(network: Network, rows: Any, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
     """Returns log-prob and entropy of the target tokens under logits / temperature.
 
     [r, m] float32, nats each. No [T, V] array is ever in memory.
@@ -63,7 +63,7 @@ def _scores(
     return logp.view(rows.labels.shape), entropy.view(rows.labels.shape)
 
 
-def named_objective(
+def target_objective(
     network: Network, rows: Any, objective: Objective, *, temperature: float, chunk: int
 ) -> tuple[Tensor, dict[str, MeanArrays]]:
     """Computes loss and metrics of the target tokens by `policy_objective`.
@@ -92,7 +92,7 @@ def named_objective(
     return _pass(network, rows, fused if objective.by_token else whole)
 
 
-def named_values(network: Network, head: Tensor, rows: Any) -> Tensor:
+def target_values(network: Network, head: Tensor, rows: Any) -> Tensor:
     """Returns the critic's values of the context before each target token.
 
     [r, m] float32, reward units.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rljax.backends.torch.accumulate import Metrics
-from rljax.backends.torch.forward import named_values
+from rljax.backends.torch.forward import target_values
 from rljax.backends.torch.objective import value_objective
 from rljax.backends.torch.optim import TrainedParameter
 from rljax.config.schema import Config
@@ -41,7 +41,7 @@ class Critic:
     def values(self, parts: Iterable[Rows]) -> list[Tensor]:
         """Returns the values of each micro-batch, [r, m] float32."""
         with self._policy.swapped_in(self.weights):
-            return self._policy.scored(lambda rows: named_values(self._policy.network, self.head, rows), parts)
+            return self._policy.scored(lambda rows: target_values(self._policy.network, self.head, rows), parts)
 
     def update(self, parts: Iterable[Rows]) -> dict[str, Mean]:
         """Takes one optimizer step."""
@@ -52,7 +52,7 @@ class Critic:
     def _loss(self, rows: Rows) -> tuple[Tensor, Metrics]:
         tokens = rows.tokens
         assert rows.values is not None and rows.returns is not None  # the batch of a run with a critic has them
-        values = named_values(self._policy.network, self.head, rows)
+        values = target_values(self._policy.network, self.head, rows)
         return value_objective(values, rows.values, rows.returns, tokens.loss_weight, tokens.mask, clip=self._clip)
 
     def _head_gradient(self) -> Tensor:

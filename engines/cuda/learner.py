@@ -23,7 +23,7 @@ from torch import Tensor
 from rljax.backends.torch import checkpoint, lora
 from rljax.backends.torch.accumulate import Metrics
 from rljax.backends.torch.export import Gathering, gathered, write
-from rljax.backends.torch.forward import named_logprobs, named_objective
+from rljax.backends.torch.forward import target_logprobs, target_objective
 from rljax.backends.torch.mesh import RankMesh
 from rljax.batching.batch import Batch
 from rljax.batching.packing import RANK_SPREAD
@@ -105,7 +105,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
 
     def _logp_of(self, rows: Rows) -> Tensor:
         actor, temperature = self._config.actor, self._config.gconfig.temperature
-        return named_logprobs(self._policy.network, rows, temperature=temperature, chunk=actor.logprob_chunk)[0]
+        return target_logprobs(self._policy.network, rows, temperature=temperature, chunk=actor.logprob_chunk)[0]
 
     # Learning
 
@@ -134,7 +134,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
 
     def _loss(self, rows: Rows, objective: Objective, temperature: float) -> tuple[Tensor, Metrics]:
         chunk = self._config.actor.logprob_chunk
-        return named_objective(self._policy.network, rows, objective, temperature=temperature, chunk=chunk)
+        return target_objective(self._policy.network, rows, objective, temperature=temperature, chunk=chunk)
 
     # Phases
 

@@ -33,7 +33,7 @@ class Policy:
 
     Example:
         with policy.swapped_in(critic_weights):
-            values = named_values(policy.network, head, rows)
+            values = target_values(policy.network, head, rows)
     """
 
     def __init__(self, config: Config, rank_mesh: RankMesh, model_dir: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rljax.backends.torch import model
-from rljax.backends.torch.forward import named_logprobs
+from rljax.backends.torch.forward import target_logprobs
 from rljax.backends.torch.mesh import RankMesh
 from rljax.config.schema import Config
 from rljax.engines.cuda.config import FsdpConfig
@@ -40,6 +40,6 @@ class Teacher:
         [r, m] float32, nats.
         """
         try:
-            return [named_logprobs(self._network, rows, temperature=self._temperature, chunk=self._chunk)[0] for rows in parts]
+            return [target_logprobs(self._network, rows, temperature=self._temperature, chunk=self._chunk)[0] for rows in parts]
         finally:
             model.reshard(self._network)

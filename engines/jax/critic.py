@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.backends.jax.accumulate import Metrics
-from rljax.backends.jax.forward import named_values
+from rljax.backends.jax.forward import target_values
 from rljax.backends.jax.multihost import put
 from rljax.backends.jax.objective import value_objective
 from rljax.backends.jax.sharding import replicated
@@ -53,7 +53,7 @@ class Critic:
         self._phase.load(saved)
 
     def _values(self, trained: Tree, frozen: Tree, rows: Rows) -> jax.Array:
-        return named_values(self._policy.model(trained["model"], frozen), trained["value_head"], rows)
+        return target_values(self._policy.model(trained["model"], frozen), trained["value_head"], rows)
 
     def _loss(self, trained: Tree, frozen: Tree, rows: Rows) -> tuple[jax.Array, Metrics]:
         tokens = rows.tokens

@@ -21,7 +21,7 @@ import numpy as np
 
 from rljax.backends.jax import checkpoint, hf, multihost
 from rljax.backends.jax.accumulate import Loss, Metrics
-from rljax.backends.jax.forward import named_logprobs, named_objective
+from rljax.backends.jax.forward import target_logprobs, target_objective
 from rljax.backends.jax.mesh import dispatching, pool_mesh
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective
@@ -116,7 +116,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
         return self._logprobs(model, rows, self._config.gconfig.temperature)[0]
 
     def _logprobs(self, model: Transformer, rows: Rows, temperature: float) -> tuple[jax.Array, jax.Array]:
-        return named_logprobs(model, rows, self._mesh, temperature=temperature, chunk=self._config.actor.logprob_chunk)
+        return target_logprobs(model, rows, self._mesh, temperature=temperature, chunk=self._config.actor.logprob_chunk)
 
     # Learning
 
@@ -159,7 +159,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
 
     def _fused(self, model: Transformer, rows: Rows, objective: Objective, temperature: float) -> tuple[jax.Array, Metrics]:
         chunk = self._config.actor.logprob_chunk
-        return named_objective(model, rows, self._mesh, objective, temperature=temperature, chunk=chunk)
+        return target_objective(model, rows, self._mesh, objective, temperature=temperature, chunk=chunk)
 
     # Phases
 

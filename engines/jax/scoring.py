@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from rljax.backends.jax.forward import named_logprobs
+from rljax.backends.jax.forward import target_logprobs
 from rljax.backends.jax.mesh import dispatching, row_shards, rows_sharding
 from rljax.backends.jax.model import abstract
 from rljax.backends.jax.sharding import replicated
@@ -50,7 +50,7 @@ class BitwiseScorer:
 
         def score(params: Any, rows: Rows) -> jax.Array:
             model = nnx.merge(graphdef, params)
-            return named_logprobs(model, rows, mesh, temperature=temperature, chunk=chunk)[0]
+            return target_logprobs(model, rows, mesh, temperature=temperature, chunk=chunk)[0]
 
         self._score = jax.jit(score, out_shardings=replicated(mesh))
 

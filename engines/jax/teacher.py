@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from rljax.backends.jax import hf
 from rljax.backends.jax.attention.choice import able_or_plain, problem_of
 from rljax.backends.jax.attention.interface import Attention
-from rljax.backends.jax.forward import named_logprobs
+from rljax.backends.jax.forward import target_logprobs
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
@@ -42,10 +42,10 @@ class Teacher:
         )
 
         def logp_of(params: Any, rows: Rows) -> jax.Array:
-            return named_logprobs(nnx.merge(graphdef, params), rows, mesh, temperature=temperature, chunk=chunk)[0]
+            return target_logprobs(nnx.merge(graphdef, params), rows, mesh, temperature=temperature, chunk=chunk)[0]
 
         self._score = jax.jit(logp_of, out_shardings=replicated(mesh))
 
     def score(self, rows: Rows) -> jax.Array:
-        """[r, m] float32, nats: log-probs of the named tokens at the sampling temperature."""
+        """[r, m] float32, nats: log-probs of the target tokens at the sampling temperature."""
         return self._score(self._params, rows)

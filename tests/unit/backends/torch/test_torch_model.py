@@ -10,7 +10,7 @@ import transformers
 from rljax.backends.torch import attention, model
 from rljax.backends.torch.attention import Segments
 from rljax.backends.torch.context_parallel import Context
-from rljax.backends.torch.forward import named_objective
+from rljax.backends.torch.forward import target_objective
 from rljax.backends.torch.mesh import RankMesh
 from rljax.config.allocation import Pool
 from rljax.engines.cuda import distributed as world
@@ -134,7 +134,7 @@ def test_a_soft_cap_of_attention_squashes_its_logits():
 
 def gradients(network, rows):
     objective = Objective(loss="sft")
-    loss, _ = named_objective(network, rows, objective, temperature=1.0, chunk=64)
+    loss, _ = target_objective(network, rows, objective, temperature=1.0, chunk=64)
     loss.backward()
     return {name: parameter.grad.full_tensor() for name, parameter in model.parameters(network)}
 
