@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from rljax.backends.jax.mesh import dispatching
+from rljax.backends.jax.multihost import describe
 from rljax.backends.jax.optim import Optimizer, StepStats
 from rljax.backends.jax.sharding import replicated
 from rljax.metrics.mean import Mean
@@ -65,6 +66,19 @@ class GradientStep:
         with dispatching(self._mesh):
             return self._apply(params, state, carry)
 
+    def lower(self, params: Tree, state: Tree, frozen: Tree, part: Tree) -> dict[str, jax.stages.Lowered]:
+        """The programs of a step by name, lowered for shapes of what a call takes.
+
+        `update` is the step of one micro-batch; `accumulate` and `apply` are those of several.
+        """
+        sums = self._zeros.lower(params, frozen, part).out_info
+        carry = (_placed_as(params, sums[0]), describe(sums[1], replicated(self._mesh)))
+        return {
+            "update": self._whole.lower(params, state, frozen, part),
+            "accumulate": self._accumulate.lower(carry, params, frozen, part),
+            "apply": self._apply.lower(params, state, carry),
+        }
+
     def compilations(self) -> int:
         """Programs compiled so far."""
         programs: tuple[Any, ...] = (self._whole, self._accumulate, self._apply, self._zeros)
@@ -94,6 +108,10 @@ class GradientStep:
         grads, (loss, metrics) = carry
         params, state, stats = self._optimizer.apply(params, state, grads)
         return params, state, Report(stats, loss, metrics)
+
+
+def _placed_as(like: Tree, tree: Tree) -> Tree:
+    return jax.tree.map(lambda a, leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=a.sharding), like, tree)
 
 
 def _merge(a: MeanArrays, b: MeanArrays) -> MeanArrays:

@@ -37,6 +37,7 @@ def load(
     precise: bool = False,
     attention: Attention = XlaAttention(),
     unroll: bool = False,
+    describe: bool = False,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Graph definition and parameters of a model directory, sharded over `mesh` as they are read.
 
@@ -45,6 +46,8 @@ def load(
       dtype: computed in. param_dtype: stored.
       remat: "none", "full", "dots".
       precise, attention, unroll: see `Transformer`.
+      describe: shapes, dtypes and shardings in the place of arrays, to compile for devices that are
+        not there; of the directory, config.json alone is read.
 
     Raises:
       UserError: no such directory, no config.json, a model that is not implemented, a tensor that
@@ -52,15 +55,18 @@ def load(
         model.
     """
     spec = ModelSpec.from_directory(directory)
-    reader = WeightReader(directory)
-    reader.check(spec)
     mesh = single_device_mesh() if mesh is None else mesh
     check(spec, mesh)
     graphdef, _ = abstract(
         spec, dtype=dtype, param_dtype=param_dtype, remat=remat, precise=precise, attention=attention, unroll=unroll
     )
-    leaves = {p.path: _read(p, reader, parameter_sharding(p, spec, mesh), jnp.dtype(param_dtype)) for p in parameters(spec)}
-    return graphdef, nested(leaves)
+    placed = {p: parameter_sharding(p, spec, mesh) for p in parameters(spec)}
+    stored = jnp.dtype(param_dtype)
+    if describe:
+        return graphdef, nested({p.path: jax.ShapeDtypeStruct(p.shape, stored, sharding=placed[p]) for p in placed})
+    reader = WeightReader(directory)
+    reader.check(spec)
+    return graphdef, nested({p.path: _read(p, reader, placed[p], stored) for p in placed})
 
 
 def _read(parameter: Parameter, reader: WeightReader, sharding: NamedSharding, dtype: np.dtype) -> Array:

@@ -24,7 +24,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from rljax.backends.jax.model import Lora, Transformer, abstract, dot
-from rljax.backends.jax.multihost import put
+from rljax.backends.jax.multihost import Place, put
 from rljax.backends.jax.parameters import nested, parameters
 from rljax.backends.jax.sharding import fit, single_device_mesh
 from rljax.errors import UserError
@@ -45,6 +45,7 @@ def add(
     seed: int,
     mesh: Mesh | None = None,
     dtype: jnp.dtype | type = jnp.float32,
+    place: Place = put,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Adapters for the projections in `targets`, all layers. B starts at zero, so nothing changes
     before training.
@@ -55,6 +56,7 @@ def add(
         only.
       mesh: the base's; None is the first device alone.
       dtype: stored.
+      place: `describe` where nothing but shapes is wanted.
 
     Returns:
       Graph definition for `nnx.merge(graphdef, params, adapters)`, and {"layers": {target:
@@ -78,7 +80,7 @@ def add(
         b = np.zeros((layers, rank, outputs), dtype)
         into, out = parameter.axes[1:]
         for name, value, axes in (("lora_a", a, (None, into, None)), ("lora_b", b, (None, None, out))):
-            leaves[(*parameter.path[:2], name)] = put(value, NamedSharding(mesh, fit(axes, value.shape, mesh.shape)))
+            leaves[(*parameter.path[:2], name)] = place(value, NamedSharding(mesh, fit(axes, value.shape, mesh.shape)))
     return with_factors, nested(leaves)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import jax
@@ -35,7 +36,7 @@ def dispatching(mesh: Mesh) -> AbstractContextManager[object]:
     return contextlib.nullcontext() if mesh.size == 1 else _LOCKS[mesh.devices.flat[0]]
 
 
-def pool_mesh(pool: Pool, *, sampling: bool = False) -> Mesh:
+def pool_mesh(pool: Pool, *, sampling: bool = False, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """The mesh (data, fsdp, tensor) of the pool's devices, counted from `pool.first_device`,
     process 0's first.
 
@@ -43,11 +44,13 @@ def pool_mesh(pool: Pool, *, sampling: bool = False) -> Mesh:
 
     Args:
       sampling: by the controller alone; else by every process, each with a device at least.
+      devices: None for those of this run; else of a topology, which belong to no process here.
 
     Raises:
       UserError: too few devices, or devices of processes that can't be used so.
     """
-    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    attached = devices is None
+    devices = sorted(jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id))
     last = pool.first_device + pool.size
     if last > len(devices):
         raise UserError(
@@ -55,7 +58,8 @@ def pool_mesh(pool: Pool, *, sampling: bool = False) -> Mesh:
             f"({devices[0].platform}; on a CPU, XLA_FLAGS=--xla_force_host_platform_device_count={last} makes them)"
         )
     chosen = devices[pool.first_device : last]
-    _check_processes(pool, {device.process_index for device in chosen}, sampling)
+    if attached:
+        _check_processes(pool, {device.process_index for device in chosen}, sampling)
     return make_mesh(chosen, data=pool.data, fsdp=pool.fsdp, tensor=pool.tensor)
 
 
@@ -69,6 +73,14 @@ def _check_processes(pool: Pool, used: set[int], sampling: bool) -> None:
     if not sampling and len(used) < count:
         idle = next(process for process in range(count) if process not in used)
         raise UserError(f"allocation_mode: {pool} leaves process {idle} of {count} without a device to learn on")
+
+
+def first_device(mesh: Mesh) -> jax.Device:
+    """The first device of the mesh in this process; the first of all where none is, as in a
+    topology.
+    """
+    here = jax.process_index()
+    return next((d for d in mesh.devices.flat if d.process_index == here), mesh.devices.flat[0])
 
 
 def row_shards(mesh: Mesh) -> int:

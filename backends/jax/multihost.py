@@ -19,6 +19,7 @@ from rljax.errors import UserError
 
 Result = TypeVar("Result")
 Tree = Any  # a pytree of arrays
+Place = Callable[[Tree, Sharding], Tree]  # `put` or `describe`
 
 
 def join(coordinator: str, size: int, rank: int, local_device: int | None = None) -> None:
@@ -79,6 +80,11 @@ def put(tree: Tree, sharding: Sharding) -> Tree:
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
     return jax.tree.map(place, tree)
+
+
+def describe(tree: Tree, sharding: Sharding) -> Tree:
+    """Shapes and dtypes of what `put` would give, for devices that programs are only compiled for."""
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding), tree)
 
 
 def fetch(array: jax.Array) -> np.ndarray:

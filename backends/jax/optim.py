@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Sharding
 
 from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
@@ -91,6 +92,16 @@ class Optimizer:
     def init(self, params: Tree) -> Tree:
         """State of zeros, in the shapes and dtypes of the parameters."""
         return self.transform.init(params)
+
+    def describe(self, params: Tree, elsewhere: Sharding) -> Tree:
+        """Shapes of `init` for shapes of parameters: moments lie as those do, counters `elsewhere`."""
+        return optax.tree.map_params(
+            self.transform,
+            lambda leaf, param: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=param.sharding),
+            jax.eval_shape(self.init, params),
+            params,
+            transform_non_params=lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=elsewhere),
+        )
 
     def apply(self, params: Tree, state: Tree, grads: Tree) -> tuple[Tree, Tree, StepStats]:
         """One step.

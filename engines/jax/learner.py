@@ -20,11 +20,8 @@ import jax
 import numpy as np
 
 from rljax.backends.jax import checkpoint, hf, multihost
-from rljax.backends.jax.accumulate import Loss, Metrics
-from rljax.backends.jax.forward import target_logprobs, target_objective
+from rljax.backends.jax.accumulate import Loss
 from rljax.backends.jax.mesh import dispatching, pool_mesh
-from rljax.backends.jax.model import Transformer
-from rljax.backends.jax.objective import policy_objective
 from rljax.backends.jax.profile import StepTrace
 from rljax.batching.batch import Batch
 from rljax.config.allocation import Pool
@@ -35,6 +32,7 @@ from rljax.engines.common.phases import Phases, Tree
 from rljax.engines.jax import FORMAT, state
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.critic import Critic
+from rljax.engines.jax.functions import Functions
 from rljax.engines.jax.phase import Phase
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.rows import MicroBatches, Rows, micro_batches, one_a_row
@@ -42,7 +40,7 @@ from rljax.engines.jax.scoring import scorer_of
 from rljax.engines.jax.teacher import Teacher
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean
-from rljax.objective.spec import PREFIX, Objective
+from rljax.objective.spec import PREFIX
 
 
 class JaxLearner(PhasedLearner[Phase, Critic]):
@@ -63,7 +61,8 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
         if JaxConfig.of(config).bitwise and jax.process_count() > 1:
             raise UserError("jax.bitwise: the sampler is of one process, so the learner must be too (see docs/processes.md)")
         self._policy = Policy(config, self._mesh, self._model_dir)
-        self._score = self._policy.program(self._logp_of)
+        self._functions = Functions(config, self._policy)
+        self._score = self._policy.program(self._functions.logp)
         self._trace = StepTrace(JaxConfig.of(config).profile)
         self._start()
 
@@ -112,12 +111,6 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
             out[row, start:stop] = logp
         return np.where(batch.loss_mask, out, np.float32(0))
 
-    def _logp_of(self, model: Transformer, rows: Rows) -> jax.Array:
-        return self._logprobs(model, rows, self._config.gconfig.temperature)[0]
-
-    def _logprobs(self, model: Transformer, rows: Rows, temperature: float) -> tuple[jax.Array, jax.Array]:
-        return target_logprobs(model, rows, self._mesh, temperature=temperature, chunk=self._config.actor.logprob_chunk)
-
     # Learning
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
@@ -144,30 +137,13 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
             self._policy.trained, means = phase.step(self._policy.trained, self._policy.frozen, cut.parts)
         return means
 
-    def _policy_loss(self, trained: Tree, frozen: Tree, rows: Rows) -> tuple[jax.Array, Metrics]:
-        temperature = 1.0 if self._sft else self._config.gconfig.temperature
-        model = self._policy.model(trained, frozen)
-        if rows.anchor is None:
-            return self._fused(model, rows, self._objective, temperature)
-        # The gradient of this program, at the very numbers that the scorer gave
-        logp, entropy = self._logprobs(model, rows, temperature)
-        logp = rows.anchor + (logp - jax.lax.stop_gradient(logp))
-        return policy_objective(logp, entropy, rows.tokens, self._objective)
-
-    def _supervised_loss(self, trained: Tree, frozen: Tree, rows: Rows) -> tuple[jax.Array, Metrics]:
-        return self._fused(self._policy.model(trained, frozen), rows, Objective(loss="sft"), 1.0)
-
-    def _fused(self, model: Transformer, rows: Rows, objective: Objective, temperature: float) -> tuple[jax.Array, Metrics]:
-        chunk = self._config.actor.logprob_chunk
-        return target_objective(model, rows, self._mesh, objective, temperature=temperature, chunk=chunk)
-
     # Phases
 
     def _make_actor(self, total_steps: int | None) -> Phase:
-        return self._phase(self._policy_loss, self._config.actor.optimizer, total_steps, "actor.optimizer")
+        return self._phase(self._functions.policy_loss, self._config.actor.optimizer, total_steps, "actor.optimizer")
 
     def _make_warmup(self, total_steps: int | None) -> Phase:
-        return self._phase(self._supervised_loss, self._config.warmup.optimizer, total_steps, "warmup.optimizer")
+        return self._phase(self._functions.supervised_loss, self._config.warmup.optimizer, total_steps, "warmup.optimizer")
 
     def _phase(self, loss: Loss, optimizer: OptimizerConfig, total_steps: int | None, key: str) -> Phase:
         with jax.set_mesh(self._mesh):

@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 
 from rljax.backends.jax import hf, lora
 from rljax.backends.jax.attention.choice import choose, problem_of
-from rljax.backends.jax.mesh import dispatching
+from rljax.backends.jax.mesh import dispatching, first_device
 from rljax.backends.jax.model import Transformer
-from rljax.backends.jax.multihost import fetch
+from rljax.backends.jax.multihost import describe, fetch, put
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
@@ -34,7 +34,8 @@ class Policy:
     program(policy.trained, policy.frozen, rows)
     """
 
-    def __init__(self, config: Config, mesh: Mesh, model_dir: Path) -> None:
+    def __init__(self, config: Config, mesh: Mesh, model_dir: Path, *, described: bool = False) -> None:
+        """described: the parameters are shapes alone, to compile for devices that are not there."""
         actor, settings = config.actor, JaxConfig.of(config)
         self.mesh = mesh
         self.dtype = jnp.dtype(actor.dtype)
@@ -42,7 +43,7 @@ class Policy:
         base_dtype = MASTER if actor.lora.rank == 0 or settings.bitwise else self.dtype  # a frozen base needs no master copy
         remat = remat_of(config, self.spec, mesh)
         self.attention = choose(
-            settings.attention, problem_of(self.spec, actor.dtype, mesh.local_devices[0], longest_row(config))
+            settings.attention, problem_of(self.spec, actor.dtype, first_device(mesh), longest_row(config))
         )
         self.graphdef, params = hf.load(
             model_dir,
@@ -53,6 +54,7 @@ class Policy:
             precise=settings.precise,
             attention=self.attention,
             unroll=unrolled(config, remat, mesh),
+            describe=described,
         )
         self.trained, self.frozen = params, {}
         self._adapted = actor.lora.rank > 0
@@ -67,6 +69,7 @@ class Policy:
                 targets=targets,
                 seed=config.seed,
                 mesh=mesh,
+                place=describe if described else put,
             )
             self.trained, self.frozen = adapters, params
         dtype = MASTER if settings.bitwise else jnp.dtype(settings.sampler_dtype)

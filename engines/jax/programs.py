@@ -30,7 +30,9 @@ from rljax.backends.jax.decode_attention import Problem, choose, spans
 from rljax.backends.jax.mesh import dispatching, row_shards
 from rljax.backends.jax.sampling import Sampling, sample
 from rljax.backends.jax.sharding import activation_sharding, constrain, replicated, shardings
+from rljax.config.schema import Config
 from rljax.engine import WeightsInDirectory, WeightsInMemory, WeightSource
+from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.slots import Chunk
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
@@ -98,8 +100,14 @@ class Programs:
         cache_dtype: DTypeLike,
         precise: bool = False,
         decode_attention: str = "auto",
+        described: bool = False,
     ) -> None:
-        """`dtype` is computed in; matrices are stored in `param_dtype`, norms in float32.
+        """Compiles nothing yet.
+
+        Args:
+          dtype: computed in. Matrices are stored in `param_dtype`, norms in float32.
+          described: weights, cache and state are shapes alone: for `lower`, on devices that are not
+            there.
 
         Raises:
           UserError: a model that can't be loaded, or a `decode_attention` that can't do this.
@@ -110,11 +118,12 @@ class Programs:
         self.shapes = chunk_shapes(prefill_tokens, slots, context)
         self.mesh, self._dtype, self._param_dtype = mesh, jnp.dtype(dtype), jnp.dtype(param_dtype)
         self.attention = choose(decode_attention, self._problem(jnp.dtype(cache_dtype)))
-        self._graphdef, params = hf.load(model_dir, mesh, self._dtype, self._param_dtype, precise=precise)
+        self._graphdef, params = hf.load(
+            model_dir, mesh, self._dtype, self._param_dtype, precise=precise, describe=described
+        )
         self._shardings = shardings(self.spec, mesh)
         self._unstack = jax.jit(unstack, out_shardings=_unstacked(self._shardings, self.spec.num_layers))
         self._stack = jax.jit(stack, out_shardings=self._shardings)
-        self._weights = self._adopt(params)
         self.dispatches: collections.Counter[str] = collections.Counter()  # by kind
 
         def zeros() -> Cache:
@@ -123,10 +132,38 @@ class Programs:
         whole = jax.eval_shape(lambda: (zeros(), empty_state(slots)))
         placed = jax.tree.map(self._sharding, whole)
         self._empty = jax.jit(zeros, out_shardings=placed[0])
-        self._cache, self._state = self._empty(), jax.jit(lambda: empty_state(slots), out_shardings=placed[1])()
         self._prefill = jax.jit(self._prefill_rows, donate_argnums=1, out_shardings=placed[0])
         self._copy = jax.jit(self._copy_rows, static_argnames="span", donate_argnums=0, out_shardings=placed[0])
         self._decode = jax.jit(self._decode_steps, donate_argnums=(1, 2), out_shardings=(*placed, replicated(mesh)))
+        if described:
+            self._weights = self._described(params)
+            self._cache, self._state = jax.tree.map(_shape, whole, placed)
+        else:
+            self._weights = self._adopt(params)
+            self._cache, self._state = self._empty(), jax.jit(lambda: empty_state(slots), out_shardings=placed[1])()
+
+    @classmethod
+    def of(cls, config: Config, model_dir: Path, mesh: Mesh, *, described: bool = False) -> Programs:
+        """The programs of a run. Raises UserError as the constructor does, and for slots that the
+        data shards of the mesh do not divide.
+        """
+        settings = JaxConfig.of(config)
+        if settings.slots % row_shards(mesh):
+            raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {row_shards(mesh)} data shards of its pool")
+        return cls(
+            model_dir,
+            mesh,
+            slots=settings.slots,
+            context=settings.context_length,
+            prefill_tokens=settings.prefill_chunk,
+            decode_steps=settings.decode_steps,
+            dtype=config.actor.dtype if settings.bitwise else settings.sampler_dtype,
+            param_dtype="float32" if settings.bitwise else settings.sampler_dtype,
+            cache_dtype=settings.cache_dtype,
+            precise=settings.precise,
+            decode_attention=settings.decode_attention,
+            described=described,
+        )
 
     def _problem(self, cache_dtype: jnp.dtype) -> Problem:
         spec, mesh = self.spec, self.mesh
@@ -152,6 +189,21 @@ class Programs:
             out = np.full(rows, self.slots, np.int32)
             self.prefill(Chunk(out, np.zeros_like(out), np.zeros_like(out), np.zeros((rows, width), np.int32)))
         self.wait()
+
+    def lower(self) -> dict[str, jax.stages.Lowered]:
+        """Every program by name, lowered for what it is called with."""
+
+        def ints(*shape: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=replicated(self.mesh))
+
+        weights, cache = self._weights, self._cache
+        columns = ints(self.slots, ORDER.itemsize // 4)
+        lowered = {"decode": self._decode.lower(weights, cache, self._state, columns)}
+        for span in self.spans:
+            lowered[f"copy {span}"] = self._copy.lower(cache, ints(self.copies, 2), span=span)
+        for rows, width in self.shapes:
+            lowered[f"prefill {rows}x{width}"] = self._prefill.lower(weights, cache, ints(rows, 3 + width))
+        return lowered
 
     @property
     def compilations(self) -> int:
@@ -245,11 +297,20 @@ class Programs:
             raise UserError("weights: not the parameters of the model being sampled (LoRA factors must be merged first)")
 
         def place(path: Any, leaf: Any, sharding: Any) -> Array:
-            dtype = jnp.float32 if path[-1].key == "scale" else self._param_dtype
+            dtype = self._stored(path)
             return jax.device_put(leaf if leaf.dtype == dtype else leaf.astype(dtype), sharding)
 
         with dispatching(self.mesh):
             return self._unstack(jax.tree.map_with_path(place, params, self._shardings))
+
+    def _described(self, params: Any) -> Any:
+        """Shapes of `_adopt`."""
+        stored = jax.tree.map_with_path(lambda path, leaf: jax.ShapeDtypeStruct(leaf.shape, self._stored(path)), params)
+        return jax.tree.map(_shape, jax.eval_shape(unstack, stored), _unstacked(self._shardings, self.spec.num_layers))
+
+    def _stored(self, path: Any) -> Any:
+        """Dtype of the weight at a path of the tree."""
+        return jnp.float32 if path[-1].key == "scale" else self._param_dtype
 
     def _sharding(self, leaf: jax.ShapeDtypeStruct) -> Any:
         return activation_sharding(self.mesh, "cache", leaf.shape) if leaf.ndim == 4 else replicated(self.mesh)
@@ -299,6 +360,10 @@ class Programs:
 
             start = (jnp.int32(0), cache, apply_orders(state, orders), none)
             return jax.lax.while_loop(going, one_step, start)[1:]  # ends early when every slot has
+
+
+def _shape(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _unstacked(stacked: dict[str, Any], layers: int) -> dict[str, Any]:

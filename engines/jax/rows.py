@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from rljax.backends.jax.attention.interface import Attention, Bounds
 from rljax.backends.jax.mesh import row_shards, rows_sharding
-from rljax.backends.jax.multihost import put
+from rljax.backends.jax.multihost import Place, put
 from rljax.batching.batch import Batch
 from rljax.batching.compaction import Compacted, bucket, compact
 from rljax.objective.spec import TokenArrays
@@ -66,6 +66,7 @@ def micro_batches(
     attention: Attention,
     *,
     anchor: np.ndarray | None = None,
+    place: Place = put,
 ) -> MicroBatches:
     """Pads rows to a whole number of micro-batches, T to a bucket, compacts the kept tokens and
     parts everything.
@@ -75,6 +76,7 @@ def micro_batches(
       rows_per_shard: rows of a micro-batch that one shard of the data and fsdp axes takes.
       attention: what the rows will go through.
       anchor: [R, T] float32, log-probs of a bitwise score pass.
+      place: `describe` where nothing but shapes is wanted.
     """
     rows, length = batch.shape
     size = rows_per_shard * row_shards(mesh)
@@ -99,7 +101,7 @@ def micro_batches(
         attention.bounds(batch.segment_ids),
     )
     parts = [jax.tree.map(lambda a, s=start: a[s : s + size], whole) for start in range(0, len(keep), size)]
-    return MicroBatches(put(parts, rows_sharding(mesh)), compacted, (rows, length))
+    return MicroBatches(place(parts, rows_sharding(mesh)), compacted, (rows, length))
 
 
 def _width(keep: np.ndarray, mesh: Mesh) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rljax.backends.jax.mesh import pool_mesh, row_shards
+from rljax.backends.jax.mesh import pool_mesh
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engine import Sampler, WeightSource
@@ -55,21 +55,7 @@ class JaxSampler(Sampler):
         """
         settings = JaxConfig.of(config)
         mesh = pool_mesh(pool, sampling=True)
-        if settings.slots % row_shards(mesh):
-            raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {row_shards(mesh)} data shards of {pool}")
-        self._programs = Programs(
-            model_dir,
-            mesh,
-            slots=settings.slots,
-            context=settings.context_length,
-            prefill_tokens=settings.prefill_chunk,
-            decode_steps=settings.decode_steps,
-            dtype=config.actor.dtype if settings.bitwise else settings.sampler_dtype,
-            param_dtype="float32" if settings.bitwise else settings.sampler_dtype,
-            cache_dtype=settings.cache_dtype,
-            precise=settings.precise,
-            decode_attention=settings.decode_attention,
-        )
+        self._programs = Programs.of(config, model_dir, mesh)
         log.info("decode attention: %s", self._programs.attention.name)
         self._programs.warm_up()
         self._model_dir = model_dir

@@ -7,6 +7,8 @@ from __future__ import annotations
 import jax
 from jax.sharding import Mesh
 
+from rljax.backends.jax.chips import chip_of
+from rljax.backends.jax.mesh import first_device
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.rows import padded_length
@@ -21,7 +23,7 @@ def remat_of(config: Config, spec: ModelSpec, mesh: Mesh) -> str:
     actor = config.actor
     tokens = actor.mb_spec.rows_per_mb * actor.mb_spec.max_tokens_per_row
     needed = training_bytes(spec, tokens, actor.logprob_chunk, mesh.shape["fsdp"] * mesh.shape["tensor"])
-    return checkpointing(actor.gradient_checkpointing, needed, _memory(_device(mesh)))
+    return checkpointing(actor.gradient_checkpointing, needed, _memory(first_device(mesh)))
 
 
 def unrolled(config: Config, remat: str, mesh: Mesh) -> bool:
@@ -29,7 +31,7 @@ def unrolled(config: Config, remat: str, mesh: Mesh) -> bool:
     it gains nothing.
     """
     chosen = JaxConfig.of(config).unroll
-    return remat == "none" and _device(mesh).platform in UNROLLED if chosen is None else chosen
+    return remat == "none" and first_device(mesh).platform in UNROLLED if chosen is None else chosen
 
 
 def longest_row(config: Config) -> int:
@@ -37,11 +39,10 @@ def longest_row(config: Config) -> int:
     return padded_length(config.actor.mb_spec.max_tokens_per_row)
 
 
-def _device(mesh: Mesh) -> jax.Device:
-    return mesh.local_devices[0]
-
-
 def _memory(device: jax.Device) -> int | None:
-    """Bytes that JAX may use of the device."""
+    """Bytes that JAX may use of the device: as it says, or as published of one that isn't attached."""
+    if device not in jax.local_devices():
+        chip = chip_of(device.device_kind)
+        return None if chip is None else chip.memory
     statistics = device.memory_stats()
     return None if statistics is None else statistics.get("bytes_limit")

@@ -1,0 +1,164 @@
+"""Compiling a run's programs for TPUs that are not there: libtpu's compiler needs no TPU.
+
+    topology -> devices -> mesh of each pool -> the learner's and sampler's own programs, lowered
+             -> compiled: peak memory, kernels, collectives, FLOPs and bytes
+
+The programs are those of `Functions`, `GradientStep` and `Programs`, as a run makes them, given
+shapes in the place of arrays. Nothing can be run.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from rljax.backends.jax.accumulate import GradientStep
+from rljax.backends.jax.mesh import pool_mesh, row_shards
+from rljax.backends.jax.multihost import describe
+from rljax.backends.jax.optim import Optimizer
+from rljax.backends.jax.sharding import replicated
+from rljax.batching.batch import Batch
+from rljax.config.allocation import Pool
+from rljax.config.schema import Config
+from rljax.engines.jax.config import JaxConfig
+from rljax.engines.jax.functions import Functions
+from rljax.engines.jax.policy import Policy
+from rljax.engines.jax.programs import Programs
+from rljax.engines.jax.rows import micro_batches
+from rljax.errors import UserError
+from rljax.objective.spec import Objective
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+_COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
+_KERNEL = re.compile(r'custom_call_target="tpu_custom_call".*?op_name="[^"]*?(\w+)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A program and the name it goes by, lowered and not compiled yet."""
+
+    name: str
+    attention: str  # that was chosen for it
+    lowered: jax.stages.Lowered
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a program, per device."""
+
+    seconds: float  # to compile
+    peak: int  # bytes: arguments, results and temporaries at the fullest moment
+    arguments: int  # bytes
+    results: int  # bytes, those in donated arguments included
+    flops: float  # of one turn of each loop: XLA does not multiply by turns
+    traffic: float  # bytes read and written in memory, of one turn of each loop
+    kernels: Mapping[str, int]  # Pallas kernels by name, times called in the program's text
+    collectives: Mapping[str, int]  # by kind, times called in the program's text
+
+
+def topology_devices(name: str) -> Sequence[jax.Device]:
+    """Devices of a TPU topology, to compile for: "v5e:2x4", "v5p:2x2x2", "tpu7x:2x2x1".
+
+    Raises:
+      UserError: no libtpu, or a topology that it doesn't know.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError("--topology: libtpu is not installed (pip install 'rljax[tpu]')")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU is taken, so others may compile too
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # or it asks Google Cloud what machine this is
+    from jax.experimental import topologies
+
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+    except jax.errors.JaxRuntimeError as error:
+        reason = " ".join(str(error).splitlines()[0].split())
+        raise UserError(f"--topology={name}: {reason} (as in v5e:2x4, v5p:2x2x2, v6e:2x4, tpu7x:2x2x1)") from error
+
+
+def learner_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequence[jax.Device]) -> Iterator[Target]:
+    """The learner's programs for a full micro-batch: score, update, and accumulate and apply in its
+    place where a minibatch is several micro-batches.
+
+    Raises UserError for a model or a setting that these devices can't do.
+    """
+    mesh = pool_mesh(pool, devices=devices)
+    policy = Policy(config, mesh, model_dir, described=True)
+    functions, optimizer = Functions(config, policy), Optimizer(config.actor.optimizer, config.total_train_steps or 1, "actor")
+    batch = _full_batch(config, row_shards(mesh))
+    rows = config.actor.mb_spec.rows_per_mb
+    part = micro_batches(batch, batch.loss_mask, mesh, rows, policy.attention, place=describe).parts[0]
+    state = optimizer.describe(policy.trained, replicated(mesh))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # splash works out its mask on a device at hand
+        yield Target("score", policy.attention.name, policy.program(functions.logp).lower(policy.trained, policy.frozen, part))
+        step = GradientStep(functions.policy_loss, optimizer, policy.trained, state, mesh)
+        for name, lowered in step.lower(policy.trained, state, policy.frozen, part).items():
+            yield Target(name, policy.attention.name, lowered)
+
+
+def _full_batch(config: Config, shards: int) -> Batch:
+    """One micro-batch of rows without padding, every token of them trained on."""
+    shape = (config.actor.mb_spec.rows_per_mb * shards, config.actor.mb_spec.max_tokens_per_row)
+    ones, floats = np.ones(shape, np.int32), np.zeros(shape, np.float32)
+    mask = np.broadcast_to(np.arange(shape[1]) > 0, shape)
+    blend = floats if Objective.from_config(config).proximal == "interpolated" else None
+    return Batch(
+        token_ids=ones,
+        segment_ids=ones,
+        positions=np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
+        loss_mask=mask,
+        loss_weight=floats,
+        behavior_logp=floats,
+        versions=ones,
+        advantage=floats,
+        proximal_logp=floats,
+        reference_logp=floats,
+        teacher_logp=floats,
+        interpolation=blend,
+    )
+
+
+def sampler_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequence[jax.Device]) -> Iterator[Target]:
+    """The sampler's programs: decode, a copy per span, a prefill per shape.
+
+    Raises UserError for a model or a setting that these devices can't do.
+    """
+    programs = Programs.of(config, model_dir, pool_mesh(pool, sampling=True, devices=devices), described=True)
+    for name, lowered in programs.lower().items():
+        yield Target(name, programs.attention.name, lowered)
+
+
+def compile_target(target: Target) -> Compiled:
+    """Compiles a program.
+
+    Raises UserError if the program needs more memory than a device has.
+    """
+    start = time.perf_counter()
+    try:
+        compiled = target.lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = " ".join(str(error).split())[:400]
+        raise UserError(f"{target.name}: does not fit a device (fewer rows or slots, or more shards): {reason}") from error
+    seconds = time.perf_counter() - start
+    text, memory, cost = compiled.as_text(), compiled.memory_analysis(), compiled.cost_analysis() or {}
+    return Compiled(
+        seconds=seconds,
+        peak=memory.peak_memory_in_bytes,
+        arguments=memory.argument_size_in_bytes,
+        results=memory.output_size_in_bytes,
+        flops=cost.get("flops", 0.0),
+        traffic=cost.get("bytes accessed", 0.0),
+        kernels=collections.Counter(_KERNEL.findall(text)),
+        collectives=collections.Counter(_COLLECTIVE.findall(text)),
+    )
