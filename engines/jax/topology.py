@@ -40,7 +40,7 @@ from rljax.objective.spec import Objective
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 _COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
-_KERNEL = re.compile(r'custom_call_target="tpu_custom_call".*?op_name="[^"]*?(\w+)"')
+_KERNEL = re.compile(r'^\s*(?:ROOT )?%?(\w+?)(?:\.\d+)* = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Target:
     name: str
     attention: str  # that was chosen for it
     lowered: jax.stages.Lowered
+    batch: Batch | None = None  # that the learner's pass over tokens is lowered for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +100,11 @@ def learner_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequen
     part = micro_batches(batch, batch.loss_mask, mesh, rows, policy.attention, place=describe).parts[0]
     state = optimizer.describe(policy.trained, replicated(mesh))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # splash works out its mask on a device at hand
-        yield Target("score", policy.attention.name, policy.program(functions.logp).lower(policy.trained, policy.frozen, part))
+        score = policy.program(functions.logp).lower(policy.trained, policy.frozen, part)
+        yield Target("score", policy.attention.name, score, batch)
         step = GradientStep(functions.policy_loss, optimizer, policy.trained, state, mesh)
         for name, lowered in step.lower(policy.trained, state, policy.frozen, part).items():
-            yield Target(name, policy.attention.name, lowered)
+            yield Target(name, policy.attention.name, lowered, None if name == "apply" else batch)
 
 
 def _full_batch(config: Config, shards: int) -> Batch:

@@ -7,6 +7,8 @@ from typing import Any
 
 from rljax.config.schema import ModelConfig
 from rljax.hf import ModelSpec, init_directory
+from rljax.hf.companion_files import write_companions
+from rljax.hf.init import spec_of
 
 SHAPES: dict[str, tuple[int, dict[str, Any]]] = {  # vocabulary, the rest of `actor.init`
     "qwen3-0.6b": (
@@ -29,10 +31,20 @@ SHAPES: dict[str, tuple[int, dict[str, Any]]] = {  # vocabulary, the rest of `ac
 
 def make_model(directory: Path, shape: str) -> ModelSpec:
     """Writes a model of the shape in bfloat16, unless the directory has one."""
-    vocabulary, dims = SHAPES[shape]
+    vocabulary, _ = SHAPES[shape]
     if not (directory / "config.json").is_file():
-        model = ModelConfig(
-            **dims, max_position_embeddings=40960, tie_word_embeddings=True, initializer_range=0.02, tokenizer="char"
-        )
-        init_directory(model, directory, seed=0, vocab_size=vocabulary, eos_token_ids=[2], dtype="bfloat16")
+        init_directory(_model(shape), directory, seed=0, vocab_size=vocabulary, eos_token_ids=[2], dtype="bfloat16")
     return ModelSpec.from_directory(directory)
+
+
+def write_config(directory: Path, shape: str) -> ModelSpec:
+    """Writes the config.json of the shape alone, for programs that are compiled and not run."""
+    spec = spec_of(_model(shape), SHAPES[shape][0])
+    write_companions(directory, spec, "bfloat16", None)
+    return spec
+
+
+def _model(shape: str) -> ModelConfig:
+    return ModelConfig(
+        **SHAPES[shape][1], max_position_embeddings=40960, tie_word_embeddings=True, initializer_range=0.02, tokenizer="char"
+    )

@@ -1,0 +1,126 @@
+"""Compiles a config's learner and sampler programs for TPUs that are not there: memory, kernels.
+
+    python -m experiments.bench.tpu_compile --config=configs/quickstart.py --topology=v5e:2x2
+    python -m experiments.bench.tpu_compile --shape=qwen3-0.6b --topology=v5e:2x4 --topology=v6e:2x4 \
+        --config.allocation_mode='jax:d4t2|jax:f4t2' --config.actor.mb_spec.max_tokens_per_row=4096
+
+Needs the extra [tpu], and neither a TPU nor weights: of the model, config.json is read. A line of
+JSON per program, figures per device: compile time, peak memory and what of it are arguments,
+kernels and collectives by times they stand in the program. least_ms is a roofline, no measurement:
+the larger of FLOPs and bytes over the chip's published peaks. Of a learner's program those are the
+model's FLOPs and every argument and result once, of a sampler's what the compiler counts (for
+decode, of one step over full rows). Exit status 1 if a program does not compile or fit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from rljax.config import io as config_io
+from rljax.config.allocation import Pool, parse
+from rljax.config.schema import Config
+from rljax.engine import find_plugin
+from rljax.errors import UserError
+from rljax.experiments import main
+from rljax.experiments.bench.shapes import SHAPES, write_config
+
+if TYPE_CHECKING:
+    import jax
+
+    from rljax.engines.jax.topology import Target
+
+main.define_config_flags(workdir=False)
+TOPOLOGY = flags.DEFINE_multi_string("topology", [], "TPUs to compile for, such as v5e:2x4; may be given several times.")
+SHAPE = flags.DEFINE_enum("shape", None, list(SHAPES), "Shape of the model; none: the config's model.")
+SIDES = flags.DEFINE_multi_enum("side", ["learner", "sampler"], ["learner", "sampler"], "Sides whose programs are compiled.")
+PROGRAMS = flags.DEFINE_string("programs", "", "Regular expression; programs whose names don't match all of it are left out.")
+
+
+def bench() -> None:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # libtpu compiles only; without a TPU JAX would look for one
+    from rljax.engines.jax.topology import topology_devices
+
+    if not TOPOLOGY.value:
+        raise UserError("--topology: missing (TPUs to compile for, such as v5e:2x4)")
+    with tempfile.TemporaryDirectory() as temporary:
+        config, directory = _config_and_model(Path(temporary))
+        for topology in TOPOLOGY.value:
+            devices = topology_devices(topology)
+            for side, pool in _pools(config, len(devices)):
+                for found in compiled(config, side, pool, directory, devices):
+                    print(json.dumps({"topology": topology, "side": side, "pool": str(pool)} | found), flush=True)
+
+
+def _config_and_model(scratch: Path) -> tuple[Config, Path]:
+    from rljax.hf.model_directory import prepare_model_directory
+
+    overrides = main.overrides_from_flags()
+    if SHAPE.value:
+        write_config(scratch, SHAPE.value)
+        return config_io.load(flags.FLAGS.config or "base", [("actor.path", str(scratch)), *overrides]), scratch
+    config = main.config_from_flags()
+    return config, prepare_model_directory(config.actor, scratch / "init", seed=config.seed)
+
+
+def _pools(config: Config, devices: int) -> Iterator[tuple[str, Pool]]:
+    """The pools to compile for, each with its side; those of other engines are left out."""
+    allocation = parse(config.allocation_mode, find_plugin)
+    for side, pool in (("learner", allocation.learner), ("sampler", allocation.sampler)):
+        if pool is not None and pool.engine == "jax" and side in SIDES.value:
+            if pool.first_device + pool.size > devices:
+                raise UserError(f"allocation_mode: {pool} needs devices to {pool.first_device + pool.size - 1} of {devices}")
+            yield side, pool
+
+
+def compiled(
+    config: Config, side: str, pool: Pool, directory: Path, devices: Sequence[jax.Device]
+) -> Iterator[dict[str, Any]]:
+    """Compiles the programs of one side and describes each."""
+    from rljax.backends.jax.chips import chip_of
+    from rljax.engines.jax.topology import compile_target, learner_targets, sampler_targets
+
+    chip = chip_of(devices[0].device_kind)
+    for target in {"learner": learner_targets, "sampler": sampler_targets}[side](config, pool, directory, devices):
+        if PROGRAMS.value and not re.fullmatch(PROGRAMS.value, target.name):
+            continue
+        program = compile_target(target)
+        flops, traffic = program.flops, program.traffic
+        if side == "learner":
+            flops, traffic = _model_flops(config, directory, target) / pool.size, program.arguments + program.results
+        yield {
+            "program": target.name,
+            "attention": target.attention,
+            "compile_s": round(program.seconds, 1),
+            "peak_gb": round(program.peak / 1e9, 3),
+            "arguments_gb": round(program.arguments / 1e9, 3),
+            "memory_gb": None if chip is None else round(chip.memory / 1e9, 1),
+            "gflops": round(flops / 1e9, 1),
+            "traffic_gb": round(traffic / 1e9, 3),
+            "least_ms": None if chip is None else round(1e3 * max(flops / chip.flops, traffic / chip.bandwidth), 2),
+            "kernels": dict(program.kernels),
+            "collectives": dict(program.collectives),
+        }
+
+
+def _model_flops(config: Config, directory: Path, target: Target) -> float:
+    """FLOPs of a learner's program on all devices, recomputation not counted."""
+    from rljax.hf.flops import update_flops
+    from rljax.hf.spec import ModelSpec
+
+    if target.batch is None:
+        return 0.0
+    whole = update_flops(ModelSpec.from_directory(directory), target.batch.segment_ids, int(target.batch.loss_mask.sum()))
+    return whole / 3 if target.name == "score" else whole
+
+
+if __name__ == "__main__":
+    main.run_main(bench)
