@@ -19,7 +19,7 @@ PEAKS = (
     ("TPU v5 lite", 197e12),
     ("TPU v5", 459e12),
     ("TPU v6 lite", 918e12),
-    ("TPU7x", 2307e12),
+    ("TPU7x", 1153.5e12),  # of a device; a chip is two
 )
 
 

@@ -1,0 +1,118 @@
+"""Programs lowered from shapes are those of a run, and they compile for TPUs with their kernels."""
+
+import importlib.util
+
+import jax
+import pytest
+
+from rljax.backends.jax.chips import CHIPS, chip_of
+from rljax.backends.jax.sharding import single_device_mesh
+from rljax.config.allocation import Pool
+from rljax.engines.jax import topology
+from rljax.engines.jax.learner import JaxLearner
+from rljax.engines.jax.programs import Programs
+from rljax.engines.jax.tuning import remat_of
+from rljax.errors import UserError
+from rljax.hf.spec import ModelSpec
+from rljax.testing import models
+from rljax.testing.learner_contract import config_of
+
+CONFIG = {
+    "actor.dtype": "bfloat16",
+    "actor.mb_spec.max_tokens_per_row": 256,
+    "actor.mb_spec.rows_per_mb": 1,
+    "jax.slots": 8,
+    "jax.context_length": 256,
+}
+SPLASH = {"splash_mha_fwd_segmented_residuals", "splash_mha_dkv_segmented_no_residuals", "splash_mha_dq_segmented_no_residuals"}
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="left out: libtpu is not installed (pip install 'rljax[tpu]')"
+)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return models.make_model(tmp_path_factory.mktemp("model"), architecture="qwen3")
+
+
+def shapes(tree):
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), tree)
+
+
+@pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
+def test_a_learner_s_programs_from_shapes_are_those_of_a_run(model_dir, rank):
+    """The same text on devices that are there, from arrays and from their shapes."""
+    config = config_of(**CONFIG, **{"actor.lora.rank": rank, "jax.sampler_dtype": "bfloat16"})
+    targets = {t.name: t for t in topology.learner_targets(config, Pool("jax"), model_dir, jax.devices()[:1])}
+    assert list(targets) == ["score", "update", "accumulate", "apply"]
+    learner = JaxLearner(config, Pool("jax"), model_dir)
+    batch, policy, phase = targets["update"].batch, learner._policy, learner._phases.rl.actor
+    part = learner._cut(batch, batch.loss_mask).parts[0]
+    with jax.sharding.use_abstract_mesh(policy.mesh.abstract_mesh):
+        run = phase._step.lower(policy.trained, phase._state, policy.frozen, part)
+        run["score"] = learner._score.lower(policy.trained, policy.frozen, part)
+    for name, lowered in run.items():
+        assert lowered.as_text() == targets[name].lowered.as_text(), name
+
+
+def test_a_sampler_s_weights_cache_and_state_are_described_as_they_are(model_dir):
+    config, mesh = config_of(**CONFIG), single_device_mesh()
+    described, real = (Programs.of(config, model_dir, mesh, described=described) for described in (True, False))
+    for part in ("_weights", "_cache", "_state"):
+        assert shapes(getattr(described, part)) == shapes(getattr(real, part))
+    names = described.lower().keys()
+    real.warm_up()
+    assert len(names) == real.compilations
+
+
+def test_without_libtpu_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"libtpu is not installed .*rljax\[tpu\]"):
+        topology.topology_devices("v5e:2x2")
+
+
+@needs_libtpu
+def test_an_unknown_topology_is_named():
+    with pytest.raises(UserError, match=r"--topology=v99:2x2.*as in v5e:2x4"):
+        topology.topology_devices("v99:2x2")
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name, kind", [("v5e:2x2", "TPU v5 lite"), ("v5p:2x2x1", "TPU v5"), ("v6e:2x2", "TPU v6 lite"), ("tpu7x:2x2x1", "TPU7x")])
+def test_the_figures_of_a_chip_are_found_by_its_kind(name, kind, model_dir):
+    devices = topology.topology_devices(name)
+    assert devices[0].device_kind == kind
+    assert chip_of(kind) is CHIPS[kind]
+    mesh = single_device_mesh(devices[0])
+    spec = ModelSpec.from_directory(model_dir)
+    assert remat_of(config_of(**CONFIG, **{"actor.gradient_checkpointing": "auto"}), spec, mesh) == "none"  # it fits by far
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", [Pool("jax", data=4), Pool("jax", fsdp=2, tensor=2)], ids=str)
+def test_the_learner_compiles_for_a_tpu_with_splash_attention_in_it(pool, model_dir):
+    config = config_of(**CONFIG)
+    targets = {t.name: t for t in topology.learner_targets(config, pool, model_dir, topology.topology_devices("v5e:2x2"))}
+    found = {name: topology.compile_target(target) for name, target in targets.items()}
+    assert {target.attention for target in targets.values()} == {"splash"}
+    assert found["score"].kernels.keys() == {"splash_mha_fwd_segmented_no_residuals"}
+    assert found["update"].kernels.keys() == found["accumulate"].kernels.keys() == SPLASH
+    assert not found["apply"].kernels
+    assert ("all-gather" in found["update"].collectives) == (pool.fsdp > 1)
+    for program in found.values():
+        assert program.arguments < program.peak < 1e9
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_the_sampler_compiles_for_a_tpu(model_dir):
+    devices = topology.topology_devices("v5e:2x2")
+    kinds = set()
+    for target in topology.sampler_targets(config_of(**CONFIG), Pool("jax", data=2, tensor=2), model_dir, devices):
+        found = topology.compile_target(target)
+        assert target.attention == "xla" and not found.kernels
+        assert found.arguments < found.peak < 1e9
+        kinds.add(target.name.split()[0])
+    assert kinds == {"decode", "copy", "prefill"}
