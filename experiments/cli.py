@@ -22,7 +22,18 @@ import rljax
 # Commands in the order of their listing. A new binary is added here.
 MENUS = {
     "rljax": ("train", "rollout", "replay", "serve", "parity", "convert", "bench"),
-    "rljax bench": ("grpo_step", "learner", "logprobs", "decode", "publish", "buffer", "packing", "gpu_run", "tpu_compile", "curves"),
+    "rljax bench": (
+        "grpo_step",
+        "learner",
+        "logprobs",
+        "decode",
+        "publish",
+        "buffer",
+        "packing",
+        "gpu_run",
+        "tpu_compile",
+        "curves",
+    ),
 }
 HELP = ("--help", "-help", "-h", "-?", "help")
 

@@ -118,9 +118,7 @@ class Programs:
         self.shapes = chunk_shapes(prefill_tokens, slots, context)
         self.mesh, self._dtype, self._param_dtype = mesh, jnp.dtype(dtype), jnp.dtype(param_dtype)
         self.attention = choose(decode_attention, self._problem(jnp.dtype(cache_dtype)))
-        self._graphdef, params = hf.load(
-            model_dir, mesh, self._dtype, self._param_dtype, precise=precise, describe=described
-        )
+        self._graphdef, params = hf.load(model_dir, mesh, self._dtype, self._param_dtype, precise=precise, describe=described)
         self._shardings = shardings(self.spec, mesh)
         self._unstack = jax.jit(unstack, out_shardings=_unstacked(self._shardings, self.spec.num_layers))
         self._stack = jax.jit(stack, out_shardings=self._shardings)
@@ -191,7 +189,7 @@ class Programs:
         self.wait()
 
     def lower(self) -> dict[str, jax.stages.Lowered]:
-        """Every program by name, lowered for what it is called with."""
+        """Lowers every program for the shapes that it is called with, and returns them by name."""
 
         def ints(*shape: int) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=replicated(self.mesh))

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from rljax.backends.jax.accumulate import GradientStep
 from rljax.backends.jax.mesh import pool_mesh, row_shards
@@ -30,7 +29,6 @@ from rljax.backends.jax.sharding import replicated
 from rljax.batching.batch import Batch
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.functions import Functions
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.programs import Programs
@@ -55,7 +53,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a program, per device."""
+    """A compiled program's figures according to the compiler, per device."""
 
     seconds: float  # to compile
     peak: int  # bytes: arguments, results and temporaries at the fullest moment
@@ -87,7 +85,7 @@ def topology_devices(name: str) -> Sequence[jax.Device]:
 
 
 def learner_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequence[jax.Device]) -> Iterator[Target]:
-    """The learner's programs for a full micro-batch: score, update, and accumulate and apply in its
+    """Lowers the learner's programs for a full micro-batch: score, update, and accumulate and apply in its
     place where a minibatch is several micro-batches.
 
     Raises UserError for a model or a setting that these devices can't do.
@@ -130,7 +128,7 @@ def _full_batch(config: Config, shards: int) -> Batch:
 
 
 def sampler_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequence[jax.Device]) -> Iterator[Target]:
-    """The sampler's programs: decode, a copy per span, a prefill per shape.
+    """Lowers the sampler's programs: decode, a copy per span, a prefill per shape.
 
     Raises UserError for a model or a setting that these devices can't do.
     """
@@ -153,7 +151,8 @@ def compile_target(target: Target) -> Compiled:
         reason = " ".join(str(error).split())[:400]
         raise UserError(f"{target.name}: does not fit a device (fewer rows or slots, or more shards): {reason}") from error
     seconds = time.perf_counter() - start
-    text, memory, cost = compiled.as_text(), compiled.memory_analysis(), compiled.cost_analysis() or {}
+    text, memory, cost = compiled.as_text() or "", compiled.memory_analysis(), compiled.cost_analysis() or {}
+    assert memory is not None  # libtpu has it
     return Compiled(
         seconds=seconds,
         peak=memory.peak_memory_in_bytes,

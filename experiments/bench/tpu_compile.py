@@ -1,15 +1,14 @@
 """Compiles a config's learner and sampler programs for TPUs that are not there: memory, kernels.
 
     python -m experiments.bench.tpu_compile --config=configs/quickstart.py --topology=v5e:2x2
-    python -m experiments.bench.tpu_compile --shape=qwen3-0.6b --topology=v5e:2x4 --topology=v6e:2x4 \
-        --config.allocation_mode='jax:d4t2|jax:f4t2' --config.actor.mb_spec.max_tokens_per_row=4096
+    python -m experiments.bench.tpu_compile --shape=qwen3-0.6b --topology=v5e:2x4 --programs=update
 
 Needs the extra [tpu], and neither a TPU nor weights: of the model, config.json is read. A line of
 JSON per program, figures per device: compile time, peak memory and what of it are arguments,
 kernels and collectives by times they stand in the program. least_ms is a roofline, no measurement:
 the larger of FLOPs and bytes over the chip's published peaks. Of a learner's program those are the
 model's FLOPs and every argument and result once, of a sampler's what the compiler counts (for
-decode, of one step over full rows). Exit status 1 if a program does not compile or fit.
+decode, of one step over full rows, copies included). Exit status 1 if a program does not compile or fit.
 """
 
 from __future__ import annotations
@@ -81,9 +80,7 @@ def _pools(config: Config, devices: int) -> Iterator[tuple[str, Pool]]:
             yield side, pool
 
 
-def compiled(
-    config: Config, side: str, pool: Pool, directory: Path, devices: Sequence[jax.Device]
-) -> Iterator[dict[str, Any]]:
+def compiled(config: Config, side: str, pool: Pool, directory: Path, devices: Sequence[jax.Device]) -> Iterator[dict[str, Any]]:
     """Compiles the programs of one side and describes each."""
     from rljax.backends.jax.chips import chip_of
     from rljax.engines.jax.topology import compile_target, learner_targets, sampler_targets

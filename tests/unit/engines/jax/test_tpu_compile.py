@@ -79,7 +79,10 @@ def test_an_unknown_topology_is_named():
 
 
 @needs_libtpu
-@pytest.mark.parametrize("name, kind", [("v5e:2x2", "TPU v5 lite"), ("v5p:2x2x1", "TPU v5"), ("v6e:2x2", "TPU v6 lite"), ("tpu7x:2x2x1", "TPU7x")])
+@pytest.mark.parametrize(
+    "name, kind",
+    [("v5e:2x2", "TPU v5 lite"), ("v5p:2x2x1", "TPU v5"), ("v6e:2x2", "TPU v6 lite"), ("tpu7x:2x2x1", "TPU7x")],
+)
 def test_the_figures_of_a_chip_are_found_by_its_kind(name, kind, model_dir):
     devices = topology.topology_devices(name)
     assert devices[0].device_kind == kind
