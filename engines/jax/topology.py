@@ -85,8 +85,8 @@ def topology_devices(name: str) -> Sequence[jax.Device]:
 
 
 def learner_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequence[jax.Device]) -> Iterator[Target]:
-    """Lowers the learner's programs for a full micro-batch: score, update, and accumulate and apply in its
-    place where a minibatch is several micro-batches.
+    """Lowers the learner's programs for a full micro-batch: score, update, and accumulate and apply
+    in its place where a minibatch is several micro-batches.
 
     Raises UserError for a model or a setting that these devices can't do.
     """

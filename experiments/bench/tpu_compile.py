@@ -8,7 +8,8 @@ JSON per program, figures per device: compile time, peak memory and what of it a
 kernels and collectives by times they stand in the program. least_ms is a roofline, no measurement:
 the larger of FLOPs and bytes over the chip's published peaks. Of a learner's program those are the
 model's FLOPs and every argument and result once, of a sampler's what the compiler counts (for
-decode, of one step over full rows, copies included). Exit status 1 if a program does not compile or fit.
+decode, of one step over full rows, copies included). Exit status 1 if a program does not compile
+or fit.
 """
 
 from __future__ import annotations
