@@ -45,8 +45,14 @@ _overrides: list[tuple[str, str]] = []  # of this process's command line, in ord
 _arguments: list[str] = []  # its positional arguments
 
 
-def define_config_flags(*, workdir: bool = True) -> None:
-    """Defines --config, which also takes --config.KEY, and, unless `workdir` is False, --workdir."""
+def define_config_flags(
+    *, workdir: bool = True, what: str = "Directory of the run; made where it is missing, resumed where it holds one."
+) -> None:
+    """Defines --config, which also takes --config.KEY, and, unless `workdir` is False, --workdir.
+
+    Args:
+      what: help of --workdir.
+    """
     flags.DEFINE_string(
         "config",
         None,
@@ -54,7 +60,7 @@ def define_config_flags(*, workdir: bool = True) -> None:
         " (docs/config.md has them all).",
     )
     if workdir:
-        flags.DEFINE_string("workdir", None, "Directory of the run; made where it is missing, resumed where it holds one.")
+        flags.DEFINE_string("workdir", None, what)
 
 
 def config_from_flags() -> Config:
@@ -127,7 +133,7 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
     except ModuleNotFoundError as error:
         if error.name not in _OF_EXTRA_TORCH:
             raise
-        _fail(f"{error.name}: not installed (pip install 'rljax[torch]')")
+        _fail(f"{error.name}: not installed (pip install 'rljax[torch]>=0.1')")
     except Exception as error:
         if not _is_no_space(error):
             raise

@@ -73,7 +73,7 @@ def parity() -> None:
     try:
         from rljax.experiments import parity_torch
     except ImportError as error:
-        raise UserError(f"{error.name}: not installed (pip install 'rljax[torch]')") from error
+        raise UserError(f"{error.name}: not installed (pip install 'rljax[torch]>=0.1')") from error
     from rljax.experiments import parity_jax
 
     with tempfile.TemporaryDirectory() as scratch:

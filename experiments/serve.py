@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rljax.engine import Sampler
     from rljax.hf.tokenizer import Tokenizer
 
-main.define_config_flags()
+main.define_config_flags(what="Directory of a run whose exported model is served; the place for a model made from scratch.")
 
 
 def serve() -> None:

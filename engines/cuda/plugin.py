@@ -64,7 +64,7 @@ class FsdpPlugin(Plugin):
     def check(self, config: Config, allocation: Allocation) -> None:
         missing = [name for name in ("torch", *(["peft"] if config.actor.lora.rank else [])) if find_spec(name) is None]
         if missing:
-            raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]')")
+            raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]>=0.1')")
         if JaxConfig.of(config).bitwise:
             raise UserError("jax.bitwise: needs the JAX learner (sampler and learner must both be jax)")
 
@@ -80,7 +80,7 @@ class FsdpPlugin(Plugin):
     def read_checkpoint(self, directory: Path) -> PortableState:
         if find_spec("torch") is None:
             raise UserError(
-                f"checkpoint: {directory} is of the engine fsdp; reading it needs torch (pip install 'rljax[torch]')"
+                f"checkpoint: {directory} is of the engine fsdp; reading it needs torch (pip install 'rljax[torch]>=0.1')"
             )
         from rljax.engines.cuda.portable import read
 

@@ -206,7 +206,7 @@ def installed_release(python: str) -> tuple[int, ...]:
         raise UserError(f"sglang.python: {python} can't be run: {why} ({_EXPECTED})") from None
     if answer.returncode:
         raise UserError(
-            f"sglang.python: {python} has no SGLang (pip install 'rljax[sglang]', or name the interpreter that has it)"
+            f"sglang.python: {python} has no SGLang (pip install 'rljax[sglang]>=0.1', or name the interpreter that has it)"
         )
     if not re.match(r"\d+\.\d", answer.stdout):
         raise UserError(f"sglang.python: {python} printed no version of SGLang, so it is no Python ({_EXPECTED})")

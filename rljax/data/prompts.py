@@ -37,8 +37,18 @@ class Examples:
         return len(self._records)
 
     def __getitem__(self, index: int) -> Prompt:
-        messages, fields = self._form(self._records[index], self._records.where(index))
-        return Prompt(uid=str(index), messages=with_system(messages, self._system_prompt), fields=fields)
+        where = self._records.where(index)
+        try:
+            messages, fields = self._form(self._records[index], where)
+            for message in messages:
+                if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+                    raise ValueError(f"a message needs role and content, not {message!r}")
+            return Prompt(uid=str(index), messages=with_system(messages, self._system_prompt), fields=fields)
+        except UserError:
+            raise
+        except Exception as error:  # the format may be users' code
+            reason = " ".join(str(error).split())
+            raise UserError(f"{where}: the format can't read this record: {type(error).__name__}: {reason}") from error
 
 
 class PromptSource:

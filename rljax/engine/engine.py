@@ -87,7 +87,11 @@ class Engine:
         await self.sampler.lacks_weights()
 
     async def close(self) -> None:
-        """Closes both sides and deletes published weights."""
-        await self.sampler.close()
-        await asyncio.to_thread(self.learner.close)
-        await asyncio.to_thread(shutil.rmtree, self.publish_dir, ignore_errors=True)
+        """Closes both sides and deletes published weights, whatever either side raises."""
+        try:
+            await self.sampler.close()
+        finally:
+            try:
+                await asyncio.to_thread(self.learner.close)
+            finally:
+                await asyncio.to_thread(shutil.rmtree, self.publish_dir, ignore_errors=True)

@@ -121,7 +121,7 @@ def _open(source: Path) -> Any:
     try:
         import gguf
     except ImportError:
-        raise UserError("reading GGUF needs the package gguf (pip install 'rljax[gguf]')") from None
+        raise UserError("reading GGUF needs the package gguf (pip install 'rljax[gguf]>=0.1')") from None
     try:
         return gguf.GGUFReader(source)
     except (ValueError, IndexError, OSError) as error:

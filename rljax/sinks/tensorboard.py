@@ -23,7 +23,7 @@ class TensorBoardSink:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
-            raise UserError("stats_logger.tensorboard: not installed (pip install 'rljax[tensorboard]')") from None
+            raise UserError("stats_logger.tensorboard: not installed (pip install 'rljax[tensorboard]>=0.1')") from None
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._writer = EventFileWriter(str(directory))
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)

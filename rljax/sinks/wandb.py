@@ -25,7 +25,7 @@ class WandbSink:
         try:
             import wandb
         except ImportError:
-            raise UserError("stats_logger.wandb: not installed (pip install 'rljax[wandb]')") from None
+            raise UserError("stats_logger.wandb: not installed (pip install 'rljax[wandb]>=0.1')") from None
         id_file = run.path / "wandb_id"
         if not id_file.exists():
             run.write_text("wandb_id", secrets.token_hex(4))

@@ -29,6 +29,6 @@ import importlib.util
 for _needed in ("pytest", "hypothesis"):
     if importlib.util.find_spec(_needed) is None:
         raise ModuleNotFoundError(
-            f"rljax.testing: {_needed} is not installed (pip install {_needed}, or all that rljax's tests need: 'rljax[test]')",
+            f"rljax.testing: {_needed} is not installed (pip install {_needed}; for rljax's own tests 'rljax[test]>=0.1')",
             name=_needed,
         )

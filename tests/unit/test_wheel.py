@@ -220,4 +220,4 @@ def test_the_suites_without_pytest_say_what_to_install(missing):
     source = f"import sys; sys.modules[{missing!r}] = None; import rljax.testing"
     done = run(sys.executable, "-c", source, cwd=REPOSITORY)
     assert done.stderr.splitlines()[-1].startswith(f"ModuleNotFoundError: rljax.testing: {missing} is not installed")
-    assert "rljax[test]" in done.stderr
+    assert "rljax[test]>=0.1" in done.stderr

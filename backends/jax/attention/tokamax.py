@@ -42,7 +42,7 @@ class TokamaxAttention:
             return f"it computes in bfloat16 or float16, not {problem.dtype}"
         version = _version()
         if version is None:
-            return "tokamax is not installed (pip install 'rljax[tokamax]', Python 3.12 or above)"
+            return "tokamax is not installed (pip install 'rljax[tokamax]>=0.1', Python 3.12 or above)"
         if version not in VERSIONS:
             return f"it was tried with tokamax {', '.join(VERSIONS)} only, and this is {version}"
         return None

@@ -4,6 +4,7 @@ of bad input.
 
 import dataclasses
 import json
+import sys
 from collections import Counter
 
 import hypothesis
@@ -249,6 +250,27 @@ def test_a_task_minds_its_type(tokenizer):
     with pytest.raises(UserError, match=r"no field 'question'"):
         opened("gsm8k")
     assert len(opened("task")) == len(opened("prompt_answer"))
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    {
+        "raises": ("return [{'role': 'user', 'content': record['q']}], {'a': record['missing']}", "KeyError: 'missing'"),
+        "messages alone": ("return [{'role': 'user', 'content': record['q']}]", "ValueError: not enough values"),
+        "no content": ("return [{'role': 'user', 'text': record['q']}], {}", "ValueError: a message needs role and content"),
+        "no mapping": ("return ['hello'], {}", "ValueError: a message needs role and content"),
+    }.values(),
+)
+def test_a_record_that_the_users_format_cannot_read_is_told_by_file_and_line(tmp_path, monkeypatch, tokenizer, body, fault):
+    (tmp_path / "their_format.py").write_text(f"def form(record, where):\n    {body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "their_format", raising=False)
+    path = write(tmp_path / "train.jsonl", [{"q": "1+1="}, {"q": "1+2="}])
+    with pytest.raises(UserError) as caught:
+        uids(open_prompts(config(path, type="their_format:form"), seed=1, tokenizer=tokenizer), 2)
+    message = str(caught.value)
+    assert "train.jsonl:1: " in message or "train.jsonl:2: " in message
+    assert fault in message and "\n" not in message
 
 
 def test_a_field_to_train_on_is_looked_for_in_every_record_before_anything_starts(tmp_path, tokenizer):

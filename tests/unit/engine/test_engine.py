@@ -172,6 +172,28 @@ def test_publish_by_directory_pauses_loads_resumes_and_leaves_nothing(register):
     assert list(built.publish_dir.iterdir()) == []
 
 
+@pytest.mark.parametrize("broken", ["sampler", "learner"])
+def test_what_a_side_raises_in_closing_stops_neither_the_other_nor_the_cleaning_up(register, broken):
+    register("one", ThirdParty(("directory",)))
+    built = build("one:d1")
+    built.publish_dir.mkdir(parents=True)
+
+    def fail():
+        raise OSError("cannot close")
+
+    async def fail_later():
+        fail()
+
+    if broken == "sampler":
+        built.sampler.close = fail_later
+    else:
+        built.learner.close = fail
+    with pytest.raises(OSError, match="cannot close"):
+        asyncio.run(built.close())
+    other = {"sampler": "learner closed", "learner": "sampler closed"}[broken]
+    assert other in built.sampler.log and not built.publish_dir.exists()
+
+
 def test_a_killed_run_leaves_no_weights_in_memory(register, tmp_path):
     register("one", ThirdParty(("directory",)))
     killed = build("one:d1")

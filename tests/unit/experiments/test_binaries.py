@@ -182,7 +182,7 @@ def test_a_full_disk_is_one_line_whoever_writes(tmp_path, capfd):
 def test_a_missing_extra_is_one_line_and_any_other_module_a_fault(capfd):
     assert _status_of(ModuleNotFoundError("No module named 'torch'", name="torch"), capfd) == (
         1,
-        "error: torch: not installed (pip install 'rljax[torch]')\n",
+        "error: torch: not installed (pip install 'rljax[torch]>=0.1')\n",
     )
     with pytest.raises(ModuleNotFoundError), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["binary"])
