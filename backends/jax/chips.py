@@ -1,7 +1,7 @@
 """Published figures of TPUs, for programs that are compiled without one.
 
-Of each device as JAX counts them: a TPU7x chip is two devices, all others are one. From
-the pages v5e, v5p, v6e and tpu7x of https://cloud.google.com/tpu/docs, as excerpts of them quoted on
+Of each device as JAX counts them: a TPU7x chip is two devices, all others are one. From the pages
+v5e, v5p, v6e and tpu7x of https://cloud.google.com/tpu/docs, as excerpts of them quoted on
 2026-11-28; the bandwidth of TPU7x was in none of these.
 """
 
