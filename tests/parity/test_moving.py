@@ -134,5 +134,5 @@ def test_a_foreign_checkpoint_of_another_run_is_refused_with_the_difference(save
 
 def test_what_reading_a_torch_checkpoint_takes_is_said_where_it_is_not_installed(monkeypatch, tmp_path):
     monkeypatch.setattr(plugin, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"fsdp; reading it needs torch \(pip install 'rljax\[torch\]'\)"):
+    with pytest.raises(UserError, match=r"fsdp; reading it needs torch \(pip install 'rljax\[torch\]>=0.1'\)"):
         plugin.FSDP.read_checkpoint(tmp_path)
