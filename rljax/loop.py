@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -57,6 +58,7 @@ from rljax.checkpoints.recovery import Recovery
 from rljax.config.schema import Config, FrequencyConfig
 from rljax.engine import Engine, ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
+from rljax.flight.recorder import Recorder
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
 from rljax.metrics.guardrails import Guardrails
 from rljax.metrics.mean import Mean, merge
@@ -159,6 +161,8 @@ class Loop:
             try:
                 await self._restore()
                 self.sinks = run.open_sinks(self.step)
+                self.flight = Recorder(self.config, run.workdir, first_step=self.step)
+                self.recovery.checkpoints.held = lambda: self.flight.held
                 try:
                     if run.worker_server is not None:
                         await run.worker_server.open()
@@ -167,6 +171,7 @@ class Loop:
                     if run.worker_server is not None:
                         await run.worker_server.close()
                     self.sinks.close()
+                    await asyncio.to_thread(self.flight.close)
             finally:
                 self.recovery.close()
                 await run.engine.close()
@@ -281,7 +286,7 @@ class Loop:
         async with self.learner_lock:
             with self.timer.phase("step"):
                 async with engine.learning():
-                    metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.timer)
+                    metrics = await asyncio.to_thread(self._learn, groups, version)
                 with self.timer.phase("publish"):
                     await engine.publish(version + 1)
                 self.buffer.publish()
@@ -300,6 +305,13 @@ class Loop:
         if self._due(self.config.saver, epochs) and not self.guardrails.suspect:
             await self._save(epochs)
         self.epochs = epochs
+
+    def _learn(self, groups: Sequence[Group], version: int) -> dict[str, Mean]:
+        """Records the batch and trains on it. Runs in a thread."""
+        step = self.step + 1
+        self.flight.record(step, version, groups)
+        on_scored = functools.partial(self.flight.scored, step)
+        return learn(self.parts.engine.learner, self.config, groups, version, self.timer, on_scored)
 
     def _stop(self) -> None:
         """Has the run finish its step, save and exit. Called when a signal arrives."""

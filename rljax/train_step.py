@@ -16,7 +16,7 @@ between `batch_of` and the learner.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -55,11 +55,19 @@ class Scored:
     returns: Arrays | None
 
 
-def learn(learner: Learner, config: Config, groups: Sequence[Group], version: int, timer: PhaseTimer) -> dict[str, Mean]:
+def learn(
+    learner: Learner,
+    config: Config,
+    groups: Sequence[Group],
+    version: int,
+    timer: PhaseTimer,
+    on_scored: Callable[[Scored], None] = lambda scored: None,
+) -> dict[str, Mean]:
     """Trains on the groups: `ppo_n_minibatches` optimizer steps of the policy, and of the critic.
 
     Args:
       version: training steps finished before this one.
+      on_scored: called with the scored batch before the first update.
 
     Returns:
       Metrics of the learner, of the batch and of the rewards.
@@ -69,6 +77,7 @@ def learn(learner: Learner, config: Config, groups: Sequence[Group], version: in
         groups = without_truncated(groups)
     objective = Objective.from_config(config)
     scored, of_advantages = _score(learner, config, groups, objective, timer)
+    on_scored(scored)
     parts = [metrics, of_advantages]
     if scored.values is not None:
         parts.append(_train_critic(learner, config, scored, timer))

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from rljax.checkpoints.disk import free_mb, os_error_behind, sync, sync_tree
@@ -44,9 +44,10 @@ class Checkpoints:
     def __init__(self, directory: Path, keep_last: int) -> None:
         self._directory = directory
         self._keep_last = keep_last
+        self.held: Callable[[], Collection[int]] = tuple  # steps whose checkpoints are kept beside the last and the best
 
     def save(self, step: int, write: Callable[[Path], None], *, score: float | None = None, failed: bool = False) -> None:
-        """Makes a checkpoint, then deletes all but the last `keep_last` and the best.
+        """Makes a checkpoint, then deletes all but the last `keep_last`, the best and those held.
 
         Args:
           step: finished steps.
@@ -105,7 +106,7 @@ class Checkpoints:
     def _prune(self, newest: int) -> None:
         scores = {step: self._score(step) for step in self.steps() if step <= newest}
         best = max((s for s in scores if scores[s] is not None), key=lambda s: (scores[s], s), default=None)
-        keep = {*sorted(scores)[-self._keep_last :], best}
+        keep = {*sorted(scores)[-self._keep_last :], best, *self.held()}
         for step in self.steps():
             if step not in keep:
                 self._delete(self._directory / str(step))

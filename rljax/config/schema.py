@@ -32,6 +32,7 @@ __all__ = [
     "DatasetConfig",
     "EngineConfig",
     "EvaluatorConfig",
+    "FlightConfig",
     "FrequencyConfig",
     "GenerationConfig",
     "GuardConfig",
@@ -206,6 +207,19 @@ class StatsLoggerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class FlightConfig:
+    """The flight recorder: batches of steps, to make a step again (docs/debugging.md)."""
+
+    # A step is made again from the checkpoint before it, so they have to reach back to one
+    steps: int = key(100, "Last steps whose batches are kept. 0: no step's.", NOT_NEGATIVE)
+    max_mb: float = key(1024.0, "Size of all batches together.", POSITIVE, unit="MiB")
+    keep_checkpoints: int = key(
+        1, "Checkpoints kept, with the batches from there on, for the first steps at which a guard or a rule spoke.",
+        NOT_NEGATIVE,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
 class ServeConfig:
     """The server of `experiments.serve`. Its bearer token is in the environment as RLJAX_TOKEN."""
 
@@ -264,6 +278,7 @@ class Config:
     recover: RecoverConfig = section(RecoverConfig)
     guard: GuardConfig = section(GuardConfig)
     stats_logger: StatsLoggerConfig = section(StatsLoggerConfig)
+    flight: FlightConfig = section(FlightConfig)
     serve: ServeConfig = section(ServeConfig)
     # By the engine's name, which is a top-level key in config files and config.json
     engines: Mapping[str, EngineConfig] = dataclasses.field(default_factory=dict)
