@@ -215,9 +215,10 @@ class Loop:
             raise UserError("warmup.steps: supervised steps need labeled examples (a dataset whose format has answers)")
         size = self.buffer.limits.batch_size if sft else self.config.warmup.batch_size
         while self.supervised_steps < self.supervised_total and not self.stop.is_set():
-            examples = [labeled.encode(next(labeled.prompts)) for _ in range(size)]
+            prompts = [next(labeled.prompts) for _ in range(size)]
+            examples = [Group(prompt.uid, (labeled.encode(prompt),)) for prompt in prompts]
             with self.timer.phase("update"):
-                metrics = await asyncio.to_thread(supervise, self.parts.engine.learner, self.config, examples)
+                metrics = await asyncio.to_thread(self._learn_supervised, examples)
             self.supervised_steps += 1
             epochs = self.supervised_steps * size // len(labeled.prompts)
             self._write(metrics)
@@ -312,6 +313,15 @@ class Loop:
         self.flight.record(step, version, groups)
         on_scored = functools.partial(self.flight.scored, step)
         return learn(self.parts.engine.learner, self.config, groups, version, self.timer, on_scored)
+
+    def _learn_supervised(self, examples: Sequence[Group]) -> dict[str, Mean]:
+        """Takes one supervised step. Runs in a thread."""
+        step = self.step + 1
+        if self.config.actor.loss == "sft":
+            self.flight.record(step, version=0, groups=examples)
+        else:
+            self.flight.parent = step  # a warm-up's batches are not recorded: its steps are many and short
+        return supervise(self.parts.engine.learner, self.config, [t for group in examples for t in group.trajectories])
 
     def _stop(self) -> None:
         """Has the run finish its step, save and exit. Called when a signal arrives."""

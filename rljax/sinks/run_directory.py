@@ -239,7 +239,18 @@ def _open_end(path: Path) -> IO[bytes]:
 
 def dump(value: Any) -> str:
     """Encodes a value as one line of JSON. NaN and infinities become null."""
-    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False)
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain)
+    except ValueError:  # one of them is there; looking for it first would take most of the time
+        return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
 def _finite(value: Any) -> Any:
