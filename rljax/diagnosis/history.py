@@ -40,7 +40,7 @@ class History:
     histograms: Mapping[str, Mapping[int, Bins]] = dataclasses.field(default_factory=dict)  # name -> step -> histogram
     samples: Sequence[Mapping[str, Any]] = ()  # lines of samples.jsonl
     guard: Sequence[Mapping[str, Any]] = ()  # lines of guard.jsonl
-    sessions: Sequence[Mapping[str, Any]] = ()  # `sessions` of context.json
+    context: Sequence[Mapping[str, Any]] = ()  # `sessions` of context.json, the oldest first
     config: Config | None = None
     status: Mapping[str, Any] | None = None
     source: str = ""  # path, for messages
@@ -53,14 +53,13 @@ class History:
         path = workdir / METRICS
         if not path.is_file():
             raise UserError(f"--workdir: {workdir} has no {METRICS} (a run that has begun has; --log reads other logs)")
-        context = run_files.read_object(workdir / "context.json") or {}
-        sessions = context.get("sessions")
+        sessions = (run_files.read_object(workdir / "context.json") or {}).get("sessions")
         return cls(
             *run_files.columns(run_files.read_lines(path)),
             histograms=run_files.histograms(run_files.read_lines(workdir / "histograms.jsonl")),
             samples=run_files.read_lines(workdir / "samples.jsonl"),
             guard=run_files.read_lines(workdir / "guard.jsonl"),
-            sessions=sessions if isinstance(sessions, list) else (),
+            context=sessions if isinstance(sessions, list) else (),
             config=run_files.read_config(workdir / "config.json"),
             status=run_files.read_object(workdir / "status.json"),
             source=str(workdir),
