@@ -297,7 +297,11 @@ class Loop:
             self.sinks.sample(self.step, uid, trajectory)
         metrics = merge([metrics, self._buffer_metrics(len(groups))])
         self._write(metrics)
-        self.guardrails.check(metrics)
+        try:
+            self.guardrails.check(metrics)
+        finally:
+            if line := self.guardrails.suspect:
+                await self._keep_batch(line)
         if line := self.guardrails.hint(metrics):
             log.warning("%s", line)
         epochs = self.buffer.done // len(self.parts.prompts)
@@ -322,6 +326,11 @@ class Loop:
         else:
             self.flight.parent = step  # a warm-up's batches are not recorded: its steps are many and short
         return supervise(self.parts.engine.learner, self.config, [t for group in examples for t in group.trajectories])
+
+    async def _keep_batch(self, why: str) -> None:
+        """Keeps the last step's batch, at which a guard or a rule spoke."""
+        checkpoints = self.recovery.checkpoints.steps()
+        await asyncio.to_thread(self.flight.keep, self.step, why, checkpoints=checkpoints)
 
     def _stop(self) -> None:
         """Has the run finish its step, save and exit. Called when a signal arrives."""

@@ -76,16 +76,16 @@ def learn(
     if config.actor.mask_no_eos:
         groups = without_truncated(groups)
     objective = Objective.from_config(config)
-    scored, of_advantages = _score(learner, config, groups, objective, timer)
+    scored, of_advantages = score_batch(learner, config, groups, objective, timer)
     on_scored(scored)
     parts = [metrics, of_advantages]
     if scored.values is not None:
-        parts.append(_train_critic(learner, config, scored, timer))
+        parts.append(train_critic(learner, config, scored, timer))
     parts.append(_train_policy(learner, config, scored, objective, version, timer))
     return merge(parts)
 
 
-def _score(
+def score_batch(
     learner: Learner, config: Config, groups: Sequence[Group], objective: Objective, timer: PhaseTimer
 ) -> tuple[Scored, dict[str, Mean]]:
     """Scores the batch with the weights from before the update, and computes advantages."""
@@ -130,7 +130,8 @@ def _train_policy(
     return merge(parts)
 
 
-def _train_critic(learner: Learner, config: Config, scored: Scored, timer: PhaseTimer) -> dict[str, Mean]:
+def train_critic(learner: Learner, config: Config, scored: Scored, timer: PhaseTimer) -> dict[str, Mean]:
+    """Trains the critic on the batch: `critic.ppo_n_minibatches` optimizer steps. Returns its metrics."""
     parts = []
     for members in split(scored.trajectories, config.critic.ppo_n_minibatches):
         with timer.phase("pack"):
