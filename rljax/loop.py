@@ -62,6 +62,7 @@ from rljax.flight.recorder import Recorder
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
 from rljax.metrics.guardrails import Guardrails
 from rljax.metrics.mean import Mean, merge
+from rljax.process import memory
 from rljax.process.signals import on_stop_signal
 from rljax.process.watchdog import Watchdog
 from rljax.rollout.buffer import Buffer, Entry, PromptSource
@@ -72,7 +73,7 @@ from rljax.rollout.producer import GroupRunner, Producer, RetryingGenerator
 from rljax.rollout.tracker import PromptTracker
 from rljax.rollout.workflow import Workflow
 from rljax.sinks import RunState, Sink, Status
-from rljax.train_step import learn, supervise
+from rljax.train_step import Learned, learn, supervise
 from rljax.types import Group, Prompt, SamplingParams, Trajectory
 from rljax.workers.server import Job, WorkerServer
 
@@ -287,7 +288,7 @@ class Loop:
         async with self.learner_lock:
             with self.timer.phase("step"):
                 async with engine.learning():
-                    metrics = await asyncio.to_thread(self._learn, groups, version)
+                    learned = await asyncio.to_thread(self._learn, groups, version)
                 with self.timer.phase("publish"):
                     await engine.publish(version + 1)
                 self.buffer.publish()
@@ -295,7 +296,8 @@ class Loop:
             self.parts.worker_server.weights_changed()
         for uid, trajectory in itertools.islice(interleaved(groups), self.config.stats_logger.samples_per_step):
             self.sinks.sample(self.step, uid, trajectory)
-        metrics = merge([metrics, self._buffer_metrics(len(groups))])
+        self.sinks.histograms(self.step, learned.histograms)
+        metrics = merge([learned.metrics, self._buffer_metrics(len(groups))])
         self._write(metrics)
         try:
             self.guardrails.check(metrics)
@@ -311,7 +313,7 @@ class Loop:
             await self._save(epochs)
         self.epochs = epochs
 
-    def _learn(self, groups: Sequence[Group], version: int) -> dict[str, Mean]:
+    def _learn(self, groups: Sequence[Group], version: int) -> Learned:
         """Records the batch and trains on it. Runs in a thread."""
         step = self.step + 1
         self.flight.record(step, version, groups)
@@ -456,6 +458,7 @@ class Loop:
             self.accumulator.drain(),
             self.timer.drain(),
             self._wall_time(),
+            _host_memory(),
         ]
         self.sinks.write(self.step, merge([metrics, *counted]))
         self._write_status(RunState.RUNNING)
@@ -490,6 +493,11 @@ class Loop:
         self.parts.engine.learner.export(ExportToDirectory(temporary))
         shutil.rmtree(target, ignore_errors=True)
         os.rename(temporary, target)
+
+
+def _host_memory() -> dict[str, Mean]:
+    used = memory.resident_bytes()
+    return {} if used is None else {"perf/host_memory_bytes": Mean(used, 1)}
 
 
 def interleaved(groups: Sequence[Group]) -> Iterator[tuple[str, Trajectory]]:

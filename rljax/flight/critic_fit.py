@@ -12,7 +12,7 @@ from rljax.config.schema import Config
 from rljax.engine import Learner
 from rljax.metrics.accumulator import PhaseTimer
 from rljax.objective.spec import Objective
-from rljax.train_step import Arrays, Scored, score_batch, train_critic
+from rljax.train_step import Arrays, score_batch, train_critic
 from rljax.types import Group, Trajectory
 
 FITTED = 0.8  # share of the explainable variance
@@ -66,7 +66,7 @@ class CriticFit:
         shown = sorted({round(i) for i in np.linspace(0, passes, 9)})
         curve = ", ".join(f"{self.explained_variance[i]:.3g} ({i})" for i in shown)
         return [
-            f"returns   {self.return_mean:.4g} +- {self.return_std:.3g}; at best {self.ceiling:.3g} of their variance can be explained",
+            f"returns   {self.return_mean:.4g} +- {self.return_std:.3g}; {self.ceiling:.3g} of their variance can be explained",
             f"values    {self.value_mean[0]:.4g} +- {self.value_std[0]:.3g} before, "
             f"{self.value_mean[-1]:.4g} +- {self.value_std[-1]:.3g} after {passes} passes at lr {self.lr:g}",
             f"explained variance (after passes): {curve}",
@@ -82,13 +82,13 @@ def fit_critic(learner: Learner, config: Config, groups: Sequence[Group], passes
     timer = PhaseTimer(lambda what: None)
     scored, _ = score_batch(learner, config, groups, Objective.from_config(config), timer)
     assert scored.values is not None and scored.returns is not None, "adv_estimator is gae"
-    returns = _trained(scored, scored.returns)
-    course = [_trained(scored, scored.values)]
+    returns = scored.trained(scored.returns).astype(np.float64)
+    course = [scored.trained(scored.values)]
     for _ in range(passes):
         train_critic(learner, config, scored, timer)
         values = score_batch(learner, config, groups, Objective.from_config(config), timer)[0].values
         scored = dataclasses.replace(scored, values=values)
-        course.append(_trained(scored, values or []))
+        course.append(scored.trained(values or []))
     return CriticFit(
         lr=config.critic.optimizer.lr,
         explained_variance=np.array([explained(values, returns) for values in course]),
@@ -115,10 +115,6 @@ def explained(values: np.ndarray, returns: np.ndarray) -> float:
     """Returns 1 - Var[returns - values] / Var[returns]; NaN if the returns are all the same."""
     variance = returns.var()
     return float(1 - (returns - values).var() / variance) if variance else float("nan")
-
-
-def _trained(scored: Scored, arrays: Arrays) -> np.ndarray:
-    return np.concatenate([a[t.loss_mask] for a, t in zip(arrays, scored.trajectories, strict=True)]).astype(np.float64)
 
 
 def _best_values(trajectories: Sequence[Trajectory], returns: Arrays) -> np.ndarray:

@@ -150,7 +150,7 @@ class Replayer:
 def _step(learner: Learner, config: Config, record: StepRecord) -> dict[str, Mean]:
     if config.actor.loss == "sft":
         return supervise(learner, config, [t for group in record.groups for t in group.trajectories])
-    return learn(learner, config, record.groups, record.header.version, PhaseTimer(lambda what: None))
+    return learn(learner, config, record.groups, record.header.version, PhaseTimer(lambda what: None)).metrics
 
 
 def comparable(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -72,9 +72,8 @@ class Rescored:
         if not self.lag.size:
             return [f"step {self.step}: no checkpoint leads to the weights that drew its {self.unreached} tokens"]
         lines = [f"step {self.step}: {self.lag.size} tokens scored again by the weights that drew them, in nats"]
-        lines += [
-            f"{'':16}  {'tokens':>8}  {'disagreement: KL':>16}  {'largest':>9}  {'drift: KL':>10}  {'weight':>7}  {'largest':>8}"
-        ]
+        columns = ("tokens", "disagreement: KL", "largest", "drift: KL", "weight", "largest")
+        lines.append(f"{'':16}  {columns[0]:>8}  {columns[1]:>16}  " + "  ".join(f"{name:>9}" for name in columns[2:]))
         lines += [self._line(f"lag {lag}", self.lag == lag) for lag in np.unique(self.lag).tolist()]
         if not self.one_version.all():
             lines.append(self._line("over a publish", ~self.one_version))
@@ -86,7 +85,7 @@ class Rescored:
         apart, drift, weights = self.disagreement[chosen], self.drift[chosen], self.weights[chosen]
         return (
             f"{name:16}  {chosen.sum():8}  {divergence(-apart):16.3g}  {np.abs(apart).max():9.3g}"
-            f"  {divergence(drift):10.3g}  {weights.mean():7.4f}  {weights.max():8.4g}"
+            f"  {divergence(drift):9.3g}  {weights.mean():9.4f}  {weights.max():9.4g}"
         )
 
     def _heaviest(self) -> float:
