@@ -16,7 +16,6 @@ from rljax.train_step import Arrays, score_batch, train_critic
 from rljax.types import Group, Trajectory
 
 FITTED = 0.8  # share of the explainable variance
-APART = 3.0  # distance of the means of values and returns, in standard deviations of the returns
 
 
 class Fit(enum.StrEnum):
@@ -56,9 +55,10 @@ class CriticFit:
         return Fit.LEARNS if last - first > 0.1 * (self.ceiling - first) else Fit.STANDS
 
     @property
-    def scales_differ(self) -> bool:
-        """True if values and returns are far apart before the first pass."""
-        return bool(abs(self.value_mean[0] - self.return_mean) > APART * self.return_std)
+    def scale(self) -> float:
+        """Root mean square of the returns over that of the values after the last pass."""
+        values = np.hypot(self.value_mean[-1], self.value_std[-1])
+        return float(np.hypot(self.return_mean, self.return_std) / values) if values else float("inf")
 
     def lines(self) -> list[str]:
         """Describes the course for a person."""
