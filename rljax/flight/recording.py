@@ -170,6 +170,13 @@ class Recording:
         """Returns the steps that can be made again, ascending."""
         return [step for step, header in self.headers().items() if next(self.chains(header.parent), None) is not None]
 
+    def newest(self) -> int:
+        """Returns the newest step that can be made again. Raises UserError if none can."""
+        able = self.remakeable()
+        if not able:
+            raise UserError(f"--workdir: no step of {self.folder} can be made again (no checkpoint has all batches after it)")
+        return able[-1]
+
     def cannot_reach(self, step: int) -> UserError:
         """Makes the error for a state that no checkpoint leads to."""
         return UserError(f"--step: no checkpoint up to step {step} has all batches from there on ({self._able()})")

@@ -105,6 +105,15 @@ class Replayer:
         self.distance += 1
         return Remade(self._at, comparable(flatten(metrics)))
 
+    def with_config(self, config: Config) -> Learner:
+        """Hands over the learner, in its present state but of another config.
+
+        The replayer has none from then on. Close the learner yourself.
+        """
+        self._remake(config)
+        learner, self._learner = self.learner, None
+        return learner
+
     def close(self) -> None:
         """Frees the learner."""
         if self._learner is not None:
@@ -135,15 +144,19 @@ class Replayer:
         config = self._change(config)
         if config == self._config:
             return
-        before, self._config = self._learner, config
-        if before is None:
-            self._learner = self._make_learner(config)
+        if self._learner is None:
+            self._learner, self._config = self._make_learner(config), config
             return
+        self._remake(config)
+
+    def _remake(self, config: Config) -> None:
+        """Makes the learner anew with another config, in the same state."""
+        before = self.learner
         with tempfile.TemporaryDirectory() as directory:
             state = Path(directory) / "learner"
             before.save(state)
             before.close()
-            self._learner = self._make_learner(config)
+            self._learner, self._config = self._make_learner(config), config
             self._learner.restore(state)
 
 

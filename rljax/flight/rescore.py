@@ -141,6 +141,21 @@ def rescore(recording: Recording, replayer: Replayer, record: StepRecord) -> Res
     )
 
 
+def newest_step(recording: Recording) -> int:
+    """Returns the newest recorded step whose tokens' weights can all be restored.
+
+    Raises:
+      UserError: there is none.
+    """
+    for step in reversed(recording.remakeable()):
+        trajectories = [t for group in recording.read(step).groups for t in group.trajectories]
+        versions = np.unique(np.concatenate([t.versions[t.loss_mask] for t in trajectories]))
+        began_with = [recording.step_of_version(version) for version in versions.tolist()]
+        if all(at is not None and next(recording.chains(at), None) is not None for at in began_with):
+            return step
+    raise UserError(f"--rescore: no checkpoint in {recording.workdir} leads to the weights that drew a recorded batch")
+
+
 def divergence(log_ratio: np.ndarray) -> float:
     """Estimates KL(p || q) from log q - log p at tokens drawn from p: k3, never negative; nats per token."""
     return float(np.mean(np.expm1(log_ratio) - log_ratio)) if log_ratio.size else 0.0

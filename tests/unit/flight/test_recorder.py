@@ -142,7 +142,7 @@ def test_a_run_that_goes_on_has_no_records_of_steps_that_it_makes_anew(tmp_path)
 
 
 def test_a_full_disk_costs_a_warning_and_not_the_run(tmp_path, caplog, monkeypatch):
-    whole, wanted = train(tmp_path / "whole", ASYNC)
+    _, wanted = train(tmp_path / "whole", ASYNC)
     save, calls = dump.save, []
 
     def full(directory, groups, tokenizer=None):
@@ -152,7 +152,7 @@ def test_a_full_disk_costs_a_warning_and_not_the_run(tmp_path, caplog, monkeypat
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shelf.dump, "save", full)
-    run, sink = train(tmp_path / "full", ASYNC)
+    _, sink = train(tmp_path / "full", ASYNC)
     assert len(sink.steps) == len(wanted.steps) == 3
     assert [r.getMessage() for r in caplog.records if "flight" in r.getMessage()] == [
         "flight: No space left on device: the run goes on, and records no more batches"

@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
 def test_steps_on_both_sides_of_a_change_of_config_are_made_with_their_own(tmp_path):
     frequency = {"saver.freq_steps": 4, "saver.keep_last": 9}
     train(tmp_path, ASYNC | frequency | {"total_train_epochs": 2, "actor.optimizer.lr": 0.05})
-    run, sink = train(tmp_path, ASYNC | frequency | {"total_train_epochs": 4, "actor.optimizer.lr": 0.01})
+    _, sink = train(tmp_path, ASYNC | frequency | {"total_train_epochs": 4, "actor.optimizer.lr": 0.01})
     assert sink.first_step == 6
     shutil.rmtree(tmp_path / "checkpoints" / "6")
     replayer, record = replayer_of(tmp_path), Recording(tmp_path).read(7)
