@@ -1,4 +1,7 @@
-"""Rules of this package, a module per link of the loop, in the order in which to suspect them."""
+"""Rules of this package, a module per link of the loop, in the order in which to suspect them.
+
+hacking.py has those of the link reward that audit for reward hacking.
+"""
 
 from rljax.diagnosis.rule import Rule
 from rljax.diagnosis.rules import (
@@ -8,6 +11,7 @@ from rljax.diagnosis.rules import (
     evaluation,
     exploration,
     freshness,
+    hacking,
     numbers,
     policy,
     resources,
@@ -19,6 +23,7 @@ OWN: tuple[Rule, ...] = (
     *environment.RULES,
     *evaluation.RULES,
     *reward.RULES,
+    *hacking.RULES,
     *policy.RULES,
     *critic.RULES,
     *exploration.RULES,

@@ -28,7 +28,7 @@ LOWEST, HIGHEST = f"{names.REWARD}/min", f"{names.REWARD}/max"
     "reward.all_zero",
     "Every reward is the same, at the bottom: nothing tells completions apart, so nothing is learned.",
     needs=(LOWEST, HIGHEST),
-    least=int(PATIENCE),
+    least=PATIENCE,
     causes=(
         "the reward looks for an answer in a format that the prompt does not ask for",
         "the task is too hard for this model: it is never right",
@@ -44,7 +44,7 @@ def all_zero(history: History) -> Sign | None:
     "reward.all_one",
     "Every reward is the same, at the top, from the first step on: the reward accepts anything.",
     needs=(LOWEST, HIGHEST),
-    least=int(PATIENCE),
+    least=PATIENCE,
     causes=("the reward compares the answer with itself, or catches its errors as successes", "the task is solved already"),
     next="score an empty and a wrong completion with the reward: both must be less than the right one",
 )
@@ -59,8 +59,8 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
     """
     low, high = history[LOWEST], history[HIGHEST]
     equal = (low.values == high.values) & (high.values == high.values[0])
-    step = sustained(high.head(2 * int(BASELINE)), equal[: 2 * int(BASELINE)], window=2 * int(PATIENCE))
-    if step is None or step > high.steps[int(PATIENCE) - 1] or bool(high.values[0] > 0) is not at_top:
+    step = sustained(high.head(2 * BASELINE), equal[: 2 * BASELINE], window=2 * PATIENCE)
+    if step is None or step > high.steps[PATIENCE - 1] or bool(high.values[0] > 0) is not at_top:
         return None
     line = f"every reward is {high.values[0]:g} at {int(equal.sum())} of {len(high)} steps, from step {step} on"
     return Sign(Severity.BROKEN, step, line)
@@ -70,7 +70,7 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
     "reward.constant_by_prompt",
     "Rewards differ between prompts but not between completions of one: they score the question, not the answer.",
     needs=(names.EQUAL_REWARD_GROUPS, LOWEST, HIGHEST),
-    least=int(PATIENCE),
+    least=PATIENCE,
     applies=lambda config: config.gconfig.n_samples > 1 and config.actor.reward_scaling != 0,
     bounds=(MIN_GROUP_SPREAD,),
     causes=(
@@ -84,8 +84,8 @@ def constant_by_prompt(history: History) -> Sign | None:
     differ = high.values > low.values
     if len(differ) != len(equal) or _are_identical(history):
         return None
-    step = sustained(equal, (equal.values >= 1 - MIN_GROUP_SPREAD) & differ, window=2 * int(PATIENCE), share=0.95)
-    if step is None or step > equal.steps[min(int(BASELINE), len(equal) - 1)]:
+    step = sustained(equal, (equal.values >= 1 - MIN_GROUP_SPREAD) & differ, window=2 * PATIENCE, share=0.95)
+    if step is None or step > equal.steps[min(BASELINE, len(equal) - 1)]:
         return None
     line = (
         f"all {equal.since(step).median:.0%} of the groups have equal rewards from step {step} on, "
@@ -96,14 +96,14 @@ def constant_by_prompt(history: History) -> Sign | None:
 
 def _are_identical(history: History) -> bool:
     distinct, samples = history[names.DISTINCT_COMPLETIONS], history.config.gconfig.n_samples if history.config else 0
-    return bool(distinct) and samples > 1 and distinct.head(int(BASELINE)).median < 1.5 / samples
+    return bool(distinct) and samples > 1 and distinct.head(BASELINE).median < 1.5 / samples
 
 
 @rule(
     "reward.no_spread",
     "Most groups have equal rewards, so that most of a batch teaches nothing.",
     needs=(names.EQUAL_REWARD_GROUPS, names.REWARD),
-    least=int(PATIENCE),
+    least=PATIENCE,
     applies=lambda config: config.actor.adv_estimator in ("grpo", "rloo") and config.gconfig.n_samples > 1,
     causes=("the task is solved", "the task is too hard", "gconfig.n_samples is small"),
     next="filter such groups out (rollout.should_accept_fn=mixed_rewards), or raise gconfig.n_samples",
@@ -133,7 +133,7 @@ def one_sample(history: History) -> Sign | None:
     "reward.sign",
     "The reward has the wrong sign: the run learns the opposite of the task.",
     needs=(names.REWARD,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(OPPOSITE,),
     causes=("errors are counted where successes are meant", "actor.reward_scaling is negative", "a cost is used as a reward"),
     next="sort WORKDIR/samples.jsonl by reward: the completions with the highest must be the best ones",
@@ -182,7 +182,7 @@ def _never_positive(history: History) -> Sign | None:
     "reward.scale",
     "Rewards are of a scale that the objective is not made for.",
     needs=(LOWEST, HIGHEST),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(BROKEN_REWARD_SCALE, TINY_REWARD),
     causes=("the reward counts in another unit", "actor.reward_scaling is missing"),
     next="set actor.reward_scaling so that rewards lie in [-1, 1], or so",
@@ -197,7 +197,7 @@ def scale(history: History) -> Sign | None:
     if sign is not None:
         return sign
     width = Series("range of rewards", high.steps, (high.values - low.values) * shaped)
-    tiny = sustained(width, (width.values > 0) & (width.values < TINY_REWARD), window=2 * int(PATIENCE))
+    tiny = sustained(width, (width.values > 0) & (width.values < TINY_REWARD), window=2 * PATIENCE)
     if tiny is None:
         return None
     return Sign(Severity.WARNING, tiny, f"rewards of a batch differ by {width.since(tiny).median:.3g} from step {tiny} on")
@@ -207,7 +207,7 @@ def scale(history: History) -> Sign | None:
     "reward.filtered",
     "The filter throws most groups away, so that sampling is mostly for nothing.",
     needs=(names.REJECTED, names.GROUPS),
-    least=int(PATIENCE),
+    least=PATIENCE,
     applies=lambda config: config.rollout.should_accept_fn is not None,
     bounds=(MAX_FILTERED,),
     causes=("most prompts are solved, or too hard", "the filter asks for too much"),
