@@ -84,6 +84,7 @@ REFERENCE_DRIFT = Threshold(1.0, "nats per token", "practice: past it completion
 # Freshness
 STALE_KL = Threshold(0.05, "nats per token", "tuned: healthy runs at a lag of 4 versions stay below it")
 STALE_GROWTH = Threshold(4.0, "times that of the first steps", "tuned")
+LARGE_LAG = Threshold(8.0, "versions", "practice: asynchronous runs stay within 8; tuned")
 MAX_STALE_SHARE = Threshold(0.25, "share of groups", "a quarter of the sampling is for nothing")
 
 # Numbers
@@ -91,6 +92,9 @@ GRADIENT_GROWTH = Threshold(10.0, "times that of the first steps", "tuned")
 GRADIENT_SPIKE = Threshold(100.0, "times the median", "healthy runs have spikes of up to 20; tuned")
 EXTREME_LOGP = Threshold(-40.0, "nats", "e-18: no such token is drawn in a run's lifetime")
 OUTLIER_REWARD = Threshold(50.0, "times the median step's largest", "tuned")
+LONG_TAIL = Threshold(10.0, "times the span of 19 in 20 rewards", "tuned")
+NOISY_REWARD = Threshold(0.05, "share of the rewards' range", "a gain of 1% per step takes 25 steps to see")
+CALM_REWARD = Threshold(0.02, "share of the rewards' range", "a gain of 1% per step takes 4 steps to see")
 
 # Progress
 MIN_GAIN = Threshold(0.1, "share of the rewards' range", "smaller gains of training reward are not held against an evaluation")
@@ -130,3 +134,6 @@ SLOWDOWN = Threshold(3.0, "times the first steps", "other load on a machine rare
 LENGTH_DOUBLED = Threshold(2.0, "times that of the first steps", "a step costs twice as much")
 SLOW_REWARD = Threshold(0.5, "share of the time", "the learner is idle every other second")
 NOTED_IDLE = Threshold(0.5, "share of the time", "half of the devices' time is for nothing")
+
+# Symptoms
+LOST_REWARD = Threshold(0.1, "share of the rewards' range", "tuned")

@@ -1,6 +1,7 @@
 """Rules of this package, a module per link of the loop, in the order in which to suspect them.
 
-hacking.py has those of the link reward that audit for reward hacking.
+hacking.py has those of the link reward that audit for reward hacking, symptoms.py those that speak
+last.
 """
 
 from rljax.diagnosis.rule import Rule
@@ -16,6 +17,7 @@ from rljax.diagnosis.rules import (
     policy,
     resources,
     reward,
+    symptoms,
 )
 
 OWN: tuple[Rule, ...] = (
@@ -30,4 +32,5 @@ OWN: tuple[Rule, ...] = (
     *freshness.RULES,
     *numbers.RULES,
     *resources.RULES,
+    *symptoms.RULES,
 )

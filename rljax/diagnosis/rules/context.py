@@ -11,7 +11,7 @@ from rljax.diagnosis.history import History
 from rljax.diagnosis.rule import Rule, Sign, rule
 
 FILE = ("context.json",)
-IDENTITY = {"model": "the model directory", "data": "the training prompts", "seed": "the seed"}
+IDENTITY = {"model": "the model directory", "data": "the training prompts", "seed": "the seed", "reward": "the reward"}
 CIRCUMSTANCES = {"commit": "the code", "rljax": "the version of rljax", "packages": "packages", "hardware": "the hardware"}
 
 
@@ -27,16 +27,16 @@ def unrecorded(history: History) -> Sign | None:
 
 
 @rule(
-    "context.identity_changed",
-    "The run went on with another model, other prompts or another seed: it is two runs in one directory.",
+    "context.changed",
+    "The run went on with another reward, model, seed or other prompts: it is two runs in one directory.",
     causes=("files were replaced between two sessions", "a key was changed that recover.mode=auto does not check"),
     next="rljax doctor --diff of the two sessions' directories; begin in a new --workdir",
 )
-def identity_changed(history: History) -> Sign | None:
-    changed = _changed(history, IDENTITY)
-    if changed is None:
+def changed(history: History) -> Sign | None:
+    found = _changed(history, IDENTITY)
+    if found is None:
         return None
-    step, names = changed
+    step, names = found
     return Sign(Severity.BROKEN, step, f"{', '.join(names)} changed when the run went on at step {step}", series=FILE)
 
 
@@ -57,10 +57,16 @@ def circumstances_changed(history: History) -> Sign | None:
 def _changed(history: History, keys: Mapping[str, str]) -> tuple[int, list[str]] | None:
     """Returns the first step of the session in which a key changed, and what changed."""
     for before, after in itertools.pairwise(history.context):
-        found = [words for key, words in keys.items() if _differ(before.get(key), after.get(key))]
+        found = [words for key, words in keys.items() if _differ(_of(before, key), _of(after, key))]
         if found:
             return int(after.get("first_step", 0)) + 1, found
     return None
+
+
+def _of(session: Mapping[str, Any], key: str) -> Any:
+    """Returns a value of a session; the reward is part of its evaluation protocol."""
+    protocol = session.get("evaluation")
+    return protocol.get(key) if key == "reward" and isinstance(protocol, dict) else session.get(key)
 
 
 def _differ(before: Any, after: Any) -> bool:
@@ -81,4 +87,4 @@ def dirty(history: History) -> Sign | None:
     return Sign(Severity.NOTE, int(sessions[0].get("first_step", 0)) + 1, line, series=FILE)
 
 
-RULES: tuple[Rule, ...] = (unrecorded, identity_changed, circumstances_changed, dirty)
+RULES: tuple[Rule, ...] = (unrecorded, changed, circumstances_changed, dirty)

@@ -12,6 +12,7 @@ from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import Series, rolling_median, sustained, trend
 from rljax.diagnosis.thresholds import (
     BASELINE,
+    LARGE_LAG,
     MAX_STALE_SHARE,
     PATIENCE,
     SIGNIFICANCE,
@@ -70,6 +71,26 @@ def stale_weights(history: History) -> Sign | None:
 
 
 @rule(
+    "freshness.large_lag",
+    "Tokens are many versions old, and the policy that drew them is far from the one that learns from them.",
+    needs=(names.STALENESS,),
+    least=PATIENCE,
+    bounds=(LARGE_LAG, STALE_KL),
+    causes=("rollout.max_head_offpolicyness is large", "rollout.max_concurrent_rollouts keeps many prompts in flight"),
+    next="rljax train with rollout.max_head_offpolicyness=4",
+)
+def large_lag(history: History) -> Sign | None:
+    staleness, apart = history[names.STALENESS], history[names.BEHAVE_LOG_RATIO].map(np.negative)
+    sign = above(staleness, LARGE_LAG, Severity.BROKEN)
+    if sign is None:
+        return None
+    distance = rolling_median(apart, PATIENCE).since(sign.step)
+    if distance and distance.values.max() < STALE_KL:
+        return Sign(Severity.NOTE, sign.step, sign.evidence)
+    return sign
+
+
+@rule(
     "freshness.stale_dropped",
     "Much of what is sampled is too old when it is finished, and sampled again.",
     needs=(names.STALE, names.GROUPS),
@@ -88,4 +109,4 @@ def stale_dropped(history: History) -> Sign | None:
     return above(share, MAX_STALE_SHARE, Severity.WARNING, window=2 * PATIENCE)
 
 
-RULES: tuple[Rule, ...] = (lag_bound, stale_weights, stale_dropped)
+RULES: tuple[Rule, ...] = (lag_bound, stale_weights, large_lag, stale_dropped)

@@ -12,7 +12,7 @@ from rljax.diagnosis import names, text
 from rljax.diagnosis.evidence import change_line
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.progress import Divergence, divergence, improves_held_out, level, reward_range
+from rljax.diagnosis.progress import Divergence, divergence, improves_held_out
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import Series, rolling_median, sustained, trend
 from rljax.diagnosis.thresholds import (
@@ -211,59 +211,4 @@ def components_apart(history: History) -> Sign | None:
     )
 
 
-@rule(
-    "reward.falls",
-    "The reward falls.",
-    needs=(names.REWARD,),
-    least=2 * BASELINE,
-    bounds=(MIN_GAIN, SIGNIFICANCE),
-    causes=(
-        "a link before it broke: see the other findings",
-        "advantages or rewards have the wrong sign",
-        "the learning rate is too high",
-    ),
-    next="rljax train with actor.optimizer.lr=0 for ten steps: the reward must stay; then with a tenth of the rate",
-    symptom=True,
-)
-def falls(history: History) -> Sign | None:
-    share, reward = level(history), history[names.REWARD]
-    if reward_range(history).width == 0:
-        return None
-    smooth = rolling_median(share, PATIENCE)
-    best = int(np.argmax(smooth.values))
-    since = share.since(int(smooth.steps[best]))
-    lost = smooth.values[best] - share.tail(BASELINE).median
-    if lost < 1.5 * MIN_GAIN or not trend(since).falls(SIGNIFICANCE):
-        return None
-    line = f"{change_line(reward.since(int(since.steps[0])), PATIENCE)}: {lost:.0%} of the rewards' range is lost"
-    first = int(reward.steps[min(PATIENCE, len(reward) - 1)])
-    return Sign(Severity.BROKEN, max(int(since.steps[0]) - PATIENCE, int(reward.steps[0])) if best else first, line)
-
-
-@rule(
-    "reward.flat",
-    "The reward does not move, although groups have spread and the policy is updated.",
-    needs=(names.REWARD, names.EQUAL_REWARD_GROUPS),
-    least=4 * BASELINE,
-    bounds=(SIGNIFICANCE,),
-    causes=(
-        "advantages do not belong to the tokens, or trajectories, that they are given to",
-        "the learning rate is too low",
-        "the task is too hard, or the reward too noisy for this batch size: see reward.variance",
-    ),
-    next="rljax train with ten times actor.optimizer.lr for 50 steps; rljax parity --config=CONFIG for the objective",
-    symptom=True,
-)
-def flat(history: History) -> Sign | None:
-    share, equal = level(history), history[names.EQUAL_REWARD_GROUPS]
-    if equal.median > 0.9 or not 0.02 < share.head(BASELINE).median < 0.9:
-        return None
-    found = trend(share)
-    gain = share.tail(BASELINE).mean - share.head(BASELINE).mean
-    if gain > MIN_GAIN / 2 or found.rises(0.05):
-        return None
-    line = f"{change_line(history[names.REWARD], BASELINE)}: no trend over {len(share)} steps (p = {found.p_value:.2g})"
-    return Sign(Severity.WARNING, int(share.steps[BASELINE]), line)
-
-
-RULES: tuple[Rule, ...] = (hacking, length, repetition, template, refusal, tool_calls, components_apart, falls, flat)
+RULES: tuple[Rule, ...] = (hacking, length, repetition, template, refusal, tool_calls, components_apart)

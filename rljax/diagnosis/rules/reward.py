@@ -8,13 +8,17 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import above
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
+from rljax.diagnosis.progress import reward_range
 from rljax.diagnosis.rule import Rule, Sign, rule
-from rljax.diagnosis.series import Series, correlation, sustained
+from rljax.diagnosis.series import Series, correlation, rolling_median, sustained
 from rljax.diagnosis.thresholds import (
     BASELINE,
     BROKEN_REWARD_SCALE,
+    CALM_REWARD,
+    LONG_TAIL,
     MAX_FILTERED,
     MIN_GROUP_SPREAD,
+    NOISY_REWARD,
     OPPOSITE,
     PATIENCE,
     SATURATED,
@@ -221,6 +225,61 @@ def filtered(history: History) -> Sign | None:
     return above(Series("share of groups that were rejected", groups.steps, share), MAX_FILTERED, Severity.NOTE)
 
 
+@rule(
+    "reward.long_tail",
+    "A few completions of a batch earn most of it: the mean reward is theirs, and so is the gradient.",
+    needs=(LOWEST, HIGHEST),
+    least=2 * PATIENCE,
+    bounds=(LONG_TAIL,),
+    causes=("the reward is a product or a ratio without a bound", "a bonus adds up over a completion"),
+    next="rljax train with actor.reward_clip at the 95th percentile of the rewards",
+)
+def long_tail(history: History) -> Sign | None:
+    """Reads histograms of more than two kinds of reward; rare successes are no tail."""
+    found = []
+    for step, bins in sorted(history.histograms.get(names.REWARD, {}).items()):
+        occupied = np.flatnonzero(bins.counts)
+        if len(occupied) < 3:
+            continue
+        centers = (bins.edges[:-1] + bins.edges[1:]) / 2
+        shares = np.cumsum(bins.counts) / bins.counts.sum()
+        body = float(centers[int(np.searchsorted(shares, 0.95))] - centers[occupied[0]])
+        whole = float(centers[occupied[-1]] - centers[occupied[0]])
+        if whole > LONG_TAIL * max(body, float(bins.edges[1] - bins.edges[0])):
+            found.append((step, body, whole))
+    if len(found) < 2 * PATIENCE or 2 * len(found) < len(history.histograms[names.REWARD]):
+        return None
+    step, body, whole = found[0]
+    line = f"19 of 20 rewards lie within {body:.3g}, all of them within {whole:.3g} (step {step}); so at {len(found)} steps"
+    return Sign(Severity.WARNING, step, line, series=("histograms.jsonl",))
+
+
+@rule(
+    "reward.variance",
+    "The mean reward of a batch is noisy: what a step gains can't be seen, and gradients are as noisy.",
+    needs=(names.REWARD,),
+    least=3 * BASELINE,
+    bounds=(NOISY_REWARD, CALM_REWARD),
+    causes=("batches have few prompts", "prompts are of very different difficulty"),
+    next="rljax train with train_dataset.batch_size as the evidence says",
+)
+def variance(history: History) -> Sign | None:
+    """Takes the spread about a rolling median for that of a batch's mean, which falls with its root."""
+    reward, width = history[names.REWARD], reward_range(history).width
+    smooth = rolling_median(reward, PATIENCE)
+    middle = reward.values[PATIENCE // 2 : len(reward) - PATIENCE // 2]
+    spread = Series(reward.name, smooth.steps, middle - smooth.values).spread
+    if not width or spread < NOISY_REWARD * width:
+        return None
+    groups = history[names.GROUPS]
+    now = groups.median if groups else float(history.config.batch_size) if history.config else float("nan")
+    line = f"{names.REWARD} varies by {spread:.3g} from step to step (standard deviation about its rolling median)"
+    if np.isfinite(now):
+        wanted = now * (spread / (CALM_REWARD * width)) ** 2
+        line += f"; {wanted:.0f} prompts per update in place of {now:.0f} would bring that to {CALM_REWARD * width:.2g}"
+    return Sign(Severity.NOTE, int(reward.steps[0]), line)
+
+
 RULES: tuple[Rule, ...] = (
     all_zero,
     all_one,
@@ -230,4 +289,6 @@ RULES: tuple[Rule, ...] = (
     sign,
     scale,
     filtered,
+    long_tail,
+    variance,
 )
