@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rljax.errors import UserError
 from rljax.experiments import main
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 SCRATCH = "replay"  # folder of the run directory for a learner of several processes
 
+T = TypeVar("T")
 MakeReplayer = Callable[..., "Replayer"]
 """Called with `change`, a further change of each step's config, and `on_made`, as `Replayer` has them; both optional."""
 
 
-def replay(workdir: Path, recording: Recording, step: int, work: Callable[[MakeReplayer], None]) -> None:
-    """Calls `work` with a function that makes replayers of the run; in a follower's process it follows.
+def replay(workdir: Path, recording: Recording, step: int, work: Callable[[MakeReplayer], T]) -> T | None:
+    """Calls `work` with a function that makes replayers of the run, and returns its result.
 
-    The allocation is that of the step's config with --config.KEY=VALUE.
+    The allocation is that of the step's config with --config.KEY=VALUE. In a follower of a learner
+    of several processes it follows, and returns None.
 
     Raises:
       UserError: the step is not recorded, or its allocation can't learn.
@@ -41,7 +43,8 @@ def replay(workdir: Path, recording: Recording, step: int, work: Callable[[MakeR
         raise UserError(f"allocation_mode: {config.allocation_mode} cannot learn")
     process, processes = multiprocess.find_rank(config, pool)
     if process.rank > 0:
-        return multiprocess.follow(process, workdir / SCRATCH)
+        multiprocess.follow(process, workdir / SCRATCH)
+        return None
     with multiprocess.Leader(process, processes, config, workdir / SCRATCH, fail=lambda why: None) as leader:
 
         def make_replayer(
@@ -55,7 +58,7 @@ def replay(workdir: Path, recording: Recording, step: int, work: Callable[[MakeR
                 on_made,
             )
 
-        work(make_replayer)
+        return work(make_replayer)
 
 
 def changed(config: Config) -> Config:

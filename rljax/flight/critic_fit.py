@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +60,19 @@ class CriticFit:
         """Root mean square of the returns over that of the values after the last pass."""
         values = np.hypot(self.value_mean[-1], self.value_std[-1])
         return float(np.hypot(self.return_mean, self.return_std) / values) if values else float("inf")
+
+    def json(self) -> dict[str, Any]:
+        """Returns the course as JSON values."""
+        return {
+            "lr": self.lr,
+            "fit": str(self.fit),
+            "explained_variance": self.explained_variance.tolist(),
+            "ceiling": self.ceiling,
+            "value_mean": self.value_mean.tolist(),
+            "value_std": self.value_std.tolist(),
+            "return_mean": self.return_mean,
+            "return_std": self.return_std,
+        }
 
     def lines(self) -> list[str]:
         """Describes the course for a person."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,19 @@ class Cause(enum.StrEnum):
     STALENESS = "the tokens are stale"
     NO_CAP = "actor.behav_imp_weight_cap is unset"
     NONE = "they hardly differ"
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """Figures of some tokens: nats per token, and ratios."""
+
+    lag: int | None  # None: several
+    tokens: int
+    disagreement_kl: float
+    disagreement_max: float
+    drift_kl: float
+    weight_avg: float
+    weight_max: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +81,11 @@ class Rescored:
             return Cause.NO_CAP
         return Cause.STALENESS if drifted > STALE_KL else Cause.NONE
 
+    def json(self) -> dict[str, Any]:
+        """Returns the figures by lag, and the cause, as JSON values."""
+        figures = [dataclasses.asdict(self.figures(lag, self.lag == lag)) for lag in np.unique(self.lag).tolist()]
+        return {"step": self.step, "verdict": str(self.cause), "by_lag": figures, "unreached_tokens": self.unreached}
+
     def lines(self) -> list[str]:
         """Describes the tokens by lag, and the cause, for a person."""
         if not self.lag.size:
@@ -74,18 +93,24 @@ class Rescored:
         lines = [f"step {self.step}: {self.lag.size} tokens scored again by the weights that drew them, in nats"]
         columns = ("tokens", "disagreement: KL", "largest", "drift: KL", "weight", "largest")
         lines.append(f"{'':16}  {columns[0]:>8}  {columns[1]:>16}  " + "  ".join(f"{name:>9}" for name in columns[2:]))
-        lines += [self._line(f"lag {lag}", self.lag == lag) for lag in np.unique(self.lag).tolist()]
+        lines += [_line(f"lag {lag}", self.figures(lag, self.lag == lag)) for lag in np.unique(self.lag).tolist()]
         if not self.one_version.all():
-            lines.append(self._line("over a publish", ~self.one_version))
+            lines.append(_line("over a publish", self.figures(None, ~self.one_version)))
         if self.unreached:
             lines.append(f"{self.unreached} other tokens have weights that no checkpoint leads to")
         return [*lines, f"verdict: {self.cause}: {self._reason()}"]
 
-    def _line(self, name: str, chosen: np.ndarray) -> str:
+    def figures(self, lag: int | None, chosen: np.ndarray) -> Figures:
+        """Returns figures of the tokens in `chosen`, [N] bool."""
         apart, drift, weights = self.disagreement[chosen], self.drift[chosen], self.weights[chosen]
-        return (
-            f"{name:16}  {chosen.sum():8}  {divergence(-apart):16.3g}  {np.abs(apart).max():9.3g}"
-            f"  {divergence(drift):9.3g}  {weights.mean():9.4f}  {weights.max():9.4g}"
+        return Figures(
+            lag=lag,
+            tokens=int(chosen.sum()),
+            disagreement_kl=divergence(-apart),
+            disagreement_max=float(np.abs(apart).max()),
+            drift_kl=divergence(drift),
+            weight_avg=float(weights.mean()),
+            weight_max=float(weights.max()),
         )
 
     def _heaviest(self) -> float:
@@ -159,6 +184,11 @@ def newest_step(recording: Recording) -> int:
 def divergence(log_ratio: np.ndarray) -> float:
     """Estimates KL(p || q) from log q - log p at tokens drawn from p: k3, never negative; nats per token."""
     return float(np.mean(np.expm1(log_ratio) - log_ratio)) if log_ratio.size else 0.0
+
+
+def _line(name: str, f: Figures) -> str:
+    numbers = f"{f.tokens:8}  {f.disagreement_kl:16.3g}  {f.disagreement_max:9.3g}  {f.drift_kl:9.3g}"
+    return f"{name:16}  {numbers}  {f.weight_avg:9.4f}  {f.weight_max:9.4g}"
 
 
 def _has_one_version(trajectory: Trajectory) -> bool:

@@ -34,7 +34,7 @@ def test_the_log_ratio_is_drift_less_disagreement(agreeing):
     masks = [t.loss_mask for group in record.groups for t in group.trajectories]
     behavior = np.concatenate([t.behavior_logp[t.loss_mask] for group in record.groups for t in group.trajectories])
     proximal = np.concatenate([p[mask] for p, mask in zip(record.scores["proximal_logp"], masks, strict=True)])
-    assert found.unreached == 0 and found.lag.max() == 2
+    assert found.unreached == 0 and found.lag.max() > 0
     np.testing.assert_allclose(found.drift - found.disagreement, (proximal - behavior).astype(np.float64), atol=2e-6)
 
 
@@ -82,13 +82,15 @@ def test_tokens_whose_weights_are_gone_are_counted_and_left_out(agreeing, tmp_pa
     copy = tmp_path / "copy"
     shutil.copytree(agreeing, copy)
     found = rescored(copy, 20)
-    for step in (17, 18):  # the versions of lag 1 and 2 are behind the checkpoint at 18, and their batches are gone
+    (copy / "checkpoints" / "19").mkdir()  # the step still begins with its weights, and nothing leads to older ones
+    replayer = replayer_of(copy)
+    replayer.go_to(19, Recording(copy).read(20).config)
+    replayer.learner.save(copy / "checkpoints" / "19" / "learner")
+    for step in range(1, 20):
         shutil.rmtree(copy / "flight" / str(step))
-        shutil.rmtree(copy / "checkpoints" / str(step), ignore_errors=True)
-    (copy / "checkpoints" / "19").mkdir()
-    shutil.copytree(copy / "checkpoints" / "21" / "learner", copy / "checkpoints" / "19" / "learner")
     less = rescored(copy, 20)
-    assert less.unreached + less.lag.size == found.lag.size and less.unreached > 0
+    assert less.unreached == (found.lag > 0).sum() > 0
+    np.testing.assert_array_equal(less.drift, found.drift[found.lag == 0])
 
 
 def test_the_divergence_estimate_is_that_of_two_distributions():
