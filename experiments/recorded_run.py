@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -32,16 +33,16 @@ def replay(workdir: Path, recording: Recording, step: int, work: Callable[[MakeR
     Raises:
       UserError: the step is not recorded, or its allocation can't learn.
     """
-    from rljax import multiprocess
+    from rljax import engine, multiprocess
     from rljax.config import allocation
-    from rljax.engine import find_plugin
     from rljax.flight.replayer import Replayer
 
     config = changed(recording.config(recording.header(step)))
-    pool = allocation.parse(config.allocation_mode, find_plugin).learner
-    if pool is None:
-        raise UserError(f"allocation_mode: {config.allocation_mode} cannot learn")
-    process, processes = multiprocess.find_rank(config, pool)
+    pools = allocation.parse(config.allocation_mode, engine.find_plugin)
+    if pools.learner is None:
+        raise UserError(f"allocation_mode: {pools} cannot learn")
+    engine.check(config, dataclasses.replace(pools, sampler=None))
+    process, processes = multiprocess.find_rank(config, pools.learner)
     if process.rank > 0:
         multiprocess.follow(process, workdir / SCRATCH)
         return None

@@ -7,6 +7,7 @@ histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts"
 samples.jsonl     trajectories with text, reward components and versions
 status.json       step, version, state; the error of a failed run
 checkpoints/      checkpoints to resume from
+flight/           batches of the last steps (rljax/flight)
 export/           Hugging Face safetensors and tokenizer, at the end
 workers.json      address and token for workers, while the run listens (rljax/workers/server.py)
 workers/          output of the run's own workers
