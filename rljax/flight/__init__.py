@@ -8,7 +8,7 @@ comparison.py  metrics of a step as recorded and as made again
 WORKDIR/flight/<step>/step.json            format, step, version, parent, config
                      /batch.safetensors    token ids, masks, log-probs, versions (rollout/dump.py)
                      /batch.json           groups, rewards, components
-                     /scores.safetensors   advantages, proximal log-probs, ..., as far as there are any
+                     /scores.safetensors   advantages, proximal log-probs, ..., where there are any
 WORKDIR/flight/config-<digest>.json        configs that the steps name
 WORKDIR/flight/kept.jsonl                  steps at which a guard or a rule spoke, and why
 
