@@ -30,6 +30,7 @@ ROOMS = {
     "config": ("entry_points", "errors"),
     "metrics": ("config", "errors"),
     "hf": ("config", "errors"),
+    "diagnosis": ("config", "entry_points", "errors"),
     "sinks": ("config", "errors", "hf", "metrics", "types"),
     "objective": ("config", "metrics", "types"),
     "batching": ("errors", "objective", "types"),

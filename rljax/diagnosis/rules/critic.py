@@ -1,0 +1,5 @@
+"""Rules of the link critic."""
+
+from rljax.diagnosis.rule import Rule
+
+RULES: tuple[Rule, ...] = ()

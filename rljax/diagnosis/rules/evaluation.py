@@ -1,0 +1,5 @@
+"""Rules of the link evaluation."""
+
+from rljax.diagnosis.rule import Rule
+
+RULES: tuple[Rule, ...] = ()

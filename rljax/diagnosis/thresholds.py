@@ -1,0 +1,78 @@
+"""Thresholds of all rules, each with its unit and where it comes from.
+
+"tuned" ones were set on the tuning half of the library of broken and healthy runs, and judged on
+its other half (docs/doctor.md).
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class Threshold(float):
+    """A number that a rule compares with.
+
+    Example: Threshold(0.4, "share of tokens", "PPO practice: ...")
+    """
+
+    unit: str
+    origin: str
+
+    def __new__(cls, value: float, unit: str, origin: str) -> Self:
+        threshold = super().__new__(cls, value)
+        threshold.unit, threshold.origin = unit, origin
+        return threshold
+
+    def __repr__(self) -> str:
+        return f"{float(self):g}"
+
+
+# Statistics
+SIGNIFICANCE = Threshold(1e-3, "p-value", "about 60 rules with one or two tests each: less than one false alarm in ten runs")
+PATIENCE = Threshold(5, "steps", "four of five steps in a row: a single noisy step never speaks")
+BASELINE = Threshold(10, "steps", "first RL steps, that later ones are compared with")
+SIMULTANEOUS_STEPS = Threshold(3, "steps", "onsets closer than this count as simultaneous; then the order of links decides")
+SIMULTANEOUS_SHARE = Threshold(0.03, "share of the RL steps", "likewise, in a longer run")
+
+# Environment
+MAX_TRUNCATION = Threshold(0.05, "share of completions", "practice: above it the length limit shapes the reward")
+BROKEN_TRUNCATION = Threshold(0.3, "share of completions", "one in three answers is not heard to its end; tuned")
+MAX_DUPLICATES = Threshold(0.1, "share of a batch's groups", "a shuffled epoch has none")
+BROKEN_DUPLICATES = Threshold(0.5, "share of a batch's groups", "the batch is at most half as large as it says")
+MAX_FAILURES = Threshold(0.05, "share of episodes", "practice; failures are not random, so the rest is biased")
+BROKEN_FAILURES = Threshold(0.3, "share of episodes", "tuned")
+MAX_TIMEOUTS = Threshold(0.02, "share of episodes", "tuned")
+
+# Reward signal
+MIN_GROUP_SPREAD = Threshold(0.02, "share of groups whose rewards differ", "tuned; a task with any spread has more")
+OPPOSITE = Threshold(-0.99, "correlation", "a component that is the reward but for its sign")
+BROKEN_REWARD_SCALE = Threshold(100.0, "reward units", "losses and clips are made for rewards of about 1; tuned")
+TINY_REWARD = Threshold(
+    1e-3, "reward units", "the default of actor.reward_norm.std_floor, below which spread is taken for none"
+)
+MAX_FILTERED = Threshold(0.75, "share of groups", "practice of dynamic sampling (DAPO): three of four samples are wasted")
+SATURATED = Threshold(0.9, "share of groups with equal rewards", "one group in ten still teaches something")
+
+# Policy update
+MAX_KL = Threshold(0.05, "nats per token", "target of a step; PPO practice is 0.01 to 0.02, and healthy runs have peaks; tuned")
+FATAL_KL = Threshold(1.0, "nats per token", "a single step that makes another policy")
+MAX_CLIP_RATIO = Threshold(0.4, "share of tokens", "practice: beyond it the clip, not the gradient, decides")
+MAX_IMPORTANCE_DEVIATION = Threshold(0.1, "mean ratio", "a tenth of the gradient's weight is distortion; tuned")
+MAX_ROUNDING = Threshold(
+    1e-3, "ratio", "rounding of log-probs in bfloat16 logits with float32 log-sum-exp; exactly 0 on one device"
+)
+NOTED_DISAGREEMENT = Threshold(2e-3, "nats per token", "bfloat16 sampler beside a float32 learner")
+MAX_DISAGREEMENT = Threshold(0.02, "nats per token", "ten times what precision explains; tuned")
+IDLE_CLIPPING = Threshold(1e3, "times the clip", "less than a thousandth of the gradient is left")
+REFERENCE_DRIFT = Threshold(1.0, "nats per token", "practice: past it completions have little in common with the reference's")
+
+# Freshness
+STALE_KL = Threshold(0.05, "nats per token", "tuned: healthy runs at a lag of 4 versions stay below it")
+STALE_GROWTH = Threshold(4.0, "times that of the first steps", "tuned")
+MAX_STALE_SHARE = Threshold(0.25, "share of groups", "a quarter of the sampling is for nothing")
+
+# Numbers
+GRADIENT_GROWTH = Threshold(10.0, "times that of the first steps", "tuned")
+GRADIENT_SPIKE = Threshold(100.0, "times the median", "healthy runs have spikes of up to 20; tuned")
+EXTREME_LOGP = Threshold(-40.0, "nats", "e-18: no such token is drawn in a run's lifetime")
+OUTLIER_REWARD = Threshold(50.0, "times the median step's largest", "tuned")
