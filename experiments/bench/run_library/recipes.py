@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from rljax.config.registry import nearest
 from rljax.errors import UserError
-from rljax.experiments.bench.broken_runs import plants
 
-REWARDS = "rljax.experiments.bench.broken_runs.rewards"
+REWARDS = "rljax.experiments.bench.run_library.rewards"
 Settings = Mapping[str, object]  # dotted key of the config -> value
 
 
@@ -24,7 +23,7 @@ class Recipe:
     words: str  # the fault, or what differs from the other healthy runs
     rules: tuple[str, ...] = ()  # ids that name the fault, the first in its link; none: a healthy run
     settings: Settings = dataclasses.field(default_factory=dict)  # over configs/bench/broken_runs.py
-    plant: plants.Plant | None = None  # exchanges a part of the run
+    plant: str | None = None  # function of plants.py that exchanges a part of the run
     then: Settings | None = None  # settings of a second session, which goes on from the first
     hidden_size: int = 192  # of the model that it starts from
 
@@ -139,7 +138,7 @@ FAULTS = (
         "trained_prompts",
         "The workflow marks prompts as trained on.",
         ("environment.foreign_tokens",),
-        plant=plants.trained_prompts,
+        plant="trained_prompts",
     ),
     Recipe(
         "truncated",
@@ -177,7 +176,7 @@ FAULTS = (
         "failing_evaluations",
         "Evaluations fail on the hard half of their prompts, and leave it out.",
         ("evaluation.failed",),
-        plant=plants.failing_evaluations,
+        plant="failing_evaluations",
     ),
     Recipe(
         "evaluation_changed_midway",
@@ -186,7 +185,7 @@ FAULTS = (
             "evaluation.protocol_changed",
             "context.changed",
         ),
-        {"total_train_steps": 35, "actor.optimizer.lr": 2e-4},
+        {"total_train_steps": 35},
         then={"total_train_steps": 70, "evaluator.greedy": True},
     ),
     # Reward
@@ -217,7 +216,7 @@ FAULTS = (
             "reward.hacking",
         ),
         {**LONG, "reward.name": f"{REWARDS}:longer"},
-        plants.evaluated_by_answer,
+        "evaluated_by_answer",
     ),
     Recipe(
         "repetition_hack",
@@ -229,7 +228,7 @@ FAULTS = (
             "reward.length",
         ),
         {**LONG, "reward.name": f"{REWARDS}:repetitive"},
-        plants.evaluated_by_answer,
+        "evaluated_by_answer",
     ),
     Recipe(
         "template_hack",
@@ -240,7 +239,7 @@ FAULTS = (
             "reward.hacking",
         ),
         {"reward.name": f"{REWARDS}:template"},
-        plants.evaluated_by_answer,
+        "evaluated_by_answer",
     ),
     # Policy update
     Recipe(
@@ -251,7 +250,7 @@ FAULTS = (
             "policy.clip_ratio",
             "policy.importance_weight",
         ),
-        {"actor.optimizer.lr": 5e-2},
+        {"actor.optimizer.lr": 2e-2},
     ),
     Recipe("lr_zero", "The learning rate is 0.", ("policy.no_update",), {"actor.optimizer.lr": 0.0}),
     Recipe(
@@ -262,13 +261,13 @@ FAULTS = (
     ),
     Recipe(
         "many_minibatches",
-        "32 optimizer steps per batch, at three times the learning rate.",
+        "32 optimizer steps per batch.",
         (
             "policy.kl",
             "policy.clip_ratio",
             "policy.importance_weight",
         ),
-        {"actor.ppo_n_minibatches": 32, "actor.optimizer.lr": 1.5e-3},
+        {"actor.ppo_n_minibatches": 32},
     ),
     Recipe(
         "repeated_updates",
@@ -278,8 +277,7 @@ FAULTS = (
             "policy.clip_ratio",
             "policy.importance_weight",
         ),
-        {"actor.optimizer.lr": 1.5e-3},
-        plants.repeated_updates,
+        plant="repeated_updates",
     ),
     Recipe(
         "kl_too_strong",
@@ -294,13 +292,13 @@ FAULTS = (
         "reversed_loss",
         "The loss has the wrong sign.",
         ("policy.reversed",),
-        plant=plants.learner_with(plants.reversed_advantages),
+        plant="reversed_loss",
     ),
     Recipe(
         "advantages_of_others",
         "Advantages are one trajectory off.",
         ("policy.no_progress",),
-        plant=plants.learner_with(plants.advantages_of_others),
+        plant="advantages_of_others",
     ),
     Recipe(
         "other_temperature",
@@ -309,7 +307,7 @@ FAULTS = (
             "policy.sampler_disagrees",
             "policy.behave_imp_weight",
         ),
-        plant=plants.other_temperature,
+        plant="other_temperature",
     ),
     Recipe(
         "other_rope_base",
@@ -318,7 +316,7 @@ FAULTS = (
             "policy.sampler_disagrees",
             "policy.behave_imp_weight",
         ),
-        plant=plants.other_rope_base,
+        plant="other_rope_base",
     ),
     Recipe(
         "quantized_sampler",
@@ -328,7 +326,7 @@ FAULTS = (
             "policy.behave_imp_weight",
         ),
         settings={LAG: 0},
-        plant=plants.quantized_sampler,
+        plant="quantized_sampler",
     ),
     # Critic
     Recipe(
@@ -336,7 +334,7 @@ FAULTS = (
         "The critic's targets are one trajectory off.",
         ("critic.explained_variance",),
         PPO,
-        plants.critic_with(plants.returns_of_others),
+        "returns_of_others",
     ),
     Recipe(
         "returns_x100",
@@ -346,7 +344,7 @@ FAULTS = (
             "critic.explained_variance",
         ),
         PPO,
-        plants.critic_with(plants.returns_scaled),
+        "returns_x100",
     ),
     Recipe(
         "frozen_critic",
@@ -380,7 +378,7 @@ FAULTS = (
         "one_seed",
         "The samples of a prompt all have the same seed.",
         ("exploration.identical_completions",),
-        plant=plants.one_seed,
+        plant="one_seed",
     ),
     Recipe(
         "cold_sampling",
@@ -393,12 +391,8 @@ FAULTS = (
         {"gconfig.temperature": 0.05, "evaluator.temperature": 0.05},
     ),
     # Freshness
-    Recipe(
-        "never_published", "The sampler keeps its first weights.", ("freshness.stale_weights",), plant=plants.never_published
-    ),
-    Recipe(
-        "rarely_published", "The sampler gets one version in 15.", ("freshness.stale_weights",), plant=plants.rarely_published
-    ),
+    Recipe("never_published", "The sampler keeps its first weights.", ("freshness.stale_weights",), plant="never_published"),
+    Recipe("rarely_published", "The sampler gets one version in 15.", ("freshness.stale_weights",), plant="rarely_published"),
     Recipe(
         "large_lag",
         "Tokens may be 48 versions old.",
@@ -413,13 +407,13 @@ FAULTS = (
         "not_a_number",
         "One advantage of each batch is NaN from step 20 on.",
         ("numbers.not_finite",),
-        plant=plants.learner_with(plants.not_a_number),
+        plant="not_a_number",
     ),
     Recipe(
         "gradient_spikes",
         "One gradient in 15 is ten thousand times too large.",
         ("numbers.grad_norm",),
-        plant=plants.learner_with(plants.spikes),
+        plant="gradient_spikes",
     ),
     Recipe(
         "reward_outliers",
@@ -433,7 +427,7 @@ FAULTS = (
     # Resources
     Recipe(
         "slow_reward",
-        "A reward takes half a second, one at a time for each worker.",
+        "The learner waits for rewards, of which each takes a quarter of a second.",
         ("resources.slow_reward",),
         {
             LAG: 0,
@@ -441,12 +435,12 @@ FAULTS = (
             "reward.workers": 1,
         },
     ),
-    Recipe("leaking_learner", "Every update keeps 24 MB.", ("resources.memory_growth",), plant=plants.leaking_learner),
+    Recipe("leaking_learner", "Every update keeps 24 MB.", ("resources.memory_growth",), plant="leaking_learner"),
     Recipe(
         "slowing_sampler",
         "Requests take three seconds from version 35 on.",
         ("resources.throughput_drop",),
-        plant=plants.slowing_sampler,
+        plant="slowing_sampler",
     ),
 )
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in (*HEALTHY, *FAULTS)}

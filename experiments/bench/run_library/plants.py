@@ -1,7 +1,7 @@
 """Stand-ins for parts of a run, each with one bug.
 
-A plant is a function of a run's parts that returns them with one exchanged. The product's code
-stays as it is: the stand-in passes on whatever it has no bug in.
+A plant is a public function of a run's parts that returns them with one exchanged. The product's
+code stays as it is: the stand-in passes on whatever it has no bug in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import json
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from rljax.config.allocation import Pool
 from rljax.engine import Generator, WeightsInMemory, WeightSource
 from rljax.engines.jax.sampler import JaxSampler
 from rljax.errors import EpisodeError
-from rljax.experiments.bench.broken_runs.rewards import ByAnswer
+from rljax.experiments.bench.run_library.rewards import ByAnswer
 from rljax.hf.spec import CONFIG
 from rljax.hf.tokenizer import load_tokenizer
 from rljax.loop import Run
@@ -66,15 +66,20 @@ class ChangedBatches(StandIn):
         return metrics
 
 
-class ChangedCriticBatches(StandIn):
-    """Learner whose critic gets other batches than it should."""
+class ChangedReturns(StandIn):
+    """Learner whose critic has other targets than it should.
 
-    def __init__(self, part: Any, change: Callable[[Batch], Batch]) -> None:
+    Args:
+      change: function of (batch, returns [R, T]).
+    """
+
+    def __init__(self, part: Any, change: Callable[[Batch, np.ndarray], np.ndarray]) -> None:
         super().__init__(part)
         self._change = change
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
-        metrics: dict[str, Mean] = self._part.update_critic(self._change(batch))
+        assert batch.returns is not None
+        metrics: dict[str, Mean] = self._part.update_critic(batch.replace(returns=self._change(batch, batch.returns)))
         return metrics
 
 
@@ -103,12 +108,35 @@ class Leaking(StandIn):
         return metrics
 
 
-def learner_with(change: Callable[[int, Batch], Batch]) -> Plant:
-    return lambda run: _with_learner(run, ChangedBatches(run.engine.learner, change))
+def reversed_loss(run: Run) -> Run:
+    return _with_batches(run, lambda _, batch: batch.replace(advantage=-batch.advantage))
 
 
-def critic_with(change: Callable[[Batch], Batch]) -> Plant:
-    return lambda run: _with_learner(run, ChangedCriticBatches(run.engine.learner, change))
+def advantages_of_others(run: Run) -> Run:
+    """Gives every trajectory the advantage of the one before it in the batch."""
+    return _with_batches(run, lambda _, batch: batch.replace(advantage=of_others(batch, batch.advantage)))
+
+
+def not_a_number(run: Run) -> Run:
+    """Makes one advantage of each batch NaN, from the 40th update on."""
+
+    def change(updates: int, batch: Batch) -> Batch:
+        if updates < 40:
+            return batch
+        advantage = batch.advantage.copy()
+        advantage[tuple(np.argwhere(batch.loss_mask)[0])] = np.nan
+        return batch.replace(advantage=advantage)
+
+    return _with_batches(run, change)
+
+
+def gradient_spikes(run: Run) -> Run:
+    """Multiplies the advantages of one update in 15 by ten thousand."""
+
+    def change(updates: int, batch: Batch) -> Batch:
+        return batch.replace(advantage=batch.advantage * 1e4) if updates % 15 == 14 else batch
+
+    return _with_batches(run, change)
 
 
 def repeated_updates(run: Run) -> Run:
@@ -119,42 +147,16 @@ def leaking_learner(run: Run) -> Run:
     return _with_learner(run, Leaking(run.engine.learner))
 
 
-def reversed_advantages(_: int, batch: Batch) -> Batch:
-    return batch.replace(advantage=-batch.advantage)
+def returns_of_others(run: Run) -> Run:
+    """Gives the critic, for every trajectory, the returns of the one before it in the batch."""
+    return _with_returns(run, of_others)
 
 
-def advantages_of_others(_: int, batch: Batch) -> Batch:
-    """Gives every trajectory the advantage of the one before it in the batch."""
-    return batch.replace(advantage=_of_others(batch, batch.advantage))
+def returns_x100(run: Run) -> Run:
+    return _with_returns(run, lambda _, returns: returns * 100)
 
 
-def not_a_number(updates: int, batch: Batch) -> Batch:
-    """Makes one advantage NaN, from the 40th update on."""
-    if updates < 40:
-        return batch
-    advantage = batch.advantage.copy()
-    advantage[tuple(np.argwhere(batch.loss_mask)[0])] = np.nan
-    return batch.replace(advantage=advantage)
-
-
-def spikes(updates: int, batch: Batch) -> Batch:
-    """Blows up the advantages of one update in 15 by a factor of ten thousand."""
-    return batch.replace(advantage=batch.advantage * 1e4) if updates % 15 == 14 else batch
-
-
-def returns_of_others(batch: Batch) -> Batch:
-    """Gives every trajectory the returns of the one before it in the batch."""
-    assert batch.returns is not None
-    return batch.replace(returns=_of_others(batch, batch.returns))
-
-
-def returns_scaled(batch: Batch) -> Batch:
-    """Multiplies the critic's targets by a hundred."""
-    assert batch.returns is not None
-    return batch.replace(returns=batch.returns * 100)
-
-
-def _of_others(batch: Batch, values: np.ndarray) -> np.ndarray:
+def of_others(batch: Batch, values: np.ndarray) -> np.ndarray:
     """Returns `values` of the trajectory before, at its last token: [R, T], 0 where not trained."""
     places = [
         (row, segment)
@@ -167,6 +169,14 @@ def _of_others(batch: Batch, values: np.ndarray) -> np.ndarray:
     for (row, _), tokens, value in zip(places, of_each, [last[-1], *last[:-1]], strict=True):
         moved[row, tokens] = value
     return moved
+
+
+def _with_batches(run: Run, change: Callable[[int, Batch], Batch]) -> Run:
+    return _with_learner(run, ChangedBatches(run.engine.learner, change))
+
+
+def _with_returns(run: Run, change: Callable[[Batch, np.ndarray], np.ndarray]) -> Run:
+    return _with_learner(run, ChangedReturns(run.engine.learner, change))
 
 
 def _with_learner(run: Run, learner: Any) -> Run:
@@ -319,3 +329,13 @@ def evaluated_by_answer(run: Run) -> Run:
     assert run.evaluation is not None
     workflow = RLVR(load_tokenizer(Path(run.config.actor.path)), ByAnswer())
     return dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, workflow=workflow))
+
+
+PLANTS: Mapping[str, Plant] = {
+    plant.__name__: plant
+    for plant in (
+        *(reversed_loss, advantages_of_others, not_a_number, gradient_spikes, repeated_updates, leaking_learner),
+        *(returns_of_others, returns_x100, never_published, rarely_published, quantized_sampler, slowing_sampler),
+        *(other_rope_base, other_temperature, trained_prompts, one_seed, failing_evaluations, evaluated_by_answer),
+    )
+}

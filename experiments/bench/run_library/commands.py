@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.errors import UserError
-from rljax.experiments.bench.broken_runs.recipes import Recipe, Settings
+from rljax.experiments.bench.run_library.recipes import Recipe, Settings
 
 MODEL_SEED = 1  # one model per size: seeds differ in what is drawn during reinforcement
 
@@ -43,7 +43,7 @@ def sessions(recipe: Recipe, seed: int, workdir: Path, models: Path) -> list[lis
     """Returns the commands of a run, one per session, each of which goes on from the one before."""
     both = {"seed": seed, "actor.path": str(model_directory(models, recipe.hidden_size)), **recipe.settings}
     several = [both] if recipe.then is None else [both, {**both, **recipe.then}]
-    binary, planted = ("bench.broken_runs.planted", [f"--recipe={recipe.name}"]) if recipe.plant else ("train", [])
+    binary, planted = ("bench.run_library.planted", [f"--recipe={recipe.name}"]) if recipe.plant else ("train", [])
     return [[*_command(binary, "bench/broken_runs", workdir, settings), *planted] for settings in several]
 
 

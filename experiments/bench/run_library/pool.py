@@ -21,10 +21,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rljax.errors import UserError
-from rljax.experiments.bench.broken_runs import kept
-from rljax.experiments.bench.broken_runs.commands import environment, model_directory, sessions, warm_up
-from rljax.experiments.bench.broken_runs.kept import KeptRun
-from rljax.experiments.bench.broken_runs.recipes import Recipe
+from rljax.experiments.bench.run_library import kept
+from rljax.experiments.bench.run_library.commands import environment, model_directory, sessions, warm_up
+from rljax.experiments.bench.run_library.kept import KeptRun
+from rljax.experiments.bench.run_library.recipes import Recipe
 
 HALVES = {1: "tuning", 2: "judging"}  # seed -> file of its runs
 GRACE = 10.0  # seconds for a process to end after SIGTERM
