@@ -201,11 +201,11 @@ class SkippedPublishes(StandIn):
 
 
 class Quantized(StandIn):
-    """Sampler whose weights have 4 bits, by a scale per row of each matrix."""
+    """Sampler whose weights have 3 bits, by a scale per row of each matrix."""
 
     async def load_weights(self, source: WeightSource, version: int) -> None:
         assert isinstance(source, WeightsInMemory)
-        await self._part.load_weights(WeightsInMemory(jax.tree.map(_four_bits, source.params)), version)
+        await self._part.load_weights(WeightsInMemory(jax.tree.map(_three_bits, source.params)), version)
 
 
 class SlowsDown(StandIn):
@@ -241,7 +241,7 @@ def other_rope_base(run: Run) -> Run:
     spec = json.loads((directory / CONFIG).read_text())
     for fields in (spec, spec.get("rope_parameters") or {}):
         if "rope_theta" in fields:
-            fields["rope_theta"] = 100.0
+            fields["rope_theta"] = 20.0
     (directory / CONFIG).write_text(json.dumps(spec))
     return _with_sampler(run, JaxSampler(run.config, Pool("jax"), directory))
 
@@ -251,10 +251,10 @@ def other_temperature(run: Run) -> Run:
     return dataclasses.replace(run, params=dataclasses.replace(run.params, temperature=1.5))
 
 
-def _four_bits(weights: jax.Array) -> jax.Array:
+def _three_bits(weights: jax.Array) -> jax.Array:
     if weights.ndim < 2:
         return weights
-    scale = jnp.maximum(jnp.max(jnp.abs(weights), axis=-1, keepdims=True), 1e-8) / 7
+    scale = jnp.maximum(jnp.max(jnp.abs(weights), axis=-1, keepdims=True), 1e-8) / 3
     return (jnp.round(weights / scale) * scale).astype(weights.dtype)
 
 

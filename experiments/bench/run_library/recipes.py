@@ -320,7 +320,7 @@ FAULTS = (
     ),
     Recipe(
         "quantized_sampler",
-        "The sampler's weights have 4 bits.",
+        "The sampler's weights have 3 bits.",
         (
             "policy.sampler_disagrees",
             "policy.behave_imp_weight",
