@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
     config.warmup.steps = 0
     config.train_dataset.task.misled = 0.0  # the demonstrations were for the warm-up
 
-    config.actor.optimizer.lr = 2e-4
+    config.actor.optimizer.lr = 1e-4
     config.actor.optimizer.lr_scheduler_type = "constant"  # the same whatever the number of steps
     config.actor.optimizer.warmup_steps_proportion = 0.0
 

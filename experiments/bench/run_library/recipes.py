@@ -250,7 +250,7 @@ FAULTS = (
             "policy.clip_ratio",
             "policy.importance_weight",
         ),
-        {"actor.optimizer.lr": 2e-2},
+        {"actor.optimizer.lr": 1e-2},
     ),
     Recipe("lr_zero", "The learning rate is 0.", ("policy.no_update",), {"actor.optimizer.lr": 0.0}),
     Recipe(
