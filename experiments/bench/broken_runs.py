@@ -7,7 +7,7 @@
 
 --run makes one run, and first the model that it starts from (two minutes, once). --all makes every
 run with seeds 1 and 2 and keeps OUT/tuning.jsonl.xz, OUT/judging.jsonl.xz and OUT/runs.log.
---judge asks the doctor about kept runs and prints the table of docs/doctor_table.md.
+--judge asks the doctor about kept runs and prints the page docs/doctor_table.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCRATCH = flags.DEFINE_string("scratch", None, "With --all: directory for models
 JOBS = flags.DEFINE_integer("jobs", os.cpu_count() or 1, "With --all: runs at once.", lower_bound=1)
 MINUTES = flags.DEFINE_float("minutes", 60.0, "With --all: minutes after which no run is started and those that run are ended.")
 JUDGE = flags.DEFINE_string("judge", None, "Directory of kept runs to judge.")
-TABLE = flags.DEFINE_string("table", None, "With --judge: file to write the table to.")
+PAGE = flags.DEFINE_string("page", None, "With --judge: file to write the page to.")
 
 
 def bench() -> None:
@@ -82,13 +82,13 @@ def _judge(directory: Path) -> None:
     from rljax.experiments.bench.run_library import judge
 
     verdicts = judge.judge_directory(directory)
-    page = judge.table(verdicts)
+    page = judge.page(verdicts)
     print(page)
     for half, of_half in verdicts.items():
         for line in judge.wrong(of_half):
             print(f"{half}: {line}")
-    if TABLE.value is not None:
-        Path(TABLE.value).write_text(page)
+    if PAGE.value is not None:
+        Path(PAGE.value).write_text(page)
 
 
 if __name__ == "__main__":

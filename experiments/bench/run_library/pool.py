@@ -91,7 +91,7 @@ class Pool:
         """Makes the model of a size. Returns whether it was made."""
         log = self._scratch / f"model-{size}.log"
         status = await self._ended(warm_up(self._models, size), cores, log)
-        self._say(f"model {size}: status {status}: {_last_line(log)}")
+        self._say(f"model {size}: status {status}: {_end_of(log)}")
         return status == 0
 
     async def _run(self, job: Job, cores: Sequence[int]) -> None:
@@ -107,10 +107,10 @@ class Pool:
             run = KeptRun.of(job.recipe.name, job.seed, seconds, workdir, [self._scratch, self._scratch.resolve(), Path.cwd()])
             steps = len(run.files["metrics.jsonl"])
         except (OSError, ValueError, KeyError) as error:  # of one run: the others go on
-            return self._say(f"{job.name}: status {status}, nothing to keep ({error}): {_last_line(log)}")
+            return self._say(f"{job.name}: status {status}, nothing to keep ({error}): {_end_of(log, lines=8)}")
         kept.append(self._out / f"{HALVES[job.seed]}{kept.SUFFIX}", run)
         shutil.rmtree(workdir, ignore_errors=True)
-        self._say(f"{job.name}: {steps} lines of metrics in {seconds:.0f} s, status {status}: {_last_line(log)}")
+        self._say(f"{job.name}: {steps} lines of metrics in {seconds:.0f} s, status {status}: {_end_of(log)}")
 
     async def _ended(self, command: Sequence[str], cores: Sequence[int], log: Path) -> int | None:
         """Runs a process to its end. Returns its status; None if the time was over before."""
@@ -151,6 +151,7 @@ def _shares(cores: Sequence[int], parts: int) -> list[Sequence[int]]:
     return [[cores[(part * size + i) % len(cores)] for i in range(size)] for part in range(parts)]
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-    return lines[-1][:200] if lines else "no output"
+def _end_of(log: Path, lines: int = 1) -> str:
+    """Returns the last lines of a process's output, as one."""
+    output = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return " | ".join(line[:200] for line in output[-lines:]) or "no output"
