@@ -1,4 +1,6 @@
-"""The library of broken and healthy runs that the doctor is judged by (experiments.bench.broken_runs).
+"""The library of broken and healthy runs that the doctor is judged by.
+
+experiments.bench.broken_runs is its command.
 
     recipes.py    the runs by name: a fault's link, its settings, what is planted
     plants.py     stand-ins for parts of a run, each with one bug

@@ -1,6 +1,7 @@
 """Keeps what rules read of many runs in one compressed file, a line per run.
 
-    {"recipe": "lr_x100", "seed": 1, "seconds": 31.2, "files": {"metrics.jsonl": [{...}, ...], "config.json": {...}, ...}}
+    {"recipe": "lr_x100", "seed": 1, "seconds": 31.2,
+     "files": {"metrics.jsonl": [{...}, ...], "config.json": {...}, ...}}
 
 Numbers are rounded to five significant digits. `unpack` makes run directories of the lines again.
 """
@@ -24,9 +25,9 @@ SUFFIX = ".jsonl.xz"
 
 @dataclasses.dataclass(frozen=True)
 class KeptRun:
-    """What is kept of one run.
+    """Files of one run, as far as rules read them.
 
-    Example: KeptRun("lr_x100", 1, 31.2, {"metrics.jsonl": [{"step": 1, "rollout/reward/avg": 0.2}]})
+    Example: KeptRun("lr_x100", 1, 31.2, {"metrics.jsonl": [{"step": 1, "rollout/reward": 0.2}]})
     """
 
     recipe: str

@@ -1,7 +1,7 @@
 """Trains as experiments.train does, with one part of the run exchanged.
 
-    python -m experiments.bench.run_library.planted --recipe=never_published \
-        --config=configs/bench/broken_runs.py --config.actor.path=runs/models/192/export --workdir=runs/stale
+    python -m experiments.bench.run_library.planted --recipe=never_published --workdir=runs/stale \
+        --config=configs/bench/broken_runs.py --config.actor.path=runs/models/192/export
 """
 
 from __future__ import annotations

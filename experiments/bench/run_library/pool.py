@@ -146,7 +146,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _shares(cores: Sequence[int], parts: int) -> list[Sequence[int]]:
-    """Deals cores out to as many parts, at least one to each: with more parts than cores some share."""
+    """Deals cores out, at least one to each part: with more parts than cores some share."""
     size = max(len(cores) // max(parts, 1), 1)
     return [[cores[(part * size + i) % len(cores)] for i in range(size)] for part in range(parts)]
 

@@ -14,9 +14,9 @@ Settings = Mapping[str, object]  # dotted key of the config -> value
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How one run of the library is made.
+    """Settings and plant of one run of the library.
 
-    Example: Recipe("lr_zero", "The learning rate is 0.", ("policy.no_update",), {"actor.optimizer.lr": 0.0})
+    Example: Recipe("lr_zero", "The learning rate is 0.", ("policy.no_update",), {...})
     """
 
     name: str
