@@ -363,7 +363,7 @@ FAULTS = (
             "exploration.entropy_collapse",
             "exploration.entropy_floor",
         ),
-        {"actor.entropy_coef": -0.3},
+        {"actor.entropy_coef": -1.0},
     ),
     Recipe(
         "entropy_bonus",
@@ -382,13 +382,13 @@ FAULTS = (
     ),
     Recipe(
         "cold_sampling",
-        "Sampling at temperature 0.05 gives a prompt's samples no variety.",
+        "Sampling at temperature 0.25 gives a prompt's samples no variety.",
         (
             "exploration.identical_completions",
             "exploration.diversity",
             "exploration.entropy_floor",
         ),
-        {"gconfig.temperature": 0.05, "evaluator.temperature": 0.05},
+        {"gconfig.temperature": 0.25, "evaluator.temperature": 0.25},
     ),
     # Freshness
     Recipe("never_published", "The sampler keeps its first weights.", ("freshness.stale_weights",), plant="never_published"),
