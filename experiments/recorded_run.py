@@ -1,4 +1,4 @@
-"""Opens a recorded run for binaries that make its steps again: the config, the learner, its processes."""
+"""Opens a recorded run for binaries that make its steps again: config, learner, processes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Makes a step of a run again, or trains on batches that experiments.rollout wrote. Nothing is sampled.
+"""Makes a step of a run again, or trains on batches that experiments.rollout wrote.
 
     python -m experiments.replay --workdir=runs/quickstart --step=913
     python -m experiments.replay --config=configs/quickstart.py --batch=DIR --workdir=runs/replay
 
-With --step it restores the newest checkpoint before that step, trains on the batches that the run
+Nothing is sampled. With --step it restores the newest checkpoint before that step, trains on the batches that the run
 recorded since (WORKDIR/flight), and prints the metrics of each step beside those of the run. Exit
 status 0 if all agree, 2 if one differs. --config.allocation_mode=fsdp:d1 makes the steps on another
 engine; other keys can be changed too. --debug stops in the debugger before the step

@@ -163,7 +163,7 @@ def _train_policy(
 
 
 def train_critic(learner: Learner, config: Config, scored: Scored, timer: PhaseTimer) -> dict[str, Mean]:
-    """Trains the critic on the batch: `critic.ppo_n_minibatches` optimizer steps. Returns its metrics."""
+    """Trains the critic on the batch: `critic.ppo_n_minibatches` optimizer steps."""
     parts = []
     for members in split(scored.trajectories, config.critic.ppo_n_minibatches):
         with timer.phase("pack"):

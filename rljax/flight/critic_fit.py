@@ -13,14 +13,14 @@ from rljax.config.schema import Config
 from rljax.engine import Learner
 from rljax.metrics.accumulator import PhaseTimer
 from rljax.objective.spec import Objective
-from rljax.train_step import Arrays, score_batch, train_critic
+from rljax.train_step import score_batch, train_critic
 from rljax.types import Group, Trajectory
 
 FITTED = 0.8  # share of the explainable variance
 
 
 class Fit(enum.StrEnum):
-    """Whether a critic fits a batch."""
+    """Verdict on a critic that was trained on one batch."""
 
     FITS = "fits"
     LEARNS = "learns, but is slow"
@@ -110,7 +110,7 @@ def fit_critic(learner: Learner, config: Config, groups: Sequence[Group], passes
         value_std=np.array([values.std() for values in course]),
         return_mean=float(returns.mean()),
         return_std=float(returns.std()),
-        ceiling=explained(_best_values(scored.trajectories, scored.returns), returns),
+        ceiling=explained(_best_values(scored.trajectories, returns), returns),
     )
 
 
@@ -131,12 +131,11 @@ def explained(values: np.ndarray, returns: np.ndarray) -> float:
     return float(1 - (returns - values).var() / variance) if variance else float("nan")
 
 
-def _best_values(trajectories: Sequence[Trajectory], returns: Arrays) -> np.ndarray:
-    """Returns the mean return of each trained token's context: no critic explains more."""
+def _best_values(trajectories: Sequence[Trajectory], returns: np.ndarray) -> np.ndarray:
+    """Returns the mean return of each trained token's context, [N]: no critic explains more."""
     contexts = [context for t in trajectories for context in _contexts(t)]
     _, ids = np.unique(np.array(contexts, np.int64), return_inverse=True)
-    target = np.concatenate([r[t.loss_mask] for r, t in zip(returns, trajectories, strict=True)]).astype(np.float64)
-    return (np.bincount(ids, target) / np.bincount(ids))[ids]
+    return (np.bincount(ids, returns) / np.bincount(ids))[ids]
 
 
 def _contexts(trajectory: Trajectory) -> list[int]:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Flight recorder of a run. An error of the disk ends the recording with a warning, not the run.
+    """Flight recorder of a run. An error of the disk ends the recording, with a warning.
 
     Its methods return at once, or wait for a slow disk: call them outside the event loop's thread.
 
@@ -43,7 +43,7 @@ class Recorder:
         self.parent = first_step
         self._parents: dict[int, int] = {}
         self._checkpoints = config.flight.keep_checkpoints
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE)
+        self._jobs: queue.Queue[Callable[[Shelf], None] | None] = queue.Queue(QUEUE)
         self._shelf: Shelf | None = None  # None: nothing is recorded
         if not config.flight.steps:
             return

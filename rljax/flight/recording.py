@@ -1,4 +1,4 @@
-"""What the flight recorder of a run wrote: records of steps, and which can be made again."""
+"""Reads what the flight recorder of a run wrote: records, and which steps can be made again."""
 
 from __future__ import annotations
 

@@ -182,7 +182,10 @@ def newest_step(recording: Recording) -> int:
 
 
 def divergence(log_ratio: np.ndarray) -> float:
-    """Estimates KL(p || q) from log q - log p at tokens drawn from p: k3, never negative; nats per token."""
+    """Estimates KL(p || q) in nats per token from log q - log p at tokens that p drew.
+
+    The estimator is k3, which is never negative.
+    """
     return float(np.mean(np.expm1(log_ratio) - log_ratio)) if log_ratio.size else 0.0
 
 

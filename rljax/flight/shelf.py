@@ -133,19 +133,20 @@ class Shelf:
             self._with_base.setdefault(kept.base, set()).update(steps)
 
     def _make_room(self) -> None:
-        """Deletes ordinary records beyond `flight.steps`, and any that `flight.max_mb` has no room for."""
+        """Deletes ordinary records beyond `flight.steps`, and any beyond `flight.max_mb`."""
         newest = max(self._sizes)
-        protected = self._alone.union(*self._with_base.values())
+        with self._lock:
+            protected = self._alone.union(*self._with_base.values())
         ordinary = sorted(self._sizes.keys() - protected)
         for step in ordinary[: -self._limits.steps]:
             self._delete(step)
         candidates = [*ordinary[-self._limits.steps :], *sorted(self._alone)]
         while sum(self._sizes.values()) > self._limits.max_mb * 2**20:
-            step = next((step for step in candidates if step in self._sizes and step != newest), None)
-            if step is None and not self._let_go(newest):
+            oldest = next((step for step in candidates if step in self._sizes and step != newest), None)
+            if oldest is not None:
+                self._delete(oldest)
+            elif not self._let_go(newest):
                 return
-            if step is not None:
-                self._delete(step)
 
     def _let_go(self, newest: int) -> bool:
         """Gives up the steps of the checkpoint that was held first. Returns False if none is held."""
