@@ -48,6 +48,7 @@ from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
 from rljax.engines.cuda.teacher import Teacher
 from rljax.engines.cuda.transports import Route
 from rljax.engines.http.config import SglangConfig
+from rljax.metrics.guardrails import update_bounds
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX, Objective
 
@@ -143,7 +144,8 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
     # Phases
 
     def _make_actor(self, total_steps: int | None) -> Phase:
-        return Phase(self._policy, self._config.actor.optimizer, total_steps, "actor.optimizer", PREFIX)
+        bounds = update_bounds(self._config.guard, "skip")
+        return Phase(self._policy, self._config.actor.optimizer, total_steps, "actor.optimizer", PREFIX, bounds=bounds)
 
     def _make_warmup(self, total_steps: int | None) -> Phase:
         return Phase(self._policy, self._config.warmup.optimizer, total_steps, "warmup.optimizer", PREFIX)
