@@ -1,7 +1,8 @@
 """The config as frozen dataclasses: the single declaration of its keys.
 
 `base.get_config()` of configs/base.py, the checks of single keys and docs/config.md are all made
-from it. The sections of what is trained are in schema_training.py. An engine declares its own
+from it. The sections of what is trained are in schema_training.py, that of the guardrails in
+schema_guard.py. An engine declares its own
 (`EngineConfig`), and no engine is named here. Binaries turn the ConfigDict into a `Config` at the
 edge; below that nothing reads a ConfigDict.
 """
@@ -13,7 +14,8 @@ import types
 from collections.abc import Mapping
 from typing import Self
 
-from rljax.config.keys import HALF_OPEN_UNIT, NOT_NEGATIVE, POSITIVE, UNIT, key, section
+from rljax.config.keys import HALF_OPEN_UNIT, NOT_NEGATIVE, POSITIVE, key, section
+from rljax.config.schema_guard import GuardConfig
 from rljax.config.schema_training import (
     ActorConfig,
     CriticConfig,
@@ -171,28 +173,6 @@ class RecoverConfig:
     hang_timeout: float = key(
         1800.0, "Time without progress after which all stacks are dumped and the run ends.", POSITIVE, unit="seconds"
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class GuardConfig:
-    """Guardrails: bounds on means over a step's batch. A run that breaks one ends; None: no bound."""
-
-    # Bounds that no healthy run breaks are on by default; the others depend on the task.
-    patience: int = key(3, "Steps in a row out of a bound that end a run; a step far out of it ends the run at once.", POSITIVE)
-    finite: bool = key(True, "Require a finite loss and gradient norm.")
-    max_approx_kl: float | None = key(
-        10.0, "Largest KL divergence of the policy from its proximal policy.", POSITIVE, unit="nats per token"
-    )
-    # On a solved task it is near 0
-    min_entropy: float | None = key(None, "Smallest mean entropy.", NOT_NEGATIVE, unit="nats per token")
-    max_grad_norm: float | None = key(None, "Largest global norm of the gradient, before clipping.", POSITIVE)
-    min_reward: float | None = key(None, "Smallest mean reward of the task.")
-    max_behave_imp_weight: float | None = key(
-        10.0, "Largest mean ratio of proximal to behavior policy; 1 if sampler and learner agree.", POSITIVE
-    )
-    min_behave_imp_weight: float | None = key(0.1, "Smallest mean ratio of proximal to behavior policy.", POSITIVE)
-    # A base model may begin at 1
-    max_no_eos_ratio: float | None = key(None, "Largest share of completions cut at the length limit.", UNIT)
 
 
 @dataclasses.dataclass(frozen=True)

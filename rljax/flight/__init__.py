@@ -12,7 +12,7 @@ WORKDIR/flight/<step>/step.json            format, step, version, parent, config
 WORKDIR/flight/config-<digest>.json        configs that the steps name
 WORKDIR/flight/kept.jsonl                  steps at which a guard or a rule spoke, and why
 
-The parent of a step is the step whose learner it began with: the one before it, or, after a
-rollback, that of the checkpoint. A step is made again from its nearest ancestor with a checkpoint,
-by making all steps between them.
+The parent of a step is the step whose learner it began with: the one before it. A rollback, which
+counts as a step, has a step.json alone; its parent is the step of the checkpoint it went back to. A
+step is made again from its nearest ancestor with a checkpoint, by making all steps between them.
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rljax.checkpoints.disk import reason
 from rljax.config.schema import Config
-from rljax.flight.recording import Kept
+from rljax.flight.recording import Header, Kept
 from rljax.flight.shelf import Shelf
 from rljax.train_step import Scored
 from rljax.types import Group
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 class Recorder:
     """Flight recorder of a run. An error of the disk ends the recording, with a warning.
 
-    Its methods return at once, or wait for a slow disk: call them outside the event loop's thread.
+    `record` and `scored` wait for a disk that is behind: call them outside the event loop's thread.
 
     Example:
 
         recorder = Recorder(config, workdir, first_step=12)
-        recorder.record(13, version=12, groups=groups)
+        recorder.record(13, 12, groups, lr_factor=1.0)
         recorder.scored(13, scored)
         recorder.keep(13, "guard.max_grad_norm: ...", checkpoints=[10])
         recorder.close()
@@ -43,7 +43,8 @@ class Recorder:
         self.parent = first_step
         self._parents: dict[int, int] = {}
         self._checkpoints = config.flight.keep_checkpoints
-        self._jobs: queue.Queue[Callable[[Shelf], None] | None] = queue.Queue(QUEUE)
+        self._jobs: queue.SimpleQueue[Callable[[Shelf], None] | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(QUEUE)
         self._shelf: Shelf | None = None  # None: nothing is recorded
         if not config.flight.steps:
             return
@@ -61,19 +62,35 @@ class Recorder:
         """Steps of the checkpoints that kept steps are made again from."""
         return self._shelf.held if self._shelf else frozenset()
 
-    def record(self, step: int, version: int, groups: Sequence[Group]) -> None:
+    def record(self, step: int, version: int, groups: Sequence[Group], lr_factor: float) -> None:
         """Records the batch of a step that is about to be made.
 
         Args:
           version: training steps finished before it.
+          lr_factor: of the learning rates, as `Learner.scale_lr` has it.
         """
-        parent, self.parent = self.parent, step
-        self._parents[step] = parent
-        self._submit(lambda shelf: shelf.add(step, version, parent, groups))
+        header = self._next(step, version, lr_factor)
+        self._wait_and_put(lambda shelf: shelf.add(header, groups))
 
     def scored(self, step: int, scored: Scored) -> None:
         """Records what was computed from a step's batch before the first update."""
-        self._submit(lambda shelf: shelf.add_scores(step, scored))
+        self._wait_and_put(lambda shelf: shelf.add_scores(step, scored))
+
+    def rolled_back(self, step: int, target: int) -> None:
+        """Records that the learner was restored.
+
+        Args:
+          step: the number that the rollback itself has among the steps.
+          target: step after which the learner's state now is.
+        """
+        self.parent = target
+        header = self._next(step, None, 1.0)
+        self._put(lambda shelf: shelf.add(header, ()))
+
+    def _next(self, step: int, version: int | None, lr_factor: float) -> Header:
+        header = Header(step, version, self.parent, lr_factor)
+        self._parents[step], self.parent = self.parent, step
+        return header
 
     def keep(self, step: int, why: str, *, checkpoints: Collection[int]) -> None:
         """Keeps a step's batch beyond the last `flight.steps`.
@@ -93,7 +110,7 @@ class Recorder:
             parent = self._parents[parent]
         whole = (parent in checkpoints or parent == 0) and self._shelf.hold(parent, self._checkpoints)
         kept = Kept(step, why, parent if whole else None)
-        self._submit(lambda shelf: shelf.keep(kept, steps if whole else steps[:1]))
+        self._put(lambda shelf: shelf.keep(kept, steps if whole else steps[:1]))
 
     def close(self) -> None:
         """Waits until everything is written."""
@@ -101,13 +118,22 @@ class Recorder:
             self._jobs.put(None)
             self._thread.join()
 
-    def _submit(self, job: Callable[[Shelf], None]) -> None:
-        if self._shelf is None:
-            return
-        try:
-            self._jobs.put(job, timeout=PATIENCE)
-        except queue.Full:
+    def _wait_and_put(self, job: Callable[[Shelf], None]) -> None:
+        """Has a job done, after a wait if many are waiting."""
+        if self._shelf is not None and not self._room.acquire(timeout=PATIENCE):
             self._give_up(TimeoutError(f"nothing was written for {PATIENCE:g} s"))
+
+        def counted(shelf: Shelf) -> None:
+            try:
+                job(shelf)
+            finally:
+                self._room.release()
+
+        self._put(counted)
+
+    def _put(self, job: Callable[[Shelf], None]) -> None:
+        if self._shelf is not None:
+            self._jobs.put(job)
 
     def _work(self, shelf: Shelf) -> None:
         while (job := self._jobs.get()) is not None:

@@ -28,13 +28,14 @@ Arrays = list[np.ndarray]  # one [T] array per trajectory
 class Header:
     """step.json of a record: where the step stands among the others.
 
-    Example: Header(step=913, version=12, parent=912, config="config-5f3a91c2.json")
+    Example: Header(step=913, version=12, parent=912, lr_factor=1.0, config="config-5f3a91c2.json")
     """
 
     step: int
-    version: int  # training steps finished before it
+    version: int | None  # training steps finished before it; None of a rollback, which has no batch
     parent: int  # step whose learner it began with
-    config: str  # name of the file with its config
+    lr_factor: float  # of the learning rates, as guardrails had scaled them
+    config: str = ""  # name of the file with its config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +130,8 @@ class Recording:
     def read(self, step: int) -> StepRecord:
         """Reads the record of a step. Raises UserError if there is none, or it is damaged."""
         header = self.header(step)
+        if header.version is None:
+            raise UserError(f"--step: {step} is a rollback to the learner after step {header.parent}: it trained on nothing")
         directory = self.folder / str(step)
         groups = dump.load(directory)
         return StepRecord(header, self.config(header), groups, read_scores(directory, groups))
@@ -155,7 +158,8 @@ class Recording:
                 yield Chain(step, tuple(reversed(steps)))
             if step not in headers:
                 return
-            steps.append(step)
+            if headers[step].version is not None:
+                steps.append(step)
             step = headers[step].parent
 
     def checkpoint(self, step: int) -> Path:
@@ -168,7 +172,8 @@ class Recording:
 
     def remakeable(self) -> list[int]:
         """Returns the steps that can be made again, ascending."""
-        return [step for step, header in self.headers().items() if next(self.chains(header.parent), None) is not None]
+        trained = [header for header in self.headers().values() if header.version is not None]
+        return [header.step for header in trained if next(self.chains(header.parent), None) is not None]
 
     def newest(self) -> int:
         """Returns the newest step that can be made again. Raises UserError if none can."""

@@ -100,6 +100,7 @@ class Replayer:
     def make(self, record: StepRecord) -> Remade:
         """Makes a step again, from the learner's present state."""
         self._use(record.config)
+        self.learner.scale_lr(record.header.lr_factor)
         metrics = _step(self.learner, self._change(record.config), record)
         self._at = record.header.step
         self.distance += 1
@@ -163,7 +164,9 @@ class Replayer:
 def _step(learner: Learner, config: Config, record: StepRecord) -> dict[str, Mean]:
     if config.actor.loss == "sft":
         return supervise(learner, config, [t for group in record.groups for t in group.trajectories])
-    return learn(learner, config, record.groups, record.header.version, PhaseTimer(lambda what: None)).metrics
+    version = record.header.version
+    assert version is not None, "a rollback is no step to make"
+    return learn(learner, config, record.groups, version, PhaseTimer(lambda what: None)).metrics
 
 
 def comparable(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -158,7 +158,7 @@ def rescore(recording: Recording, replayer: Replayer, record: StepRecord) -> Res
     return Rescored(
         step=record.header.step,
         cap=config.actor.behav_imp_weight_cap,
-        lag=(record.header.version - versions)[reached],
+        lag=((record.header.version or 0) - versions)[reached],
         disagreement=(behavior - drawn)[reached],
         drift=(now - drawn)[reached],
         one_version=np.concatenate([np.full(t.loss_mask.sum(), _has_one_version(t)) for t in trajectories])[reached],

@@ -73,13 +73,16 @@ class Shelf:
             self._with_base.setdefault(base, set())
             return True
 
-    def add(self, step: int, version: int, parent: int, groups: Sequence[Group]) -> None:
+    def add(self, header: Header, groups: Sequence[Group]) -> None:
         """Writes a record without scores. A reader sees all of it or nothing."""
-        header = Header(step, version, parent, self._config)
+        step = header.step
         temporary, directory = self._folder / f".{step}.tmp", self._folder / str(step)
+        tree = {"format": FORMAT} | dataclasses.asdict(dataclasses.replace(header, config=self._config))
         try:
-            dump.save(temporary, groups)
-            (temporary / STEP).write_text(json.dumps({"format": FORMAT} | dataclasses.asdict(header)) + "\n")
+            temporary.mkdir()
+            if groups:
+                dump.save(temporary, groups)
+            (temporary / STEP).write_text(json.dumps(tree) + "\n")
             os.replace(temporary, directory)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -12,11 +12,11 @@ ASYNC = {"rollout.max_head_offpolicyness": 2, "actor.ppo_n_minibatches": 2}
 
 
 def train(workdir: Path, overrides, **options):
-    """Trains, and returns the run and the sink with its metrics by step."""
+    """Trains, and returns the run and the sink with its metrics by step; metrics.jsonl has them too."""
     sinks = []
 
     def open_sink(first_step):
-        sinks.append(MemorySink(first_step))
+        sinks.append(MemorySink(first_step, workdir / "metrics.jsonl"))
         return sinks[-1]
 
     run = make_run(workdir, overrides, sink=open_sink, **options)

@@ -30,7 +30,7 @@ def batch(step, tokens=8):
 
 def record(recorder, steps, **options):
     for step in steps:
-        recorder.record(step, step - 1, batch(step, **options))
+        recorder.record(step, step - 1, batch(step, **options), lr_factor=1.0)
 
 
 def recorder_of(workdir, first_step=0, **limits):
@@ -46,11 +46,12 @@ def test_a_record_has_the_batch_and_its_scores_to_the_bit(tmp_path):
     trajectories = [t for group in groups for t in group.trajectories]
     random = np.random.default_rng(0)
     arrays = {name: [random.normal(size=8).astype(np.float32)] for name in ("advantage", "proximal", "returns")}
-    recorder.record(1, 0, groups)
+    recorder.record(1, 0, groups, lr_factor=0.5)
     recorder.scored(1, Scored(trajectories, **arrays, reference=None, teacher=None, values=None))
     recorder.close()
     found = Recording(tmp_path).read(1)
-    assert found.groups[0].uid == "0/1" and found.header.version == 0 and found.header.parent == 0
+    assert found.groups[0].uid == "0/1"
+    assert (found.header.version, found.header.parent, found.header.lr_factor) == (0, 0, 0.5)
     np.testing.assert_array_equal(found.groups[0].trajectories[0].token_ids, groups[0].trajectories[0].token_ids)
     assert set(found.scores) == {"advantage", "proximal_logp", "returns"}
     np.testing.assert_array_equal(found.scores["proximal_logp"][0], arrays["proximal"][0])
@@ -201,12 +202,13 @@ def test_a_guard_that_speaks_keeps_its_step_and_the_checkpoint_before_it(tmp_pat
 
     overrides = ASYNC | {
         "saver.freq_steps": 2, "saver.keep_last": 1, "total_train_epochs": 8, "flight.steps": 4,
-        "guard.min_reward": 0.2, "guard.patience": 1000,
+        "guard.min_reward": 0.2, "guard.patience": 1, "guard.action": "warn",
     }  # fmt: skip
     loop.train(make_run(tmp_path, overrides, sink=Wild))
     recording = Recording(tmp_path)
     first = recording.kept()[0]
-    assert first.why.startswith("rollout/reward is ") and first.base is not None
+    assert first.why.startswith("guard.min_reward: rollout/reward 0.") and first.why.endswith(", bound 0.2: warn")
+    assert first.base is not None
     assert recording.steps()[-1] - first.step > 8
     replayer, found = replayer_of(tmp_path), recording.read(first.step)
     replayer.go_to(found.header.parent, found.config)
@@ -217,7 +219,7 @@ def test_a_guard_that_speaks_keeps_its_step_and_the_checkpoint_before_it(tmp_pat
 def test_a_run_that_a_guard_ends_has_its_last_step_kept(tmp_path):
     with pytest.raises(GuardrailError):
         train(tmp_path, ASYNC | {"guard.min_reward": 100.0, "guard.patience": 2})
-    assert [kept.step for kept in Recording(tmp_path).kept()] == [1, 2]
+    assert [kept.step for kept in Recording(tmp_path).kept()] == [2]
 
 
 def test_a_torn_record_is_one_line(tmp_path):

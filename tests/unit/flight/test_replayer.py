@@ -1,14 +1,15 @@
 """A recorded step that is made again has the metrics of the run, to the bit, whatever it depends on."""
 
+import dataclasses
 import shutil
 
 import numpy as np
 import pytest
 
-from rljax.errors import UserError
+from rljax.errors import GuardrailError, UserError
 from rljax.flight.comparison import compare
 from rljax.flight.recording import Recording, spans
-from rljax.testing.harness import IN_MEMORY
+from rljax.testing.harness import IN_MEMORY, Repeat
 from tests.unit.flight.recorded import ASYNC, replayer_of, train
 
 NO_NORM = {"actor.reward_norm.mean_level": "none", "actor.reward_norm.std_level": "none"}
@@ -39,6 +40,42 @@ def test_every_step_made_again_has_the_metrics_of_the_run(tmp_path, kind):
         assert [d for d in again.differences if not d.equal] == []
         learned |= any(d.name.endswith("grad_norm") and d.recorded > 0 for d in again.differences)
     assert learned
+
+
+class Souring(Repeat):
+    """Its rewards are lower by 1 after 160 episodes."""
+
+    episodes = 0
+
+    async def episode(self, generator, prompt, params, seed):
+        trajectory = await super().episode(generator, prompt, params, seed)
+        self.episodes += 1
+        return trajectory if self.episodes < 160 else dataclasses.replace(trajectory, reward=trajectory.reward - 1)
+
+
+def test_steps_on_both_sides_of_a_rollback_have_the_metrics_of_the_run(tmp_path):
+    """Also from a checkpoint before the rollback, when the one that it made is gone."""
+    guards = {"guard.min_reward": -0.5, "guard.patience": 3, "guard.max_rollbacks": 1, "guard.action": "rollback"}
+    saver = {"saver.freq_steps": 1, "saver.keep_last": 9}
+    with pytest.raises(GuardrailError):
+        train(tmp_path, ASYNC | guards | saver | {"total_train_epochs": 9}, workflow=Souring())
+    recording = Recording(tmp_path)
+    (back,) = (header for header in recording.headers().values() if header.version is None)
+    assert 0 < back.parent < back.step - 1
+    with pytest.raises(UserError, match=f"--step: {back.step} is a rollback to the learner after step {back.parent}"):
+        recording.read(back.step)
+    shutil.rmtree(tmp_path / "checkpoints" / str(back.step))
+    shutil.rmtree(tmp_path / "checkpoints" / str(back.parent), ignore_errors=True)
+    last, made = recording.read(recording.steps()[-1]), []
+    assert last.header.step > back.step and last.header.lr_factor == 0.3
+    replayer = replayer_of(tmp_path, on_made=made.append)
+    replayer.go_to(last.header.parent, last.config)
+    made.append(replayer.make(last))
+    steps = [remade.step for remade in made]
+    assert back.parent in steps and not set(steps) & set(range(back.parent + 1, back.step + 1))
+    for remade in made:
+        again = compare(recording.metrics(remade.step), remade.metrics, dtype="float32", steps=1)
+        assert len(again.differences) > 30 and [d for d in again.differences if not d.equal] == []
 
 
 def test_all_steps_made_again_lead_to_the_weights_of_the_run(tmp_path):
