@@ -54,7 +54,7 @@ def run() -> None:
     if arguments:
         raise UserError(f"{arguments[0]}: unexpected argument (--help names the flags)")
     if LOG.value is not None:
-        return _judge_log()
+        return _judge_log(Path(LOG.value))
     if WORKDIR.value is None:
         raise UserError("--workdir: missing (the directory of a run; or --log, or --diff A B)")
     workdirs = [Path(part) for part in WORKDIR.value.split(",") if part]
@@ -93,10 +93,10 @@ def _score() -> Any:
     return None if SCORE.value is None else resolve("--score", SCORE.value, {}, "score", ("prompt", "completion"))
 
 
-def _judge_log() -> None:
+def _judge_log(path: Path) -> None:
     from rljax.diagnosis import diagnose, importers, render
 
-    diagnosis = diagnose(importers.read(Path(LOG.value), FORMAT.value, SOURCE.value))
+    diagnosis = diagnose(importers.read(path, FORMAT.value, SOURCE.value))
     _say(diagnosis.json(), render.text(diagnosis))
     _exit(diagnosis.first_break is not None)
 

@@ -118,7 +118,7 @@ def extreme_logp(history: History) -> Sign | None:
     next="find the samples with the largest reward by magnitude in WORKDIR/samples.jsonl; set actor.reward_clip",
 )
 def outlier_rewards(history: History) -> Sign | None:
-    low, high = history[f"{names.REWARD}/min"], history[f"{names.REWARD}/max"]
+    low, high = history.aligned(f"{names.REWARD}/min", f"{names.REWARD}/max")
     magnitude = Series("largest reward by magnitude", high.steps, np.maximum(np.abs(low.values), np.abs(high.values)))
     typical = max(magnitude.median, 1e-9)
     found = magnitude.where(magnitude.values > OUTLIER_REWARD * typical)

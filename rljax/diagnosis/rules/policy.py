@@ -96,9 +96,7 @@ def importance_weight(history: History) -> Sign | None:
     next="rljax train with deterministic=true for ten steps; rljax parity --config=CONFIG",
 )
 def unit_ratio(history: History) -> Sign | None:
-    low, high = history[f"{names.IMPORTANCE_WEIGHT}/min"], history[f"{names.IMPORTANCE_WEIGHT}/max"]
-    if len(low) != len(high):
-        return None
+    low, high = history.aligned(f"{names.IMPORTANCE_WEIGHT}/min", f"{names.IMPORTANCE_WEIGHT}/max")
     away = Series(
         "largest distance of importance_weight from 1", low.steps, np.maximum(np.abs(low.values - 1), np.abs(high.values - 1))
     )
