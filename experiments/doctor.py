@@ -1,10 +1,10 @@
 """Says which link of a run's loop broke first, with the evidence.
 
-    python -m experiments.doctor --workdir=runs/quickstart             # finished, live or torn
-    python -m experiments.doctor --workdir=runs/quickstart --watch     # as it goes on
-    python -m experiments.doctor --workdir=runs/a,runs/b,runs/c        # several seeds together
-    python -m experiments.doctor --diff runs/a runs/b                  # what differs between two runs
-    python -m experiments.doctor --log=wandb.csv --source=trl          # a log of TRL's or verl's
+    python -m experiments.doctor --workdir=runs/quickstart         # finished, live or torn
+    python -m experiments.doctor --workdir=runs/a --watch          # as it goes on
+    python -m experiments.doctor --workdir=runs/a,runs/b,runs/c    # several seeds together
+    python -m experiments.doctor --diff runs/a runs/b              # what differs between them
+    python -m experiments.doctor --log=wandb.csv --source=trl      # a log of TRL's or verl's
     python -m experiments.doctor --workdir=runs/a --audit=runs/a/audit --score=package.module:function
     python -m experiments.doctor --workdir=runs/a --checklist
     python -m experiments.doctor --workdir=runs/a --private=runs/a_private

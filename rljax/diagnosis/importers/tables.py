@@ -100,7 +100,7 @@ class Source:
     plain: Callable[[str], str] = _plain  # undoes prefixes that a logger adds
 
     def rename(self, theirs: str) -> tuple[str, float] | None:
-        """Returns our name for one of theirs, and the factor of its values; None if rules don't read it."""
+        """Returns our name for one of theirs, and the factor of its values; None if no rule reads it."""
         if not self.table:
             return theirs, 1.0
         found = ((renamed.apply(self.plain(theirs)), renamed.factor) for renamed in self.table)
@@ -124,7 +124,7 @@ def detect(seen: Iterable[str]) -> str | None:
 
 
 def convert(source: Source, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Renames the metrics of rows. Where several become one, as validation sets do, the mean is taken."""
+    """Renames the metrics of rows; several that become one, as of validation sets, are averaged."""
     converted = []
     for row in rows:
         values: dict[str, list[float]] = {}

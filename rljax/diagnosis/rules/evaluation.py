@@ -87,7 +87,7 @@ def _is_same_source(config: Config) -> bool:
     next="rljax train with evaluator.greedy=false and evaluator.temperature, top_p and top_k those of gconfig",
 )
 def protocol(history: History) -> Sign | None:
-    """Compares a reward that both record at the first evaluation, before training can tell them apart."""
+    """Compares a reward that both record, at the first evaluation: then they have one policy."""
     differs = "" if history.config is None else _differences(history.config)
     gap = _first_gap(history)
     if gap is not None and (differs or not _is_greedy(history)):

@@ -108,7 +108,7 @@ def seq_len_growth(history: History) -> Sign | None:
     next="rljax train with reward.workers doubled; make the reward async if it waits for a service",
 )
 def slow_reward(history: History) -> Sign | None:
-    """Compares the seconds of all reward calls of a step, spread over the workers, with its wall time."""
+    """Compares the seconds of a step's reward calls, spread over the workers, with its time."""
     seconds, wall, wait = history.rl.aligned(names.REWARD_SECONDS, names.WALL, names.LEARNER_WAIT)
     config = history.config
     if config is None:

@@ -261,7 +261,7 @@ def long_tail(history: History) -> Sign | None:
     next="rljax train with train_dataset.batch_size as the evidence says",
 )
 def variance(history: History) -> Sign | None:
-    """Takes the spread about a rolling median for that of a batch's mean, which falls with its root."""
+    """Takes the spread about a rolling median for the standard error of a batch's mean."""
     reward, width = history[names.REWARD], reward_range(history).width
     spread = noise(reward, PATIENCE)
     if not width or spread < NOISY_REWARD * width:
