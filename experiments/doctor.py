@@ -5,7 +5,7 @@
     python -m experiments.doctor --workdir=runs/a,runs/b,runs/c    # several seeds together
     python -m experiments.doctor --diff runs/a runs/b              # what differs between them
     python -m experiments.doctor --log=wandb.csv --source=trl      # a log of TRL's or verl's
-    python -m experiments.doctor --workdir=runs/a --audit=runs/a/audit --score=package.module:function
+    python -m experiments.doctor --workdir=runs/a --audit=out --score=package.module:function
     python -m experiments.doctor --workdir=runs/a --checklist
     python -m experiments.doctor --workdir=runs/a --private=runs/a_private
 

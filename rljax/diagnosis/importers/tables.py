@@ -100,7 +100,7 @@ class Source:
     plain: Callable[[str], str] = _plain  # undoes prefixes that a logger adds
 
     def rename(self, theirs: str) -> tuple[str, float] | None:
-        """Returns our name for one of theirs, and the factor of its values; None if no rule reads it."""
+        """Returns our name for one of theirs, and its factor; None if no rule reads it."""
         if not self.table:
             return theirs, 1.0
         found = ((renamed.apply(self.plain(theirs)), renamed.factor) for renamed in self.table)
