@@ -33,6 +33,7 @@ MENUS = {
         "gpu_run",
         "tpu_compile",
         "curves",
+        "broken_runs",
     ),
 }
 HELP = ("--help", "-help", "-h", "-?", "help")
