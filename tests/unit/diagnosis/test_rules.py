@@ -400,3 +400,11 @@ def test_rules_say_what_they_mean_and_what_to_do():
     for rule in RULES:
         assert rule.meaning.endswith(".") and rule.causes and rule.next, rule.id
         assert not any(cause.endswith(".") for cause in rule.causes), rule.id
+
+
+@pytest.mark.parametrize(("lag0", "cap", "first"), [(-0.3, 5.0, "disagree"), (-1e-6, 5.0, "stale"), (-1e-6, None, "cap")])
+def test_causes_of_decoupled_weights_are_told_apart(lag0, cap, first):
+    away = {"ppo_actor__update__behave_imp_weight__avg": 1.5, "ppo_actor__behave_log_ratio_lag0": lag0}
+    history = changed(made.config(actor__behav_imp_weight_cap=cap), **away)
+    (finding,) = diagnose(history, [rule for rule in RULES if rule.id == "policy.behave_imp_weight"]).findings
+    assert first in finding.causes[0]
