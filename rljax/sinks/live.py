@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
 from rljax.sinks import RunState, Status
@@ -51,6 +52,9 @@ class LineSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl, and in the log."""
 
     def status(self, status: Status) -> None:
         self._status = status
@@ -98,6 +102,9 @@ class LiveSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl, and in the log."""
 
     def status(self, status: Status) -> None:
         self._progress.update(

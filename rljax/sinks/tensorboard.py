@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rljax.errors import UserError
+from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten
 from rljax.sinks import Status
@@ -57,6 +58,9 @@ class TensorBoardSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl; their counts are metrics."""
 
     def status(self, status: Status) -> None:
         self._writer.flush()
