@@ -1,11 +1,11 @@
 """Says which link of a run's loop broke first, with the evidence.
 
-    python -m experiments.doctor --workdir=runs/quickstart             # finished, live or torn
-    python -m experiments.doctor --workdir=runs/quickstart --watch     # as it goes on
-    python -m experiments.doctor --workdir=runs/a,runs/b,runs/c        # several seeds together
-    python -m experiments.doctor --diff runs/a runs/b                  # what differs between two runs
-    python -m experiments.doctor --log=wandb.csv --source=trl          # a log of TRL's or verl's
-    python -m experiments.doctor --workdir=runs/a --audit=runs/a/audit --score=package.module:function
+    python -m experiments.doctor --workdir=runs/quickstart         # finished, live or torn
+    python -m experiments.doctor --workdir=runs/a --watch          # as it goes on
+    python -m experiments.doctor --workdir=runs/a,runs/b,runs/c    # several seeds together
+    python -m experiments.doctor --diff runs/a runs/b              # what differs between them
+    python -m experiments.doctor --log=wandb.csv --source=trl      # a log of TRL's or verl's
+    python -m experiments.doctor --workdir=runs/a --audit=out --score=package.module:function
     python -m experiments.doctor --workdir=runs/a --checklist
     python -m experiments.doctor --workdir=runs/a --private=runs/a_private
     python -m experiments.doctor --workdir=runs/a --rescore     # do sampler and learner agree?
@@ -60,7 +60,7 @@ def run() -> None:
     if arguments:
         raise UserError(f"{arguments[0]}: unexpected argument (--help names the flags)")
     if LOG.value is not None:
-        return _judge_log()
+        return _judge_log(Path(LOG.value))
     if WORKDIR.value is None:
         raise UserError("--workdir: missing (the directory of a run; or --log, or --diff A B)")
     workdirs = [Path(part) for part in WORKDIR.value.split(",") if part]
@@ -101,10 +101,10 @@ def _score() -> Any:
     return None if SCORE.value is None else resolve("--score", SCORE.value, {}, "score", ("prompt", "completion"))
 
 
-def _judge_log() -> None:
+def _judge_log(path: Path) -> None:
     from rljax.diagnosis import diagnose, importers, render
 
-    diagnosis = diagnose(importers.read(Path(LOG.value), FORMAT.value, SOURCE.value))
+    diagnosis = diagnose(importers.read(path, FORMAT.value, SOURCE.value))
     _say(diagnosis.json(), render.text(diagnosis))
     _exit(diagnosis.first_break is not None)
 

@@ -46,7 +46,7 @@ ABOUT = {
 
 
 def differences(ours: History, theirs: History) -> list[Difference]:
-    """Lists what differs between two runs, by their configs and the last sessions of their contexts.
+    """Lists what differs between two runs, by configs and the last sessions of their contexts.
 
     What only one of them recorded counts as a difference.
     """

@@ -1,4 +1,4 @@
-"""Text of a diagnosis: the verdict first, then its evidence, what followed, notes, and what was not judged."""
+"""Text of a diagnosis: verdict, evidence, what followed, notes, and what was not judged."""
 
 from __future__ import annotations
 

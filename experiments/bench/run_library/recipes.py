@@ -46,6 +46,7 @@ PPO: Settings = {
     "actor.adv_norm.mean_level": "batch",
     "actor.adv_norm.std_level": "batch",
     "critic.optimizer.lr": 1e-3,
+    "reward.name": f"{REWARDS}:where_possible",
     "critic.eps_clip_value": 0.2,
     "critic.ppo_n_minibatches": 2,
     "gconfig.n_samples": 1,

@@ -1,4 +1,4 @@
-"""Rewards with a hole, as `reward.name` names them, and a workflow that misuses its reward."""
+"""Rewards as `reward.name` names them, most with a hole, and a workflow that misuses its reward."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ def always(prompt: Prompt, completion: str) -> float:
 def of_the_prompt(prompt: Prompt, completion: str) -> float:
     """Scores the question instead of the answer."""
     return float(int(str(prompt.fields["answer"])) % 2 == 0)
+
+
+def where_possible(prompt: Prompt, completion: str) -> dict[str, float]:
+    """Pays for right answers to half of the questions; the others can't be solved.
+
+    So the question says much of the reward, and a critic has something to learn.
+    """
+    solvable = prompt.messages[-1]["content"] < "55"
+    right = _right(prompt, completion)
+    return {"reward": right * solvable, "exact": right}
 
 
 def longer(prompt: Prompt, completion: str) -> dict[str, float]:
