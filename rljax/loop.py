@@ -55,7 +55,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,8 @@ from rljax.config.schema import Config, FrequencyConfig
 from rljax.engine import Engine, ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
-from rljax.metrics.guard_actions import GuardActions
-from rljax.metrics.guardrails import Breach, Event, Guardrails
+from rljax.metrics.guard_actions import Decision, GuardActions
+from rljax.metrics.guardrails import Breach, Guardrails
 from rljax.metrics.mean import Mean, merge
 from rljax.process import memory
 from rljax.process.signals import on_stop_signal
@@ -227,9 +227,10 @@ class Loop:
                 metrics = await asyncio.to_thread(supervise, self.parts.engine.learner, self.config, examples)
             self.supervised_steps += 1
             epochs = self.supervised_steps * size // len(labeled.prompts)
-            self._write(metrics)
-            for breach in self.guardrails.check(self.step, metrics):
-                await self._act(breach)
+            decisions = self._decide(metrics)
+            self._write(metrics | _counted(decision.action for decision in decisions))
+            for decision in decisions:
+                await self._act(decision)
             if sft and self._due(self.config.evaluator, epochs):
                 await self.parts.engine.publish(self.step)
                 await self._evaluate()
@@ -314,16 +315,12 @@ class Loop:
             self.sinks.sample(self.step, uid, trajectory)
         self.sinks.histograms(self.step, learned.histograms)
         metrics = merge([learned.metrics, self._buffer_metrics(len(groups))])
-        self._write(metrics)
-        for breach in learned.breaches:
-            bound = breach.bound
-            self._record(
-                Event(self.step, bound.guard.key, bound.guard.metric, breach.value, bound.bound, bound.action, breach.detail)
-            )
-        if line := self.guardrails.hint(metrics):
-            log.warning("%s", line)
-        for found in self.guardrails.check(self.step, metrics):
-            if await self._act(found):
+        events, decisions = [breach.event(self.step) for breach in learned.breaches], self._decide(metrics)
+        self._write(metrics | _counted([*(e.action for e in events), *(d.action for d in decisions)]))
+        for event in events:
+            self.sinks.event(event)
+        for decision in decisions:
+            if await self._act(decision):
                 return
         epochs = self.buffer.done // len(self.parts.prompts)
         if self._due(self.config.evaluator, epochs):
@@ -339,18 +336,22 @@ class Loop:
 
     # Guardrails
 
-    async def _act(self, breach: Breach) -> bool:
-        """Does what a breach calls for. Returns whether the run was rolled back.
+    def _decide(self, metrics: Mapping[str, Mean]) -> list[Decision]:
+        """Judges the metrics of the last step. Returns what to do."""
+        if line := self.guardrails.hint(metrics):
+            log.warning("%s", line)
+        return self.actions.decide(self.guardrails.check(self.step, metrics), supervised=not self.buffer.version)
+
+    async def _act(self, decision: Decision) -> bool:
+        """Does what was decided. Returns whether the run was rolled back.
 
         Raises:
           GuardrailError: the run has to end.
         """
-        action, reason = self.actions.decide(breach)
-        if action == "rollback" and not self.buffer.version:
-            action, reason = "stop", "in the supervised steps, which are not rolled back"
+        breach, action, reason = decision
         line = f"guard.{breach.guard}: {breach.line} ({breach.remedy})"
         if action == "stop":
-            self._record(breach.event(self.step, action, reason))
+            self.sinks.event(breach.event(self.step, action, reason))
             raise GuardrailError(f"{line}{reason and ', '}{reason}")
         if action == "rollback":
             await self._roll_back(breach)
@@ -362,7 +363,7 @@ class Loop:
                 await self._scale_lr()
             detail = f"the learning rate is {self.actions.lr_factor:.4g} of its schedule from now on"
         log.warning("%s%s", line, detail and f"; {detail}")
-        self._record(breach.event(self.step, action, detail))
+        self.sinks.event(breach.event(self.step, action, detail))
         return False
 
     async def _roll_back(self, breach: Breach) -> None:
@@ -377,12 +378,13 @@ class Loop:
             await self._stop_producer()
         async with self.learner_lock:
             async with engine.learning():
-                target, state, entries = await self.recovery.roll_back(self.actions.newest_target(breach))
+                newest = self.actions.newest_target(breach)
+                target, state, entries = await self.recovery.roll_back(self.supervised_steps, newest)
                 self.actions.rolled_back(bad + 1, target)
                 await self._scale_lr()
             await engine.publish(self.buffer.version + 1)
             if server is not None:
-                server.forget()
+                server.revoke(self.buffer.version + 1)
             self.recovered.clear()
             self.buffer.roll_back(state["book"], entries)
         self.reported, self.epochs = Counter(self.buffer.counts), state["epochs"]
@@ -396,7 +398,7 @@ class Loop:
             f"{self.parts.workdir / 'checkpoints' / f'{bad}-failed'}"
         )
         log.warning("guard.%s: %s (%s): %s", breach.guard, breach.line, breach.remedy, detail)
-        self._record(breach.event(bad, "rollback", detail))
+        self.sinks.event(breach.event(bad, "rollback", detail))
         await self._save()
         await asyncio.to_thread(
             self.recovery.checkpoints.delete, [s for s in self.recovery.checkpoints.steps() if target < s < self.step]
@@ -405,15 +407,10 @@ class Loop:
     async def _scale_lr(self) -> None:
         await asyncio.to_thread(self.parts.engine.learner.scale_lr, self.actions.lr_factor)
 
-    def _record(self, event: Event) -> None:
-        """Writes an action of a guardrail to the sinks, and counts it in the step's metrics."""
-        self.sinks.event(event)
-        self.sinks.write(event.step, {f"guard/{event.action}": Mean(1, 1)})
-
     def _check_end(self) -> None:
         """Checks the last metrics of the supervised steps, or of the run. Raises GuardrailError."""
         if not self.stop.is_set() and (breach := self.guardrails.check_end(self.step)) is not None:
-            self._record(breach.event(self.step, "stop", "at the end"))
+            self.sinks.event(breach.event(self.step, "stop", "at the end"))
             raise GuardrailError(f"guard.{breach.guard}: {breach.line} ({breach.remedy})")
 
     def _is_suspect(self) -> bool:
@@ -569,6 +566,11 @@ class Loop:
         self.parts.engine.learner.export(ExportToDirectory(temporary))
         shutil.rmtree(target, ignore_errors=True)
         os.rename(temporary, target)
+
+
+def _counted(actions: Iterable[str]) -> dict[str, Mean]:
+    """Counts actions of the guardrails, as metrics of a step."""
+    return {f"guard/{action}": Mean(count, 1) for action, count in Counter(actions).items()}
 
 
 def _host_memory() -> dict[str, Mean]:
