@@ -93,8 +93,9 @@ def replay() -> None:
         total = config.total_train_steps
         timer = PhaseTimer(lambda _: None)
         for step, groups in enumerate(itertools.islice(itertools.cycle(batches), total)):
-            metrics = learn(learner, config, groups, step, timer)
-            sinks.write(step + 1, metrics | timer.drain())
+            learned = learn(learner, config, groups, step, timer)
+            sinks.write(step + 1, learned.metrics | timer.drain())
+            sinks.histograms(step + 1, learned.histograms)
             sinks.status(Status(RunState.RUNNING, step=step + 1, version=step + 1, total_steps=total))
         if config.saver.export_final:
             learner.export(engine.ExportToDirectory(run.export))

@@ -60,6 +60,7 @@ from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
 from rljax.metrics.guardrails import Guardrails
 from rljax.metrics.mean import Mean, merge
+from rljax.process import memory
 from rljax.process.signals import on_stop_signal
 from rljax.process.watchdog import Watchdog
 from rljax.rollout.buffer import Buffer, Entry, PromptSource
@@ -281,7 +282,7 @@ class Loop:
         async with self.learner_lock:
             with self.timer.phase("step"):
                 async with engine.learning():
-                    metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.timer)
+                    learned = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.timer)
                 with self.timer.phase("publish"):
                     await engine.publish(version + 1)
                 self.buffer.publish()
@@ -289,7 +290,8 @@ class Loop:
             self.parts.worker_server.weights_changed()
         for uid, trajectory in itertools.islice(interleaved(groups), self.config.stats_logger.samples_per_step):
             self.sinks.sample(self.step, uid, trajectory)
-        metrics = merge([metrics, self._buffer_metrics(len(groups))])
+        self.sinks.histograms(self.step, learned.histograms)
+        metrics = merge([learned.metrics, self._buffer_metrics(len(groups))])
         self._write(metrics)
         self.guardrails.check(metrics)
         if line := self.guardrails.hint(metrics):
@@ -425,6 +427,7 @@ class Loop:
             self.accumulator.drain(),
             self.timer.drain(),
             self._wall_time(),
+            _host_memory(),
         ]
         self.sinks.write(self.step, merge([metrics, *counted]))
         self._write_status(RunState.RUNNING)
@@ -459,6 +462,11 @@ class Loop:
         self.parts.engine.learner.export(ExportToDirectory(temporary))
         shutil.rmtree(target, ignore_errors=True)
         os.rename(temporary, target)
+
+
+def _host_memory() -> dict[str, Mean]:
+    used = memory.resident_bytes()
+    return {} if used is None else {"perf/host_memory_bytes": Mean(used, 1)}
 
 
 def interleaved(groups: Sequence[Group]) -> Iterator[tuple[str, Trajectory]]:

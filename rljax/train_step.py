@@ -26,6 +26,7 @@ from rljax.batching.packing import Packing
 from rljax.config.schema import Config
 from rljax.engine import Learner
 from rljax.metrics.accumulator import PhaseTimer
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
 from rljax.objective.advantages import advantages_of
 from rljax.objective.aggregation import loss_weights
@@ -33,8 +34,8 @@ from rljax.objective.explained_variance import explained_variance
 from rljax.objective.proximal import interpolation
 from rljax.objective.reward_shaping import without_truncated
 from rljax.objective.spec import Objective
-from rljax.rollout.trajectories import no_eos_ratio, reward_components
-from rljax.types import PROMPT_VERSION, Group, Trajectory
+from rljax.rollout.batch_metrics import batch_histograms, batch_metrics, log_ratio_metrics
+from rljax.types import Group, Trajectory
 
 Arrays = list[np.ndarray]  # one [T] array per trajectory
 
@@ -54,26 +55,57 @@ class Scored:
     values: Arrays | None
     returns: Arrays | None
 
+    @property
+    def log_ratio(self) -> Arrays | None:
+        """Log-ratios of the proximal to the behavior policy, [T] nats each; None if not scored."""
+        if self.proximal is None:
+            return None
+        return [p - t.behavior_logp for p, t in zip(self.proximal, self.trajectories, strict=True)]
 
-def learn(learner: Learner, config: Config, groups: Sequence[Group], version: int, timer: PhaseTimer) -> dict[str, Mean]:
+    def trained(self, arrays: Arrays) -> np.ndarray:
+        """Returns the values of all trained tokens, in the order of the trajectories."""
+        masked = [array[t.loss_mask] for array, t in zip(arrays, self.trajectories, strict=True)]
+        return np.concatenate([np.zeros(0), *masked])
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """Results of one training step."""
+
+    metrics: dict[str, Mean]  # of the learner, of the batch and of the rewards
+    histograms: dict[str, Histogram]  # by the names of metrics
+    scored: Scored  # the batch that was trained on
+
+
+def learn(learner: Learner, config: Config, groups: Sequence[Group], version: int, timer: PhaseTimer) -> Learned:
     """Trains on the groups: `ppo_n_minibatches` optimizer steps of the policy, and of the critic.
 
     Args:
       version: training steps finished before this one.
-
-    Returns:
-      Metrics of the learner, of the batch and of the rewards.
     """
-    metrics = batch_metrics(groups, version)
+    with timer.phase("record"):
+        metrics = batch_metrics(groups, version)
     if config.actor.mask_no_eos:
         groups = without_truncated(groups)
     objective = Objective.from_config(config)
     scored, of_advantages = _score(learner, config, groups, objective, timer)
-    parts = [metrics, of_advantages]
+    with timer.phase("record"):
+        of_ratios, histograms = _describe(scored, version)
+    parts = [metrics, of_advantages, of_ratios]
     if scored.values is not None:
         parts.append(_train_critic(learner, config, scored, timer))
     parts.append(_train_policy(learner, config, scored, objective, version, timer))
-    return merge(parts)
+    return Learned(merge(parts), histograms, scored)
+
+
+def _describe(scored: Scored, version: int) -> tuple[dict[str, Mean], dict[str, Histogram]]:
+    """Returns metrics of the log-ratios, and the histograms of the batch."""
+    log_ratio = None if scored.log_ratio is None else scored.trained(scored.log_ratio)
+    histograms = batch_histograms(scored.trajectories, version, scored.trained(scored.advantage), log_ratio)
+    if log_ratio is None:
+        return {}, histograms
+    lags = version - scored.trained([t.versions for t in scored.trajectories])
+    return log_ratio_metrics(log_ratio, lags), histograms
 
 
 def _score(
@@ -186,18 +218,3 @@ def supervise(learner: Learner, config: Config, examples: Sequence[Trajectory]) 
 def _pack(trajectories: Sequence[Trajectory], config: Config) -> Packing:
     lengths, mb_spec = [len(t) for t in trajectories], config.actor.mb_spec
     return packing.pack(lengths, packing.row_tokens_for(lengths, mb_spec.max_tokens_per_row, mb_spec.rows_per_mb))
-
-
-def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, Mean]:
-    """Returns metrics of the trajectories that are trained on, as they came from the sampler."""
-    trajectories = [t for group in groups for t in group.trajectories]
-    lags = version - np.concatenate([t.versions[t.loss_mask] for t in trajectories])
-    metrics = {
-        "rollout/reward": Mean.of(t.reward for t in trajectories),  # rollout/finished_reward has the rejected ones too
-        "rollout/staleness": Mean.of(lags),
-        "ppo_actor/seq_len": Mean.of(int((t.versions != PROMPT_VERSION).sum()) for t in trajectories),
-        "ppo_actor/no_eos_ratio": no_eos_ratio(trajectories),
-    }
-    for lag, count in zip(*np.unique(lags, return_counts=True), strict=True):
-        metrics[f"rollout/lag_{lag}"] = Mean(int(count), len(lags))  # share of the trained tokens
-    return metrics | reward_components(trajectories)

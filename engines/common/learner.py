@@ -90,6 +90,10 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         """Returns the framework's name of a device of the pool, and the number of devices."""
 
     @abc.abstractmethod
+    def _memory_in_use(self) -> int | None:
+        """Returns the bytes in use on this process's devices; None if they don't tell."""
+
+    @abc.abstractmethod
     def _supervised_step(self, phase: PhaseT, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         """Takes one step of the negative log-likelihood on the tokens in keep, [R, T] bool."""
 
@@ -171,7 +175,11 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         means = self._policy_step(actor, batch, keep)
         seconds = time.perf_counter() - began
         self._updates += 1
-        return means | self._throughput(batch, keep, seconds)
+        return means | self._throughput(batch, keep, seconds) | self._memory()
+
+    def _memory(self) -> dict[str, Mean]:
+        used = self._memory_in_use()
+        return {} if used is None else {"perf/device_memory_bytes": Mean(used, 1)}
 
     def _throughput(self, batch: Batch, keep: np.ndarray, seconds: float) -> dict[str, Mean]:
         """Returns tokens per second and MFU of an update that took `seconds`."""

@@ -121,6 +121,10 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         return name, self._rank_mesh.pool.size
 
+    def _memory_in_use(self) -> int | None:
+        device = self._rank_mesh.device
+        return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+
     def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         return phase.step(self._supervised_loss, self._cut(batch, keep))
 

@@ -128,6 +128,10 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
     def _devices(self) -> tuple[str, int]:
         return self._mesh.local_devices[0].device_kind, self._mesh.size
 
+    def _memory_in_use(self) -> int | None:
+        stats = [device.memory_stats() or {} for device in self._mesh.local_devices]
+        return sum(s["bytes_in_use"] for s in stats) if all("bytes_in_use" in s for s in stats) else None
+
     def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         return self._step(phase, batch, keep, None)
 

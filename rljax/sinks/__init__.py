@@ -3,6 +3,7 @@
 run = RunDirectory(workdir)                   # locked: two runs never share a directory
 sinks = build(config, run, tokenizer, first_step=12)
 sinks.write(13, metrics)                      # may be called several times for step 13
+sinks.histograms(13, histograms)
 sinks.sample(13, "0/17", trajectory)
 sinks.status(Status(RunState.RUNNING, step=13, version=13, total_steps=100))
 sinks.close()
@@ -16,6 +17,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.types import Trajectory
 
@@ -50,6 +52,10 @@ class Sink(Protocol):
         """Writes metrics of a step. Steps never decrease; several writes of one step merge."""
         ...
 
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Writes the histograms of a step, by the names of metrics. A sink may drop them."""
+        ...
+
     def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
         """Writes one trajectory of a batch. A sink may drop samples."""
         ...
@@ -74,6 +80,11 @@ class Sinks:
         with self._lock:
             for sink in self._sinks:
                 sink.write(step, metrics)
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        with self._lock:
+            for sink in self._sinks:
+                sink.histograms(step, histograms)
 
     def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
 from rljax.sinks import RunState, Status
 from rljax.types import Trajectory
@@ -44,6 +45,9 @@ class LineSink:
         self._latest = merge([self._latest, metrics])
         if self._status is not None and step == self._status.step:
             self._print(self._status)
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Histograms are in histograms.jsonl."""
 
     def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
         """Samples are in samples.jsonl."""
@@ -88,6 +92,9 @@ class LiveSink:
             if name in metrics and metrics[name].count:
                 self._history.setdefault(name, []).append(metrics[name].value)
         self._draw()
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Histograms are in histograms.jsonl."""
 
     def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
         """Samples are in samples.jsonl."""

@@ -1,7 +1,9 @@
 """Run directory, and the sink that writes its files.
 
 config.json       resolved config
+context.json      code, packages, hardware, model, data and evaluation of each session (context.py)
 metrics.jsonl     one object per step, `step` strictly increasing; null is NaN or infinite
+histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts": [n]}}
 samples.jsonl     trajectories with text, reward components and versions
 status.json       step, version, state; the error of a failed run
 checkpoints/      checkpoints to resume from
@@ -31,6 +33,7 @@ from rljax.config import resume
 from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import RunState, Status
 from rljax.types import Trajectory
@@ -131,7 +134,7 @@ class RunDirectory:
 
 
 class RunDirectorySink:
-    """Sink that writes metrics.jsonl, samples.jsonl and status.json.
+    """Sink that writes metrics.jsonl, histograms.jsonl, samples.jsonl and status.json.
 
     Lines of steps after `first_step` are cut first.
     """
@@ -143,10 +146,10 @@ class RunDirectorySink:
         self._sampled = (first_step, 0)  # a step, and the number of its samples written
         self._step: int | None
         self._start, self._step, self._scalars = cut(run.path / "metrics.jsonl", first_step)
-        cut(run.path / "samples.jsonl", first_step)
         self._means: dict[str, Mean] = {}
         self._metrics_file = _open_end(run.path / "metrics.jsonl")
-        self._samples_file = _open_end(run.path / "samples.jsonl")
+        self._samples_file = _reopen(run.path / "samples.jsonl", first_step)
+        self._histograms_file = _reopen(run.path / "histograms.jsonl", first_step)
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Appends the step's line, or merges the metrics into it if it is the last line."""
@@ -161,14 +164,17 @@ class RunDirectorySink:
         self._metrics_file.truncate()
         self._metrics_file.flush()
 
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Appends the step's line."""
+        _append(self._histograms_file, {"step": step} | {name: h.to_json() for name, h in histograms.items()})
+
     def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
         at, count = self._sampled
         count = count if at == step else 0
         if count >= self._samples_per_step:
             return
         self._sampled = (step, count + 1)
-        self._samples_file.write(f"{dump({'step': step, 'uid': uid} | describe(trajectory, self._tokenizer))}\n".encode())
-        self._samples_file.flush()
+        _append(self._samples_file, {"step": step, "uid": uid} | describe(trajectory, self._tokenizer))
 
     def status(self, status: Status) -> None:
         self._run.write_status(status)
@@ -176,6 +182,7 @@ class RunDirectorySink:
     def close(self) -> None:
         self._metrics_file.close()
         self._samples_file.close()
+        self._histograms_file.close()
 
 
 def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -225,6 +232,17 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return entry if isinstance(entry, dict) and isinstance(entry.get("step"), int) else None
+
+
+def _reopen(path: Path, step: int) -> IO[bytes]:
+    """Opens a JSONL file at its end, without the lines of steps after `step`."""
+    cut(path, step)
+    return _open_end(path)
+
+
+def _append(file: IO[bytes], entry: Mapping[str, Any]) -> None:
+    file.write(f"{dump(entry)}\n".encode())
+    file.flush()
 
 
 def _open_end(path: Path) -> IO[bytes]:

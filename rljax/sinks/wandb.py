@@ -9,6 +9,7 @@ from typing import Any
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import Status
 from rljax.sinks.run_directory import RunDirectory
@@ -16,7 +17,7 @@ from rljax.types import Trajectory
 
 
 class WandbSink:
-    """Sink that writes scalars to W&B, under the names of metrics.jsonl.
+    """Sink that writes scalars and histograms to W&B, under the names of metrics.jsonl.
 
     WORKDIR/wandb_id has the id of the W&B run, which a resumed run continues.
     """
@@ -26,6 +27,7 @@ class WandbSink:
             import wandb
         except ImportError:
             raise UserError("stats_logger.wandb: not installed (pip install 'rljax[wandb]>=0.1')") from None
+        self._histogram = wandb.Histogram
         id_file = run.path / "wandb_id"
         if not id_file.exists():
             run.write_text("wandb_id", secrets.token_hex(4))
@@ -45,6 +47,10 @@ class WandbSink:
         self._means = merge([self._means, metrics]) if step == self._step else dict(metrics)
         self._step = step
         self._run.log(flatten(self._means), step=step)
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        pairs = {name: (histogram.counts, histogram.edges) for name, histogram in histograms.items()}
+        self._run.log({f"{name}/histogram": self._histogram(np_histogram=pair) for name, pair in pairs.items()}, step=step)
 
     def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
         """Samples are in samples.jsonl."""

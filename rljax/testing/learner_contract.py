@@ -135,8 +135,8 @@ def halves(batch: Batch) -> list[Batch]:
 
 
 def untimed(means: dict[str, Mean]) -> dict[str, Mean]:
-    """Removes the metrics of timing, which no two runs agree on."""
-    return {name: mean for name, mean in means.items() if not name.startswith("timeperf/")}
+    """Removes the metrics of time and memory, which no two runs agree on."""
+    return {name: mean for name, mean in means.items() if not name.startswith(("timeperf/", "perf/"))}
 
 
 def assert_means_close(got: dict[str, Mean], want: dict[str, Mean], tolerance: float) -> None:

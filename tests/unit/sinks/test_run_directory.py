@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rljax.config import io as config_io
 from rljax.configs import base
 from rljax.errors import UserError
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.sinks import RunState, Sinks, Status
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink, cut
@@ -71,6 +72,20 @@ def test_a_line_a_step_and_writes_of_a_step_merge(tmp_path):
     ]
     with pytest.raises(ValueError, match="step 1 after those of step 2"):
         sink.write(1, {})
+
+
+def test_histograms_are_a_line_a_step_and_a_resumed_run_cuts_later_ones(tmp_path):
+    run = RunDirectory(tmp_path)
+    sink = sink_of(run)
+    for step in (1, 2, 3):
+        sink.histograms(step, {"rollout/reward": Histogram.of([0.0] * step + [1.0])})
+    sink.close()
+    sink = sink_of(run, first_step=2)
+    sink.histograms(3, {"rollout/reward": Histogram.of([0.0])})
+    found = lines(tmp_path / "histograms.jsonl")
+    assert [line["step"] for line in found] == [1, 2, 3]
+    assert found[1]["rollout/reward"] == {"edges": [0.0, 1.0, 2.0], "counts": [2, 1]}
+    assert found[2]["rollout/reward"]["counts"] == [1]
 
 
 def test_nan_and_infinity_are_null(tmp_path):
