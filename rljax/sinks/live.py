@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+import numpy as np
+
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
 from rljax.sinks import RunState, Status
@@ -49,7 +51,7 @@ class LineSink:
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         """Histograms are in histograms.jsonl."""
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
 
     def status(self, status: Status) -> None:
@@ -96,7 +98,7 @@ class LiveSink:
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         """Histograms are in histograms.jsonl."""
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
 
     def status(self, status: Status) -> None:

@@ -161,7 +161,7 @@ class MemorySink:
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         self.recorded[step] = histograms
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         self.samples.append((step, uid))
 
     def status(self, status: Status) -> None:

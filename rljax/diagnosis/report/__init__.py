@@ -5,7 +5,7 @@
 
     curves.py     thins metrics to curves; heatmaps.py, histograms to cells
     charts.py     draws them as Vega-Lite specifications
-    figures.py    which metrics are drawn, how and where
+    plans.py      which metrics are drawn, how and where; figures.py draws them
     samples.py    samples by token; tables.py, config, context and metrics as rows
     compare.py    groups of seeds, intervals, differences
     page.py       puts it all into templates/

@@ -1,7 +1,7 @@
 """Charts as Vega-Lite specifications, made and validated by Altair, apart from their data.
 
 A chart's data are columns by table name; the page zips them to rows (report.js), which halves its
-size. No color stands here but by role: a style or a range that the page's theme fills in, light or
+size. Colors stand here by role only: a style or a range that the page's theme fills in, light or
 dark.
 """
 
@@ -19,10 +19,8 @@ from rljax.diagnosis.report.curves import Curve, rounded
 
 HEIGHT = 190  # pixels of a plot
 LOG_SPAN = 100  # highest over lowest value from which on a logarithmic scale is used
-Table = Mapping[str, list[Any]]  # columns of equal length, by field
-
-STEP_TITLE = "step"
 PLAIN = ".6~g"  # d3 format of a number without an exponent
+Table = Mapping[str, list[Any]]  # columns of equal length, by field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +37,7 @@ class StepAxis:
 
     def encode(self) -> alt.X:
         scale = alt.Scale(domain=[self.first, max(self.last, self.first + 1)], nice=False)
-        return alt.X("step:Q", title=STEP_TITLE, scale=scale, axis=alt.Axis(tickMinStep=1, format="d"))
+        return alt.X("step:Q", title="step", scale=scale, axis=alt.Axis(tickMinStep=1, format="d"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,33 +66,23 @@ def lines(curves: Mapping[str, Curve], unit: str, axis: StepAxis, *, band: bool,
     Args:
       unit: title of the vertical axis.
       band: shade each curve's range.
-      log: use a logarithmic scale where all values are positive.
+      log: use a logarithmic scale where the values are positive and span enough.
     """
     points: dict[str, list[Any]] = {name: [] for name in ("step", "series", "value", "smooth", "low", "high")}
     for label, curve in curves.items():
         points["step"] += curve.steps.tolist()
         points["series"] += [label] * len(curve.steps)
-        points["value"] += rounded(curve.mean)
-        points["smooth"] += rounded(curve.smooth())
-        points["low"] += rounded(curve.low)
-        points["high"] += rounded(curve.high)
-    y = _vertical(unit, [*points["value"], *(points["low"] + points["high"] if band else ())], log=log)
-    color = _color(list(curves))
-    base = alt.Chart(alt.NamedData("points")).encode(x=axis.encode(), color=color)
-    nearest = alt.selection_point(name="near", nearest=True, on="pointerover", clear="pointerout", encodings=["x", "y"], empty=False)
-    tooltip = [
-        alt.Tooltip("series:N", title="metric"),
-        alt.Tooltip("step:Q", title=STEP_TITLE, format="d"),
-        alt.Tooltip("value:Q", title="mean", format=".5~g"),
-        *([alt.Tooltip("low:Q", title="lowest", format=".5~g"), alt.Tooltip("high:Q", title="highest", format=".5~g")] if band else []),
-    ]
-    layers = [base.mark_area(style="band").encode(y=y("low:Q"), y2="high:Q")] if band else []
-    layers += [
+        columns = {"value": curve.mean, "smooth": curve.smooth(), "low": curve.low, "high": curve.high}
+        for field, values in columns.items():
+            points[field] += rounded(values)
+    y = _vertical(unit, points["value"] + (points["low"] + points["high"] if band else []), log=log)
+    base = alt.Chart(alt.NamedData("points")).encode(x=axis.encode(), color=_color(list(curves)))
+    tips = {"value": "mean", "low": "lowest", "high": "highest"} if band else {"value": "mean"}
+    layers = [
+        *([base.mark_area(style="band").encode(y=y("low:Q"), y2="high:Q")] if band else []),
         base.mark_line(style="raw").encode(y=y("value:Q")),
         base.mark_line(style="smooth").encode(y=y("smooth:Q")),
-        base.mark_point(style="near", filled=True, size=50)
-        .encode(y=y("value:Q"), opacity=alt.condition(nearest, alt.value(1), alt.value(0)), tooltip=tooltip)
-        .add_params(nearest),
+        _nearest_point(base.encode(y=y("value:Q"), tooltip=_tooltip("metric", tips))),
     ]
     return _on_steps(layers, {"points": points}, axis)
 
@@ -108,52 +96,42 @@ def areas(curves: Mapping[str, Curve], unit: str, axis: StepAxis) -> Chart:
         value[np.searchsorted(steps, curve.steps)] = curve.mean
         points["step"] += steps.tolist()
         points["series"] += [label] * len(steps)
-        points["order"] += [order] * len(steps)
+        points["order"] += [-order] * len(steps)  # Vega-Lite stacks the highest at the bottom
         points["value"] += rounded(value)
-    tooltip = [
-        alt.Tooltip("series:N", title="part"),
-        alt.Tooltip("step:Q", title=STEP_TITLE, format="d"),
-        alt.Tooltip("value:Q", title=unit, format=".5~g"),
-    ]
-    area = (
-        alt.Chart(alt.NamedData("points"))
-        .mark_area(style="stacked", interpolate="step-before")
-        .encode(
-            x=axis.encode(),
-            y=alt.Y("value:Q", title=unit, stack="zero", axis=alt.Axis(format=PLAIN)),
-            color=_color(list(curves)),
-            order=alt.Order("order:Q"),
-            tooltip=tooltip,
-        )
+    area = alt.Chart(alt.NamedData("points")).mark_area(style="stacked", interpolate="step-before")
+    encoded = area.encode(
+        x=axis.encode(),
+        y=alt.Y("value:Q", title=unit, stack="zero", axis=alt.Axis(format=PLAIN)),
+        color=_color(list(curves)),
+        order=alt.Order("order:Q"),
+        tooltip=_tooltip("part", {"value": unit}),
     )
-    return _on_steps([area], {"points": points}, axis)
+    return _on_steps([encoded], {"points": points}, axis)
 
 
 def heatmap(cells: Table, unit: str, axis: StepAxis) -> Chart:
-    """Draws histograms over steps: a column per histogram, darker where its share is larger.
+    """Draws histograms over steps: a column per histogram, its cells by share.
 
     Args:
       cells: columns step, step2, low, high, share; a cell's edges on both axes, and its share of
         the column's count.
     """
-    rectangles = (
-        alt.Chart(alt.NamedData("cells"))
-        .mark_rect(style="cell")
-        .encode(
-            x=axis.encode(),
-            x2="step2:Q",
-            y=alt.Y("low:Q", title=unit, scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(format=PLAIN)),
-            y2="high:Q",
-            color=alt.Color("share:Q", title="share of the step", scale=alt.Scale(domainMin=0), legend=alt.Legend(format=".0%", orient="top", direction="horizontal", gradientLength=140, gradientThickness=10)),
-            tooltip=[
-                alt.Tooltip("step2:Q", title=STEP_TITLE, format="d"),
-                alt.Tooltip("low:Q", title="from", format=".4~g"),
-                alt.Tooltip("high:Q", title="to", format=".4~g"),
-                alt.Tooltip("share:Q", title="share", format=".1%"),
-            ],
-        )
+    legend = alt.Legend(format=".0%", orient="top", direction="horizontal", gradientLength=140, gradientThickness=10)
+    rectangles = alt.Chart(alt.NamedData("cells")).mark_rect(style="cell", clip=True)
+    encoded = rectangles.encode(
+        x=axis.encode(),
+        x2="step2:Q",
+        y=alt.Y("low:Q", title=unit, scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(format=PLAIN)),
+        y2="high:Q",
+        color=alt.Color("share:Q", title="share of the step", scale=alt.Scale(domainMin=0), legend=legend),
+        tooltip=[
+            alt.Tooltip("step2:Q", title="step", format="d"),
+            alt.Tooltip("low:Q", title="from", format=".4~g"),
+            alt.Tooltip("high:Q", title="to", format=".4~g"),
+            alt.Tooltip("share:Q", title="share", format=".1%"),
+        ],
     )
-    return _on_steps([rectangles], {"cells": cells}, axis)
+    return _on_steps([encoded], {"cells": cells}, axis)
 
 
 def intervals(groups: Sequence[Interval], unit: str, axis: StepAxis, *, log: bool = False) -> Chart:
@@ -171,25 +149,32 @@ def intervals(groups: Sequence[Interval], unit: str, axis: StepAxis, *, log: boo
             runs["run"] += [f"{group.label} {number}"] * len(run.steps)
             runs["value"] += rounded(run.mean)
     y = _vertical(unit, [*means["low"], *means["high"], *runs["value"]], log=log)
-    color = _color([group.label for group in groups])
-    base = alt.Chart(alt.NamedData("means")).encode(x=axis.encode(), color=color)
-    nearest = alt.selection_point(name="near", nearest=True, on="pointerover", clear="pointerout", encodings=["x", "y"], empty=False)
-    tooltip = [
-        alt.Tooltip("series:N", title="runs"),
-        alt.Tooltip("step:Q", title=STEP_TITLE, format="d"),
-        alt.Tooltip("value:Q", title="mean", format=".5~g"),
-        alt.Tooltip("low:Q", title="from", format=".5~g"),
-        alt.Tooltip("high:Q", title="to", format=".5~g"),
-    ]
+    channels = {"x": axis.encode(), "color": _color([group.label for group in groups])}
+    base = alt.Chart(alt.NamedData("means")).encode(**channels)
+    each = alt.Chart(alt.NamedData("runs")).encode(**channels, detail="run:N")
+    tips = {"value": "mean", "low": "from", "high": "to"}
     layers = [
         base.mark_area(style="band").encode(y=y("low:Q"), y2="high:Q"),
-        alt.Chart(alt.NamedData("runs")).mark_line(style="raw").encode(x=axis.encode(), y=y("value:Q"), color=color, detail="run:N"),
+        each.mark_line(style="raw").encode(y=y("value:Q")),
         base.mark_line(style="smooth").encode(y=y("value:Q")),
-        base.mark_point(style="near", filled=True, size=50)
-        .encode(y=y("value:Q"), opacity=alt.condition(nearest, alt.value(1), alt.value(0)), tooltip=tooltip)
-        .add_params(nearest),
+        _nearest_point(base.encode(y=y("value:Q"), tooltip=_tooltip("runs", tips))),
     ]
     return _on_steps(layers, {"means": means, "runs": runs}, axis)
+
+
+def _nearest_point(chart: alt.Chart) -> alt.Chart:
+    """Draws the point that is nearest to the pointer."""
+    nearest = alt.selection_point(
+        name="near", nearest=True, on="pointerover", clear="pointerout", encodings=["x", "y"], empty=False
+    )
+    opacity = alt.condition(nearest, alt.value(1), alt.value(0))
+    return chart.mark_point(style="near", filled=True, size=50).encode(opacity=opacity).add_params(nearest)
+
+
+def _tooltip(series: str, values: Mapping[str, str]) -> list[alt.Tooltip]:
+    """Returns a tooltip of the series, the step, and fields by their titles."""
+    numbers = (alt.Tooltip(f"{field}:Q", title=title, format=".5~g") for field, title in values.items())
+    return [alt.Tooltip("series:N", title=series), alt.Tooltip("step:Q", title="step", format="d"), *numbers]
 
 
 def _vertical(unit: str, values: list[float | None], *, log: bool) -> Callable[[str], alt.Y]:
@@ -212,9 +197,9 @@ def _vertical(unit: str, values: list[float | None], *, log: bool) -> Callable[[
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Returns at most six powers of ten from `low` to `high`, evenly spaced."""
+    """Returns at most seven powers of ten from `low` to `high`, evenly spaced."""
     first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
-    return [float(f"1e{power}") for power in range(first, last + 1, 1 + (last - first) // 6)]
+    return [float(f"1e{power}") for power in range(first, last + 1, 1 + (last - first) // 7)]
 
 
 def _format(low: float, high: float, *, log: bool) -> str:
@@ -232,7 +217,7 @@ def _color(labels: list[str]) -> alt.Color:
 
 
 def _on_steps(layers: list[alt.Chart], tables: dict[str, Table], axis: StepAxis) -> Chart:
-    """Puts the layers over the mark of the first break."""
+    """Layers charts, with the step that the axis marks and all that came after it."""
     if axis.marked is not None and axis.first <= axis.marked <= axis.last:
         tables = tables | {"mark": {"step": [axis.marked], "end": [axis.last]}}
         base = alt.Chart(alt.NamedData("mark")).encode(x=axis.encode())

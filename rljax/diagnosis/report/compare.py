@@ -14,7 +14,8 @@ from rljax.diagnosis.history import History
 from rljax.diagnosis.report import charts, figures, tables
 from rljax.diagnosis.report.charts import StepAxis
 from rljax.diagnosis.report.curves import StepBins, bins_of, curve_of
-from rljax.diagnosis.report.figures import Figure, Section
+from rljax.diagnosis.report.figures import Figure
+from rljax.diagnosis.report.plans import SECTIONS, Plan, Section
 
 CONFIDENCE = 0.95
 FINAL_SHARE = 0.1  # of the steps with a value, whose mean is a run's final value
@@ -98,7 +99,7 @@ def draw(comparison: Comparison) -> list[tuple[Section, list[Figure]]]:
     steps = np.unique(np.concatenate([history.steps for history in everything]))
     bins, axis = bins_of(steps), StepAxis(int(steps[0]), int(steps[-1]))
     drawn = []
-    for section in figures.SECTIONS:
+    for section in SECTIONS:
         several = []
         for plan in section.plans:
             metrics = {name: label for history in everything for name, label in figures.named(history, plan)}
@@ -111,9 +112,7 @@ def draw(comparison: Comparison) -> list[tuple[Section, list[Figure]]]:
     return drawn
 
 
-def _figure(
-    groups: Sequence[RunGroup], name: str, title: str, plan: figures.Plan, bins: StepBins, axis: StepAxis
-) -> Figure | None:
+def _figure(groups: Sequence[RunGroup], name: str, title: str, plan: Plan, bins: StepBins, axis: StepAxis) -> Figure | None:
     found = [interval for group in groups if (interval := interval_of(group, name, bins)) is not None]
     if not found:
         return None

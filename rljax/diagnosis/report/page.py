@@ -21,7 +21,7 @@ import markupsafe
 
 from rljax.diagnosis.finding import Diagnosis, Finding
 from rljax.diagnosis.history import REWARD, History
-from rljax.diagnosis.report import compare, figures, samples, tables
+from rljax.diagnosis.report import compare, figures, plans, samples, tables
 from rljax.diagnosis.report.charts import StepAxis
 from rljax.diagnosis.report.figures import Figure
 from rljax.diagnosis.rule import Rule
@@ -42,12 +42,11 @@ def run_page(history: History, diagnosis: Diagnosis, rules: Sequence[Rule]) -> s
     rl, first, state = history.rl, diagnosis.first, tables.state_of(diagnosis)
     marked = None if first is None else first.step
     axis = StepAxis(rl.first_step, rl.last_step, marked, state)
-    sections = [(section, _drawn(rl, section.plans, axis)) for section in figures.SECTIONS]
+    sections = [(section, _drawn(rl, section.plans, axis)) for section in plans.SECTIONS]
     supervised = history.between(0, history.first_step - 1)
     if len(supervised.steps):
-        steps = supervised.steps
-        plans = figures.SUPERVISED.plans
-        sections.append((figures.SUPERVISED, _drawn(supervised, plans, StepAxis(int(steps[0]), int(steps[-1])))))
+        steps = StepAxis(int(supervised.steps[0]), int(supervised.steps[-1]))
+        sections.append((plans.SUPERVISED, _drawn(supervised, plans.SUPERVISED.plans, steps)))
     histograms = figures.histograms_of(rl, axis)
     about = _about(rl, first, state)
     everything = [*about, *(figure for _, drawn in sections for figure in drawn), *histograms]
@@ -65,7 +64,7 @@ def run_page(history: History, diagnosis: Diagnosis, rules: Sequence[Rule]) -> s
         about=about,
         sections=[(section, drawn) for section, drawn in sections if drawn],
         histograms=histograms,
-        not_drawn=[plan for section in figures.SECTIONS for plan in section.plans if plan.id not in drawn_ids],
+        not_drawn=[plan for section in plans.SECTIONS for plan in section.plans if plan.id not in drawn_ids],
         samples=samples.pick(history.samples, marked),
         shades=range(-samples.SHADES, samples.SHADES + 1),
         versions=range(samples.VERSIONS),
@@ -97,8 +96,8 @@ def comparison_page(histories: Mapping[str, History], diagnoses: Mapping[str, Di
     )
 
 
-def _drawn(history: History, plans: Sequence[figures.Plan], axis: StepAxis) -> list[Figure]:
-    return [figure for plan in plans if (figure := figures.draw(history, plan, axis)) is not None]
+def _drawn(history: History, several: Sequence[plans.Plan], axis: StepAxis) -> list[Figure]:
+    return [figure for plan in several if (figure := figures.draw(history, plan, axis)) is not None]
 
 
 def _about(history: History, finding: Finding | None, state: str) -> list[Figure]:
@@ -110,8 +109,9 @@ def _about(history: History, finding: Finding | None, state: str) -> list[Figure
     if not len(near.steps):
         return []
     axis = StepAxis(int(near.steps[0]), int(near.steps[-1]), finding.step, state)
-    plans = {plan.id: plan for plan in map(figures.plan_for, (*finding.series[: ABOUT_THE_BREAK - 1], REWARD))}
-    drawn = (figures.draw(near, plan, axis, prefix="break-") for plan in plans.values())
+    wanted = map(plans.plan_for, (*finding.series[: ABOUT_THE_BREAK - 1], REWARD))
+    distinct = {plan.id: plan for plan in wanted}
+    drawn = (figures.draw(near, plan, axis, prefix="break-") for plan in distinct.values())
     return [figure for figure in drawn if figure is not None]
 
 

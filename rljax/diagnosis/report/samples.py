@@ -67,11 +67,12 @@ def laid_out(sample: Mapping[str, Any], largest_advantage: float) -> Sample:
     versions = [int(version) for version, count in sample.get("versions", ()) for _ in range(int(count))]
     pieces = sample.get("pieces")
     texts = [completion] if pieces is None else [str(piece) for piece in pieces]
+    of_texts = versions[:1] if pieces is None else versions
     advantages = _advantages(sample)
     newest_first = sorted({version for version in versions if version >= 0}, reverse=True)
     tokens = (
         _token(text, advantage, version, largest_advantage, newest_first)
-        for text, advantage, version in itertools.zip_longest(texts, advantages, versions if pieces is not None else versions[:1])
+        for text, advantage, version in itertools.zip_longest(texts, advantages, of_texts)
         if text is not None
     )
     reward = sample.get("reward")
