@@ -149,9 +149,9 @@ def intervals(groups: Sequence[Interval], unit: str, axis: StepAxis, *, log: boo
             runs["run"] += [f"{group.label} {number}"] * len(run.steps)
             runs["value"] += rounded(run.mean)
     y = _vertical(unit, [*means["low"], *means["high"], *runs["value"]], log=log)
-    channels = {"x": axis.encode(), "color": _color([group.label for group in groups])}
-    base = alt.Chart(alt.NamedData("means")).encode(**channels)
-    each = alt.Chart(alt.NamedData("runs")).encode(**channels, detail="run:N")
+    color = _color([group.label for group in groups])
+    base = alt.Chart(alt.NamedData("means")).encode(x=axis.encode(), color=color)
+    each = alt.Chart(alt.NamedData("runs")).encode(x=axis.encode(), color=color, detail="run:N")
     tips = {"value": "mean", "low": "from", "high": "to"}
     layers = [
         base.mark_area(style="band").encode(y=y("low:Q"), y2="high:Q"),

@@ -27,7 +27,8 @@ FINAL = {
     "ppo_actor/update/entropy": "entropy (nats per token)",
     "timeperf/wall": "seconds per step",
 }
-PROCESS_KEYS = ("seed",)  # keys in which runs of one group may differ
+OWN_KEYS = ("seed",)  # keys in which runs of one group may differ
+LONGEST_LABEL = 40  # characters of a group's name
 
 
 class Estimate(NamedTuple):
@@ -43,7 +44,7 @@ class Estimate(NamedTuple):
 class RunGroup:
     """Runs whose configs differ in their seeds alone."""
 
-    label: str  # the keys that tell it from the other groups; "all runs" if there is one group
+    label: str  # the keys that tell it from the other groups, or its number
     names: tuple[str, ...]
     histories: tuple[History, ...]
     final: Mapping[str, Estimate]  # metric -> estimate over the runs
@@ -75,13 +76,13 @@ def compare(histories: Mapping[str, History]) -> Comparison:
     configs = {name: _config(history) for name, history in histories.items()}
     contexts = {name: dict(tables.flat(history.context[-1])) if history.context else {} for name, history in histories.items()}
     differing = _differing(configs)
-    apart = [key for key, _ in differing if key not in PROCESS_KEYS]
+    apart = [key for key, _ in differing if key not in OWN_KEYS]
     members: dict[tuple[str, ...], list[str]] = {}
     for name, config in configs.items():
         members.setdefault(tuple(tables.text(config.get(key)) for key in apart), []).append(name)
     groups = []
-    for values, names in members.items():
-        label = ", ".join(f"{key}={value}" for key, value in zip(apart, values, strict=True)) or "all runs"
+    for number, (values, names) in enumerate(members.items(), 1):
+        label = _label(dict(zip(apart, values, strict=True)), number)
         several = tuple(histories[name] for name in names)
         final = {metric: estimate([final_value(history, metric) for history in several]) for metric in FINAL}
         groups.append(RunGroup(label, tuple(names), several, {metric: value for metric, value in final.items() if value.n}))
@@ -165,6 +166,14 @@ def _half_width(values: np.ndarray, n: np.ndarray) -> np.ndarray:
     degrees = np.maximum(n - 1, 1)
     quantile = stats.t.ppf((1 + CONFIDENCE) / 2, degrees)
     return np.where(n > 1, quantile * np.sqrt(squares / degrees / n), 0.0)
+
+
+def _label(values: Mapping[str, str], number: int) -> str:
+    """Returns a group's name: the keys in which it differs, or its number if these are many."""
+    if not values:
+        return "all runs"
+    label = ", ".join(f"{key}={value}" for key, value in values.items())
+    return label if len(label) <= LONGEST_LABEL else f"config {number}"
 
 
 def _config(history: History) -> dict[str, Any]:

@@ -91,6 +91,7 @@ def comparison_page(histories: Mapping[str, History], diagnoses: Mapping[str, Di
         histories=histories,
         diagnoses=diagnoses,
         states={name: tables.state_of(diagnosis) for name, diagnosis in diagnoses.items()},
+        labels={name: group.label for group in comparison.groups for name in group.names},
         titles=compare.FINAL,
         sections=drawn,
     )
@@ -150,7 +151,7 @@ def chart_library() -> str:
     import altair
     import vl_convert
 
-    script: str = vl_convert.javascript_bundle(vl_version=altair.SCHEMA_VERSION.lstrip("v").rpartition(".")[0])
+    script: str = vl_convert.javascript_bundle(vl_version=altair.SCHEMA_VERSION.lstrip("v").rpartition(".")[0])  # type: ignore[call-arg]
     if "</script" in script.lower():
         raise ValueError("the chart library's script would end its element")
     return script
