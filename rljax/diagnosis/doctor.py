@@ -30,7 +30,7 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
             unjudged[rule.id] = lacking
         elif (finding := rule.apply(history)) is not None:
             findings.append(finding)
-    tolerance = max(int(SIMULTANEOUS_STEPS), int(SIMULTANEOUS_SHARE * history.rl_steps))
+    tolerance = max(SIMULTANEOUS_STEPS, int(SIMULTANEOUS_SHARE * history.rl_steps))
     return Diagnosis(in_order(findings, tolerance), unjudged, describe(history))
 
 

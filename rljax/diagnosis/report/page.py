@@ -56,7 +56,7 @@ def run_page(history: History, diagnosis: Diagnosis, rules: Sequence[Rule]) -> s
         everything,
         history=history,
         name=history.source.rstrip("/").rpartition("/")[2] or "run",
-        status=history.status or {},
+        standing=tables.standing(history),
         diagnosis=diagnosis,
         state=state,
         first=first,

@@ -69,6 +69,16 @@ def links(history: History, diagnosis: Diagnosis, rules: Sequence[Rule]) -> list
     return states
 
 
+def standing(history: History) -> list[str]:
+    """Returns how far the run has come, and its error if it failed, as lines."""
+    status = history.status or {}
+    state, total, error = (status.get(key) for key in ("state", "total_steps", "error"))
+    of_total = f" of {total}" if total else ""
+    behind = f", behind {history.first_step - 1} supervised ones" if history.rl_steps and history.first_step > 1 else ""
+    lines = [f"{f'{state}, ' if state else ''}step {history.last_step}{of_total}: {history.rl_steps} RL steps{behind}"]
+    return [*lines, f"error: {error}"] if error else lines
+
+
 def state_of(diagnosis: Diagnosis) -> str:
     """Returns the state of the whole run: broken, warning or ok."""
     first = diagnosis.first

@@ -59,7 +59,7 @@ def not_finite(history: History) -> Sign | None:
     "numbers.grad_norm",
     "Gradients grow out of all proportion, or have spikes again and again.",
     needs=(names.GRAD_NORM,),
-    least=2 * int(BASELINE),
+    least=2 * BASELINE,
     bounds=(GRADIENT_GROWTH, GRADIENT_SPIKE),
     causes=(
         "advantages or rewards of a few batches are far beyond the others",
@@ -78,8 +78,8 @@ def grad_norm(history: History) -> Sign | None:
             f"median; {len(spikes)} such steps (p95 {series.quantile(0.95):.3g}, largest {series.values.max():.3g})"
         )
         return Sign(Severity.BROKEN, int(spikes.steps[0]), line)
-    smooth, start = rolling_median(series, int(PATIENCE)), max(series.head(int(BASELINE)).median, 1e-12)
-    step = sustained(smooth, smooth.values > GRADIENT_GROWTH * start, window=int(PATIENCE))
+    smooth, start = rolling_median(series, PATIENCE), max(series.head(BASELINE).median, 1e-12)
+    step = sustained(smooth, smooth.values > GRADIENT_GROWTH * start, window=PATIENCE)
     if step is not None:
         line = (
             f"{series.name} is {smooth.since(step).median:.3g} from step {step} on, {start:.3g} in the first {BASELINE!r} steps"
@@ -95,14 +95,14 @@ def grad_norm(history: History) -> Sign | None:
     "numbers.extreme_logp",
     "Tokens were sampled to which their own policy gives next to no probability.",
     needs=(f"{names.BEHAVIOR_LOGP}/min",),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(EXTREME_LOGP,),
     causes=("log-probs belong to other tokens than those that were drawn", "sampling at a very high temperature"),
     next="rljax parity --config=CONFIG",
 )
 def extreme_logp(history: History) -> Sign | None:
     lowest = history[f"{names.BEHAVIOR_LOGP}/min"]
-    step = sustained(lowest, lowest.values < EXTREME_LOGP, window=int(PATIENCE))
+    step = sustained(lowest, lowest.values < EXTREME_LOGP, window=PATIENCE)
     if step is None:
         return None
     return Sign(Severity.WARNING, step, f"{lowest.name} is {lowest.since(step).median:.3g} nats (median) from step {step} on")
@@ -112,7 +112,7 @@ def extreme_logp(history: History) -> Sign | None:
     "numbers.outlier_rewards",
     "A few rewards are far beyond all others, and decide the batches that they are in.",
     needs=(f"{names.REWARD}/min", f"{names.REWARD}/max"),
-    least=2 * int(PATIENCE),
+    least=2 * PATIENCE,
     bounds=(OUTLIER_REWARD,),
     causes=("the reward overflows or divides by almost 0 on some inputs", "a sentinel such as -1e6 passes for a reward"),
     next="find the samples with the largest reward by magnitude in WORKDIR/samples.jsonl; set actor.reward_clip",

@@ -58,7 +58,7 @@ def kl(history: History) -> Sign | None:
     "policy.clip_ratio",
     "Many tokens are clipped: the update wants to leave the region in which its surrogate is valid.",
     needs=(names.CLIP_RATIO,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(MAX_CLIP_RATIO,),
     causes=("the learning rate is too high", "too many minibatches per batch", "batches are stale"),
     next="rljax train with half of actor.ppo_n_minibatches; then with a third of actor.optimizer.lr",
@@ -71,7 +71,7 @@ def clip_ratio(history: History) -> Sign | None:
     "policy.importance_weight",
     "The ratio of current to proximal policy is away from 1 on average: minibatches of one batch pull apart.",
     needs=(names.IMPORTANCE_WEIGHT,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     applies=lambda config: config.actor.ppo_n_minibatches > 1,
     bounds=(MAX_IMPORTANCE_DEVIATION,),
     causes=("the learning rate is too high", "too many minibatches per batch"),
@@ -140,7 +140,7 @@ def sampler_disagrees(history: History) -> Sign | None:
     "policy.behave_imp_weight",
     "The ratio of proximal to behavior policy is away from 1 on average: the decoupled weights distort the gradient.",
     needs=(names.BEHAVE_WEIGHT,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(MAX_IMPORTANCE_DEVIATION,),
     causes=(
         "sampler and learner disagree: see policy.sampler_disagrees",
@@ -157,7 +157,7 @@ def behave_imp_weight(history: History) -> Sign | None:
     "policy.no_update",
     "The policy does not change from step to step.",
     needs=(names.LEARNING_RATE,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     causes=(
         "actor.optimizer.lr is 0, or the schedule has come to its end",
         "actor.optimizer.gradient_clipping is so small that nothing is left of the gradient",
@@ -171,7 +171,7 @@ def no_update(history: History) -> Sign | None:
 
 def _no_rate(history: History) -> Sign | None:
     rate = history[names.LEARNING_RATE]
-    zero = sustained(rate, rate.values == 0, window=2 * int(PATIENCE), share=1.0)
+    zero = sustained(rate, rate.values == 0, window=2 * PATIENCE, share=1.0)
     if zero is None or zero == rate.steps[-1]:
         return None
     return Sign(
@@ -198,17 +198,17 @@ def _no_movement(history: History) -> Sign | None:
     "policy.reference_kl",
     "The policy is far from its reference: what the start model could do is being forgotten.",
     needs=(names.REFERENCE_KL,),
-    least=int(BASELINE),
+    least=BASELINE,
     bounds=(REFERENCE_DRIFT,),
     causes=("actor.kl_ctl is small for this learning rate", "the reward pulls away from all that the start model does"),
     next="rljax train with actor.kl_ctl three times as large",
 )
 def reference_kl(history: History) -> Sign | None:
     series = history[names.REFERENCE_KL]
-    step = sustained(series, series.values > REFERENCE_DRIFT, window=int(PATIENCE))
+    step = sustained(series, series.values > REFERENCE_DRIFT, window=PATIENCE)
     if step is None:
         return None
-    return Sign(Severity.WARNING, step, line_of(series, step, int(PATIENCE), f"above {REFERENCE_DRIFT!r} nats per token"))
+    return Sign(Severity.WARNING, step, line_of(series, step, PATIENCE, f"above {REFERENCE_DRIFT!r} nats per token"))
 
 
 RULES: tuple[Rule, ...] = (

@@ -8,13 +8,17 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import above
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
+from rljax.diagnosis.progress import reward_range
 from rljax.diagnosis.rule import Rule, Sign, rule
-from rljax.diagnosis.series import Series, correlation, sustained
+from rljax.diagnosis.series import Series, correlation, rolling_median, sustained
 from rljax.diagnosis.thresholds import (
     BASELINE,
     BROKEN_REWARD_SCALE,
+    CALM_REWARD,
+    LONG_TAIL,
     MAX_FILTERED,
     MIN_GROUP_SPREAD,
+    NOISY_REWARD,
     OPPOSITE,
     PATIENCE,
     SATURATED,
@@ -28,7 +32,7 @@ LOWEST, HIGHEST = f"{names.REWARD}/min", f"{names.REWARD}/max"
     "reward.all_zero",
     "Every reward is the same, at the bottom: nothing tells completions apart, so nothing is learned.",
     needs=(LOWEST, HIGHEST),
-    least=int(PATIENCE),
+    least=PATIENCE,
     causes=(
         "the reward looks for an answer in a format that the prompt does not ask for",
         "the task is too hard for this model: it is never right",
@@ -44,7 +48,7 @@ def all_zero(history: History) -> Sign | None:
     "reward.all_one",
     "Every reward is the same, at the top, from the first step on: the reward accepts anything.",
     needs=(LOWEST, HIGHEST),
-    least=int(PATIENCE),
+    least=PATIENCE,
     causes=("the reward compares the answer with itself, or catches its errors as successes", "the task is solved already"),
     next="score an empty and a wrong completion with the reward: both must be less than the right one",
 )
@@ -59,8 +63,8 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
     """
     low, high = history[LOWEST], history[HIGHEST]
     equal = (low.values == high.values) & (high.values == high.values[0])
-    step = sustained(high.head(2 * int(BASELINE)), equal[: 2 * int(BASELINE)], window=2 * int(PATIENCE))
-    if step is None or step > high.steps[int(PATIENCE) - 1] or bool(high.values[0] > 0) is not at_top:
+    step = sustained(high.head(2 * BASELINE), equal[: 2 * BASELINE], window=2 * PATIENCE)
+    if step is None or step > high.steps[PATIENCE - 1] or bool(high.values[0] > 0) is not at_top:
         return None
     line = f"every reward is {high.values[0]:g} at {int(equal.sum())} of {len(high)} steps, from step {step} on"
     return Sign(Severity.BROKEN, step, line)
@@ -70,7 +74,7 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
     "reward.constant_by_prompt",
     "Rewards differ between prompts but not between completions of one: they score the question, not the answer.",
     needs=(names.EQUAL_REWARD_GROUPS, LOWEST, HIGHEST),
-    least=int(PATIENCE),
+    least=PATIENCE,
     applies=lambda config: config.gconfig.n_samples > 1 and config.actor.reward_scaling != 0,
     bounds=(MIN_GROUP_SPREAD,),
     causes=(
@@ -84,8 +88,8 @@ def constant_by_prompt(history: History) -> Sign | None:
     differ = high.values > low.values
     if len(differ) != len(equal) or _are_identical(history):
         return None
-    step = sustained(equal, (equal.values >= 1 - MIN_GROUP_SPREAD) & differ, window=2 * int(PATIENCE), share=0.95)
-    if step is None or step > equal.steps[min(int(BASELINE), len(equal) - 1)]:
+    step = sustained(equal, (equal.values >= 1 - MIN_GROUP_SPREAD) & differ, window=2 * PATIENCE, share=0.95)
+    if step is None or step > equal.steps[min(BASELINE, len(equal) - 1)]:
         return None
     line = (
         f"all {equal.since(step).median:.0%} of the groups have equal rewards from step {step} on, "
@@ -96,14 +100,14 @@ def constant_by_prompt(history: History) -> Sign | None:
 
 def _are_identical(history: History) -> bool:
     distinct, samples = history[names.DISTINCT_COMPLETIONS], history.config.gconfig.n_samples if history.config else 0
-    return bool(distinct) and samples > 1 and distinct.head(int(BASELINE)).median < 1.5 / samples
+    return bool(distinct) and samples > 1 and distinct.head(BASELINE).median < 1.5 / samples
 
 
 @rule(
     "reward.no_spread",
     "Most groups have equal rewards, so that most of a batch teaches nothing.",
     needs=(names.EQUAL_REWARD_GROUPS, names.REWARD),
-    least=int(PATIENCE),
+    least=PATIENCE,
     applies=lambda config: config.actor.adv_estimator in ("grpo", "rloo") and config.gconfig.n_samples > 1,
     causes=("the task is solved", "the task is too hard", "gconfig.n_samples is small"),
     next="filter such groups out (rollout.should_accept_fn=mixed_rewards), or raise gconfig.n_samples",
@@ -133,7 +137,7 @@ def one_sample(history: History) -> Sign | None:
     "reward.sign",
     "The reward has the wrong sign: the run learns the opposite of the task.",
     needs=(names.REWARD,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(OPPOSITE,),
     causes=("errors are counted where successes are meant", "actor.reward_scaling is negative", "a cost is used as a reward"),
     next="sort WORKDIR/samples.jsonl by reward: the completions with the highest must be the best ones",
@@ -182,7 +186,7 @@ def _never_positive(history: History) -> Sign | None:
     "reward.scale",
     "Rewards are of a scale that the objective is not made for.",
     needs=(LOWEST, HIGHEST),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(BROKEN_REWARD_SCALE, TINY_REWARD),
     causes=("the reward counts in another unit", "actor.reward_scaling is missing"),
     next="set actor.reward_scaling so that rewards lie in [-1, 1], or so",
@@ -197,7 +201,7 @@ def scale(history: History) -> Sign | None:
     if sign is not None:
         return sign
     width = Series("range of rewards", high.steps, (high.values - low.values) * shaped)
-    tiny = sustained(width, (width.values > 0) & (width.values < TINY_REWARD), window=2 * int(PATIENCE))
+    tiny = sustained(width, (width.values > 0) & (width.values < TINY_REWARD), window=2 * PATIENCE)
     if tiny is None:
         return None
     return Sign(Severity.WARNING, tiny, f"rewards of a batch differ by {width.since(tiny).median:.3g} from step {tiny} on")
@@ -207,7 +211,7 @@ def scale(history: History) -> Sign | None:
     "reward.filtered",
     "The filter throws most groups away, so that sampling is mostly for nothing.",
     needs=(names.REJECTED, names.GROUPS),
-    least=int(PATIENCE),
+    least=PATIENCE,
     applies=lambda config: config.rollout.should_accept_fn is not None,
     bounds=(MAX_FILTERED,),
     causes=("most prompts are solved, or too hard", "the filter asks for too much"),
@@ -221,6 +225,61 @@ def filtered(history: History) -> Sign | None:
     return above(Series("share of groups that were rejected", groups.steps, share), MAX_FILTERED, Severity.NOTE)
 
 
+@rule(
+    "reward.long_tail",
+    "A few completions of a batch earn most of it: the mean reward is theirs, and so is the gradient.",
+    needs=(LOWEST, HIGHEST),
+    least=2 * PATIENCE,
+    bounds=(LONG_TAIL,),
+    causes=("the reward is a product or a ratio without a bound", "a bonus adds up over a completion"),
+    next="rljax train with actor.reward_clip at the 95th percentile of the rewards",
+)
+def long_tail(history: History) -> Sign | None:
+    """Reads histograms of more than two kinds of reward; rare successes are no tail."""
+    found = []
+    for step, bins in sorted(history.histograms.get(names.REWARD, {}).items()):
+        occupied = np.flatnonzero(bins.counts)
+        if len(occupied) < 3:
+            continue
+        centers = (bins.edges[:-1] + bins.edges[1:]) / 2
+        shares = np.cumsum(bins.counts) / bins.counts.sum()
+        body = float(centers[int(np.searchsorted(shares, 0.95))] - centers[occupied[0]])
+        whole = float(centers[occupied[-1]] - centers[occupied[0]])
+        if whole > LONG_TAIL * max(body, float(bins.edges[1] - bins.edges[0])):
+            found.append((step, body, whole))
+    if len(found) < 2 * PATIENCE or 2 * len(found) < len(history.histograms[names.REWARD]):
+        return None
+    step, body, whole = found[0]
+    line = f"19 of 20 rewards lie within {body:.3g}, all of them within {whole:.3g} (step {step}); so at {len(found)} steps"
+    return Sign(Severity.WARNING, step, line, series=("histograms.jsonl",))
+
+
+@rule(
+    "reward.variance",
+    "The mean reward of a batch is noisy: what a step gains can't be seen, and gradients are as noisy.",
+    needs=(names.REWARD,),
+    least=3 * BASELINE,
+    bounds=(NOISY_REWARD, CALM_REWARD),
+    causes=("batches have few prompts", "prompts are of very different difficulty"),
+    next="rljax train with train_dataset.batch_size as the evidence says",
+)
+def variance(history: History) -> Sign | None:
+    """Takes the spread about a rolling median for that of a batch's mean, which falls with its root."""
+    reward, width = history[names.REWARD], reward_range(history).width
+    smooth = rolling_median(reward, PATIENCE)
+    middle = reward.values[PATIENCE // 2 : len(reward) - PATIENCE // 2]
+    spread = Series(reward.name, smooth.steps, middle - smooth.values).spread
+    if not width or spread < NOISY_REWARD * width:
+        return None
+    groups = history[names.GROUPS]
+    now = groups.median if groups else float(history.config.batch_size) if history.config else float("nan")
+    line = f"{names.REWARD} varies by {spread:.3g} from step to step (standard deviation about its rolling median)"
+    if np.isfinite(now):
+        wanted = now * (spread / (CALM_REWARD * width)) ** 2
+        line += f"; {wanted:.0f} prompts per update in place of {now:.0f} would bring that to {CALM_REWARD * width:.2g}"
+    return Sign(Severity.NOTE, int(reward.steps[0]), line)
+
+
 RULES: tuple[Rule, ...] = (
     all_zero,
     all_one,
@@ -230,4 +289,6 @@ RULES: tuple[Rule, ...] = (
     sign,
     scale,
     filtered,
+    long_tail,
+    variance,
 )
