@@ -224,4 +224,4 @@ def _on_steps(layers: list[alt.Chart], tables: dict[str, Table], axis: StepAxis)
         area, line = base.mark_rect(style=f"{axis.state}-area"), base.mark_rule(style=f"{axis.state}-line")
         layers = [area.encode(x2="end:Q"), *layers, line]
     chart = alt.layer(*layers).properties(width="container", height=HEIGHT)
-    return Chart(chart.to_dict(), tables)
+    return Chart(chart.to_dict(validate=False), tables)

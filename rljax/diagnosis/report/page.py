@@ -43,7 +43,7 @@ def run_page(history: History, diagnosis: Diagnosis, rules: Sequence[Rule]) -> s
     marked = None if first is None else first.step
     axis = StepAxis(rl.first_step, rl.last_step, marked, state)
     sections = [(section, _drawn(rl, section.plans, axis)) for section in plans.SECTIONS]
-    supervised = history.between(0, history.first_step - 1)
+    supervised = history.between(0, history.first_step - 1) if history.rl_steps else history
     if len(supervised.steps):
         steps = StepAxis(int(supervised.steps[0]), int(supervised.steps[-1]))
         sections.append((plans.SUPERVISED, _drawn(supervised, plans.SUPERVISED.plans, steps)))

@@ -1,5 +1,7 @@
 """Histograms over steps: adding them up loses nothing."""
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +23,7 @@ def test_histograms_of_a_run_add_up_to_the_histogram_of_all_values(batches):
     total = merged([bins_of(batch) for batch in batches])
     assert len(total.counts) <= MOST_BINS + 1
     everything = np.concatenate(batches)
-    expected = [
-        ((everything >= low) & (everything < high)).sum() for low, high in zip(total.edges, total.edges[1:], strict=False)
-    ]
+    expected = [((everything >= low) & (everything < high)).sum() for low, high in itertools.pairwise(total.edges)]
     np.testing.assert_allclose(total.counts, expected, atol=1e-9)
 
 
@@ -38,7 +38,7 @@ def test_every_column_has_the_whole_of_its_steps(n):
     cells = cells_of({step: bins_of([0.0, 1.0, 1.0]) for step in range(5, 5 + n)})
     columns = sorted(set(zip(cells["step"], cells["step2"], strict=True)))
     assert len(columns) <= COLUMNS and columns[0][0] == 4 and columns[-1][1] == 4 + n
-    assert all(before == after for (_, before), (after, _) in zip(columns, columns[1:], strict=False))
+    assert all(before == after for (_, before), (after, _) in itertools.pairwise(columns))
     for column in columns:
         shares = [cells["share"][i] for i in range(len(cells["share"])) if (cells["step"][i], cells["step2"][i]) == column]
         np.testing.assert_allclose(sorted(shares), [1 / 3, 2 / 3], atol=1e-5)

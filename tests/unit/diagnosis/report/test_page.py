@@ -1,16 +1,19 @@
 """The page: its numbers are those that the run recorded, and nothing in it can run or be fetched."""
 
 import base64
+import dataclasses
+import functools
 import hashlib
 import json
 import re
 import shutil
 from html.parser import HTMLParser
 
+import altair
 import numpy as np
 import pytest
 
-from rljax.diagnosis import History, all_rules, diagnose
+from rljax.diagnosis import Diagnosis, Finding, History, Link, Severity, all_rules, diagnose
 from rljax.diagnosis.report import comparison_page, plans, run_page
 from tests.unit.diagnosis.report.conftest import HOSTILE, STEPS
 
@@ -67,6 +70,7 @@ def page_of(history: History) -> str:
     return run_page(history, diagnose(history, rules), rules)
 
 
+@functools.cache
 def charts_of(page: str) -> dict:
     ((_, text),) = (script for script in Parsed(page).scripts if script[0].get("id") == "charts")
     return json.loads(text)
@@ -131,8 +135,6 @@ def test_hostile_samples_are_text(workdir, history, page):
 
 
 def test_hostile_names_of_metrics_components_and_files_are_text(history):
-    import dataclasses
-
     name = "reward/" + HOSTILE
     hostile = dataclasses.replace(
         history,
@@ -142,9 +144,10 @@ def test_hostile_names_of_metrics_components_and_files_are_text(history):
         status={"state": HOSTILE, "error": HOSTILE},
         source=f"runs/{HOSTILE}",
     )
-    parsed = Parsed(page_of(hostile))
+    page = page_of(hostile)
+    parsed = Parsed(page)
     assert len(parsed.scripts) == 3 and parsed.handlers == []
-    assert any(HOSTILE in label for label in charts_of(page_of(hostile))["components"]["tables"]["points"]["series"])
+    assert any(HOSTILE in label for label in charts_of(page)["components"]["tables"]["points"]["series"])
 
 
 def test_no_request_leaves_the_page_and_no_other_script_runs(page):
@@ -158,24 +161,31 @@ def test_no_request_leaves_the_page_and_no_other_script_runs(page):
 
 
 def test_the_verdict_and_its_evidence_come_first_and_the_break_is_on_every_figure(history):
-    import dataclasses
-
-    steps = history.rl.steps
-    kl = np.where(history.steps >= steps[5], 5.0, 0.001)
-    broken = dataclasses.replace(history, series={**history.series, "ppo_actor/update/approx_kl": kl})
-    rules = all_rules()
-    diagnosis = diagnose(broken, rules)
-    assert diagnosis.first_break is not None and diagnosis.first_break.rule == "policy.kl"
-    page = run_page(broken, diagnosis, rules)
+    series = ("ppo_actor/update/approx_kl", "rollout/staleness")
+    finding = Finding(
+        "policy.kl", Link.POLICY, Severity.BROKEN, 11, ("first line", "second line"), series, ("a cause",), "an experiment"
+    )
+    note = Finding("reward.variance", Link.REWARD, Severity.NOTE, 3, ("third line",))
+    diagnosis = Diagnosis((finding, note), {"critic.scale": "its metrics"}, {})
+    page = run_page(history, diagnosis, all_rules())
     text = "".join(Parsed(page).text)
-    places = [text.index(words) for words in ("Broken:", *diagnosis.first_break.evidence, "Around the first break", "Samples")[:4]]
+    words = (
+        "Broken:",
+        *finding.evidence,
+        *finding.causes,
+        finding.next,
+        "Around the first break",
+        "Other findings",
+        *note.evidence,
+    )
+    places = [text.index(word) for word in words]
     assert places == sorted(places)
     for figure, chart in charts_of(page).items():
         if not figure.startswith("supervised"):
-            assert chart["tables"]["mark"]["step"] == [diagnosis.first_break.step], figure
-    assert "break-kl" in charts_of(page)
-    for finding in diagnosis.findings:
-        assert finding.rule in text
+            assert chart["tables"]["mark"]["step"] == [finding.step], figure
+    assert {figure for figure in charts_of(page) if figure.startswith("break-")} == {
+        *("break-kl", "break-rollout-staleness", "break-reward")
+    }
 
 
 def test_a_torn_and_an_old_run_directory_name_what_they_lack(workdir, tmp_path):
@@ -190,8 +200,15 @@ def test_a_torn_and_an_old_run_directory_name_what_they_lack(workdir, tmp_path):
     assert "did not record its tokens apart" in text
     for name in ("histograms.jsonl", "config.json", "context.json", "status.json"):
         assert name in text
-    complete = "".join(Parsed(page_of(History.load(workdir))).text)
-    assert "histograms over steps" not in complete
+
+
+def test_a_whole_run_directory_lacks_only_what_no_sink_of_it_wrote(page):
+    assert "Files that the run directory lacks" in page and "histograms.jsonl" not in page and "context.json" in page
+
+
+def test_every_chart_is_vega_lite(page):
+    for chart in charts_of(page).values():
+        altair.LayerChart.from_dict(chart["spec"])  # raises what its schema refuses
 
 
 def test_a_run_with_no_step_of_rl_and_one_with_no_step_at_all_have_a_page(workdir, tmp_path):
