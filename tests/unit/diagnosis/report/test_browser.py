@@ -94,12 +94,12 @@ def test_every_figure_is_drawn_and_fits_and_nothing_is_said(opened):
 @pytest.mark.parametrize("opened", [("run", "desktop", "light")], indirect=True, ids="-".join)
 def test_the_first_break_is_on_every_figure_of_rl_and_the_colors_follow_the_readers_scheme(opened):
     page, said = opened
-    marked = page.locator("[data-chart]:not([data-chart^=supervised]) svg .mark-rule line")
-    unmarked = page.locator("[data-chart^=supervised] svg .mark-rule line")
+    marked = page.locator("[data-chart]:not([data-chart^=supervised]) svg .mark-rule.role-mark line")
+    unmarked = page.locator("[data-chart^=supervised] svg .mark-rule.role-mark line")
     assert marked.count() == page.locator("[data-chart]:not([data-chart^=supervised])").count() and unmarked.count() == 0
     light = marked.first.get_attribute("stroke")
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function("document.querySelector('svg .mark-rule line')?.getAttribute('stroke') !== " + repr(light))
+    page.wait_for_function("document.querySelector('svg .mark-rule.role-mark line')?.getAttribute('stroke') !== " + repr(light))
     wait_until_drawn(page)
     assert marked.count() == page.locator("[data-chart]:not([data-chart^=supervised])").count()
     assert said == []
