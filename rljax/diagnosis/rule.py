@@ -67,9 +67,8 @@ class Rule:
 
     def missing(self, history: History) -> str:
         """Returns what the rule needs and the run lacks, in one line; "" if nothing."""
-        if self.needs_config and history.config is None:
-            return "needs config.json"
-        lacking = [name for name in self.needs if not history[name]]
+        lacking = ["config.json"] if self.needs_config and history.config is None else []
+        lacking += [name for name in self.needs if not history[name]]
         if lacking:
             return f"needs {', '.join(lacking)}"
         short = [name for name in self.needs if len(history[name]) < self.least]

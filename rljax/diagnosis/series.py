@@ -46,12 +46,16 @@ class Series:
         return len(self.values) > 0
 
     def where(self, keep: np.ndarray) -> Series:
-        """Returns the points at which `keep`, a boolean array or a slice, is true."""
+        """Returns the points at which `keep`, [n] bool, is true."""
         return Series(self.name, self.steps[keep], self.values[keep])
 
     def head(self, n: int) -> Series:
         """Returns the first n points."""
         return Series(self.name, self.steps[:n], self.values[:n])
+
+    def after(self, n: int) -> Series:
+        """Returns the points after the first n."""
+        return Series(self.name, self.steps[n:], self.values[n:])
 
     def tail(self, n: int) -> Series:
         """Returns the last n points."""
@@ -113,6 +117,16 @@ def rolling_median(series: Series, window: int) -> Series:
         return series.head(0)
     medians = np.median(sliding_window_view(series.values, window), axis=1)
     return Series(series.name, series.steps[window - 1 :], medians)
+
+
+def noise(series: Series, window: int) -> float:
+    """Returns the standard deviation of a series about its rolling median; NaN if it is shorter."""
+    middle = rolling_median(series, window)
+    if not middle:
+        return float("nan")
+    before = (window - 1) // 2
+    around = series.values[before : before + len(middle)]
+    return Series(series.name, middle.steps, around - middle.values).spread
 
 
 def block_means(series: Series, blocks: int = BLOCKS) -> Series:

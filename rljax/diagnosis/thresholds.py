@@ -137,3 +137,4 @@ NOTED_IDLE = Threshold(0.5, "share of the time", "half of the devices' time is f
 
 # Symptoms
 LOST_REWARD = Threshold(0.1, "share of the rewards' range", "tuned")
+FALL_NOISE = Threshold(3.0, "standard deviations of a step about the rolling median", "medians of five steps vary half as much")

@@ -5,6 +5,7 @@ sinks = build(config, run, tokenizer, first_step=12)
 sinks.write(13, metrics)                      # may be called several times for step 13
 sinks.histograms(13, histograms)
 sinks.sample(13, "0/17", trajectory, advantage)
+sinks.event(Event(13, "max_approx_kl", ...))  # an action of a guardrail
 sinks.status(Status(RunState.RUNNING, step=13, version=13, total_steps=100))
 sinks.close()
 """
@@ -19,6 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
+from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.types import Trajectory
@@ -66,6 +68,10 @@ class Sink(Protocol):
         """
         ...
 
+    def event(self, event: Event) -> None:
+        """Writes an action of a guardrail. A sink may drop it."""
+        ...
+
     def status(self, status: Status) -> None:
         """Writes the run's status."""
         ...
@@ -96,6 +102,11 @@ class Sinks:
         with self._lock:
             for sink in self._sinks:
                 sink.sample(step, uid, trajectory, advantage)
+
+    def event(self, event: Event) -> None:
+        with self._lock:
+            for sink in self._sinks:
+                sink.event(event)
 
     def status(self, status: Status) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ from typing import TextIO
 
 import numpy as np
 
+from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
 from rljax.sinks import RunState, Status
@@ -53,6 +54,9 @@ class LineSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl, and in the log."""
 
     def status(self, status: Status) -> None:
         self._status = status
@@ -100,6 +104,9 @@ class LiveSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl, and in the log."""
 
     def status(self, status: Status) -> None:
         self._progress.update(

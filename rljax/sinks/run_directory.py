@@ -4,9 +4,11 @@ config.json       resolved config
 context.json      code, packages, hardware, model, data and evaluation of each session (context.py)
 metrics.jsonl     one object per step, `step` strictly increasing; null is NaN or infinite
 histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts": [n]}}
+guard.jsonl       actions of the guardrails, one object each
 samples.jsonl     trajectories with text, reward components, versions and advantages
 status.json       step, version, state; the error of a failed run
 checkpoints/      checkpoints to resume from
+flight/           batches of the last steps (rljax/flight)
 export/           Hugging Face safetensors and tokenizer, at the end
 workers.json      address and token for workers, while the run listens (rljax/workers/server.py)
 workers/          output of the run's own workers
@@ -33,6 +35,7 @@ from rljax.config import resume
 from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
+from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import RunState, Status
@@ -134,7 +137,8 @@ class RunDirectory:
 
 
 class RunDirectorySink:
-    """Sink that writes metrics.jsonl, histograms.jsonl, samples.jsonl and status.json.
+    """Sink that writes metrics.jsonl, histograms.jsonl, guard.jsonl, samples.jsonl and
+    status.json.
 
     Lines of steps after `first_step` are cut first.
     """
@@ -150,6 +154,7 @@ class RunDirectorySink:
         self._metrics_file = _open_end(run.path / "metrics.jsonl")
         self._samples_file = _reopen(run.path / "samples.jsonl", first_step)
         self._histograms_file = _reopen(run.path / "histograms.jsonl", first_step)
+        self._guard_file = _reopen(run.path / "guard.jsonl", first_step)
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Appends the step's line, or merges the metrics into it if it is the last line."""
@@ -177,6 +182,10 @@ class RunDirectorySink:
         tokens = describe_tokens(trajectory, advantage, self._tokenizer)
         _append(self._samples_file, {"step": step, "uid": uid} | describe(trajectory, self._tokenizer) | tokens)
 
+    def event(self, event: Event) -> None:
+        """Appends the event's line."""
+        _append(self._guard_file, dataclasses.asdict(event))
+
     def status(self, status: Status) -> None:
         self._run.write_status(status)
 
@@ -184,6 +193,7 @@ class RunDirectorySink:
         self._metrics_file.close()
         self._samples_file.close()
         self._histograms_file.close()
+        self._guard_file.close()
 
 
 def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -280,7 +290,18 @@ def _open_end(path: Path) -> IO[bytes]:
 
 def dump(value: Any) -> str:
     """Encodes a value as one line of JSON. NaN and infinities become null."""
-    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False)
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain)
+    except ValueError:  # one of them is there; looking for it first would take most of the time
+        return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
 def _finite(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rljax.errors import UserError
+from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten
 from rljax.sinks import Status
@@ -59,6 +60,9 @@ class TensorBoardSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl; their counts are metrics."""
 
     def status(self, status: Status) -> None:
         self._writer.flush()

@@ -11,6 +11,7 @@ import numpy as np
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
+from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import Status
@@ -56,6 +57,9 @@ class WandbSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl; their counts are metrics."""
 
     def status(self, status: Status) -> None:
         self._run.summary.update({"state": str(status.state), "version": status.version})

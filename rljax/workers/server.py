@@ -201,6 +201,12 @@ class WorkerServer:
         self._stale_weights.set()
         self._wake()
 
+    def forget(self) -> None:
+        """Voids all leases: hangs up on the workers, which come back and get new ones."""
+        for worker in self._workers:
+            worker.leases, worker.ready = {}, False
+            worker.connection.abort()
+
     def take_metrics(self) -> dict[str, Mean]:
         """Returns the workers' metrics since the last call, and the number of workers."""
         taken = self._metrics | {"rollout/workers": Mean(len(self._workers), 1)}

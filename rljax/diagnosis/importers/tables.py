@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -66,7 +67,8 @@ VERL = (
     Renamed("response_length/clip_ratio", names.NO_EOS_RATIO),
     Renamed("actor/pg_clipfrac", names.CLIP_RATIO),
     Renamed("actor/ppo_kl", names.APPROX_KL),
-    Renamed("actor/entropy(?:_loss)?", names.ENTROPY),
+    Renamed("actor/entropy", names.ENTROPY),
+    Renamed("actor/entropy_loss", names.ENTROPY),
     Renamed("actor/kl_loss", names.REFERENCE_KL),
     Renamed("actor/pg_loss", names.LOSS),
     Renamed("actor/grad_norm", names.GRAD_NORM),
@@ -98,7 +100,7 @@ class Source:
     plain: Callable[[str], str] = _plain  # undoes prefixes that a logger adds
 
     def rename(self, theirs: str) -> tuple[str, float] | None:
-        """Returns our name for one of theirs, and the factor of its values; None if rules don't read it."""
+        """Returns our name for one of theirs, and its factor; None if no rule reads it."""
         if not self.table:
             return theirs, 1.0
         found = ((renamed.apply(self.plain(theirs)), renamed.factor) for renamed in self.table)
@@ -122,13 +124,15 @@ def detect(seen: Iterable[str]) -> str | None:
 
 
 def convert(source: Source, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Renames the metrics of rows. Where several become one, as validation sets do, the mean is taken."""
+    """Renames the metrics of rows; several that become one, as of validation sets, are averaged."""
     converted = []
     for row in rows:
         values: dict[str, list[float]] = {}
         for theirs, value in row.items():
             renamed = None if theirs == "step" else source.rename(theirs)
-            if renamed is not None and isinstance(value, int | float) and not isinstance(value, bool):
-                values.setdefault(renamed[0], []).append(float(value) * renamed[1])
+            if renamed is None or isinstance(value, bool) or not isinstance(value, int | float | None):
+                continue
+            number = math.nan if value is None else float(value)  # null is NaN or infinite
+            values.setdefault(renamed[0], []).append(number * renamed[1])
         converted.append({"step": row["step"]} | {name: sum(found) / len(found) for name, found in values.items()})
     return converted

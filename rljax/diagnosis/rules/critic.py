@@ -45,7 +45,7 @@ def _learns_values(config: Config) -> bool:
 def explained(history: History) -> Sign | None:
     """Leaves out the first steps, in which the value head starts from zero."""
     series = history[names.EXPLAINED_VARIANCE]
-    later = series.where(slice(BASELINE, None))
+    later = series.after(BASELINE)
     smooth = rolling_median(later, 2 * PATIENCE)
     step = sustained(smooth, smooth.values < MIN_EXPLAINED, window=2 * PATIENCE)
     if step is not None:
@@ -100,7 +100,7 @@ def scale(history: History) -> Sign | None:
     shaped = [history[f"{names.SHAPED_REWARD}/{edge}"] for edge in ("min", "max")]
     if history.config is not None and history.config.actor.kl_placement == "reward" and history.config.actor.kl_ctl:
         return None  # the KL reward of every token adds to the returns
-    low, high = history[f"{names.RETURN}/min"], history[f"{names.RETURN}/max"]
+    low, high = history.aligned(f"{names.RETURN}/min", f"{names.RETURN}/max")
     magnitude = Series("largest return by magnitude", high.steps, np.maximum(np.abs(low.values), np.abs(high.values)))
     extent = reward_range(history)
     edges = [float(abs(edge.values).max()) for edge in shaped if edge] or [abs(extent.low), abs(extent.high)]

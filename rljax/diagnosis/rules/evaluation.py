@@ -87,15 +87,13 @@ def _is_same_source(config: Config) -> bool:
     next="rljax train with evaluator.greedy=false and evaluator.temperature, top_p and top_k those of gconfig",
 )
 def protocol(history: History) -> Sign | None:
-    """Compares a reward that both record at the first evaluation, before training can tell them apart."""
+    """Compares a score that both record, at each evaluation with the training steps around it."""
     differs = "" if history.config is None else _differences(history.config)
-    gap = _first_gap(history)
+    gap = _gap(history, early=not differs)
     if gap is not None and (differs or not _is_greedy(history)):
         severity = Severity.BROKEN if differs else Severity.WARNING
-        return Sign(severity, history.first_step, f"{gap}; {differs}" if differs else gap)
-    if differs:
-        return Sign(Severity.NOTE, history.first_step, differs)
-    return None
+        return Sign(severity, history.first_step, (gap, differs) if differs else gap)
+    return Sign(Severity.NOTE, history.first_step, differs) if differs else None
 
 
 def _is_greedy(history: History) -> bool:
@@ -111,24 +109,32 @@ def _differences(config: Config) -> str:
     return ", ".join(f"evaluator.{name} is {a:g} and gconfig.{name} {b:g}" for name, a, b in pairs if a != b)
 
 
-def _first_gap(history: History) -> str | None:
-    """Describes a gap between training and held-out score near the first RL step; None if small."""
-    pairs = [(f"reward/{name}", f"eval-reward/{name}") for name in _shared_components(history)]
-    for ours, theirs in pairs or [(names.REWARD, names.EVALUATION_REWARD)]:
-        train, held_out = history[ours].head(2 * PATIENCE), history[theirs].since(history.first_step - 1).head(1)
-        if not train or not held_out or held_out.steps[0] > train.steps[-1]:
+def _gap(history: History, *, early: bool) -> str | None:
+    """Describes a gap between training and held-out score beyond chance; None if there is none.
+
+    Args:
+      early: look at the first third of the steps alone, where a gap is no overfit.
+    """
+    shared = [(f"reward/{name}", f"eval-reward/{name}") for name in _shared_components(history)]
+    if not shared and _same_range(history):  # else they are other rewards, on purpose
+        shared = [(names.REWARD, names.EVALUATION_REWARD)]
+    for ours, theirs in shared:
+        train, held_out, width = history[ours], history[theirs], _width(history, ours, theirs)
+        gaps, steps = [], []
+        for step, value in zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True):
+            around = train.since(step - PATIENCE // 2).until(step + PATIENCE // 2 + 1)
+            if len(around) > PATIENCE and not (early and step > train.steps[0] + len(train) // 3):
+                gaps.append(value - around.mean)
+                steps.append(step)
+        if not gaps:
             continue
-        near = train.head(PATIENCE)
-        width = _width(history, ours, theirs)
-        batch = _prompts_per_batch(history) * len(near)
-        error = 0.5 * width * math.sqrt(1 / evaluation_size(history) + 1 / batch)
-        distance = abs(near.mean - float(held_out.values[0]))
-        if not pairs and not _same_range(history):
-            continue  # another reward, on purpose
-        if distance > max(PROTOCOL_GAP * width, EVALUATION_ERRORS * error):
+        prompts = _prompts_per_batch(history) * (PATIENCE + 1)
+        error = 0.5 * width * math.sqrt((1 / evaluation_size(history) + 1 / prompts) / len(gaps))
+        mean = sum(gaps) / len(gaps)
+        if abs(mean) > max(PROTOCOL_GAP * width, EVALUATION_ERRORS * error):
             return (
-                f"{theirs} is {held_out.values[0]:.3g} at step {held_out.steps[0]}, {ours} {near.mean:.3g} in training "
-                f"(steps {near.steps[0]} to {near.steps[-1]}; standard error {error:.2g})"
+                f"{theirs} is {mean:+.3g} from {ours} of the training steps around it "
+                f"({len(gaps)} evaluations, steps {steps[0]} to {steps[-1]}; standard error {error:.2g})"
             )
     return None
 

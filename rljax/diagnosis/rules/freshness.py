@@ -100,9 +100,7 @@ def large_lag(history: History) -> Sign | None:
     next="lower rollout.max_concurrent_rollouts, or raise rollout.max_head_offpolicyness by one",
 )
 def stale_dropped(history: History) -> Sign | None:
-    stale, groups = history[names.STALE], history[names.GROUPS]
-    if len(stale) != len(groups):
-        return None
+    stale, groups = history.aligned(names.STALE, names.GROUPS)
     share = Series(
         "share of groups that were too old", groups.steps, stale.values / np.maximum(stale.values + groups.values, 1)
     )

@@ -14,10 +14,11 @@ from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import Divergence, divergence, improves_held_out
 from rljax.diagnosis.rule import Rule, Sign, rule
-from rljax.diagnosis.series import Series, rolling_median, sustained, trend
+from rljax.diagnosis.series import Series, noise, rolling_median, sustained, trend
 from rljax.diagnosis.thresholds import (
     AUDITED,
     BASELINE,
+    FALL_NOISE,
     FEATURE_ERRORS,
     HIGH_LENGTH_CORRELATION,
     LENGTH_GROWTH,
@@ -191,9 +192,9 @@ def components_apart(history: History) -> Sign | None:
         series = history[name]
         low, high = history[f"{name}/min"], history[f"{name}/max"]
         width = float((high or series).values.max() - (low or series).values.min()) if series else 0.0
-        moved = trend(series)
-        if width and moved.p_value < SIGNIFICANCE:
-            changes[name] = (series.tail(BASELINE).mean - series.head(PATIENCE).mean) / width
+        moved = series.tail(BASELINE).mean - series.head(PATIENCE).mean
+        if width and abs(moved) > FALL_NOISE * noise(series, PATIENCE):
+            changes[name] = moved / width
     if len(changes) < 2:
         return None
     up, down = max(changes, key=lambda name: changes[name]), min(changes, key=lambda name: changes[name])

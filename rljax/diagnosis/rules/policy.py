@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from rljax.config.schema import Config
@@ -96,9 +98,7 @@ def importance_weight(history: History) -> Sign | None:
     next="rljax train with deterministic=true for ten steps; rljax parity --config=CONFIG",
 )
 def unit_ratio(history: History) -> Sign | None:
-    low, high = history[f"{names.IMPORTANCE_WEIGHT}/min"], history[f"{names.IMPORTANCE_WEIGHT}/max"]
-    if len(low) != len(high):
-        return None
+    low, high = history.aligned(f"{names.IMPORTANCE_WEIGHT}/min", f"{names.IMPORTANCE_WEIGHT}/max")
     away = Series(
         "largest distance of importance_weight from 1", low.steps, np.maximum(np.abs(low.values - 1), np.abs(high.values - 1))
     )
@@ -136,21 +136,31 @@ def sampler_disagrees(history: History) -> Sign | None:
     return None
 
 
+DISAGREES = "sampler and learner disagree under the same weights: see policy.sampler_disagrees"
+STALE = "tokens are stale: see freshness.stale_weights, and lower rollout.max_head_offpolicyness"
+UNCAPPED = "actor.behav_imp_weight_cap is unset, so that few tokens weigh as much as all others"
+
+
 @rule(
     "policy.behave_imp_weight",
     "The ratio of proximal to behavior policy is away from 1 on average: the decoupled weights distort the gradient.",
     needs=(names.BEHAVE_WEIGHT,),
     least=PATIENCE,
     bounds=(MAX_IMPORTANCE_DEVIATION,),
-    causes=(
-        "sampler and learner disagree: see policy.sampler_disagrees",
-        "tokens are stale: see freshness.stale_weights, and lower rollout.max_head_offpolicyness",
-        "actor.behav_imp_weight_cap is unset, so that few tokens weigh as much as all others",
-    ),
+    causes=(DISAGREES, STALE, UNCAPPED),
     next="rljax train with rollout.max_head_offpolicyness=0 for 20 steps: what is left is disagreement, not staleness",
 )
 def behave_imp_weight(history: History) -> Sign | None:
-    return away_from(history[names.BEHAVE_WEIGHT], 1.0, MAX_IMPORTANCE_DEVIATION, Severity.BROKEN)
+    sign = away_from(history[names.BEHAVE_WEIGHT], 1.0, MAX_IMPORTANCE_DEVIATION, Severity.BROKEN)
+    return None if sign is None else dataclasses.replace(sign, causes=_causes_of_weights(history))
+
+
+def _causes_of_weights(history: History) -> tuple[str, ...]:
+    """Orders the causes by what tokens of lag 0, where only disagreement is left, tell of them."""
+    fresh, config = history[names.BEHAVE_LOG_RATIO_LAG0], history.config
+    agree = bool(fresh) and fresh.map(np.abs).median < MAX_DISAGREEMENT
+    first = [UNCAPPED] if config is not None and config.actor.behav_imp_weight_cap is None else []
+    return (*first, *((STALE, DISAGREES) if agree else (DISAGREES, STALE)))
 
 
 @rule(

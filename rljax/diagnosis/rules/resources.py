@@ -38,7 +38,7 @@ def memory_growth(history: History) -> Sign | None:
 
 def _leak(memory: Series) -> Sign | None:
     """Finds growth in each third of the steps after the first ones, which fill caches."""
-    later = memory.where(slice(BASELINE, None))
+    later = memory.after(BASELINE)
     if len(later) < 2 * BASELINE or not trend(later).rises(SIGNIFICANCE):
         return None
     marks = [float(np.median(part)) for part in np.array_split(later.values, 4)]
@@ -69,7 +69,7 @@ def _leak(memory: Series) -> Sign | None:
 )
 def throughput_drop(history: History) -> Sign | None:
     wall = history.rl[names.WALL]
-    start = wall.where(slice(2, 2 + 2 * BASELINE)).median
+    start = wall.after(2).head(2 * BASELINE).median
     smooth = rolling_median(wall, PATIENCE)
     step = sustained(smooth, smooth.values > SLOWDOWN * start, window=2 * PATIENCE)
     if step is None:
@@ -108,10 +108,10 @@ def seq_len_growth(history: History) -> Sign | None:
     next="rljax train with reward.workers doubled; make the reward async if it waits for a service",
 )
 def slow_reward(history: History) -> Sign | None:
-    """Compares the seconds of all reward calls of a step, spread over the workers, with its wall time."""
-    seconds, wall, wait = history[names.REWARD_SECONDS], history[names.WALL], history[names.LEARNER_WAIT]
+    """Compares the seconds of a step's reward calls, spread over the workers, with its time."""
+    seconds, wall, wait = history.rl.aligned(names.REWARD_SECONDS, names.WALL, names.LEARNER_WAIT)
     config = history.config
-    if config is None or not len(seconds) == len(wall) == len(wait):
+    if config is None:
         return None
     workers = config.reward.workers
     calls = config.batch_size * config.gconfig.n_samples
@@ -155,10 +155,8 @@ def sampler_idle(history: History) -> Sign | None:
 
 
 def _idle(history: History, name: str, words: str) -> Sign | None:
-    wait, wall = history[name], history[names.WALL]
-    shared = np.intersect1d(wait.steps, wall.steps)
-    seconds, whole = wait.where(np.isin(wait.steps, shared)), wall.where(np.isin(wall.steps, shared))
-    share = Series(f"share of the time in which {words}", shared, seconds.values / np.maximum(whole.values, 1e-9))
+    wait, wall = history.rl.aligned(name, names.WALL)
+    share = Series(f"share of the time in which {words}", wall.steps, wait.values / np.maximum(wall.values, 1e-9))
     sign = above(share, NOTED_IDLE, Severity.NOTE, window=2 * PATIENCE)
     if sign is None or share.median < NOTED_IDLE:
         return None

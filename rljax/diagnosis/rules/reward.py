@@ -10,7 +10,7 @@ from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import reward_range
 from rljax.diagnosis.rule import Rule, Sign, rule
-from rljax.diagnosis.series import Series, correlation, rolling_median, sustained
+from rljax.diagnosis.series import Series, correlation, noise, sustained
 from rljax.diagnosis.thresholds import (
     BASELINE,
     BROKEN_REWARD_SCALE,
@@ -61,7 +61,9 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
 
     A run that has come to its best reward is constant too, but did not begin so.
     """
-    low, high = history[LOWEST], history[HIGHEST]
+    low, high = history.aligned(LOWEST, HIGHEST)
+    if not high:
+        return None
     equal = (low.values == high.values) & (high.values == high.values[0])
     step = sustained(high.head(2 * BASELINE), equal[: 2 * BASELINE], window=2 * PATIENCE)
     if step is None or step > high.steps[PATIENCE - 1] or bool(high.values[0] > 0) is not at_top:
@@ -84,9 +86,9 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
     next="score two different completions of one prompt with the reward",
 )
 def constant_by_prompt(history: History) -> Sign | None:
-    equal, low, high = history[names.EQUAL_REWARD_GROUPS], history[LOWEST], history[HIGHEST]
+    equal, low, high = history.aligned(names.EQUAL_REWARD_GROUPS, LOWEST, HIGHEST)
     differ = high.values > low.values
-    if len(differ) != len(equal) or _are_identical(history):
+    if not equal or _are_identical(history):
         return None
     step = sustained(equal, (equal.values >= 1 - MIN_GROUP_SPREAD) & differ, window=2 * PATIENCE, share=0.95)
     if step is None or step > equal.steps[min(BASELINE, len(equal) - 1)]:
@@ -155,18 +157,15 @@ def _scaled_negatively(history: History) -> Sign | None:
 
 def _against_a_component(history: History) -> Sign | None:
     """Finds a component whose mean moves exactly against the reward's."""
-    reward = history[names.REWARD]
     for name in history.names(names.COMPONENTS):
-        component = history[name]
-        shared = np.intersect1d(reward.steps, component.steps)
-        ours, theirs = reward.where(np.isin(reward.steps, shared)), component.where(np.isin(component.steps, shared))
-        together = correlation(ours.values, theirs.values)
-        if len(shared) >= PATIENCE and together < OPPOSITE:
+        reward, component = history.aligned(names.REWARD, name)
+        together = correlation(reward.values, component.values)
+        if len(reward) >= PATIENCE and together < OPPOSITE:
             line = (
-                f"rollout/reward moves against its component {name}: their correlation over {len(shared)} steps is "
-                f"{together:.3f}; {ours.values[0]:.3g} and {theirs.values[0]:.3g} at step {shared[0]}"
+                f"rollout/reward moves against its component {name}: their correlation over {len(reward)} steps is "
+                f"{together:.3f}; {reward.values[0]:.3g} and {component.values[0]:.3g} at step {reward.steps[0]}"
             )
-            return Sign(Severity.BROKEN, int(shared[0]), line, series=(names.REWARD, name))
+            return Sign(Severity.BROKEN, int(reward.steps[0]), line, series=(names.REWARD, name))
     return None
 
 
@@ -192,7 +191,7 @@ def _never_positive(history: History) -> Sign | None:
     next="set actor.reward_scaling so that rewards lie in [-1, 1], or so",
 )
 def scale(history: History) -> Sign | None:
-    low, high = history[LOWEST], history[HIGHEST]
+    low, high = history.aligned(LOWEST, HIGHEST)
     largest = Series("largest reward by magnitude", high.steps, np.maximum(np.abs(low.values), np.abs(high.values)))
     shaped = 1.0 if history.config is None else abs(history.config.actor.reward_scaling)
     if history.config is not None and history.config.actor.reward_clip is not None:
@@ -218,9 +217,7 @@ def scale(history: History) -> Sign | None:
     next="take prompts of middling difficulty: those with a mean reward between 0.2 and 0.8 in a rollout of the start model",
 )
 def filtered(history: History) -> Sign | None:
-    rejected, groups = history[names.REJECTED], history[names.GROUPS]
-    if len(rejected) != len(groups):
-        return None
+    rejected, groups = history.aligned(names.REJECTED, names.GROUPS)
     share = rejected.values / np.maximum(rejected.values + groups.values, 1)
     return above(Series("share of groups that were rejected", groups.steps, share), MAX_FILTERED, Severity.NOTE)
 
@@ -264,11 +261,9 @@ def long_tail(history: History) -> Sign | None:
     next="rljax train with train_dataset.batch_size as the evidence says",
 )
 def variance(history: History) -> Sign | None:
-    """Takes the spread about a rolling median for that of a batch's mean, which falls with its root."""
+    """Takes the spread about a rolling median for the standard error of a batch's mean."""
     reward, width = history[names.REWARD], reward_range(history).width
-    smooth = rolling_median(reward, PATIENCE)
-    middle = reward.values[PATIENCE // 2 : len(reward) - PATIENCE // 2]
-    spread = Series(reward.name, smooth.steps, middle - smooth.values).spread
+    spread = noise(reward, PATIENCE)
     if not width or spread < NOISY_REWARD * width:
         return None
     groups = history[names.GROUPS]

@@ -13,8 +13,8 @@ from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import level, reward_range
 from rljax.diagnosis.rule import Rule, Sign, rule
-from rljax.diagnosis.series import rolling_median, trend
-from rljax.diagnosis.thresholds import BASELINE, LOST_REWARD, MIN_GAIN, PATIENCE, SATURATED, SIGNIFICANCE, SOLVED
+from rljax.diagnosis.series import noise, rolling_median, trend
+from rljax.diagnosis.thresholds import BASELINE, FALL_NOISE, LOST_REWARD, MIN_GAIN, PATIENCE, SATURATED, SOLVED
 
 
 @rule(
@@ -22,7 +22,7 @@ from rljax.diagnosis.thresholds import BASELINE, LOST_REWARD, MIN_GAIN, PATIENCE
     "The reward falls from the first steps on: updates make good completions less likely.",
     needs=(names.REWARD,),
     least=2 * BASELINE,
-    bounds=(LOST_REWARD, SIGNIFICANCE),
+    bounds=(LOST_REWARD, FALL_NOISE),
     causes=(
         "advantages, or the loss, have the wrong sign",
         "the learning rate is too high",
@@ -40,7 +40,7 @@ def turned(history: History) -> Sign | None:
     "The reward falls after it had risen.",
     needs=(names.REWARD,),
     least=2 * BASELINE,
-    bounds=(LOST_REWARD, SIGNIFICANCE),
+    bounds=(LOST_REWARD, FALL_NOISE),
     causes=(
         "a link before it broke: see the other findings",
         "the learning rate is too high for what is left to learn",
@@ -60,10 +60,9 @@ def _fall(history: History, *, from_the_start: bool) -> Sign | None:
         return None
     smooth = rolling_median(share, PATIENCE)
     best = int(np.argmax(smooth.values))
-    since = share.since(int(smooth.steps[best]))
     lost = float(smooth.values[best]) - share.tail(BASELINE).median
     started_best = best <= BASELINE
-    if started_best is not from_the_start or lost < LOST_REWARD or not trend(since).falls(SIGNIFICANCE):
+    if started_best is not from_the_start or lost < max(LOST_REWARD, FALL_NOISE * noise(share, PATIENCE)):
         return None
     onset = int(reward.steps[0] if started_best else smooth.steps[best])
     line = f"{change_line(reward.since(onset), PATIENCE)}: {lost:.0%} of the rewards' range is lost"
@@ -75,7 +74,7 @@ def _fall(history: History, *, from_the_start: bool) -> Sign | None:
     "The reward does not move, although groups have spread and the policy is updated.",
     needs=(names.REWARD, names.EQUAL_REWARD_GROUPS),
     least=4 * BASELINE,
-    bounds=(SIGNIFICANCE, MIN_GAIN),
+    bounds=(MIN_GAIN,),
     causes=(
         "advantages do not belong to the tokens, or trajectories, that they are given to",
         "another term outweighs the reward: a penalty, a KL divergence",
