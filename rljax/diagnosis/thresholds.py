@@ -116,7 +116,7 @@ OVERFIT_EPOCHS = Count(3, "passes over the prompts", "practice: the first two pa
 
 # Critic
 MIN_EXPLAINED = Threshold(
-    -0.03, "share of the returns' variance", "0 is what the mean explains; less the noise of a batch; tuned"
+    -0.03, "share of the returns' variance", "0 is what the mean explains, less the noise of a batch"
 )
 USELESS_CRITIC = Threshold(0.05, "share of the returns' variance", "tuned")
 VALUE_OFFSET = Threshold(0.2, "share of the rewards' range", "tuned")
