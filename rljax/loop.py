@@ -60,6 +60,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rljax.checkpoints.recovery import Recovery
 from rljax.config.schema import Config, FrequencyConfig
 from rljax.engine import Engine, ExportToDirectory
@@ -317,8 +319,9 @@ class Loop:
                 self.buffer.publish()
         if self.parts.worker_server is not None:
             self.parts.worker_server.weights_changed()
-        for uid, trajectory in itertools.islice(interleaved(groups), self.config.stats_logger.samples_per_step):
-            self.sinks.sample(self.step, uid, trajectory)
+        samples = interleaved(groups, learned.scored.advantage)
+        for sample in itertools.islice(samples, self.config.stats_logger.samples_per_step):
+            self.sinks.sample(self.step, *sample)
         self.sinks.histograms(self.step, learned.histograms)
         metrics = merge([learned.metrics, self._buffer_metrics(len(groups))])
         events, decisions = [breach.event(self.step) for breach in learned.breaches], self._decide(metrics)
@@ -605,7 +608,12 @@ def _host_memory() -> dict[str, Mean]:
     return {} if used is None else {"perf/host_memory_bytes": Mean(used, 1)}
 
 
-def interleaved(groups: Sequence[Group]) -> Iterator[tuple[str, Trajectory]]:
-    """Yields (uid, trajectory): the first trajectory of each group, then the second of each, ..."""
-    rounds = itertools.zip_longest(*([(group.uid, t) for t in group.trajectories] for group in groups))
-    return (pair for several in rounds for pair in several if pair is not None)
+def interleaved(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> Iterator[tuple[str, Trajectory, np.ndarray]]:
+    """Yields (uid, trajectory, advantage): the first trajectory of each group, then the second, ...
+
+    Args:
+      advantages: of the groups' trajectories in order, [T] each.
+    """
+    following = iter(advantages)
+    rounds = itertools.zip_longest(*([(group.uid, t, next(following)) for t in group.trajectories] for group in groups))
+    return (sample for several in rounds for sample in several if sample is not None)
