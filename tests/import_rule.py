@@ -90,6 +90,7 @@ OPTIONAL = {
         ("backends/torch", "engines/cuda", "experiments/bench/logprobs_torch.py", "experiments/parity_torch.py"),
     ),
     "sglang": ("engines/cuda",),
+    **dict.fromkeys(("altair", "vl_convert"), ("rljax/diagnosis/report",)),
     **dict.fromkeys(("wandb", "tensorboard", "gguf"), ()),
 }
 

@@ -171,4 +171,11 @@ def correlation(x: np.ndarray, y: np.ndarray) -> float:
     """Returns Pearson's correlation; NaN if either is constant or there are fewer than 3 points."""
     if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
-    return float(np.corrcoef(x, y)[0, 1])
+    x, y = (_deviations(values) for values in (x, y))
+    return float(x @ y / math.sqrt((x @ x) * (y @ y)))
+
+
+def _deviations(values: np.ndarray) -> np.ndarray:
+    """Returns deviations from the mean, as shares of the range: their squares don't overflow."""
+    shares: np.ndarray = (values - values.min()) / np.ptp(values)
+    return shares - shares.mean()

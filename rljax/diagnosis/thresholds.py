@@ -115,8 +115,9 @@ BROKEN_EVALUATION_FAILURES = Threshold(0.15, "share of episodes", "tuned")
 OVERFIT_EPOCHS = Count(3, "passes over the prompts", "practice: the first two passes rarely memorize")
 
 # Critic
-MIN_EXPLAINED = Threshold(0.0, "share of the returns' variance", "0 is what the mean of the returns explains")
+MIN_EXPLAINED = Threshold(-0.03, "share of the returns' variance", "0 is what the mean explains, less the noise of a batch")
 USELESS_CRITIC = Threshold(0.05, "share of the returns' variance", "tuned")
+VALUE_OFFSET = Threshold(0.2, "share of the rewards' range", "tuned")
 RETURN_SCALE = Threshold(5.0, "times the largest reward", "a return of one reward at the end is that reward; tuned")
 
 # Exploration

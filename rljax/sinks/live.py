@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+import numpy as np
+
 from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
@@ -50,7 +52,7 @@ class LineSink:
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         """Histograms are in histograms.jsonl."""
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
 
     def event(self, event: Event) -> None:
@@ -100,7 +102,7 @@ class LiveSink:
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         """Histograms are in histograms.jsonl."""
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
 
     def event(self, event: Event) -> None:

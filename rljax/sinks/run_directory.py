@@ -5,7 +5,7 @@ context.json      code, packages, hardware, model, data and evaluation of each s
 metrics.jsonl     one object per step, `step` strictly increasing; null is NaN or infinite
 histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts": [n]}}
 guard.jsonl       actions of the guardrails, one object each
-samples.jsonl     trajectories with text, reward components and versions
+samples.jsonl     trajectories with text, reward components, versions and advantages
 status.json       step, version, state; the error of a failed run
 checkpoints/      checkpoints to resume from
 flight/           batches of the last steps (rljax/flight)
@@ -24,7 +24,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -173,13 +173,14 @@ class RunDirectorySink:
         """Appends the step's line."""
         _append(self._histograms_file, {"step": step} | {name: h.to_json() for name, h in histograms.items()})
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         at, count = self._sampled
         count = count if at == step else 0
         if count >= self._samples_per_step:
             return
         self._sampled = (step, count + 1)
-        _append(self._samples_file, {"step": step, "uid": uid} | describe(trajectory, self._tokenizer))
+        tokens = describe_tokens(trajectory, advantage, self._tokenizer)
+        _append(self._samples_file, {"step": step, "uid": uid} | describe(trajectory, self._tokenizer) | tokens)
 
     def event(self, event: Event) -> None:
         """Appends the event's line."""
@@ -201,9 +202,7 @@ def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
     `versions` is a list of [version, number of tokens], run-length encoded, from the first sampled
     token on.
     """
-    sampled = np.flatnonzero(trajectory.versions >= 0)
-    start = int(sampled[0]) if sampled.size else len(trajectory)
-    runs = itertools.groupby(trajectory.versions[start:].tolist())
+    start = _first_sampled(trajectory)
     return {
         "prompt": tokenizer.decode(trajectory.token_ids[:start].tolist(), skip_special_tokens=False),
         "completion": tokenizer.decode(trajectory.token_ids[start:].tolist(), skip_special_tokens=False),
@@ -211,9 +210,33 @@ def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
         "trained_tokens": int(trajectory.loss_mask.sum()),
         "reward": trajectory.reward,
         "components": dict(trajectory.components),
-        "versions": [[version, sum(1 for _ in run)] for version, run in runs],
+        "versions": _run_lengths(trajectory.versions[start:].tolist()),
         "finish": str(trajectory.finish),
     }
+
+
+def describe_tokens(trajectory: Trajectory, advantage: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns more keys of a trajectory's object in samples.jsonl, from the first sampled token on.
+
+    `pieces` has the text of each token, and `advantages` is run-length encoded as `versions` is;
+    the advantage of a token that is not trained on is null.
+    """
+    start = _first_sampled(trajectory)
+    trained = zip(advantage[start:].tolist(), trajectory.loss_mask[start:].tolist(), strict=True)
+    return {
+        "pieces": tokenizer.pieces(trajectory.token_ids[start:].tolist()),
+        "advantages": _run_lengths([float(f"{value:.6g}") if used else None for value, used in trained]),
+    }
+
+
+def _first_sampled(trajectory: Trajectory) -> int:
+    """Returns the index of the first sampled token; the length if there is none."""
+    sampled = np.flatnonzero(trajectory.versions >= 0)
+    return int(sampled[0]) if sampled.size else len(trajectory)
+
+
+def _run_lengths(values: Sequence[Any]) -> list[list[Any]]:
+    return [[value, sum(1 for _ in run)] for value, run in itertools.groupby(values)]
 
 
 def cut(path: Path, step: int) -> tuple[int, int | None, dict[str, Any]]:

@@ -163,7 +163,7 @@ class MemorySink:
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         self.recorded[step] = histograms
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         self.samples.append((step, uid))
 
     def event(self, event: Event) -> None:

@@ -11,14 +11,14 @@ from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import reward_range
 from rljax.diagnosis.rule import Rule, Sign, rule
-from rljax.diagnosis.series import Series, rolling_median, sustained, trend
+from rljax.diagnosis.series import Series, rolling_median, sustained
 from rljax.diagnosis.thresholds import (
     BASELINE,
     MIN_EXPLAINED,
     PATIENCE,
     RETURN_SCALE,
-    SIGNIFICANCE,
     USELESS_CRITIC,
+    VALUE_OFFSET,
 )
 
 FIT = "rljax doctor --workdir=WORKDIR --critic: can the critic fit one batch?"
@@ -54,7 +54,7 @@ def explained(history: History) -> Sign | None:
         return Sign(Severity.BROKEN, onset, line)
     if smooth and smooth.values.max() < USELESS_CRITIC:
         line = f"{series.name} is at most {smooth.values.max():.3g} (rolling median) in {len(series)} steps"
-        return Sign(Severity.WARNING, int(series.steps[BASELINE]), line)
+        return Sign(Severity.NOTE, int(series.steps[BASELINE]), line)
     return None
 
 
@@ -67,19 +67,29 @@ def _first_below(series: Series, step: int) -> int:
 
 @rule(
     "critic.loss_flat",
-    "The critic's error does not fall.",
-    needs=(names.SQUARED_ERROR, names.EXPLAINED_VARIANCE),
-    least=3 * BASELINE,
+    "The critic does not learn: its values stay where they were while returns are elsewhere.",
+    needs=(names.VALUE, names.RETURN),
+    least=2 * BASELINE,
     applies=_learns_values,
-    causes=("critic.optimizer.lr is too low", "the value head gets no gradient", "returns are noise to the critic"),
+    bounds=(VALUE_OFFSET,),
+    causes=(
+        "critic.optimizer.lr is too low",
+        "the value head gets no gradient, or is not in the optimizer",
+        "the critic's optimizer state is lost between steps",
+    ),
     next=FIT,
-    symptom=True,
 )
 def loss_flat(history: History) -> Sign | None:
-    error, explained_share = history[names.SQUARED_ERROR], history[names.EXPLAINED_VARIANCE]
-    if explained_share.tail(2 * BASELINE).median > USELESS_CRITIC or trend(error).falls(SIGNIFICANCE):
+    """Compares mean value and mean return, which a critic that learns brings together first."""
+    value, target = history.aligned(names.VALUE, names.RETURN)
+    width = reward_range(history).width
+    apart = Series("distance of mean value and mean return", value.steps, np.abs(value.values - target.values))
+    later = apart.after(BASELINE)
+    step = sustained(later, later.values > VALUE_OFFSET * width, window=2 * PATIENCE)
+    if step is None or not width:
         return None
-    return Sign(Severity.WARNING, int(error.steps[BASELINE]), change_line(error, BASELINE))
+    lines = tuple(change_line(series, PATIENCE) for series in (value, target))
+    return Sign(Severity.BROKEN, int(value.steps[0]), (f"{lines[0]}, while {lines[1]}",))
 
 
 @rule(

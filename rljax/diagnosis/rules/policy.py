@@ -208,15 +208,15 @@ def _no_movement(history: History) -> Sign | None:
     "policy.reference_kl",
     "The policy is far from its reference: what the start model could do is being forgotten.",
     needs=(names.REFERENCE_KL,),
-    least=BASELINE,
+    least=2 * BASELINE,
     bounds=(REFERENCE_DRIFT,),
     causes=("actor.kl_ctl is small for this learning rate", "the reward pulls away from all that the start model does"),
     next="rljax train with actor.kl_ctl three times as large",
 )
 def reference_kl(history: History) -> Sign | None:
     series = history[names.REFERENCE_KL]
-    step = sustained(series, series.values > REFERENCE_DRIFT, window=PATIENCE)
-    if step is None:
+    step = sustained(series, series.values > REFERENCE_DRIFT, window=2 * BASELINE)
+    if step is None or series.tail(PATIENCE).median < REFERENCE_DRIFT:
         return None
     return Sign(Severity.WARNING, step, line_of(series, step, PATIENCE, f"above {REFERENCE_DRIFT!r} nats per token"))
 

@@ -171,11 +171,11 @@ def _against_a_component(history: History) -> Sign | None:
 
 def _never_positive(history: History) -> Sign | None:
     """Finds rewards that are 0 at best, while held-out rewards are positive, or fall as these rise."""
-    high, evaluations = history[HIGHEST], history.evaluations
-    if not high or not evaluations or high.values.max() > 0 or history[LOWEST].values.min() >= 0:
+    low, high, evaluations = history[LOWEST], history[HIGHEST], history.evaluations
+    if not low or not high or not evaluations or high.values.max() > 0 or low.values.min() >= 0:
         return None
     line = (
-        f"no reward of the training set is above 0 (lowest {history[LOWEST].values.min():.3g}), "
+        f"no reward of the training set is above 0 (lowest {low.values.min():.3g}), "
         f"while the held-out reward is {evaluations.values[0]:.3g} at step {evaluations.steps[0]}"
     )
     return Sign(Severity.BROKEN, int(high.steps[0]), line) if evaluations.values.max() > 0 else None
@@ -270,7 +270,7 @@ def variance(history: History) -> Sign | None:
     now = groups.median if groups else float(history.config.batch_size) if history.config else float("nan")
     line = f"{names.REWARD} varies by {spread:.3g} from step to step (standard deviation about its rolling median)"
     if np.isfinite(now):
-        wanted = now * (spread / (CALM_REWARD * width)) ** 2
+        wanted = now * min(spread / (CALM_REWARD * width), 1e3) ** 2
         line += f"; {wanted:.0f} prompts per update in place of {now:.0f} would bring that to {CALM_REWARD * width:.2g}"
     return Sign(Severity.NOTE, int(reward.steps[0]), line)
 

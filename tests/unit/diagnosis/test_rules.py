@@ -245,10 +245,10 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
         36,
     ),
     "critic.loss_flat": (
-        lambda: changed(made.config(**PPO), critic__explained_variance=0.01, critic__squared_error=0.2),
-        Severity.WARNING,
-        11,
-        11,
+        lambda: changed(made.config(**PPO), critic__value__avg=0.0, critic__value__max=0.0),
+        Severity.BROKEN,
+        1,
+        1,
     ),
     "critic.scale": (lambda: changed(made.config(**PPO), critic__return__max=100.0), Severity.BROKEN, 1, 1),
     "exploration.entropy_collapse": (
