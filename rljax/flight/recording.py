@@ -121,11 +121,14 @@ class Recording:
             raise UserError(f"{path}: not the record of a step: {' '.join(str(error).split())}") from None
 
     def config(self, header: Header) -> Config:
-        """Reads the config that a step was made with."""
+        """Reads the config that a step was made with. Raises UserError if it is none of this release."""
+        path = self.folder / header.config
         try:
-            return config_io.from_json((self.folder / header.config).read_text())
+            return config_io.from_json(path.read_text())
         except OSError as error:
-            raise UserError(f"{self.folder / header.config}: {error.strerror}") from None
+            raise UserError(f"{path}: {error.strerror}") from None
+        except UserError as error:
+            raise UserError(f"{path}: {error}; use the release that recorded it") from None
 
     def read(self, step: int) -> StepRecord:
         """Reads the record of a step. Raises UserError if there is none, or it is damaged."""
