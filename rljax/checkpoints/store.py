@@ -55,7 +55,7 @@ class Checkpoints:
         failed: bool = False,
         trusted: int | None = None,
     ) -> None:
-        """Makes a checkpoint, then deletes others than the last `keep_last`, the best, trusted and held.
+        """Makes a checkpoint. Deletes others than the last `keep_last`, the best, trusted and held.
 
         Args:
           step: finished steps.

@@ -121,7 +121,11 @@ class Recording:
             raise UserError(f"{path}: not the record of a step: {' '.join(str(error).split())}") from None
 
     def config(self, header: Header) -> Config:
-        """Reads the config that a step was made with. Raises UserError if it is none of this release."""
+        """Reads the config that a step was made with.
+
+        Raises:
+          UserError: it is not one of this release.
+        """
         path = self.folder / header.config
         try:
             return config_io.from_json(path.read_text())
