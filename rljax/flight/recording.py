@@ -175,6 +175,10 @@ class Recording:
                 steps.append(step)
             step = headers[step].parent
 
+    def checkpoints(self) -> list[int]:
+        """Returns the steps of the checkpoints that exist, ascending."""
+        return self._checkpoints.steps()
+
     def checkpoint(self, step: int) -> Path:
         """Returns the learner's directory in a checkpoint."""
         return self.workdir / "checkpoints" / str(step) / "learner"
