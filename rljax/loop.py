@@ -173,8 +173,8 @@ class Loop:
             self.beat, self.timer = watchdog.beat, PhaseTimer(watchdog.beat)
             try:
                 await self._restore()
-                self.sinks = run.open_sinks(self.step)
                 self.verdicts = Verdicts(self.config, run.workdir, self.step)
+                self.sinks = run.open_sinks(self.step)
                 self.flight = Recorder(self.config, run.workdir, first_step=self.step)
                 self.recovery.checkpoints.held = lambda: self.flight.held
                 try:
@@ -396,7 +396,7 @@ class Loop:
         return False
 
     async def _roll_back(self, breach: Breach) -> None:
-        """Restores learner and data position of a trusted checkpoint, as a new version, and saves them.
+        """Restores learner and data position of an older checkpoint, as a new version; saves them.
 
         Nothing sampled before it is trained on afterwards. If the process is killed on the way, the
         run resumes from the newest checkpoint, and its guardrails speak again.
@@ -435,7 +435,7 @@ class Loop:
         await asyncio.to_thread(self.recovery.checkpoints.delete, between)
 
     def _targets(self) -> list[int]:
-        """Returns the steps whose checkpoints may be rolled back to: of reinforcement, and not undone."""
+        """Returns the steps to whose checkpoints it may roll back: RL steps that were not undone."""
         steps = self.recovery.checkpoints.steps()
         return [step for step in steps if step >= self.supervised_steps and not self.actions.was_undone(step)]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from rljax.config.schema import Config
 from rljax.diagnosis import Finding, History, Severity, all_rules
 from rljax.diagnosis.live import LiveDoctor, find
+from rljax.errors import UserError
 from rljax.metrics.guardrails import Breach
 from rljax.metrics.mean import Mean, flatten
 
@@ -19,7 +20,7 @@ class Verdicts:
     Example:
 
         verdicts.write(step, metrics)       # several times per step; they merge
-        verdicts.breaches(step)             # of the rules of guard.rules
+        verdicts.breaches()                 # of the rules of guard.rules
         verdicts.line                       # "no link is broken (all rules were judged)"
     """
 
@@ -32,14 +33,17 @@ class Verdicts:
         self._actions = config.guard.rule_actions() if config.guard.enabled else {}
         rules = all_rules()
         for id in self._actions:
-            find(rules, id)
+            try:
+                find(rules, id)
+            except UserError as error:
+                raise UserError(f"guard.rules.{error}") from None
         before = History.load(workdir).between(0, first_step) if (workdir / "metrics.jsonl").exists() else None
         self._doctor = LiveDoctor(config, before=before)
         self._acted: set[str] = set()  # rules that had their action, and still have a finding
         self.line = ""  # the verdict; "" before the first judgment
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
-        """Takes metrics of a step, and judges if that is due (at most 1% of the run's time)."""
+        """Takes metrics of a step, and judges if that is due: in at most 1% of the time."""
         if self._config.stats_logger.verdict or self._actions:
             self._doctor.write(step, flatten(metrics))
             self.line = self._doctor.verdict if self._config.stats_logger.verdict else ""

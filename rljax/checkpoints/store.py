@@ -55,7 +55,7 @@ class Checkpoints:
         failed: bool = False,
         keep_from: int | None = None,
     ) -> None:
-        """Makes a checkpoint, then deletes others than the last `keep_last`, the best, and those held.
+        """Makes a checkpoint; deletes all but the last `keep_last`, the best, and those held.
 
         Args:
           step: finished steps.

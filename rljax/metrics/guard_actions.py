@@ -22,7 +22,7 @@ class Decision(NamedTuple):
 
 @dataclasses.dataclass
 class GuardActions:
-    """What the guardrails have done to a run so far. Saved in its checkpoints.
+    """Record of what the guardrails have done to a run so far. Saved in its checkpoints.
 
     Example:
 
@@ -36,7 +36,7 @@ class GuardActions:
     undone: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # (step restored, step of the rollback)
 
     def decide(self, breaches: Sequence[Breach], *, supervised: bool = False) -> list[Decision]:
-        """Returns what to do about breaches in their order, up to the first that ends or undoes steps.
+        """Returns what to do about breaches, in order, up to the first that ends or undoes steps.
 
         Args:
           supervised: the last step was a supervised one, which is never rolled back.
@@ -79,7 +79,7 @@ class GuardActions:
         return trusted
 
     def oldest_target(self, step: int, targets: Sequence[int]) -> int | None:
-        """Returns the checkpoint that is restored if the next step is bad; later ones are trusted in time."""
+        """Returns the checkpoint to restore if the next step is bad; it and later ones are kept."""
         return max((target for target in targets if target <= step - self.margin), default=min(targets, default=None))
 
     def was_undone(self, step: int) -> bool:

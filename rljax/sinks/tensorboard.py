@@ -18,7 +18,7 @@ from rljax.types import Trajectory
 
 
 class TensorBoardSink:
-    """Sink that writes scalars, histograms and the verdict to TensorBoard, under the names of metrics.jsonl.
+    """Sink for TensorBoard: scalars by the names of metrics.jsonl, histograms, the verdict.
 
     Steps after `first_step` that an earlier process wrote are purged.
     """

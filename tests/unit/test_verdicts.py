@@ -51,7 +51,7 @@ def test_a_rule_has_its_action_once_until_its_finding_is_gone(tmp_path):
 
 
 def test_a_rule_that_does_not_exist_is_named_with_the_nearest(tmp_path):
-    with pytest.raises(UserError, match=r"reward.enuf: no such rule \(did you mean reward.enough"):
+    with pytest.raises(UserError, match=r"guard.rules.reward.enuf: no such rule \(did you mean reward.enough"):
         _verdicts(tmp_path, **{"reward": {"enuf": "warn"}})
 
 
