@@ -49,7 +49,7 @@ class Verdicts:
             self.line = self._doctor.verdict if self._config.stats_logger.verdict else ""
 
     def breaches(self) -> list[Breach]:
-        """Returns the findings of the rules in `guard.rules` that had no action yet; notes are none.
+        """Returns findings of the rules in `guard.rules` that had no action yet; notes are none.
 
         A finding that goes and comes back has its action again.
         """
