@@ -28,7 +28,7 @@ ROOMS = {
     "messaging": (),
     "entry_points": ("errors",),
     "config": ("entry_points", "errors"),
-    "metrics": ("config", "errors"),
+    "metrics": ("config",),
     "hf": ("config", "errors"),
     "diagnosis": ("config", "entry_points", "errors"),
     "sinks": ("config", "errors", "hf", "metrics", "types"),
@@ -57,9 +57,11 @@ ROOMS = {
     "data": ("config", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "metrics", "process", "types"),
     "workflows": ("config", "engine", "errors", "hf", "rewards", "rollout", "types"),
+    "verdicts": ("config", "diagnosis", "errors", "metrics"),
     "loop": (
         "checkpoints",
         "config",
+        "diagnosis",
         "engine",
         "errors",
         "flight",
@@ -69,6 +71,7 @@ ROOMS = {
         "sinks",
         "train_step",
         "types",
+        "verdicts",
         "workers",
     ),
 }

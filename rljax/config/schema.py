@@ -183,6 +183,7 @@ class StatsLoggerConfig:
     wandb: bool = key(False, "Log to Weights & Biases.")
     wandb_project: str = key("rljax", "Project name in W&B.")
     live: bool = key(True, "Show progress on a terminal.")
+    verdict: bool = key(True, "Diagnose the run as it goes on, in at most 1% of its time, and show the verdict.")
     samples_per_step: int = key(4, "Trajectories per step in samples.jsonl.", NOT_NEGATIVE)
 
 
@@ -194,7 +195,7 @@ class FlightConfig:
     steps: int = key(100, "Last steps whose batches are kept. 0: no step's.", NOT_NEGATIVE)
     max_mb: float = key(1024.0, "Size of all batches together.", POSITIVE, unit="MiB")
     keep_checkpoints: int = key(
-        1, "Checkpoints kept, with the batches from there on, for the first steps at which a guard or a rule spoke.",
+        1, "Checkpoints kept, with the batches from there on, for the first steps at which a guardrail acted or a link broke.",
         NOT_NEGATIVE,
     )  # fmt: skip
 
