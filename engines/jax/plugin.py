@@ -56,15 +56,15 @@ class JaxPlugin(Plugin):
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         from rljax.engines.jax.sampler import JaxSampler
 
-        _use_compilation_cache(config)
+        _prepare(config)
         return JaxSampler(config, pool, model_dir)
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         from rljax.engines.jax.distributed import join
         from rljax.engines.jax.learner import JaxLearner
 
+        _prepare(config)
         join()
-        _use_compilation_cache(config)
         return JaxLearner(config, pool, model_dir)
 
     def processes(self, config: Config, pool: Pool) -> int | None:
@@ -89,11 +89,15 @@ class JaxPlugin(Plugin):
         return read(directory)
 
 
-def _use_compilation_cache(config: Config) -> None:
-    """Programs compiled once are found there by later processes.
+def _prepare(config: Config) -> None:
+    """Prepares this process, before JAX looks for devices.
 
-    Without the key, JAX's own environment variable holds.
+    Programs compiled once are found in `jax.compilation_cache` by later processes. Without the key,
+    JAX's own environment variable holds.
     """
+    from rljax.engines.jax.tuning import prepare_host
+
+    prepare_host()
     if directory := JaxConfig.of(config).compilation_cache:
         import jax
 
