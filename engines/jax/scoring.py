@@ -24,8 +24,7 @@ from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.rows import Rows
-from rljax.engines.jax.tuning import padded_length
-from rljax.engines.jax.tuning import logit_rows_of
+from rljax.engines.jax.tuning import logit_rows_of, padded_length
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 from rljax.objective.spec import TokenArrays
