@@ -45,6 +45,11 @@ class JaxPlugin(Plugin):
         if (sampler.data, sampler.fsdp, sampler.tensor) != (learner.data, learner.fsdp, learner.tensor):
             raise UserError(f"jax.bitwise: pools of one shape only ({sampler} and {learner} add up in different orders)")
 
+    def prepare(self) -> None:
+        from rljax.engines.jax.tuning import prepare_host
+
+        prepare_host()
+
     def context_length(self, config: Config) -> int:
         return JaxConfig.of(config).context_length
 
@@ -56,15 +61,15 @@ class JaxPlugin(Plugin):
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         from rljax.engines.jax.sampler import JaxSampler
 
-        _prepare(config)
+        _use_compilation_cache(config)
         return JaxSampler(config, pool, model_dir)
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         from rljax.engines.jax.distributed import join
         from rljax.engines.jax.learner import JaxLearner
 
-        _prepare(config)
         join()
+        _use_compilation_cache(config)
         return JaxLearner(config, pool, model_dir)
 
     def processes(self, config: Config, pool: Pool) -> int | None:
@@ -89,15 +94,11 @@ class JaxPlugin(Plugin):
         return read(directory)
 
 
-def _prepare(config: Config) -> None:
-    """Prepares this process, before JAX looks for devices.
+def _use_compilation_cache(config: Config) -> None:
+    """Programs compiled once are found there by later processes.
 
-    Programs compiled once are found in `jax.compilation_cache` by later processes. Without the key,
-    JAX's own environment variable holds.
+    Without the key, JAX's own environment variable holds.
     """
-    from rljax.engines.jax.tuning import prepare_host
-
-    prepare_host()
     if directory := JaxConfig.of(config).compilation_cache:
         import jax
 

@@ -6,7 +6,6 @@ host's memory is used.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.metadata
 import importlib.util
 
@@ -80,7 +79,6 @@ def longest_row(config: Config, mesh: Mesh) -> int:
     return padded_length(config.actor.mb_spec.max_tokens_per_row, mesh)
 
 
-@functools.cache
 def prepare_host() -> None:
     """Has this process keep the memory that XLA frees, if it is the CPU that computes.
 

@@ -60,7 +60,7 @@ def test_freed_memory_is_kept_where_the_cpu_computes(platforms, plugins, kept, m
     before = jax.config.jax_platforms
     jax.config.update("jax_platforms", platforms)
     try:
-        tuning.prepare_host.__wrapped__()
+        tuning.prepare_host()
     finally:
         jax.config.update("jax_platforms", before)
     assert len(calls) == kept
