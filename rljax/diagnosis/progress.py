@@ -24,7 +24,7 @@ class Range(NamedTuple):
 
     @property
     def width(self) -> float:
-        return self.high - self.low
+        return max(self.high - self.low, 0.0)  # a log may name a least reward above the greatest
 
 
 @dataclasses.dataclass(frozen=True)
