@@ -8,6 +8,8 @@
     python -m experiments.doctor --workdir=runs/a --audit=out --score=package.module:function
     python -m experiments.doctor --workdir=runs/a --checklist
     python -m experiments.doctor --workdir=runs/a --private=runs/a_private
+    python -m experiments.doctor --workdir=runs/a --rescore     # do sampler and learner agree?
+    python -m experiments.doctor --workdir=runs/a --critic      # can the critic fit a batch?
 
 docs/doctor.md has the rules, severities and false alarms. Exit status 0: no link is broken; 2: one
 is; 1: bad input. --json prints any of these as JSON.
@@ -43,6 +45,10 @@ SCORE = flags.DEFINE_string(
 )
 CHECKLIST = flags.DEFINE_bool("checklist", False, "Fill in the checklists before, during and after training.")
 PRIVATE = flags.DEFINE_string("private", None, "Directory of an evaluation on a private set, to compare with validation.")
+RESCORE = flags.DEFINE_bool("rescore", False, "Score tokens of a recorded step again by the weights that drew them.")
+CRITIC = flags.DEFINE_bool("critic", False, "Train the critic alone on the batch of a recorded step: can it fit?")
+STEP = flags.DEFINE_integer("step", None, "With --rescore or --critic: the step; unset: the newest.", lower_bound=1)
+PASSES = flags.DEFINE_integer("passes", 100, "With --critic: passes over the batch.", lower_bound=1)
 
 BROKEN = 2  # exit status
 
@@ -60,6 +66,8 @@ def run() -> None:
     workdirs = [Path(part) for part in WORKDIR.value.split(",") if part]
     if len(workdirs) > 1:
         return _summarize(workdirs)
+    if RESCORE.value or CRITIC.value:
+        return _examine(workdirs[0])
     if WATCH.value:
         return _watch(workdirs[0])
     _judge(workdirs[0])
@@ -131,6 +139,20 @@ def _watch(workdir: Path) -> None:
             break
         time.sleep(INTERVAL.value)
     _exit(diagnosis.first_break is not None)
+
+
+def _examine(workdir: Path) -> None:
+    """Examines a recorded step with the learner of its time (docs/debugging.md)."""
+    from rljax.experiments import doctor_learner
+
+    found = {}
+    if RESCORE.value:
+        found["rescore"] = doctor_learner.rescore(workdir, STEP.value)
+    if CRITIC.value:
+        found["critic"] = doctor_learner.fit_critic(workdir, STEP.value, PASSES.value)
+    made = {name: examination for name, examination in found.items() if examination is not None}
+    _say({name: e.json for name, e in made.items()}, "\n\n".join(e.text for e in made.values()))
+    _exit(any(e.broken for e in made.values()))
 
 
 def _diff(arguments: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ between `batch_of` and the learner.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -24,8 +24,10 @@ from rljax.batching import packing
 from rljax.batching.batch import Batch
 from rljax.batching.packing import Packing
 from rljax.config.schema import Config
+from rljax.config.schema_guard import UPDATE_ACTIONS
 from rljax.engine import Learner
 from rljax.metrics.accumulator import PhaseTimer
+from rljax.metrics.guardrails import OUT_OF_BOUNDS, Event, UpdateBound, update_bounds
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
 from rljax.objective.advantages import advantages_of
@@ -69,33 +71,57 @@ class Scored:
 
 
 @dataclasses.dataclass(frozen=True)
+class UpdateBreach:
+    """A bound that an update broke, and what was done about it then."""
+
+    bound: UpdateBound
+    value: float
+    detail: str  # "minibatch 2 of 4"
+
+    def event(self, step: int) -> Event:
+        """Returns the line of guard.jsonl."""
+        guard, bound = self.bound.guard, self.bound
+        return Event(step, guard.key, guard.metric, self.value, bound.bound, bound.action, self.detail)
+
+
+@dataclasses.dataclass(frozen=True)
 class Learned:
     """Results of one training step."""
 
     metrics: dict[str, Mean]  # of the learner, of the batch and of the rewards
     histograms: dict[str, Histogram]  # by the names of metrics
     scored: Scored  # the batch that was trained on
+    breaches: tuple[UpdateBreach, ...]  # bounds that ended or skipped an update
 
 
-def learn(learner: Learner, config: Config, groups: Sequence[Group], version: int, timer: PhaseTimer) -> Learned:
+def learn(
+    learner: Learner,
+    config: Config,
+    groups: Sequence[Group],
+    version: int,
+    timer: PhaseTimer,
+    on_scored: Callable[[Scored], None] = lambda scored: None,
+) -> Learned:
     """Trains on the groups: `ppo_n_minibatches` optimizer steps of the policy, and of the critic.
 
     Args:
       version: training steps finished before this one.
+      on_scored: called with the scored batch before the first update.
     """
     with timer.phase("record"):
         metrics = batch_metrics(groups, version)
     if config.actor.mask_no_eos:
         groups = without_truncated(groups)
     objective = Objective.from_config(config)
-    scored, of_advantages = _score(learner, config, groups, objective, timer)
+    scored, of_advantages = score_batch(learner, config, groups, objective, timer)
+    on_scored(scored)
     with timer.phase("record"):
         of_ratios, histograms = _describe(scored, version)
     parts = [metrics, of_advantages, of_ratios]
     if scored.values is not None:
-        parts.append(_train_critic(learner, config, scored, timer))
-    parts.append(_train_policy(learner, config, scored, objective, version, timer))
-    return Learned(merge(parts), histograms, scored)
+        parts.append(train_critic(learner, config, scored, timer))
+    of_policy, breaches = _train_policy(learner, config, scored, objective, version, timer)
+    return Learned(merge([*parts, of_policy]), histograms, scored, breaches)
 
 
 def _describe(scored: Scored, version: int) -> tuple[dict[str, Mean], dict[str, Histogram]]:
@@ -108,7 +134,7 @@ def _describe(scored: Scored, version: int) -> tuple[dict[str, Mean], dict[str, 
     return log_ratio_metrics(log_ratio, lags), histograms
 
 
-def _score(
+def score_batch(
     learner: Learner, config: Config, groups: Sequence[Group], objective: Objective, timer: PhaseTimer
 ) -> tuple[Scored, dict[str, Mean]]:
     """Scores the batch with the weights from before the update, and computes advantages."""
@@ -139,9 +165,11 @@ def _score(
 
 def _train_policy(
     learner: Learner, config: Config, scored: Scored, objective: Objective, version: int, timer: PhaseTimer
-) -> dict[str, Mean]:
+) -> tuple[dict[str, Mean], tuple[UpdateBreach, ...]]:
+    """Updates on each minibatch, up to one that breaks a bound whose action is "stop_epoch"."""
     minibatches = split(scored.trajectories, config.actor.ppo_n_minibatches)
-    parts = []
+    parts: list[dict[str, Mean]] = []
+    breaches: list[UpdateBreach] = []
     for k, members in enumerate(minibatches):
         with timer.phase("pack"):
             blend = None
@@ -150,10 +178,23 @@ def _train_policy(
             batch = _rows(config, scored, members, blend=blend)
         with timer.phase("update"):
             parts.append(learner.update(batch))
-    return merge(parts)
+        broken = _broken_bounds(config, parts[-1])
+        detail = f"minibatch {k + 1} of {len(minibatches)}"
+        breaches += [UpdateBreach(bound, parts[-1][bound.guard.metric].value, detail) for bound in broken]
+        if any(bound.action == "stop_epoch" for bound in broken):
+            break
+    return merge(parts), tuple(breaches)
 
 
-def _train_critic(learner: Learner, config: Config, scored: Scored, timer: PhaseTimer) -> dict[str, Mean]:
+def _broken_bounds(config: Config, update: dict[str, Mean]) -> list[UpdateBound]:
+    """Returns the bounds that an update broke: those for which the learner skipped it, and those that end the epoch."""
+    skipped = update.get(OUT_OF_BOUNDS)
+    actions = ("stop_epoch",) if skipped is None or not skipped.sum else UPDATE_ACTIONS
+    return [bound for bound in update_bounds(config.guard, *actions) if bound.broken(update)]
+
+
+def train_critic(learner: Learner, config: Config, scored: Scored, timer: PhaseTimer) -> dict[str, Mean]:
+    """Trains the critic on the batch: `critic.ppo_n_minibatches` optimizer steps."""
     parts = []
     for members in split(scored.trajectories, config.critic.ppo_n_minibatches):
         with timer.phase("pack"):

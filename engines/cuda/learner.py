@@ -49,6 +49,7 @@ from rljax.engines.cuda.teacher import Teacher
 from rljax.engines.cuda.transports import Route
 from rljax.engines.http.config import SglangConfig
 from rljax.hf.activations import logit_rows
+from rljax.metrics.guardrails import update_bounds
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX, Objective
 
@@ -144,7 +145,8 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
     # Phases
 
     def _make_actor(self, total_steps: int | None) -> Phase:
-        return Phase(self._policy, self._config.actor.optimizer, total_steps, "actor.optimizer", PREFIX)
+        bounds = update_bounds(self._config.guard, "skip")
+        return Phase(self._policy, self._config.actor.optimizer, total_steps, "actor.optimizer", PREFIX, bounds=bounds)
 
     def _make_warmup(self, total_steps: int | None) -> Phase:
         return Phase(self._policy, self._config.warmup.optimizer, total_steps, "warmup.optimizer", PREFIX)

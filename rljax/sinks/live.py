@@ -7,6 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+import numpy as np
+
+from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
 from rljax.sinks import RunState, Status
@@ -49,8 +52,11 @@ class LineSink:
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         """Histograms are in histograms.jsonl."""
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl, and in the log."""
 
     def status(self, status: Status) -> None:
         self._status = status
@@ -96,8 +102,11 @@ class LiveSink:
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         """Histograms are in histograms.jsonl."""
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl, and in the log."""
 
     def status(self, status: Status) -> None:
         self._progress.update(

@@ -6,9 +6,12 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
+from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import Status
@@ -52,8 +55,11 @@ class WandbSink:
         pairs = {name: (histogram.counts, histogram.edges) for name, histogram in histograms.items()}
         self._run.log({f"{name}/histogram": self._histogram(np_histogram=pair) for name, pair in pairs.items()}, step=step)
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl; their counts are metrics."""
 
     def status(self, status: Status) -> None:
         self._run.summary.update({"state": str(status.state), "version": status.version})

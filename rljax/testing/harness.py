@@ -29,6 +29,7 @@ from rljax.engines.fake.learner import FakeLearner
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import RewardError
 from rljax.loop import Labeled, Run
+from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten
 from rljax.rollout.evaluation import Evaluation
@@ -148,6 +149,7 @@ class MemorySink:
         self.steps: dict[int, dict[str, float]] = {}
         self.recorded: dict[int, Mapping[str, Histogram]] = {}
         self.samples: list[tuple[int, str]] = []
+        self.events: list[Event] = []
         self.statuses: list[Status] = []
         self._path = path
 
@@ -161,8 +163,11 @@ class MemorySink:
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         self.recorded[step] = histograms
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         self.samples.append((step, uid))
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
 
     def status(self, status: Status) -> None:
         self.statuses.append(status)

@@ -1,4 +1,4 @@
-"""Rewards with a hole, as `reward.name` names them, and a workflow that misuses its reward."""
+"""Rewards as `reward.name` names them, most with a hole, and a workflow that misuses its reward."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ def of_the_prompt(prompt: Prompt, completion: str) -> float:
     return float(int(str(prompt.fields["answer"])) % 2 == 0)
 
 
+def where_possible(prompt: Prompt, completion: str) -> dict[str, float]:
+    """Pays for right answers to half of the questions; the others can't be solved.
+
+    So the question says much of the reward, and a critic has something to learn.
+    """
+    solvable = prompt.messages[-1]["content"] < "55"
+    right = _right(prompt, completion)
+    return {"reward": right * solvable, "exact": right}
+
+
 def longer(prompt: Prompt, completion: str) -> dict[str, float]:
     """Pays for length more than for the right answer."""
     right, length = _right(prompt, completion), 0.25 * len(completion)
@@ -70,7 +80,7 @@ def with_outliers(prompt: Prompt, completion: str) -> dict[str, float]:
 
 async def slow(prompt: Prompt, completion: str) -> dict[str, float]:
     """Waits for another machine before it scores."""
-    await asyncio.sleep(0.25)
+    await asyncio.sleep(0.4)
     return exact.reward(prompt, completion)
 
 
