@@ -233,7 +233,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     ),
     "policy.no_update": (lambda: changed(ppo_actor__update__lr=0.0), Severity.BROKEN, 1, 1),
     "policy.reference_kl": (
-        lambda: changed(ppo_actor__update__reference_kl=np.where(LATE, 3.0, 0.1)),
+        lambda: changed(ppo_actor__update__reference_kl=np.where(LATE, 3.0, 0.1), **{"eval-rollout__reward__avg": np.nan}),
         Severity.WARNING,
         31,
         31,
