@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rljax.diagnosis import RULES, History, Severity, diagnose
+from rljax.diagnosis import RULES, History, Rule, Severity, diagnose
 from rljax.diagnosis.run_files import Bins
 from tests.unit.diagnosis import made
 
@@ -408,3 +408,26 @@ def test_causes_of_decoupled_weights_are_told_apart(lag0, cap, first):
     history = changed(made.config(actor__behav_imp_weight_cap=cap), **away)
     (finding,) = diagnose(history, [rule for rule in RULES if rule.id == "policy.behave_imp_weight"]).findings
     assert first in finding.causes[0]
+
+
+def only(id: str) -> list[Rule]:
+    return [rule for rule in RULES if rule.id == id]
+
+
+def test_a_gap_that_opens_late_is_no_matter_of_the_protocol():
+    """Training and held-out reward part in the last third: that is hacking, or overfit."""
+    gap = np.where(TIME > 55, 0.5, 0.0)
+    late = {name: made.healthy()[name] - gap for name in ("eval-rollout/reward/avg", "eval-reward/exact/avg")}
+    always = {name: made.healthy()[name] * 0.3 for name in late}
+    assert not diagnose(made.history(made.healthy() | late), only("evaluation.protocol")).findings
+    (finding,) = diagnose(made.history(made.healthy() | always), only("evaluation.protocol")).findings
+    assert finding.severity is Severity.WARNING  # no setting that explains it
+
+
+@pytest.mark.parametrize("best", [20, 40, 60])
+def test_hacking_begins_where_held_out_reward_was_best(best):
+    held_out = np.where(best >= TIME, 0.25 + 0.4 * TIME / best, 0.65 - 0.02 * (TIME - best))
+    evaluated = np.isfinite(scaled_evaluations(1.0))
+    history = changed(**{"eval-rollout__reward__avg": np.where(evaluated, held_out, np.nan)})
+    (finding,) = diagnose(history, only("reward.hacking")).findings
+    assert finding.step == best
