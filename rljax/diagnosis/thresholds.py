@@ -126,6 +126,7 @@ SOLVED = Threshold(0.85, "share of the rewards' range", "above it a policy witho
 ENTROPY_RISE = Threshold(2.0, "times that of the first steps", "tuned")
 ENTROPY_RISE_NATS = Threshold(0.3, "nats per token", "tuned")
 STILL_ENTROPY = Threshold(0.02, "share of that of the first steps", "a policy that learns becomes surer")
+STILL_RISING = Threshold(0.05, "p-value", "a run whose reward still rises has not lost its way")
 LITTLE_DIVERSITY = Threshold(0.05, "of the way from all equal to all distinct", "tuned")
 
 # Resources

@@ -49,6 +49,13 @@ def hacked(**columns: Any) -> History:
     return changed(**{"eval-rollout__reward__avg": flat, "eval-reward__exact__avg": flat}, **columns)
 
 
+def with_reward(mean: np.ndarray, **columns: Any) -> History:
+    """The healthy run with another reward, held-out reward alike."""
+    held_out = np.where(np.isfinite(made.healthy()["eval-rollout/reward/avg"]), mean, np.nan)
+    evaluated = {"eval-rollout__reward__avg": held_out, "eval-reward__exact__avg": held_out}
+    return changed(**columns, **evaluated, rollout__reward__avg=mean, reward__exact__avg=mean)
+
+
 def with_samples(completion: Callable[[int, Any], str], history: History | None = None) -> History:
     return dataclasses.replace(history or made.history(), samples=made.samples(completion=completion))
 
@@ -200,8 +207,8 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
         1,
         80,
     ),
-    "reward.falls": (lambda: changed(rollout__reward__avg=falling(from_step=40)), Severity.BROKEN, 35, 45),
-    "policy.reversed": (lambda: changed(rollout__reward__avg=falling(from_step=1)), Severity.BROKEN, 1, 1),
+    "reward.falls": (lambda: with_reward(falling(from_step=40)), Severity.BROKEN, 35, 45),
+    "policy.reversed": (lambda: with_reward(falling(from_step=1)), Severity.BROKEN, 1, 1),
     "policy.no_progress": (
         lambda: changed(
             rollout__reward__avg=0.3 + 0.02 * np.random.default_rng(7).standard_normal(N), rollout__equal_reward_groups=0.3
@@ -252,7 +259,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     ),
     "critic.scale": (lambda: changed(made.config(**PPO), critic__return__max=100.0), Severity.BROKEN, 1, 1),
     "exploration.entropy_collapse": (
-        lambda: changed(ppo_actor__update__entropy=np.where(LATE, 0.01, 0.3), rollout__reward__avg=0.4 + 0.001 * TIME),
+        lambda: with_reward(0.4 + 0.01 * NOISE, ppo_actor__update__entropy=np.where(LATE, 0.01, 0.3)),
         Severity.BROKEN,
         30,
         36,
@@ -263,7 +270,12 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
         31,
         31,
     ),
-    "exploration.entropy_rises": (lambda: changed(ppo_actor__update__entropy=0.3 + 0.03 * TIME), Severity.BROKEN, 8, 20),
+    "exploration.entropy_rises": (
+        lambda: with_reward(0.25 + 0.01 * NOISE, ppo_actor__update__entropy=0.3 + 0.03 * TIME),
+        Severity.BROKEN,
+        8,
+        20,
+    ),
     "exploration.entropy_never_falls": (lambda: changed(ppo_actor__update__entropy=0.3), Severity.NOTE, 11, 11),
     "exploration.identical_completions": (lambda: changed(rollout__distinct_completions__avg=0.125), Severity.BROKEN, 1, 1),
     "exploration.diversity": (
