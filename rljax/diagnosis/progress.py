@@ -14,6 +14,7 @@ from rljax.diagnosis.history import History
 from rljax.diagnosis.series import Series, rolling_median
 from rljax.diagnosis.thresholds import BASELINE, EVALUATION_ERRORS, FLAT_GAIN, MIN_GAIN, PATIENCE
 
+CHANCE = 2  # standard errors
 UNKNOWN_SIZE = 100  # episodes per evaluation, where nothing says how many
 
 
@@ -101,9 +102,11 @@ def divergence(history: History) -> Divergence | None:
 
 
 def improves_held_out(history: History) -> bool | None:
-    """Returns whether held-out reward improved with training reward; None if that is not known."""
+    """Returns whether held-out reward improved by more than chance, and did not part from training
+    reward; None if that is not known.
+    """
     found = divergence(history)
-    return None if found is None else not found.rises_alone and found.held_out > 0
+    return None if found is None else not found.rises_alone and found.held_out > CHANCE * found.error
 
 
 def severity_by_held_out(history: History) -> Severity:
