@@ -150,6 +150,7 @@ UNCAPPED = "actor.behav_imp_weight_cap is unset, so that few tokens weigh as muc
     bounds=(MAX_IMPORTANCE_DEVIATION,),
     causes=(DISAGREES, STALE, UNCAPPED),
     next="rljax train with rollout.max_head_offpolicyness=0 for 20 steps: what is left is disagreement, not staleness",
+    symptom=True,
 )
 def behave_imp_weight(history: History) -> Sign | None:
     sign = away_from(history[names.BEHAVE_WEIGHT], 1.0, MAX_IMPORTANCE_DEVIATION, Severity.BROKEN)

@@ -286,7 +286,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     ),
     "freshness.lag_bound": (lambda: changed(rollout__staleness__max=np.where(LATE, 5.0, 2.0)), Severity.BROKEN, 31, 31),
     "freshness.stale_weights": (
-        lambda: changed(ppo_actor__behave_log_ratio__avg=-0.005 * TIME, ppo_actor__behave_log_ratio__min=-9.0),
+        lambda: changed(ppo_actor__behave_log_ratio__avg=-0.05 * TIME, ppo_actor__behave_log_ratio__min=-9.0),
         Severity.BROKEN,
         8,
         45,
@@ -443,3 +443,14 @@ def test_hacking_begins_where_held_out_reward_was_best(best):
     history = changed(**{"eval-rollout__reward__avg": np.where(evaluated, held_out, np.nan)})
     (finding,) = diagnose(history, only("reward.hacking")).findings
     assert finding.step == best
+
+
+@pytest.mark.parametrize(("minibatches", "kl"), [(2, 0.003), (1, 0.0)])
+def test_a_distance_that_lag_and_updates_explain_is_not_stale(minibatches, kl):
+    """Twice the lag makes four times the distance; the same distance at no lag is stale."""
+    explained = {2: 0.003 * 2 * (2 * 2) ** 2, 1: 0.1}[minibatches]
+    given = {"ppo_actor__update__approx_kl": kl, "config": made.config(actor__ppo_n_minibatches=minibatches)}
+    steady = changed(ppo_actor__behave_log_ratio__avg=-explained * (1 + 0.1 * NOISE), **given)
+    assert not diagnose(steady, only("freshness.stale_weights")).findings
+    grows = changed(ppo_actor__behave_log_ratio__avg=-explained * TIME, **given)
+    assert diagnose(grows, only("freshness.stale_weights")).findings
