@@ -13,7 +13,7 @@ from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import divergence, evaluation_size, is_same_source
 from rljax.diagnosis.rule import Rule, Sign, rule
-from rljax.diagnosis.rules.hacking import epochs_of, gains_line
+from rljax.diagnosis.rules.hacking import epochs_of, gains_line, is_memorized
 from rljax.diagnosis.thresholds import (
     BROKEN_EVALUATION_FAILURES,
     EVALUATION_ERRORS,
@@ -226,10 +226,10 @@ def failed(history: History) -> Sign | None:
     next="go back to the checkpoint with the best evaluation; train on more prompts, or fewer epochs",
 )
 def overfit(history: History) -> Sign | None:
-    found, epochs = divergence(history), epochs_of(history)
-    if found is None or not found.rises_alone or epochs < OVERFIT_EPOCHS:
+    found = divergence(history)
+    if found is None or not found.rises_alone or not is_memorized(history):
         return None
-    return Sign(Severity.BROKEN, found.onset, (gains_line(found), f"the prompts were passed over {epochs} times"))
+    return Sign(Severity.BROKEN, found.onset, (gains_line(found), f"the prompts were passed over {epochs_of(history)} times"))
 
 
 @rule(

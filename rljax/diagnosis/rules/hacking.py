@@ -23,6 +23,7 @@ from rljax.diagnosis.thresholds import (
     HIGH_LENGTH_CORRELATION,
     LENGTH_GROWTH,
     MIN_GAIN,
+    OVERFIT_EPOCHS,
     PATIENCE,
     REPETITION_GROWTH,
     SIGNIFICANCE,
@@ -46,6 +47,15 @@ def epochs_of(history: History) -> int:
     return 1 + max((int(head) for head in heads if head.isdecimal()), default=0)
 
 
+def is_memorized(history: History) -> bool:
+    """Returns whether prompts were passed over so often that memory explains what training gains.
+
+    Completions that have changed in kind are no memory: then it is hacking.
+    """
+    changed = any(change.judge(history) for change in (length, repetition, template) if not change.missing(history))
+    return epochs_of(history) >= OVERFIT_EPOCHS and not changed
+
+
 @rule(
     "reward.hacking",
     "Training reward goes up while held-out reward does not: what is learned is not the task.",
@@ -61,7 +71,7 @@ def epochs_of(history: History) -> int:
 )
 def hacking(history: History) -> Sign | None:
     found = divergence(history)
-    if found is None or not found.rises_alone or epochs_of(history) > 2:
+    if found is None or not found.rises_alone or is_memorized(history):
         return None
     severity = Severity.BROKEN if found.falls_back or is_same_source(history) else Severity.WARNING  # else another task
     return Sign(severity, found.onset, gains_line(found))

@@ -454,3 +454,11 @@ def test_a_distance_that_lag_and_updates_explain_is_not_stale(minibatches, kl):
     assert not diagnose(steady, only("freshness.stale_weights")).findings
     grows = changed(ppo_actor__behave_log_ratio__avg=-explained * TIME, **given)
     assert diagnose(grows, only("freshness.stale_weights")).findings
+
+
+def test_completions_that_changed_are_no_memory():
+    """After many passes over the prompts too, completions that grew for reward are hacking."""
+    grown = dataclasses.replace(hacked(ppo_actor__seq_len__avg=3.6 + 0.05 * TIME), samples=memorized().samples)
+    rules = only("reward.hacking") + only("evaluation.overfit")
+    assert [finding.rule for finding in diagnose(memorized(), rules).findings] == ["evaluation.overfit"]
+    assert [finding.rule for finding in diagnose(grown, rules).findings] == ["reward.hacking"]
