@@ -86,6 +86,8 @@ def test_every_figure_is_drawn_and_fits_and_nothing_is_said(opened):
         assert box["width"] > 200 and box["height"] > 150, figure
         assert box["x"] >= 0 and box["x"] + box["width"] <= screen + 1, figure
         assert marks.count() >= 1 and drawing.locator(".role-axis-label text").count() >= 4, figure
+    sections = [section.bounding_box() for section in page.locator("main > section").all()]
+    assert len({section["x"] for section in sections}) == 1, "below each other"
     assert page.evaluate("document.documentElement.scrollWidth") <= screen
     assert page.evaluate("window.broken") is None  # the hostile samples did not run
     assert said == []
