@@ -8,8 +8,8 @@
     python -m experiments.doctor --workdir=runs/a --audit=out --score=package.module:function
     python -m experiments.doctor --workdir=runs/a --checklist
     python -m experiments.doctor --workdir=runs/a --private=runs/a_private
-    python -m experiments.doctor --workdir=runs/a --rescore            # sampler and learner disagree, or stale tokens?
-    python -m experiments.doctor --workdir=runs/a --critic             # can the critic fit a batch of the run?
+    python -m experiments.doctor --workdir=runs/a --rescore     # do sampler and learner agree?
+    python -m experiments.doctor --workdir=runs/a --critic      # can the critic fit a batch?
 
 docs/doctor.md has the rules, severities and false alarms. Exit status 0: no link is broken; 2: one
 is; 1: bad input. --json prints any of these as JSON.

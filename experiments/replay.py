@@ -3,11 +3,11 @@
     python -m experiments.replay --workdir=runs/quickstart --step=913
     python -m experiments.replay --config=configs/quickstart.py --batch=DIR --workdir=runs/replay
 
-Nothing is sampled. With --step it restores the newest checkpoint before that step, trains on the batches that the run
-recorded since (WORKDIR/flight), and prints the metrics of each step beside those of the run. Exit
-status 0 if all agree, 2 if one differs. --config.allocation_mode=fsdp:d1 makes the steps on another
-engine; other keys can be changed too. --debug stops in the debugger before the step
-(docs/debugging.md). The run directory is only read.
+Nothing is sampled. With --step it restores the newest checkpoint before that step, trains on the
+batches that the run recorded since (WORKDIR/flight), and prints the metrics of each step beside
+those of the run. Exit status 0 if all agree, 2 if one differs. --config.allocation_mode=fsdp:d1
+makes the steps on another engine; other keys can be changed too. --debug stops in the debugger
+before the step (docs/debugging.md). The run directory is only read.
 
 With --batch=DIR,DIR it takes the dumps of several shards as one batch. Each of total_train_steps
 steps (one, unless it is set) is the training step of experiments.train on the next of the batches,

@@ -56,7 +56,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ from rljax.engine import Engine, ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.flight.recorder import Recorder
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
-from rljax.metrics.guard_actions import GuardActions
+from rljax.metrics.guard_actions import Decision, GuardActions
 from rljax.metrics.guardrails import Breach, Event, Guardrails
 from rljax.metrics.mean import Mean, merge
 from rljax.process import memory
@@ -235,9 +235,10 @@ class Loop:
                 metrics = await asyncio.to_thread(self._learn_supervised, examples)
             self.supervised_steps += 1
             epochs = self.supervised_steps * size // len(labeled.prompts)
-            self._write(metrics)
-            for breach in self.guardrails.check(self.step, metrics):
-                await self._act(breach)
+            decisions = self._decide(metrics)
+            self._write(metrics | _counted(decision.action for decision in decisions))
+            for decision in decisions:
+                await self._act(decision)
             if sft and self._due(self.config.evaluator, epochs):
                 await self.parts.engine.publish(self.step)
                 await self._evaluate()
@@ -323,16 +324,12 @@ class Loop:
             self.sinks.sample(self.step, *sample)
         self.sinks.histograms(self.step, learned.histograms)
         metrics = merge([learned.metrics, self._buffer_metrics(len(groups))])
-        self._write(metrics)
-        for breach in learned.breaches:
-            bound = breach.bound
-            self._record(
-                Event(self.step, bound.guard.key, bound.guard.metric, breach.value, bound.bound, bound.action, breach.detail)
-            )
-        if line := self.guardrails.hint(metrics):
-            log.warning("%s", line)
-        for found in self.guardrails.check(self.step, metrics):
-            if await self._act(found):
+        events, decisions = [breach.event(self.step) for breach in learned.breaches], self._decide(metrics)
+        self._write(metrics | _counted([*(e.action for e in events), *(d.action for d in decisions)]))
+        for event in events:
+            self._record(event)
+        for decision in decisions:
+            if await self._act(decision):
                 return
         epochs = self.buffer.done // len(self.parts.prompts)
         if self._due(self.config.evaluator, epochs):
@@ -364,15 +361,19 @@ class Loop:
 
     # Guardrails
 
-    async def _act(self, breach: Breach) -> bool:
-        """Does what a breach calls for. Returns whether the run was rolled back.
+    def _decide(self, metrics: Mapping[str, Mean]) -> list[Decision]:
+        """Judges the metrics of the last step. Returns what to do."""
+        if line := self.guardrails.hint(metrics):
+            log.warning("%s", line)
+        return self.actions.decide(self.guardrails.check(self.step, metrics), supervised=not self.buffer.version)
+
+    async def _act(self, decision: Decision) -> bool:
+        """Does what was decided. Returns whether the run was rolled back.
 
         Raises:
           GuardrailError: the run has to end.
         """
-        action, reason = self.actions.decide(breach)
-        if action == "rollback" and not self.buffer.version:
-            action, reason = "stop", "in the supervised steps, which are not rolled back"
+        breach, action, reason = decision
         line = f"guard.{breach.guard}: {breach.line} ({breach.remedy})"
         if action == "stop":
             self._record(breach.event(self.step, action, reason))
@@ -402,12 +403,13 @@ class Loop:
             await self._stop_producer()
         async with self.learner_lock:
             async with engine.learning():
-                target, state, entries = await self.recovery.roll_back(self.actions.newest_target(breach))
+                newest = self.actions.newest_target(breach)
+                target, state, entries = await self.recovery.roll_back(self.supervised_steps, newest)
                 self.actions.rolled_back(bad + 1, target)
                 await self._scale_lr()
             await engine.publish(self.buffer.version + 1)
             if server is not None:
-                server.forget()
+                server.revoke(self.buffer.version + 1)
             self.recovered.clear()
             self.buffer.roll_back(state["book"], entries)
         self.reported, self.epochs = Counter(self.buffer.counts), state["epochs"]
@@ -431,10 +433,9 @@ class Loop:
         await asyncio.to_thread(self.parts.engine.learner.scale_lr, self.actions.lr_factor)
 
     def _record(self, event: Event) -> None:
-        """Writes an action of a guardrail to the sinks, counts it, and keeps the step's batch."""
+        """Writes an action of a guardrail to the sinks, and keeps the step's batch."""
         self.flight.keep(event.step, str(event), checkpoints=self.recovery.checkpoints.steps())
         self.sinks.event(event)
-        self.sinks.write(event.step, {f"guard/{event.action}": Mean(1, 1)})
 
     def _check_end(self) -> None:
         """Checks the last metrics of the supervised steps, or of the run. Raises GuardrailError."""
@@ -595,6 +596,11 @@ class Loop:
         self.parts.engine.learner.export(ExportToDirectory(temporary))
         shutil.rmtree(target, ignore_errors=True)
         os.rename(temporary, target)
+
+
+def _counted(actions: Iterable[str]) -> dict[str, Mean]:
+    """Counts actions of the guardrails, as metrics of a step."""
+    return {f"guard/{action}": Mean(count, 1) for action, count in Counter(actions).items()}
 
 
 def _host_memory() -> dict[str, Mean]:

@@ -27,7 +27,7 @@ from rljax.config.schema import Config
 from rljax.config.schema_guard import UPDATE_ACTIONS
 from rljax.engine import Learner
 from rljax.metrics.accumulator import PhaseTimer
-from rljax.metrics.guardrails import OUT_OF_BOUNDS, UpdateBound, update_bounds
+from rljax.metrics.guardrails import OUT_OF_BOUNDS, Event, UpdateBound, update_bounds
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
 from rljax.objective.advantages import advantages_of
@@ -77,6 +77,11 @@ class UpdateBreach:
     bound: UpdateBound
     value: float
     detail: str  # "minibatch 2 of 4"
+
+    def event(self, step: int) -> Event:
+        """Returns the line of guard.jsonl."""
+        guard, bound = self.bound.guard, self.bound
+        return Event(step, guard.key, guard.metric, self.value, bound.bound, bound.action, self.detail)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -104,11 +104,11 @@ class Recovery:
         )  # fmt: skip
         return state, recovered
 
-    async def roll_back(self, before: int) -> tuple[int, dict[str, Any], list[Entry]]:
-        """Restores the learner from the newest checkpoint up to step `before`, else from the oldest.
+    async def roll_back(self, first: int, last: int) -> tuple[int, dict[str, Any], list[Entry]]:
+        """Restores the learner from the newest checkpoint of the steps first to last.
 
-        Call it while nothing else uses the learner. The buffer and the journal stay: call
-        `Buffer.roll_back` with what is returned, and `save`.
+        If there is none, from the oldest after `first`. Call it while nothing else uses the learner.
+        The buffer and the journal stay: call `Buffer.roll_back` with what is returned, and `save`.
 
         Returns:
           The checkpoint's step, the loop's own state, and the groups that were ready.
@@ -116,8 +116,8 @@ class Recovery:
         Raises:
           UserError: none of these checkpoints loads.
         """
-        steps = self.checkpoints.steps()
-        usable = [step for step in steps if step <= before] or steps[:1]
+        steps = [step for step in self.checkpoints.steps() if step >= first]
+        usable = [step for step in steps if step <= last] or steps[:1]
         found = await asyncio.to_thread(self._load, usable)
         if found is None:
             raise UserError(f"guard: no checkpoint in {self.workdir / 'checkpoints'} to roll back to")

@@ -55,7 +55,7 @@ class Checkpoints:
         failed: bool = False,
         trusted: int | None = None,
     ) -> None:
-        """Makes a checkpoint, then deletes all but the last `keep_last`, the best, the trusted one and those held.
+        """Makes a checkpoint, then deletes others than the last `keep_last`, the best, trusted and held.
 
         Args:
           step: finished steps.
@@ -63,7 +63,8 @@ class Checkpoints:
           score: evaluation reward at this step; the best checkpoint has the highest.
           failed: the run ends here because of a failure. The checkpoint is named <step>-failed,
             replaces an older failed one, and is never resumed from.
-          trusted: the newest checkpoint up to this step is kept, to roll back to; None for none.
+          trusted: the newest checkpoint up to this step, to roll back to, is kept, with all newer
+            ones; None for none.
 
         Raises:
           UserError: the disk is full or can't be written. Earlier checkpoints are unchanged.
@@ -122,7 +123,8 @@ class Checkpoints:
         best = max((s for s in scores if scores[s] is not None), key=lambda s: (scores[s], s), default=None)
         keep = {*sorted(scores)[-self._keep_last :], best, *self.held()}
         if trusted is not None:
-            keep.add(max((step for step in scores if step <= trusted), default=min(scores)))
+            oldest = max((step for step in scores if step <= trusted), default=min(scores))
+            keep |= {step for step in scores if step >= oldest}  # the later ones will be trusted in turn
         for step in self.steps():
             if step not in keep:
                 self._delete(self._directory / str(step))

@@ -11,7 +11,7 @@ from rljax.config.keys import HALF_OPEN_UNIT, NOT_NEGATIVE, POSITIVE, UNIT, key
 ACTIONS = ("warn", "halve_lr", "rollback", "stop")  # after a step
 UPDATE_ACTIONS = ("skip", "stop_epoch")  # within an update, for bounds on what is known there
 OF_UPDATE = ("max_approx_kl", "min_entropy", "max_grad_norm", "max_behave_imp_weight", "min_behave_imp_weight")
-BOUNDS = ("finite", "gradient", "min_reward", "max_no_eos_ratio", *OF_UPDATE)
+BOUNDS = ("finite", "gradient", "collapse", "min_reward", "max_no_eos_ratio", *OF_UPDATE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,7 @@ class GuardConfig:
     )
     finite: bool = key(True, "Require a finite loss and gradient norm.")
     gradient: bool = key(True, "Require a gradient that is not exactly 0 in steps with advantages that are not.")
+    collapse: bool = key(True, "Require at least half of the best mean reward so far in steps where every advantage is 0.")
     max_approx_kl: float | None = key(
         10.0, "Largest KL divergence of the policy from its proximal policy.", POSITIVE, unit="nats per token"
     )

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from rljax.config.schema import Config
 from rljax.metrics.guardrails import Breach
 
 LEAST_LR_FACTOR = 1 / 1024  # a rate that had to be lowered further is not what is wrong
+
+
+class Decision(NamedTuple):
+    """An action that is taken for a breach."""
+
+    breach: Breach
+    action: str
+    reason: str  # why the action is not the breach's own; "" if it is
 
 
 @dataclasses.dataclass
@@ -18,7 +27,8 @@ class GuardActions:
     Example:
 
         actions = GuardActions(config)
-        action, reason = actions.decide(breach)      # "rollback", or "stop" after too many
+        for breach, action, reason in actions.decide(guardrails.check(step, metrics)):
+            ...                                      # "rollback", or "stop" after too many
     """
 
     config: Config
@@ -27,9 +37,23 @@ class GuardActions:
     target: int | None = None  # step of the checkpoint that the last rollback restored
     rolled_back_at: int = 0  # step of the last rollback
 
-    def decide(self, breach: Breach) -> tuple[str, str]:
-        """Returns the action for a breach, and why it is "stop" if that is not the breach's own."""
+    def decide(self, breaches: Sequence[Breach], *, supervised: bool = False) -> list[Decision]:
+        """Returns what to do about breaches in their order, up to the first that ends or undoes steps.
+
+        Args:
+          supervised: the last step was a supervised one, which is never rolled back.
+        """
+        decisions = []
+        for breach in breaches:
+            decisions.append(Decision(breach, *self._action_of(breach, supervised)))
+            if decisions[-1].action in ("stop", "rollback"):
+                break
+        return decisions
+
+    def _action_of(self, breach: Breach, supervised: bool) -> tuple[str, str]:
         guard = self.config.guard
+        if breach.action == "rollback" and supervised:
+            return "stop", "in the supervised steps, which are not rolled back"
         if breach.action == "rollback" and self.rollbacks >= guard.max_rollbacks:
             return "stop", f"after {self.rollbacks} rollbacks (guard.max_rollbacks)"
         if breach.action == "halve_lr" and self.lr_factor / 2 < LEAST_LR_FACTOR:
@@ -52,7 +76,7 @@ class GuardActions:
         help, and an older one is needed.
         """
         trusted = breach.since - self.margin
-        if self.target is not None and trusted < self.rolled_back_at:
+        if self.target is not None and trusted <= self.rolled_back_at:
             return min(trusted, self.target - 1)
         return trusted
 

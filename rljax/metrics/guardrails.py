@@ -33,6 +33,7 @@ class Guard(NamedTuple):
 
 
 UPDATE = "ppo_actor/update"
+REWARD = "rollout/reward"
 ADVANTAGE = "ppo_actor/advantage"
 GRAD_NORM = f"{UPDATE}/grad_norm"
 OUT_OF_BOUNDS = f"{UPDATE}/out_of_bounds"  # share of the updates that a learner skipped for a bound
@@ -54,7 +55,7 @@ GUARDS = (
         True,
         "lower actor.optimizer.lr or gradient_clipping, look at the rewards' scale",
     ),
-    Guard("min_reward", "rollout/reward", False, "look at samples.jsonl: the reward, the prompts, the learning rate"),
+    Guard("min_reward", REWARD, False, "look at samples.jsonl: the reward, the prompts, the learning rate"),
     Guard("max_behave_imp_weight", f"{UPDATE}/behave_imp_weight", True, DISAGREE, fatal_factor=100.0),
     Guard("min_behave_imp_weight", f"{UPDATE}/behave_imp_weight", False, DISAGREE, fatal_factor=100.0),
     Guard(
@@ -67,6 +68,7 @@ GUARDS = (
 MUST_BE_FINITE = ("loss", "grad_norm")  # last parts of metric names
 IDLE = 5  # steps in a row without anything to learn before a warning
 NOT_FINITE = "lower actor.optimizer.lr, set gradient_clipping, compute in float32, look at the batch in samples.jsonl"
+COLLAPSED = "the policy has collapsed: lower actor.optimizer.lr, look at samples.jsonl and entropy"
 NO_GRADIENT = "the policy is saturated, or the cap on behavior weights masks every token: lower actor.optimizer.lr"
 
 
@@ -142,10 +144,11 @@ class Guardrails:
 
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
+        self._best, self._least = -math.inf, math.inf  # best mean reward of a step, and least reward, so far
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all steps so far."""
+        """Forgets the steps in a row so far."""
         self._since: dict[str, int] = {}  # first step out of bounds of those in a row, by key
         self._bad: dict[str, int] = {}  # steps in a row out of bounds, by key
         self._lines: dict[str, str] = {}  # descriptions of those, by key
@@ -168,6 +171,8 @@ class Guardrails:
             due.append(self._count(step, "finite", *_find_not_finite(metrics), NOT_FINITE))
         if self._config.gradient:
             due.append(self._count(step, "gradient", *_find_no_gradient(metrics), NO_GRADIENT))
+        if self._config.collapse:
+            due.append(self._count(step, "collapse", *self._find_collapse(metrics), COLLAPSED))
         for guard in GUARDS:
             bound: float | None = getattr(self._config, guard.key)
             mean = metrics.get(guard.metric)
@@ -183,6 +188,22 @@ class Guardrails:
             due.append(self._count(step, guard.key, found, mean.value, line, guard.remedy, bound=bound, fatal=fatal))
         return in_order(breach for breach in due if breach is not None)
 
+    def _find_collapse(self, metrics: Mapping[str, Mean]) -> tuple[str, float, str]:
+        """Finds a step with nothing to learn at far less than the best reward.
+
+        Half of the best is counted from the least reward of any completion so far. Returns as
+        `_find_not_finite`.
+        """
+        reward, advantage = metrics.get(REWARD), metrics.get(ADVANTAGE)
+        if reward is None or not reward.count or math.isnan(reward.sum):
+            return "", 0.0, ""
+        self._best, self._least = max(self._best, reward.value), min(self._least, reward.min, reward.value)
+        half = (self._best + self._least) / 2
+        if advantage is None or not advantage.min == advantage.max == 0 or reward.value >= half:
+            return "", 0.0, ""
+        line = f"{REWARD} is {reward.value:.4g} after {self._best:.4g}, and every advantage is 0"
+        return REWARD, reward.value, line
+
     def check_end(self, step: int) -> Breach | None:
         """Returns a breach if the last loss or gradient norm was not finite, whatever the patience."""
         if "finite" not in self._lines:
@@ -192,7 +213,7 @@ class Guardrails:
 
     def hint(self, metrics: Mapping[str, Mean]) -> str:
         """Returns a warning, once, if nothing was learned for IDLE steps; else ""."""
-        reward, advantage = metrics.get("rollout/reward"), metrics.get(ADVANTAGE)
+        reward, advantage = metrics.get(REWARD), metrics.get(ADVANTAGE)
         constant = reward is not None and reward.count > 1 and reward.min == reward.max
         nothing = advantage is not None and advantage.min == advantage.max == 0
         self._idle = self._idle + 1 if constant or nothing else 0

@@ -209,11 +209,11 @@ class Quantized(StandIn):
 
 
 class SlowsDown(StandIn):
-    """Sampler whose requests wait for three seconds once version 35 is reached."""
+    """Sampler whose requests wait for five seconds once version 25 is reached."""
 
     async def generate(self, request: Request) -> Completion:
-        if self._part.version >= 35:
-            await asyncio.sleep(3.0)
+        if self._part.version >= 25:
+            await asyncio.sleep(5.0)
         completion: Completion = await self._part.generate(request)
         return completion
 

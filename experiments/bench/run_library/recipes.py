@@ -53,6 +53,7 @@ PPO: Settings = {
     "train_dataset.batch_size": 256,
 }
 LONG: Settings = {"gconfig.max_new_tokens": 12, "jax.context_length": 24}  # room for a completion to grow
+SHORT: Settings = {"total_train_steps": 40}  # enough for faults that are there from the first steps on
 LAG = "rollout.max_head_offpolicyness"
 
 HEALTHY = (
@@ -181,28 +182,31 @@ FAULTS = (
     ),
     Recipe(
         "evaluation_changed_midway",
-        "The run goes on with greedy evaluations after 35 steps.",
+        "The run goes on with greedy evaluations after 20 steps.",
         (
             "evaluation.protocol_changed",
             "context.changed",
         ),
-        {"total_train_steps": 35},
-        then={"total_train_steps": 70, "evaluator.greedy": True},
+        {"total_train_steps": 20},
+        then={"total_train_steps": 40, "evaluator.greedy": True},
     ),
     # Reward
-    Recipe("all_zero", "The reward looks for another format.", ("reward.all_zero",), {"reward.name": f"{REWARDS}:never"}),
-    Recipe("all_one", "The reward accepts any text.", ("reward.all_one",), {"reward.name": f"{REWARDS}:always"}),
+    Recipe(
+        "all_zero", "The reward looks for another format.", ("reward.all_zero",), {**SHORT, "reward.name": f"{REWARDS}:never"}
+    ),
+    Recipe("all_one", "The reward accepts any text.", ("reward.all_one",), {**SHORT, "reward.name": f"{REWARDS}:always"}),
     Recipe(
         "reads_the_prompt",
         "The reward depends on the prompt alone.",
         ("reward.constant_by_prompt",),
-        {"reward.name": f"{REWARDS}:of_the_prompt"},
+        {**SHORT, "reward.name": f"{REWARDS}:of_the_prompt"},
     ),
     Recipe(
         "timeouts_as_zeros",
         "A reward that ran out of time counts as a wrong answer.",
         ("environment.timeouts_as_zeros",),
         {
+            **SHORT,
             "reward.name": f"{REWARDS}:hanging",
             "reward.timeout": 0.3,
             "rollout.workflow": f"{REWARDS}:ZeroOnTimeout",
@@ -216,7 +220,7 @@ FAULTS = (
             "reward.components_apart",
             "reward.hacking",
         ),
-        {**LONG, "reward.name": f"{REWARDS}:longer"},
+        {**SHORT, **LONG, "reward.name": f"{REWARDS}:longer"},
         "evaluated_by_answer",
     ),
     Recipe(
@@ -228,7 +232,7 @@ FAULTS = (
             "reward.hacking",
             "reward.length",
         ),
-        {**LONG, "reward.name": f"{REWARDS}:repetitive"},
+        {**SHORT, **LONG, "reward.name": f"{REWARDS}:repetitive"},
         "evaluated_by_answer",
     ),
     Recipe(
@@ -239,7 +243,7 @@ FAULTS = (
             "reward.components_apart",
             "reward.hacking",
         ),
-        {"reward.name": f"{REWARDS}:template"},
+        {**SHORT, "reward.name": f"{REWARDS}:template"},
         "evaluated_by_answer",
     ),
     # Policy update
@@ -251,14 +255,14 @@ FAULTS = (
             "policy.clip_ratio",
             "policy.importance_weight",
         ),
-        {"actor.optimizer.lr": 1e-2},
+        {**SHORT, "actor.optimizer.lr": 1e-2},
     ),
-    Recipe("lr_zero", "The learning rate is 0.", ("policy.no_update",), {"actor.optimizer.lr": 0.0}),
+    Recipe("lr_zero", "The learning rate is 0.", ("policy.no_update",), {**SHORT, "actor.optimizer.lr": 0.0}),
     Recipe(
         "clipped_to_nothing",
         "Gradients are clipped to a norm of 1e-9.",
         ("policy.no_update",),
-        {"actor.optimizer.gradient_clipping": 1e-9},
+        {**SHORT, "actor.optimizer.gradient_clipping": 1e-9},
     ),
     Recipe(
         "many_minibatches",
@@ -268,7 +272,7 @@ FAULTS = (
             "policy.clip_ratio",
             "policy.importance_weight",
         ),
-        {"actor.ppo_n_minibatches": 32},
+        {**SHORT, "actor.ppo_n_minibatches": 32},
     ),
     Recipe(
         "repeated_updates",
@@ -278,6 +282,7 @@ FAULTS = (
             "policy.clip_ratio",
             "policy.importance_weight",
         ),
+        SHORT,
         plant="repeated_updates",
     ),
     Recipe(
@@ -287,18 +292,20 @@ FAULTS = (
             "policy.no_update",
             "policy.reference_kl",
         ),
-        {"actor.kl_ctl": 20.0},
+        {**SHORT, "actor.kl_ctl": 20.0},
     ),
     Recipe(
         "reversed_loss",
         "The loss has the wrong sign.",
         ("policy.reversed",),
+        SHORT,
         plant="reversed_loss",
     ),
     Recipe(
         "advantages_of_others",
         "Advantages are one trajectory off.",
         ("policy.no_progress",),
+        SHORT,
         plant="advantages_of_others",
     ),
     Recipe(
@@ -308,6 +315,7 @@ FAULTS = (
             "policy.sampler_disagrees",
             "policy.behave_imp_weight",
         ),
+        SHORT,
         plant="other_temperature",
     ),
     Recipe(
@@ -317,6 +325,7 @@ FAULTS = (
             "policy.sampler_disagrees",
             "policy.behave_imp_weight",
         ),
+        SHORT,
         plant="other_rope_base",
     ),
     Recipe(
@@ -326,7 +335,7 @@ FAULTS = (
             "policy.sampler_disagrees",
             "policy.behave_imp_weight",
         ),
-        settings={LAG: 0},
+        settings={**SHORT, LAG: 0},
         plant="quantized_sampler",
     ),
     # Critic
@@ -334,7 +343,7 @@ FAULTS = (
         "returns_of_others",
         "The critic's targets are one trajectory off.",
         ("critic.explained_variance",),
-        PPO,
+        {**SHORT, **PPO},
         "returns_of_others",
     ),
     Recipe(
@@ -344,7 +353,7 @@ FAULTS = (
             "critic.scale",
             "critic.explained_variance",
         ),
-        PPO,
+        {**SHORT, **PPO},
         "returns_x100",
     ),
     Recipe(
@@ -354,7 +363,7 @@ FAULTS = (
             "critic.loss_flat",
             "critic.explained_variance",
         ),
-        {**PPO, "critic.optimizer.lr": 1e-9},
+        {**SHORT, **PPO, "critic.optimizer.lr": 1e-9},
     ),
     # Exploration
     Recipe(
@@ -364,7 +373,7 @@ FAULTS = (
             "exploration.entropy_collapse",
             "exploration.entropy_floor",
         ),
-        {"actor.entropy_coef": -1.0},
+        {**SHORT, "actor.entropy_coef": -1.0},
     ),
     Recipe(
         "entropy_bonus",
@@ -373,12 +382,13 @@ FAULTS = (
             "exploration.entropy_rises",
             "exploration.entropy_never_falls",
         ),
-        {"actor.entropy_coef": 1.0},
+        {**SHORT, "actor.entropy_coef": 1.0},
     ),
     Recipe(
         "one_seed",
         "The samples of a prompt all have the same seed.",
         ("exploration.identical_completions",),
+        SHORT,
         plant="one_seed",
     ),
     Recipe(
@@ -389,11 +399,15 @@ FAULTS = (
             "exploration.diversity",
             "exploration.entropy_floor",
         ),
-        {"gconfig.temperature": 0.25, "evaluator.temperature": 0.25},
+        {**SHORT, "gconfig.temperature": 0.25, "evaluator.temperature": 0.25},
     ),
     # Freshness
-    Recipe("never_published", "The sampler keeps its first weights.", ("freshness.stale_weights",), plant="never_published"),
-    Recipe("rarely_published", "The sampler gets one version in 15.", ("freshness.stale_weights",), plant="rarely_published"),
+    Recipe(
+        "never_published", "The sampler keeps its first weights.", ("freshness.stale_weights",), SHORT, plant="never_published"
+    ),
+    Recipe(
+        "rarely_published", "The sampler gets one version in 15.", ("freshness.stale_weights",), SHORT, plant="rarely_published"
+    ),
     Recipe(
         "large_lag",
         "Tokens may be 48 versions old.",
@@ -401,19 +415,21 @@ FAULTS = (
             "freshness.lag_bound",
             "freshness.stale_weights",
         ),
-        {LAG: 48, "rollout.max_concurrent_rollouts": 512},
+        {**SHORT, LAG: 48, "rollout.max_concurrent_rollouts": 512},
     ),
     # Numbers
     Recipe(
         "not_a_number",
         "One advantage of each batch is NaN from step 20 on.",
         ("numbers.not_finite",),
+        SHORT,
         plant="not_a_number",
     ),
     Recipe(
         "gradient_spikes",
         "One gradient in 15 is ten thousand times too large.",
         ("numbers.grad_norm",),
+        SHORT,
         plant="gradient_spikes",
     ),
     Recipe(
@@ -423,24 +439,26 @@ FAULTS = (
             "numbers.outlier_rewards",
             "reward.long_tail",
         ),
-        {**DR_GRPO, "reward.name": f"{REWARDS}:with_outliers"},
+        {**SHORT, **DR_GRPO, "reward.name": f"{REWARDS}:with_outliers"},
     ),
     # Resources
     Recipe(
         "slow_reward",
-        "The learner waits for rewards, of which each takes a quarter of a second.",
+        "The learner waits for rewards, of which each takes 0.4 seconds.",
         ("resources.slow_reward",),
         {
+            **SHORT,
             LAG: 0,
             "reward.name": f"{REWARDS}:slow",
             "reward.workers": 1,
         },
     ),
-    Recipe("leaking_learner", "Every update keeps 24 MB.", ("resources.memory_growth",), plant="leaking_learner"),
+    Recipe("leaking_learner", "Every update keeps 24 MB.", ("resources.memory_growth",), SHORT, plant="leaking_learner"),
     Recipe(
         "slowing_sampler",
-        "Requests take three seconds from version 35 on.",
+        "Synchronous; requests take five seconds from version 25 on.",
         ("resources.throughput_drop",),
+        {**SHORT, LAG: 0},
         plant="slowing_sampler",
     ),
 )

@@ -80,7 +80,7 @@ def with_outliers(prompt: Prompt, completion: str) -> dict[str, float]:
 
 async def slow(prompt: Prompt, completion: str) -> dict[str, float]:
     """Waits for another machine before it scores."""
-    await asyncio.sleep(0.25)
+    await asyncio.sleep(0.4)
     return exact.reward(prompt, completion)
 
 
