@@ -110,8 +110,9 @@ def _figure(groups: Sequence[RunGroup], name: str, title: str, plan: Plan, bins:
     found = [spread for group in groups if (spread := spread_of(group, name, bins)) is not None]
     if not found:
         return None
-    runs = sum(len(spread.runs) for spread in found)
-    caption = f"Mean of the runs, {CONFIDENCE:.0%} interval shaded; thin: each of the {runs} runs."
+    caption = ""
+    if any(len(spread.runs) > 1 for spread in found):
+        caption = f"Thick: mean of the runs of a config; shaded: its {CONFIDENCE:.0%} interval; thin: each run."
     chart = charts.intervals(found, plan.unit, axis, log=plan.log)
     return Figure(f"{plan.id}-{name.replace('/', '-')}", title, caption, chart, (name,))
 

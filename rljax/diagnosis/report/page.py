@@ -120,10 +120,11 @@ def _about(history: History, finding: Finding | None, state: str) -> list[Figure
     if not len(near.steps):
         return []
     axis = StepAxis(int(near.steps[0]), int(near.steps[-1]), finding.step, state)
-    wanted = map(plans.plan_for, (*finding.series[: ABOUT_THE_BREAK - 1], REWARD))
+    wanted = map(plans.plan_for, (*finding.series[: ABOUT_THE_BREAK - 1], REWARD, "reward/*"))
     distinct = {plan.id: plan for plan in wanted}
     drawn = (figures.draw(near, plan, axis, prefix="break-") for plan in distinct.values())
-    return [figure for figure in drawn if figure is not None]
+    found = [figure for figure in drawn if figure is not None]
+    return found[: max(2, len(found) - 1)]  # the components only beside the reward alone
 
 
 def _render(template: str, drawn: Sequence[Figure], **values: Any) -> str:

@@ -54,6 +54,7 @@ def opened(chromium, pages, request):
     context = chromium.new_context(
         viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, offline=True, has_touch=width == "phone"
     )
+    context.set_default_timeout(300_000)  # milliseconds: a machine may be busy
     page, said = context.new_page(), []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
@@ -65,7 +66,7 @@ def opened(chromium, pages, request):
 
 
 def wait_until_drawn(page) -> None:
-    page.wait_for_function("document.documentElement.dataset.drawn", timeout=300_000)
+    page.wait_for_function("document.documentElement.dataset.drawn")
 
 
 ALL = [(name, width, scheme) for name in ("run", "comparison") for width in WIDTHS for scheme in SCHEMES]
