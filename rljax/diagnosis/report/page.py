@@ -17,7 +17,6 @@ from importlib import resources
 from typing import Any
 
 import jinja2
-import markupsafe
 
 from rljax.diagnosis import checklist
 from rljax.diagnosis.finding import Diagnosis, Finding
@@ -141,19 +140,19 @@ def _render(template: str, drawn: Sequence[Figure], **values: Any) -> str:
     charts = {figure.id: {"spec": figure.chart.spec, "tables": figure.chart.tables} for figure in drawn}
     return environment.get_template(template).render(
         policy=MEDIA.format(scripts=hashes),
-        style=markupsafe.Markup(_file("report.css")),
-        scripts=[markupsafe.Markup(script) for script in scripts],
+        style=_file("report.css"),
+        scripts=scripts,
         charts=in_script(charts),
         **values,
     )
 
 
-def in_script(value: Any) -> markupsafe.Markup:
+def in_script(value: Any) -> str:
     """Encodes a value as JSON that can't end the script element it stands in."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return markupsafe.Markup(text)
+    return text
 
 
 @functools.cache

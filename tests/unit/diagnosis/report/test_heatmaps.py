@@ -10,7 +10,7 @@ from rljax.diagnosis.report.heatmaps import COLUMNS, MOST_BINS, cells_of, merged
 from rljax.diagnosis.run_files import Bins
 from rljax.metrics.histogram import Histogram
 
-BATCHES = st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=30), min_size=1, max_size=6)
+BATCHES = st.lists(st.lists(st.floats(-100, 100, allow_subnormal=False), min_size=1, max_size=30), min_size=1, max_size=6)
 
 
 def bins_of(values) -> Bins:
