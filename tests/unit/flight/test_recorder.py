@@ -206,7 +206,7 @@ class BadHour(Repeat):
 def test_a_guard_that_speaks_keeps_its_step_and_the_checkpoint_before_it(tmp_path):
     """However long the run goes on, and whatever it saves: the step is made again at its end."""
     saver = {"saver.freq_steps": 2, "saver.keep_last": 1, "flight.steps": 4}
-    guard = {"guard.min_reward": -0.5, "guard.patience": 1, "guard.action": "warn", "stats_logger.verdict": False}
+    guard = {"guard.min_reward": -0.5, "guard.patience": 1, "guard.action": "warn"}
     _, sink = train(tmp_path, ASYNC | saver | guard | {"total_train_epochs": 12}, workflow=BadHour())
     recording = Recording(tmp_path)
     first = recording.kept()[0]
@@ -221,7 +221,7 @@ def test_a_guard_that_speaks_keeps_its_step_and_the_checkpoint_before_it(tmp_pat
 
 def test_a_run_that_a_guard_ends_has_its_last_step_kept(tmp_path):
     with pytest.raises(GuardrailError):
-        train(tmp_path, ASYNC | {"guard.min_reward": 100.0, "guard.patience": 2, "stats_logger.verdict": False})
+        train(tmp_path, ASYNC | {"guard.min_reward": 100.0, "guard.patience": 2})
     assert [kept.step for kept in Recording(tmp_path).kept()] == [2]
 
 
