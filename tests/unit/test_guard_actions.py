@@ -147,8 +147,7 @@ def test_resume_equivalence_after_a_rollback(tmp_path, kill_at):
         assert lines.keys() == whole[0].steps.keys()
 
 
-@pytest.mark.parametrize("late", [0, 1])
-def test_groups_in_the_journal_of_a_killed_process_are_not_used_after_a_rollback(tmp_path, late):
+def test_groups_in_the_journal_of_a_killed_process_are_not_used_after_a_rollback(tmp_path):
     """They were finished by the weights of the checkpoint, and are within the lag bound."""
 
     class Dies(RememberingLearner):
@@ -160,15 +159,13 @@ def test_groups_in_the_journal_of_a_killed_process_are_not_used_after_a_rollback
     class Early(Diverges):
         start = 1
 
-    Early.late = late
     far = {"rollout.max_head_offpolicyness": 8, "rollout.max_concurrent_rollouts": 40, "saver.freq_steps": None}
     with pytest.raises(Killed):
         loop.train(_run(tmp_path, far, learner=Dies))
-    run = _run(tmp_path, far, learner=Early)
+    run = _run(tmp_path, far | {"rollout.max_head_offpolicyness": 5}, learner=Early)  # it has no room for all of them at once
     assert loop.train(run).finished and run.engine.learner.restored >= 1
     _assert_once(run)
-    bad = Early.start + late
-    assert all(oldest >= bad + 1 for _, oldest in run.engine.learner.oldest[bad:])
+    assert all(oldest >= 2 for _, oldest in run.engine.learner.oldest[1:])
 
 
 def test_exactly_once_through_a_rollback_with_workers(tmp_path):
