@@ -428,7 +428,7 @@ class Loop:
             f"{self.parts.workdir / 'checkpoints' / f'{bad}-failed'}"
         )
         log.warning("guard.%s: %s (%s): %s", breach.guard, breach.line, breach.remedy, detail)
-        self._record(breach.event(bad, "rollback", detail))
+        self._record(breach.event(bad, "rollback", detail), trusted=target)
         await asyncio.to_thread(self.flight.rolled_back, self.step, target)
         await self._save()
         between = [s for s in self.recovery.checkpoints.steps() if target < s < self.step and s not in self.flight.held]
@@ -442,9 +442,14 @@ class Loop:
     async def _scale_lr(self) -> None:
         await asyncio.to_thread(self.parts.engine.learner.scale_lr, self.actions.lr_factor)
 
-    def _record(self, event: Event) -> None:
-        """Writes an action of a guardrail to the sinks, and keeps the step's batch."""
-        self.flight.keep(event.step, str(event), checkpoints=self.recovery.checkpoints.steps())
+    def _record(self, event: Event, trusted: int | None = None) -> None:
+        """Writes an action of a guardrail to the sinks, and keeps the step's batch.
+
+        Args:
+          trusted: step up to which checkpoints stay; None if all do.
+        """
+        checkpoints = [s for s in self.recovery.checkpoints.steps() if trusted is None or s <= trusted]
+        self.flight.keep(event.step, str(event), checkpoints=checkpoints)
         self.sinks.event(event)
 
     def _check_end(self) -> None:
