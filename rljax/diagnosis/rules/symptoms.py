@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rljax.config.schema import Config
 from rljax.diagnosis import names
 from rljax.diagnosis.evidence import change_line
 from rljax.diagnosis.finding import Severity
@@ -27,6 +28,11 @@ from rljax.diagnosis.thresholds import (
 )
 
 
+def _learns_from_reward(config: Config) -> bool:
+    """Returns whether the reward is what is maximized; in distillation it may only be watched."""
+    return config.actor.reward_scaling != 0
+
+
 @rule(
     "policy.reversed",
     "The reward falls from the first steps on: updates make good completions less likely.",
@@ -39,6 +45,7 @@ from rljax.diagnosis.thresholds import (
         "another term outweighs the reward: a bonus, a penalty",
     ),
     next="rljax train with actor.optimizer.lr=0 for ten steps (the reward must stay), then with a tenth of the rate",
+    applies=_learns_from_reward,
     symptom=True,
 )
 def turned(history: History) -> Sign | None:
@@ -57,6 +64,7 @@ def turned(history: History) -> Sign | None:
         "the policy has left the region where the reward, or the reference, holds",
     ),
     next="rljax train from the last checkpoint before the fall, with a third of actor.optimizer.lr",
+    applies=_learns_from_reward,
     symptom=True,
 )
 def falls(history: History) -> Sign | None:
@@ -93,6 +101,7 @@ def _fall(history: History, *, from_the_start: bool) -> Sign | None:
         "the task is too hard, or the reward too noisy for this batch size: see reward.variance",
     ),
     next="rljax train with ten times actor.optimizer.lr for 50 steps; rljax parity --config=CONFIG for the objective",
+    applies=_learns_from_reward,
     symptom=True,
 )
 def no_progress(history: History) -> Sign | None:
