@@ -14,7 +14,17 @@ from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import improves_held_out, level, reward_range
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import noise, rolling_median, trend
-from rljax.diagnosis.thresholds import BASELINE, FALL_NOISE, LOST_REWARD, MIN_GAIN, PATIENCE, SATURATED, SOLVED
+from rljax.diagnosis.thresholds import (
+    BASELINE,
+    FALL_NOISE,
+    LITTLE_DOUBT,
+    LITTLE_GAIN,
+    LOST_REWARD,
+    MIN_GAIN,
+    PATIENCE,
+    SATURATED,
+    SOLVED,
+)
 
 
 @rule(
@@ -61,7 +71,7 @@ def _fall(history: History, *, from_the_start: bool) -> Sign | None:
     smooth = rolling_median(share, PATIENCE)
     best = int(np.argmax(smooth.values))
     lost = float(smooth.values[best]) - share.tail(BASELINE).median
-    started_best = best <= BASELINE
+    started_best = float(smooth.values[best]) - share.head(PATIENCE).median < MIN_GAIN / 2
     if started_best is not from_the_start or lost < max(LOST_REWARD, FALL_NOISE * noise(share, PATIENCE)):
         return None
     onset = int(reward.steps[0] if started_best else smooth.steps[best])
@@ -75,7 +85,7 @@ def _fall(history: History, *, from_the_start: bool) -> Sign | None:
     "The reward does not move, although groups have spread and the policy is updated.",
     needs=(names.REWARD, names.EQUAL_REWARD_GROUPS),
     least=4 * BASELINE,
-    bounds=(MIN_GAIN,),
+    bounds=(LITTLE_GAIN, LITTLE_DOUBT),
     causes=(
         "advantages do not belong to the tokens, or trajectories, that they are given to",
         "another term outweighs the reward: a penalty, a KL divergence",
@@ -91,7 +101,7 @@ def no_progress(history: History) -> Sign | None:
         return None
     found = trend(share)
     gain = share.tail(BASELINE).mean - share.head(BASELINE).mean
-    if abs(gain) > MIN_GAIN / 2 or found.rises(0.05):
+    if abs(gain) > LITTLE_GAIN or found.rises(LITTLE_DOUBT):
         return None
     line = f"{change_line(history[names.REWARD], BASELINE)}: no trend over {len(share)} steps (p = {found.p_value:.2g})"
     return Sign(Severity.WARNING, int(share.steps[BASELINE]), line)
