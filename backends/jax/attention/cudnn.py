@@ -57,8 +57,6 @@ class CudnnAttention:
             return f"its heads are of a multiple of 8 dimensions up to 256, not {problem.head_dim}"
         if problem.softcap is not None:
             return "it has no soft-cap"
-        if len(problem.windows) > 1:
-            return "layers of different windows have not been run with it"
         if not JAX_VERSIONS[0] <= jax.__version_info__[:2] < JAX_VERSIONS[1]:
             return f"its packed rows were tried with jax {_dotted(JAX_VERSIONS[0])} only, and this is {jax.__version__}"
         return None
