@@ -60,10 +60,14 @@ What a rule needs and a run did not record is listed as not judged, never passed
 
 ## False alarms
 
-The thresholds marked "tuned" were set on half of a library of broken and healthy runs, and judged on the other half. On
-healthy runs of that library no rule may say more than `note`. The rules that audit for reward hacking are signs to read
-samples by, not proofs: a reward that pays for something that rises together with the task escapes them, and a task that
-wants long or uniform completions can raise them.
+The thresholds marked "tuned" were set on half of a library of broken and healthy runs, and judged on the other half:
+[how often the doctor is right](doctor_table.md), by fault, healthy run and rule. Of 24 healthy runs none got more than a
+`note`, so that the share of healthy runs with a false alarm is at most 12% (95% confidence, by the rule of three) for runs
+like these: small, and all on one task. Elsewhere it is not known.
+
+The rules that audit for reward hacking are signs to read samples by, not proofs: a reward that pays for something that
+rises together with the task escapes them, and a task that wants long or uniform completions can raise them. With held-out
+reward that improves they are notes; without evaluations, warnings.
 
 ## Live
 
