@@ -61,9 +61,9 @@ What a rule needs and a run did not record is listed as not judged, never passed
 ## False alarms
 
 The thresholds marked "tuned" were set on half of a library of broken and healthy runs, and judged on the other half:
-[how often the doctor is right](doctor_table.md), by fault, healthy run and rule. Of 24 healthy runs none got more than a
-`note`, so that the share of healthy runs with a false alarm is at most 12% (95% confidence, by the rule of three) for runs
-like these: small, and all on one task. Elsewhere it is not known.
+[how often the doctor is right](doctor_table.md), by fault, healthy run and rule. None of the 12 healthy runs of the
+judging half got more than a `note`: fewer than one in four such runs has a false alarm, with 95% confidence (0.78 to the
+power of 12 is 0.05). These runs are small, and all on one task; for others the rate is not known.
 
 The rules that audit for reward hacking are signs to read samples by, not proofs: a reward that pays for something that
 rises together with the task escapes them, and a task that wants long or uniform completions can raise them. With held-out
