@@ -5,8 +5,6 @@ from rljax.diagnosis.history import EVALUATION_REWARD, REWARD
 __all__ = ["EVALUATION_REWARD", "REWARD"]
 
 # Rewards and groups
-FINISHED_REWARD = "rollout/finished_reward"
-TASK_REWARD = "ppo/actor/task_reward"
 SHAPED_REWARD = "ppo/actor/shaped_reward"
 GROUP_REWARD_STD = "rollout/group_reward_std"
 EQUAL_REWARD_GROUPS = "rollout/equal_reward_groups"
@@ -34,7 +32,6 @@ GRAD_NORM = "ppo_actor/update/grad_norm"
 LEARNING_RATE = "ppo_actor/update/lr"
 IMPORTANCE_WEIGHT = "ppo_actor/update/importance_weight"
 BEHAVE_WEIGHT = "ppo_actor/update/behave_imp_weight"
-CAPPED = "ppo_actor/update/behave_cap_ratio"
 REFERENCE_KL = "ppo_actor/update/reference_kl"
 SKIPPED = "ppo_actor/update/skipped"
 BEHAVE_LOG_RATIO = "ppo_actor/behave_log_ratio"
@@ -45,7 +42,6 @@ EXPLAINED_VARIANCE = "critic/explained_variance"
 CRITIC_LOSS = "critic/loss"
 VALUE = "critic/value"
 RETURN = "critic/return"
-SQUARED_ERROR = "critic/squared_error"
 
 # Evaluation
 EVALUATION_FAILED = "eval-rollout/failed"
@@ -62,7 +58,6 @@ RETRIED_TIMEOUTS = "rollout/retried/reward_timeout"
 WALL = "timeperf/wall"
 STEP = "timeperf/step"
 REWARD_SECONDS = "timeperf/reward"
-TOKENS_PER_SECOND = "timeperf/update_tokens_per_s"
 LEARNER_WAIT = "rollout/wait/learner"
 PRODUCER_WAIT = "rollout/wait/producer_for_lag"
 HOST_MEMORY = "perf/host_memory_bytes"

@@ -60,10 +60,14 @@ What a rule needs and a run did not record is listed as not judged, never passed
 
 ## False alarms
 
-The thresholds marked "tuned" were set on half of a library of broken and healthy runs, and judged on the other half. On
-healthy runs of that library no rule may say more than `note`. The rules that audit for reward hacking are signs to read
-samples by, not proofs: a reward that pays for something that rises together with the task escapes them, and a task that
-wants long or uniform completions can raise them.
+The thresholds marked "tuned" were set on half of a library of broken and healthy runs, and judged on the other half:
+[how often the doctor is right](doctor_table.md), by fault, healthy run and rule. None of the 12 healthy runs of the
+judging half got more than a `note`: fewer than one in four such runs has a false alarm, with 95% confidence (0.78 to the
+power of 12 is 0.05). These runs are small, and all on one task; for others the rate is not known.
+
+The rules that audit for reward hacking are signs to read samples by, not proofs: a reward that pays for something that
+rises together with the task escapes them, and a task that wants long or uniform completions can raise them. With held-out
+reward that improves they are notes; without evaluations, warnings.
 
 ## Live
 
