@@ -23,7 +23,7 @@ def remat_of(config: Config, spec: ModelSpec, mesh: Mesh) -> str:
     actor = config.actor
     tokens = actor.mb_spec.rows_per_mb * actor.mb_spec.max_tokens_per_row
     needed = training_bytes(spec, tokens, actor.logprob_chunk, mesh.shape["fsdp"] * mesh.shape["tensor"])
-    return checkpointing(actor.gradient_checkpointing, needed, _memory(first_device(mesh)))
+    return checkpointing(actor.gradient_checkpointing, needed, memory_of(first_device(mesh)))
 
 
 def unrolled(config: Config, remat: str, mesh: Mesh) -> bool:
@@ -39,7 +39,7 @@ def longest_row(config: Config) -> int:
     return padded_length(config.actor.mb_spec.max_tokens_per_row)
 
 
-def _memory(device: jax.Device) -> int | None:
+def memory_of(device: jax.Device) -> int | None:
     """Bytes that JAX may use of the device: as it says, or as published of one that isn't attached."""
     if device not in jax.local_devices():
         chip = chip_of(device.device_kind)
