@@ -128,11 +128,11 @@ def _full_batch(config: Config, shards: int) -> Batch:
 
 
 def sampler_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequence[jax.Device]) -> Iterator[Target]:
-    """Lowers the sampler's programs: decode, a copy per span, a prefill per shape.
+    """Lowers the sampler's programs: decode, copy, a prefill per shape.
 
     Raises UserError for a model or a setting that these devices can't do.
     """
-    programs = Programs.of(config, model_dir, pool_mesh(pool, sampling=True, devices=devices), described=True)
+    programs = Programs(config, model_dir, pool_mesh(pool, sampling=True, devices=devices), described=True)
     for name, lowered in programs.lower().items():
         yield Target(name, programs.attention.name, lowered)
 
