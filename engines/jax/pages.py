@@ -92,9 +92,9 @@ class PagePool:
         if start == 0 and (parent == ROOT or self._parent[parent] is not None):
             self._parent[page] = parent
             self._children[parent][page] = None
-        if end == self.page_size and self._parent[page] is not None:
-            if self._whole.setdefault(self._key(page), page) != page:
-                self._unlink(page)
+        indexed = self._parent[page] is not None
+        if indexed and end == self.page_size and self._whole.setdefault(self._key(page), page) != page:
+            self._unlink(page)
 
     def find(self, tokens: np.ndarray) -> Match:
         """Looks up the longest prefix of some tokens, filled or going to be."""

@@ -223,15 +223,15 @@ class SlotTable:
         promised: set[tuple[int, int]] = set()  # pages that an older tenant fills
         for tenant in self.filling:
             shard, pool, source = self.shard(tenant.slot), self._pool(tenant), tenant.source
-            if source is not None and pool.filled[source.page] < source.count and (shard, source.page) not in promised:
-                pool.drop(source.page)  # its request ended before the page had the prefix
-                tenant.source = None
-            elif source is not None and pool.filled[source.page] >= source.count and len(ready) < most:
-                if (shard, source.page) not in written:
+            if source is not None and pool.filled[source.page] >= source.count:
+                if len(ready) < most and (shard, source.page) not in written:
                     ready.append(Copy(shard, source.page, source.target))
                     written.add((shard, source.target))
                     pool.filled[source.target], tenant.source = source.count, None
                     pool.drop(source.page)
+            elif source is not None and (shard, source.page) not in promised:
+                pool.drop(source.page)  # its request ended before the page had the prefix
+                tenant.source = None
             promised.update(self._unfilled(tenant))
         return ready
 
