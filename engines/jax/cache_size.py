@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
+from rljax.backends.jax.cached import empty_cache
 from rljax.backends.jax.decode_attention import DecodeAttention
 from rljax.backends.jax.mesh import first_device, row_shards
 from rljax.engines.jax.config import JaxConfig
@@ -37,7 +38,7 @@ def pages_per_shard(
             raise UserError(f"jax.cache_tokens: {attention.name} can address {most * page_size * shards} tokens at most")
         culprit = f"jax.cache_tokens: {settings.cache_tokens} tokens"
     else:
-        limits = [settings.slots // shards * least, most, _that_fit(settings, spec, mesh, heads * page_size, weights)]
+        limits = [settings.slots // shards * least, most, _that_fit(settings, spec, mesh, attention, page_size, weights)]
         pages = min(limit for limit in limits if limit is not None)
         culprit = f"jax.cache_memory_fraction: room for {pages * page_size * shards} tokens"
     if pages < least:
@@ -48,7 +49,9 @@ def pages_per_shard(
     return pages
 
 
-def _that_fit(settings: JaxConfig, spec: ModelSpec, mesh: Mesh, heads_by_tokens: int, weights: Any) -> int | None:
+def _that_fit(
+    settings: JaxConfig, spec: ModelSpec, mesh: Mesh, attention: DecodeAttention, page_size: int, weights: Any
+) -> int | None:
     """Pages that fit a device beside the weights; None where its memory is not known."""
     device = first_device(mesh)
     memory = memory_of(device)
@@ -56,8 +59,14 @@ def _that_fit(settings: JaxConfig, spec: ModelSpec, mesh: Mesh, heads_by_tokens:
         return None
     statistics = device.memory_stats() if device in jax.local_devices() else None
     used = statistics["bytes_in_use"] if statistics is not None else sum(map(_shard_bytes, jax.tree.leaves(weights)))
-    page = 2 * spec.num_layers * heads_by_tokens * spec.head_dim * jnp.dtype(settings.cache_dtype).itemsize
-    return int(settings.cache_memory_fraction * max(memory - used, 0)) // page
+    page = jax.eval_shape(lambda: empty_cache(spec, 1, page_size, settings.cache_dtype, attention))
+    bytes_of_page = sum(_shard_bytes(_placed(leaf, mesh, attention)) for leaf in jax.tree.leaves(page))
+    return int(settings.cache_memory_fraction * max(memory - used, 0)) // bytes_of_page
+
+
+def _placed(leaf: jax.ShapeDtypeStruct, mesh: Mesh, attention: DecodeAttention) -> jax.ShapeDtypeStruct:
+    sharding = NamedSharding(mesh, attention.spec(leaf.shape, mesh.shape))
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _shard_bytes(leaf: jax.Array | jax.ShapeDtypeStruct) -> int:

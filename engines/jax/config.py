@@ -34,7 +34,7 @@ class JaxConfig(EngineConfig):
     decode_attention: str = key(
         "auto",
         "Kernel of the sampler's attention over its cache. auto: the first of these that can do it on the devices at hand.",
-        choices=("auto", "pallas_gpu", "xla"),
+        choices=("auto", "pallas_gpu", "pallas_tpu", "xla"),
     )
     cache_dtype: str = key("bfloat16", "What the sampler's keys and values are kept in.", choices=_DTYPES)
     sampler_dtype: str = key("bfloat16", "What the sampler's weights are kept and computed in.", choices=_DTYPES)

@@ -109,6 +109,8 @@ class Programs:
             head_dim=self.spec.head_dim,
             softcap=self.spec.attention_softcap,
             head_shards=self.mesh.shape["tensor"],
+            rows=self.slots // self.shards,
+            columns=columns(self.context, settings.page_size),
         )
 
     def warm_up(self) -> None:

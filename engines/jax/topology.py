@@ -9,11 +9,9 @@ shapes in the place of arrays. Nothing can be run.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import importlib.util
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,16 +27,13 @@ from rljax.backends.jax.sharding import replicated
 from rljax.batching.batch import Batch
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
+from rljax.engines.jax import hlo
 from rljax.engines.jax.functions import Functions
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.programs import Programs
 from rljax.engines.jax.rows import micro_batches
 from rljax.errors import UserError
 from rljax.objective.spec import Objective
-
-COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-_COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
-_KERNEL = re.compile(r'^\s*(?:ROOT )?%?(\w+?)(?:\.\d+)* = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +54,12 @@ class Compiled:
     peak: int  # bytes: arguments, results and temporaries at the fullest moment
     arguments: int  # bytes
     results: int  # bytes, those in donated arguments included
+    temporaries: int  # bytes
     flops: float  # of one turn of each loop: XLA does not multiply by turns
     traffic: float  # bytes read and written in memory, of one turn of each loop
     kernels: Mapping[str, int]  # Pallas kernels by name, times called in the program's text
     collectives: Mapping[str, int]  # by kind, times called in the program's text
+    text: str = dataclasses.field(repr=False)  # optimised HLO
 
 
 def topology_devices(name: str) -> Sequence[jax.Device]:
@@ -160,6 +157,8 @@ def compile_target(target: Target) -> Compiled:
         results=memory.output_size_in_bytes,
         flops=cost.get("flops", 0.0),
         traffic=cost.get("bytes accessed", 0.0),
-        kernels=collections.Counter(_KERNEL.findall(text)),
-        collectives=collections.Counter(_COLLECTIVE.findall(text)),
+        temporaries=memory.temp_size_in_bytes,
+        kernels=hlo.kernels(text),
+        collectives=hlo.collectives(text),
+        text=text,
     )

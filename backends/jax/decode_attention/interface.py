@@ -35,12 +35,14 @@ class Problem:
     head_dim: int
     softcap: float | None
     head_shards: int = 1  # shards of the mesh that take heads
+    rows: int = 1  # decoded at once by a device
+    columns: int = 1  # pages of a row, at most
 
 
 class Places(NamedTuple):
     """Where the tokens of R rows lie, T of them new."""
 
-    index: Array  # [R, T] int32, of each new token in its row; -1: padding
+    index: Array  # [R, T] int32, of each new token in its row, consecutive; -1: padding, behind them
     tables: Array  # [R, C] int32, pages of the row in order, counted in its shard's part of the pool; out of range: no page
     shard: Array | None = None  # [R] int32, of the pool, that has the row's pages; None: rows lie on the shards in order
     groups: Groups | None = None  # of rows that begin alike; only with one new token per row

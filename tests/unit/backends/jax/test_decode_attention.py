@@ -3,20 +3,76 @@
 import dataclasses
 import functools
 import re
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
-from rljax.backends.jax.decode_attention import IMPLEMENTATIONS, Pages, Places, Problem, choose, find_groups, no_groups
+from rljax.backends.jax.decode_attention import (
+    IMPLEMENTATIONS,
+    Pages,
+    Places,
+    Problem,
+    choose,
+    find_groups,
+    no_groups,
+    pallas_tpu,
+)
 from rljax.backends.jax.decode_attention.pallas_gpu import PallasGpu
+from rljax.backends.jax.decode_attention.pallas_tpu import PairedPages, PallasTpu
 from rljax.errors import UserError
 
 PAGE, COLUMNS, PAGES = 64, 4, 40
+
+
+class InterpretedTpu(PallasTpu):
+    """The TPU kernels interpreted, over a cache that is laid out as for the others.
+
+    Each runs in that one of JAX's two interpreters that can do it: a reference that is reshaped only
+    the first has, a copy as long as a number on the device says only the second.
+    """
+
+    def attend(self, query, cache, places, **settings):
+        with blocks_of_two_pages(), pltpu.force_tpu_interpret_mode(True):
+            return super().attend(query, paired(cache), places, **settings)
+
+    def write(self, cache, key, value, places):
+        with pltpu.force_tpu_interpret_mode():
+            written = super().write(paired(cache), key, value, places).pairs
+        kv_heads, dim = key.shape[2:]
+        return Pages(*(written[:, :, first : 2 * kv_heads : 2, :dim].swapaxes(1, 2) for first in (0, 1)))
+
+
+def paired(cache):
+    """Keys and values of each token in turn, filled up with zeros to whole tiles."""
+    kv_heads, dim = cache.key.shape[1], cache.key.shape[3]
+    tiles = next(size for size in (1, 2, 4, 8) if size >= kv_heads)
+    pairs = jnp.zeros((PAGES, PAGE, 2 * tiles, 128), cache.key.dtype)
+    for first, pool in enumerate(cache):
+        pairs = pairs.at[:, :, first : 2 * kv_heads : 2, :dim].set(pool.swapaxes(1, 2))
+    return PairedPages(pairs, kv_heads)
+
+
+def blocks_of_two_pages():
+    """So that rows of four are several blocks."""
+    return mock.patch.object(pallas_tpu, "BLOCK_TOKENS", 2 * PAGE)
+
+
+@pytest.fixture(autouse=True)
+def a_static_index_has_a_shape(monkeypatch):
+    """JAX 0.10 and 0.11 ask for it where they interpret a masked store, and integers of their own do not have it."""
+    literals = pytest.importorskip("jax._src.literals")
+    monkeypatch.setattr(literals.TypedInt, "shape", (), raising=False)
+
+
 ATTENTION = {"xla": IMPLEMENTATIONS["xla"], "pallas_gpu": PallasGpu(interpret=True)}
+TPU = {"pallas_tpu": InterpretedTpu()}  # not in every case: each takes ten seconds
 BOUND = {jnp.float32: 1e-5, jnp.bfloat16: 2e-2}  # of values near 1: a sum of parts, each rounded
 
+ON_TPU = Problem("tpu", jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16), 64, 8, 128, None, rows=256, columns=32)
 GPU = Problem("gpu", jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16), 64, 8, 128, None)
 
 
@@ -87,17 +143,35 @@ def formula(query, cache, places, *, scale, softcap, window):
 @pytest.mark.parametrize("heads, kv_heads, dim, dtype", [(4, 2, 16, jnp.float32), (9, 3, 64, jnp.bfloat16)])
 @pytest.mark.parametrize("window, softcap", [(None, None), (70, None), (7, 1.5)])
 def test_is_the_formula(name, case, heads, kv_heads, dim, window, softcap, dtype):
+    assert_is_the_formula(ATTENTION[name], case, heads, kv_heads, dim, window, softcap, dtype)
+
+
+@pytest.mark.parametrize(
+    "case, heads, kv_heads, dim, window, softcap, dtype",
+    [
+        ("decode", 9, 3, 64, None, None, jnp.bfloat16),
+        ("group", 4, 2, 16, 70, None, jnp.float32),
+        ("prefill", 9, 3, 64, 7, 1.5, jnp.bfloat16),
+        ("prefill", 4, 2, 16, None, None, jnp.float32),
+    ],
+)
+def test_on_a_tpu_is_the_formula(case, heads, kv_heads, dim, window, softcap, dtype):
+    assert_is_the_formula(TPU["pallas_tpu"], case, heads, kv_heads, dim, window, softcap, dtype)
+
+
+def assert_is_the_formula(attention, case, heads, kv_heads, dim, window, softcap, dtype):
     query, cache, places = inputs(case, heads, kv_heads, dim, dtype)
     settings = dict(scale=dim**-0.5, softcap=softcap, window=window)
-    out = jax.jit(functools.partial(ATTENTION[name].attend, **settings))(query, cache, places)
+    out = jax.jit(functools.partial(attention.attend, **settings))(query, cache, places)
     assert out.shape == query.shape and out.dtype == dtype
     assert np.isfinite(np.asarray(out, np.float32)).all()
     out = np.where((places.index >= 0)[..., None, None], np.asarray(out, np.float64), 0)
     np.testing.assert_allclose(out, formula(query, cache, places, **settings), atol=BOUND[dtype])
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-@pytest.mark.parametrize("case", ["decode", "group"])
+@pytest.mark.parametrize(
+    "name, case", [*((name, case) for name in ATTENTION for case in ("decode", "group")), ("pallas_tpu", "decode")]
+)
 def test_what_a_row_does_not_see_changes_nothing(name, case):
     """Not even where it is enormous: other pages, what lies beyond its token or before its window."""
     query, cache, places = inputs(case, 4, 2, 16, jnp.float32)
@@ -105,7 +179,7 @@ def test_what_a_row_does_not_see_changes_nothing(name, case):
     for row, (at,) in enumerate(np.asarray(places.index)):
         for index in range(max(at - 69, 0), at + 1):
             seen[places.tables[row, index // PAGE], index % PAGE] = True
-    attend = jax.jit(functools.partial(ATTENTION[name].attend, scale=0.25, window=70))
+    attend = jax.jit(functools.partial((ATTENTION | TPU)[name].attend, scale=0.25, window=70))
     spoiled = Pages(*(jnp.where(seen[:-1, None, :, None], x, 1e4) for x in cache))
     going = np.flatnonzero(places.index[:, 0] >= 0)
     np.testing.assert_array_equal(attend(query, spoiled, places)[going], attend(query, cache, places)[going])
@@ -139,11 +213,11 @@ def test_rows_that_lie_in_one_page_each_are_seen_where_they_lie():
     assert gathered and "6x2x16x8xf32" not in gathered
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", ATTENTION | TPU)
 def test_new_tokens_are_written_where_they_belong_and_nothing_else_is(name):
     _, cache, places = inputs("prefill", 4, 2, 16, jnp.float32)
     key, value = (jnp.asarray(np.random.default_rng(s).normal(size=(*places.index.shape, 2, 16)), jnp.float32) for s in (1, 2))
-    written = ATTENTION[name].write(cache, key, value, places)
+    written = (ATTENTION | TPU)[name].write(cache, key, value, places)
     for pool, new, before in zip(written, (key, value), cache, strict=True):
         want = np.array(before)
         for (row, t), at in np.ndenumerate(places.index):
@@ -163,6 +237,38 @@ def test_the_gpu_kernel_lowers_without_a_gpu(rows, tokens, calls, softcap, windo
     traced = attend.trace(query, Pages(*pools), Places(index, tables, None, groups))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("triton_kernel_call") + text.count("__gpu$xla.gpu.triton") == calls
+
+
+def test_on_two_tpus_each_sees_its_heads():
+    """Six heads are kept as eight, so that each half has three in four places."""
+    query, cache, places = inputs("decode", 12, 6, 16, jnp.float32)
+    attend = jax.jit(functools.partial(PallasTpu().attend, scale=0.25))
+    halves = []
+    for part in (0, 1):
+        of_part = paired(Pages(*(pool[:, 3 * part : 3 * part + 3] for pool in cache)))
+        with blocks_of_two_pages(), pltpu.force_tpu_interpret_mode(True):
+            halves.append(attend(query[:, :, 6 * part : 6 * part + 6], dataclasses.replace(of_part, kv_heads=6), places))
+    want = formula(query, cache, places, scale=0.25, softcap=None, window=None)
+    np.testing.assert_allclose(jnp.concatenate(halves, axis=2)[1:], want[1:], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"])
+@pytest.mark.parametrize("rows, tokens", [(256, 1), (16, 128)])
+def test_the_tpu_kernels_lower_without_a_tpu(rows, tokens, kind):
+    """At Qwen3-0.6B's shapes, into one kernel that writes and one that reads."""
+    attention = IMPLEMENTATIONS["pallas_tpu"]
+    query, new = (jax.ShapeDtypeStruct((rows, tokens, heads, 128), jnp.bfloat16) for heads in (16, 8))
+    cache = jax.eval_shape(lambda: attention.empty(8001, 64, 8, 128, jnp.bfloat16))
+    places = Places(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, tokens), (rows, 32))))
+
+    def step(query, key, value, cache, places):
+        cache = attention.write(cache, key, value, places)
+        return attention.attend(query, cache, places, scale=0.1, softcap=30.0, window=512), cache
+
+    device = jax.sharding.AbstractDevice(kind, 1, "tpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)):
+        lowered = jax.jit(step).trace(query, new, new, cache, places).lower(lowering_platforms=("tpu",))
+    assert lowered.as_text().count("tpu_custom_call") == 2
 
 
 def read_by(groups, tables, rows):
@@ -211,6 +317,9 @@ def test_auto_takes_the_first_that_can():
     assert choose("auto", GPU).name == "pallas_gpu"
     for change in ({"platform": "cpu"}, {"cache_dtype": jnp.dtype(jnp.float32)}, {"head_dim": 96}):
         assert choose("auto", dataclasses.replace(GPU, **change)).name == "xla"
+    assert choose("auto", ON_TPU).name == "pallas_tpu"
+    for change in ({"head_dim": 64, "kv_heads": 3}, {"head_dim": 256, "kv_heads": 1}, {"kv_heads": 6, "head_shards": 2}):
+        assert choose("auto", dataclasses.replace(ON_TPU, **change)).name == "pallas_tpu"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +338,23 @@ def test_a_choice_that_cannot_be_done_is_refused(change, culprit):
         choose("pallas_gpu", dataclasses.replace(GPU, **change))
 
 
+@pytest.mark.parametrize(
+    "change, culprit",
+    [
+        ({"platform": "gpu"}, "runs on TPUs"),
+        ({"dtype": jnp.dtype(jnp.float32)}, "jax.sampler_dtype"),
+        ({"page_size": 8}, "jax.page_size"),
+        ({"head_dim": 256}, "head_dim"),
+        ({"kv_heads": 3, "head_shards": 3}, "tensor axis"),
+        ({"head_shards": 16}, "tensor axis"),
+        ({"columns": 1024}, "larger jax.page_size"),
+    ],
+)
+def test_what_the_tpu_kernels_cannot_do_is_refused(change, culprit):
+    with pytest.raises(UserError, match=f"jax.decode_attention=pallas_tpu.*{culprit}"):
+        choose("pallas_tpu", dataclasses.replace(ON_TPU, **change))
+
+
 def test_an_unknown_name_is_refused():
-    with pytest.raises(UserError, match=r"paged.*one of auto, pallas_gpu, xla"):
+    with pytest.raises(UserError, match=r"paged.*one of auto, pallas_gpu, pallas_tpu, xla"):
         choose("paged", GPU)

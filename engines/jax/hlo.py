@@ -1,0 +1,92 @@
+"""What stands in the text of a compiled program: kernels, collectives, and results as large as
+nothing but what is updated in place should be.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+_COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
+_KERNEL = re.compile(r'^\s*(?:ROOT )?%?(\w+?)(?:\.\d+)* = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*)$")
+_ARRAY = re.compile(r"\w+\[([\d,]*)\]")
+_CALLED = re.compile(r"calls=%?([\w.-]+)")
+
+_NAMES = {
+    "parameter",
+    "get-tuple-element",
+    "tuple",
+    "bitcast",
+    "while",
+    "conditional",
+    "call",
+    "opt-barrier",
+}  # of what is there
+_UPDATES = {"scatter", "dynamic-update-slice"}
+
+
+class Instruction(NamedTuple):
+    name: str
+    operation: str
+    elements: int  # of the largest array of its result
+    is_root: bool  # the result of its computation
+    rest: str  # operands and attributes
+
+
+def kernels(text: str) -> Mapping[str, int]:
+    """Counts Pallas kernels for TPUs by name, each call that stands in the text."""
+    return collections.Counter(_KERNEL.findall(text))
+
+
+def collectives(text: str) -> Mapping[str, int]:
+    """Counts collectives by kind, each call that stands in the text."""
+    return collections.Counter(_COLLECTIVE.findall(text))
+
+
+def large_operations(text: str, elements: int) -> list[str]:
+    """Names what makes an array of at least so many elements: all but other names of what is there,
+    and updates in place.
+    """
+    computations = _computations(text)
+    fused = set(_CALLED.findall(text))
+    return [
+        f"{each.name} ({each.operation})"
+        for name, instructions in computations.items()
+        if name not in fused
+        for each in instructions
+        if each.elements >= elements and each.operation not in _NAMES and not _updates(each, computations)
+    ]
+
+
+def _updates(instruction: Instruction, computations: Mapping[str, list[Instruction]]) -> bool:
+    """Whether its result takes the memory of an operand."""
+    if instruction.operation == "custom-call":
+        return "output_to_operand_aliasing={" in instruction.rest
+    if instruction.operation == "fusion" and (called := _CALLED.search(instruction.rest)):
+        return any(each.is_root and each.operation in _UPDATES for each in computations[called.group(1)])
+    return instruction.operation in _UPDATES
+
+
+def _computations(text: str) -> Mapping[str, list[Instruction]]:
+    """Instructions of each computation of a module, by its name."""
+    found: dict[str, list[Instruction]] = {}
+    current: list[Instruction] = []
+    for line in text.splitlines():
+        if line.endswith("{") and " = " not in line:
+            current = found.setdefault(line.removeprefix("ENTRY ").split()[0].lstrip("%"), [])
+        elif match := _INSTRUCTION.match(line):
+            root, name, result, operation, rest = match.groups()
+            current.append(Instruction(name, operation, max(_sizes(result), default=0), root is not None, rest))
+    return found
+
+
+def _sizes(result: str) -> Iterator[int]:
+    """Elements of every array in the type of a result."""
+    for dims in _ARRAY.findall(result):
+        yield math.prod(int(dim) for dim in dims.split(",") if dim)
