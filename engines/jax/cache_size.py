@@ -58,9 +58,9 @@ def _that_fit(
     if memory is None:
         return None
     statistics = device.memory_stats() if device in jax.local_devices() else None
-    used = statistics["bytes_in_use"] if statistics is not None else sum(map(_shard_bytes, jax.tree.leaves(weights)))
+    used = statistics["bytes_in_use"] if statistics is not None else sum(map(shard_bytes, jax.tree.leaves(weights)))
     page = jax.eval_shape(lambda: empty_cache(spec, 1, page_size, settings.cache_dtype, attention))
-    bytes_of_page = sum(_shard_bytes(_placed(leaf, mesh, attention)) for leaf in jax.tree.leaves(page))
+    bytes_of_page = sum(shard_bytes(_placed(leaf, mesh, attention)) for leaf in jax.tree.leaves(page))
     return int(settings.cache_memory_fraction * max(memory - used, 0)) // bytes_of_page
 
 
@@ -69,7 +69,8 @@ def _placed(leaf: jax.ShapeDtypeStruct, mesh: Mesh, attention: DecodeAttention) 
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _shard_bytes(leaf: jax.Array | jax.ShapeDtypeStruct) -> int:
+def shard_bytes(leaf: jax.Array | jax.ShapeDtypeStruct) -> int:
+    """Bytes of an array on each of its devices."""
     assert leaf.sharding is not None
     shape = leaf.sharding.shard_shape(leaf.shape)
     return jnp.dtype(leaf.dtype).itemsize * math.prod(shape)

@@ -18,16 +18,7 @@ _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*)$")
 _ARRAY = re.compile(r"\w+\[([\d,]*)\]")
 _CALLED = re.compile(r"calls=%?([\w.-]+)")
 
-_NAMES = {
-    "parameter",
-    "get-tuple-element",
-    "tuple",
-    "bitcast",
-    "while",
-    "conditional",
-    "call",
-    "opt-barrier",
-}  # of what is there
+_MAKES_NOTHING = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier"}
 _UPDATES = {"scatter", "dynamic-update-slice"}
 
 
@@ -60,7 +51,7 @@ def large_operations(text: str, elements: int) -> list[str]:
         for name, instructions in computations.items()
         if name not in fused
         for each in instructions
-        if each.elements >= elements and each.operation not in _NAMES and not _updates(each, computations)
+        if each.elements >= elements and each.operation not in _MAKES_NOTHING and not _updates(each, computations)
     ]
 
 

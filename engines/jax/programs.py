@@ -152,6 +152,11 @@ class Programs:
         return sum(program._cache_size() for program in programs)
 
     @property
+    def held(self) -> tuple[Any, Cache]:
+        """Weights and cache, as they lie on the devices."""
+        return self._weights, self._cache
+
+    @property
     def params(self) -> Any:
         """The weights as `hf.load` gives them, made anew by every call."""
         with dispatching(self.mesh):

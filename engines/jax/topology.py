@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,12 +29,28 @@ from rljax.batching.batch import Batch
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engines.jax import hlo
+from rljax.engines.jax.cache_size import shard_bytes
 from rljax.engines.jax.functions import Functions
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.programs import Programs
 from rljax.engines.jax.rows import micro_batches
 from rljax.errors import UserError
 from rljax.objective.spec import Objective
+
+# Beginnings of the names of the TPU kernels that an attention is made of.
+KERNELS = {"splash": ("splash_mha",), "pallas_tpu": ("ragged_paged_attention", "write_pages")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """The tokens that a sampler's program takes in at once, and what lies on every device."""
+
+    rows: int  # of a data shard
+    new: int  # tokens of a row
+    cached: int  # tokens of the row before them, at most
+    weights: int  # bytes
+    cache: int  # bytes
+    room: int  # tokens that the cache has room for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +60,10 @@ class Target:
     name: str
     attention: str  # that was chosen for it
     lowered: jax.stages.Lowered
+    kernels: tuple[str, ...]  # beginnings of the names of those that must be in it
     batch: Batch | None = None  # that the learner's pass over tokens is lowered for
+    sampled: Sampled | None = None  # of a sampler's program that takes tokens in
+    layer: int | None = None  # of a sampler's program: elements of a layer's cache on a device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +114,14 @@ def learner_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequen
     rows = config.actor.mb_spec.rows_per_mb
     part = micro_batches(batch, batch.loss_mask, mesh, rows, policy.attention, place=describe).parts[0]
     state = optimizer.describe(policy.trained, replicated(mesh))
+    kernels = KERNELS.get(policy.attention.name, ())
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # splash works out its mask on a device at hand
         score = policy.program(functions.logp).lower(policy.trained, policy.frozen, part)
-        yield Target("score", policy.attention.name, score, batch)
+        yield Target("score", policy.attention.name, score, kernels, batch)
         step = GradientStep(functions.policy_loss, optimizer, policy.trained, state, mesh)
         for name, lowered in step.lower(policy.trained, state, policy.frozen, part).items():
-            yield Target(name, policy.attention.name, lowered, None if name == "apply" else batch)
+            attends = name != "apply"
+            yield Target(name, policy.attention.name, lowered, kernels if attends else (), batch if attends else None)
 
 
 def _full_batch(config: Config, shards: int) -> Batch:
@@ -130,14 +152,31 @@ def sampler_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequen
     Raises UserError for a model or a setting that these devices can't do.
     """
     programs = Programs(config, model_dir, pool_mesh(pool, sampling=True, devices=devices), described=True)
+    attention = programs.attention.name
+    layer = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(programs.held[1]))
     for name, lowered in programs.lower().items():
-        yield Target(name, programs.attention.name, lowered)
+        sampled = _sampled(programs, name)
+        kernels = () if sampled is None else KERNELS.get(attention, ())
+        yield Target(name, attention, lowered, kernels, sampled=sampled, layer=layer)
+
+
+def _sampled(programs: Programs, name: str) -> Sampled | None:
+    """What the program of that name takes in; None if that is no tokens."""
+    match name.split():
+        case ["decode"]:
+            rows, new, cached = programs.slots // programs.shards, 1, programs.context - 1
+        case ["prefill", shape]:
+            rows, new, cached = *map(int, shape.split("x")), 0
+        case _:
+            return None
+    weights, cache = (sum(map(shard_bytes, jax.tree.leaves(tree))) for tree in programs.held)
+    return Sampled(rows, new, cached, weights, cache, programs.pages * programs.page_size)
 
 
 def compile_target(target: Target) -> Compiled:
     """Compiles a program.
 
-    Raises UserError if the program needs more memory than a device has.
+    Raises UserError if the program needs more memory than a device has, or lacks a kernel.
     """
     start = time.perf_counter()
     try:
@@ -150,15 +189,18 @@ def compile_target(target: Target) -> Compiled:
     seconds = time.perf_counter() - start
     text, memory, cost = compiled.as_text() or "", compiled.memory_analysis(), compiled.cost_analysis() or {}
     assert memory is not None  # libtpu has it
+    kernels = hlo.kernels(text)
+    if missing := [kernel for kernel in target.kernels if not any(name.startswith(kernel) for name in kernels)]:
+        raise UserError(f"{target.name}: compiled without {', '.join(missing)}, the kernel of attention {target.attention}")
     return Compiled(
         seconds=seconds,
         peak=memory.peak_memory_in_bytes,
         arguments=memory.argument_size_in_bytes,
         results=memory.output_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
         flops=cost.get("flops", 0.0),
         traffic=cost.get("bytes accessed", 0.0),
-        temporaries=memory.temp_size_in_bytes,
-        kernels=hlo.kernels(text),
+        kernels=kernels,
         collectives=hlo.collectives(text),
         text=text,
     )

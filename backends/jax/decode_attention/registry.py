@@ -8,9 +8,8 @@ from rljax.backends.jax.decode_attention.pallas_tpu import PALLAS_TPU
 from rljax.backends.jax.decode_attention.xla import XLA
 from rljax.errors import UserError
 
-IMPLEMENTATIONS: dict[str, DecodeAttention] = {
-    each.name: each for each in (PALLAS_GPU, PALLAS_TPU, XLA)
-}  # best first; the last can all
+# Best first; the last can do everything.
+IMPLEMENTATIONS: dict[str, DecodeAttention] = {each.name: each for each in (PALLAS_GPU, PALLAS_TPU, XLA)}
 AUTO = "auto"
 
 

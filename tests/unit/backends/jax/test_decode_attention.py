@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import re
 from unittest import mock
 
@@ -169,9 +170,7 @@ def assert_is_the_formula(attention, case, heads, kv_heads, dim, window, softcap
     np.testing.assert_allclose(out, formula(query, cache, places, **settings), atol=BOUND[dtype])
 
 
-@pytest.mark.parametrize(
-    "name, case", [*((name, case) for name in ATTENTION for case in ("decode", "group")), ("pallas_tpu", "decode")]
-)
+@pytest.mark.parametrize("name, case", [*itertools.product(ATTENTION, ("decode", "group")), ("pallas_tpu", "decode")])
 def test_what_a_row_does_not_see_changes_nothing(name, case):
     """Not even where it is enormous: other pages, what lies beyond its token or before its window."""
     query, cache, places = inputs(case, 4, 2, 16, jnp.float32)
