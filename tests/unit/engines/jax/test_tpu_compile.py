@@ -69,6 +69,7 @@ def test_a_sampler_s_weights_cache_and_state_are_described_as_they_are(model_dir
     described, real = (Programs(config, model_dir, mesh, described=described) for described in (True, False))
     for part in ("_weights", "_cache", "_state"):
         assert shapes(getattr(described, part)) == shapes(getattr(real, part))
+    assert described.pages == real.pages
     names = described.lower().keys()
     real.warm_up()
     assert len(names) == real.compilations
