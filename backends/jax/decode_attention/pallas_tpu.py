@@ -173,7 +173,7 @@ class Runs(NamedTuple):
     page: Array  # [S] int32
     offset: Array  # [S] int32, in the page
     first: Array  # [S] int32, of the new tokens
-    count: Array  # [S] int32; 0: nothing is to be written
+    tokens: Array  # [S] int32, how many; 0: nothing is to be written
 
 
 def runs_of(places: Places, page_size: int, pages: int) -> Runs:
@@ -213,9 +213,9 @@ def _write_kernel(
     page_ref: Any,  # [S]
     offset_ref: Any,  # [S]
     first_ref: Any,  # [S]
-    count_ref: Any,  # [S]
+    tokens_ref: Any,  # [S]
     new_ref: Any,  # [N, 2K, D]
-    _: Any,  # the pages as they were: the same memory
+    _before: Any,  # the pages, in the memory of pairs_ref
     pairs_ref: Any,  # [P, page_size, 2K, D]
     arrived: Any,  # semaphore
 ) -> None:
@@ -223,17 +223,17 @@ def _write_kernel(
     from jax.experimental.pallas import tpu as pltpu
 
     def copy(run: Array) -> Any:
-        count = count_ref[run]
-        source = new_ref.at[pl.ds(first_ref[run], count)]
-        return pltpu.make_async_copy(source, pairs_ref.at[page_ref[run], pl.ds(offset_ref[run], count)], arrived)
+        source = new_ref.at[pl.ds(first_ref[run], tokens_ref[run])]
+        target = pairs_ref.at[page_ref[run], pl.ds(offset_ref[run], tokens_ref[run])]
+        return pltpu.make_async_copy(source, target, arrived)
 
-    @pl.loop(0, len(count_ref))
-    def _(run: Array) -> None:
-        pl.when(count_ref[run] > 0)(lambda: copy(run).start())
+    @pl.loop(0, len(tokens_ref))
+    def start(run: Array) -> None:
+        pl.when(tokens_ref[run] > 0)(lambda: copy(run).start())
 
-    @pl.loop(0, len(count_ref))
-    def _(run: Array) -> None:
-        pl.when(count_ref[run] > 0)(lambda: copy(run).wait())
+    @pl.loop(0, len(tokens_ref))
+    def wait(run: Array) -> None:
+        pl.when(tokens_ref[run] > 0)(lambda: copy(run).wait())
 
 
 def _padded(x: Array, heads: int, dim: int) -> Array:
