@@ -3,12 +3,13 @@
 import re
 
 import jax
-import numpy as np
 import pytest
 
+from rljax.backends.jax.decode_attention.xla import Xla
 from rljax.backends.jax.sharding import single_device_mesh
 from rljax.engines.jax.cache_size import pages_per_shard
 from rljax.engines.jax.config import JaxConfig
+from rljax.engines.jax.hlo import large_operations
 from rljax.engines.jax.programs import Programs
 from rljax.errors import UserError
 from rljax.testing.models import config_of, make_model
@@ -19,10 +20,6 @@ KV_HEADS, HEAD_DIM = 2, 8
 
 SETTINGS = {"jax.slots": SLOTS, "jax.context_length": CONTEXT, "jax.page_size": PAGE, "jax.prefill_chunk": 64}
 
-RESULT = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\((.*)$")
-MOVES_NOTHING = {"parameter", "get-tuple-element", "bitcast"}
-IN_PLACE = {"scatter", "dynamic-update-slice"}
-
 
 @pytest.fixture(scope="module", params=["qwen3", "gemma3"])
 def programs(request, tmp_path_factory):
@@ -32,38 +29,6 @@ def programs(request, tmp_path_factory):
 
 def compiled(programs, name):
     return programs.lower()[name].compile()
-
-
-def bodies(text):
-    """Computations of an HLO module by name, each a list of (result, elements, operation, rest of the line)."""
-    found, current = {}, None
-    for line in text.splitlines():
-        if line.endswith("{") and " = " not in line:
-            current = found.setdefault(line.removeprefix("ENTRY ").split()[0].lstrip("%"), [])
-        elif current is not None and (match := RESULT.match(line)):
-            name, _, dims, operation, rest = match.groups()
-            current.append((name, int(np.prod([int(d) for d in dims.split(",") if d])), operation, rest, "ROOT" in line))
-    return found
-
-
-def large_operations(text, elements):
-    """Every operation whose result is at least so large, but those that move nothing and updates in place."""
-    computations = bodies(text)
-
-    def updates(rest):
-        """Whether a fusion's root is an update in place."""
-        name = re.search(r"calls=%?([\w.-]+)", rest).group(1)
-        return any(root and operation in IN_PLACE for *_, operation, _, root in computations[name])
-
-    fused = {match for match in re.findall(r"calls=%?([\w.-]+)", text)}
-    return [
-        (name, operation)
-        for computation, lines in computations.items()
-        if computation not in fused
-        for name, size, operation, rest, _ in lines
-        if size >= elements and operation not in MOVES_NOTHING | IN_PLACE
-        if not (operation == "fusion" and updates(rest))
-    ]
 
 
 LAYER = PAGES * KV_HEADS * PAGE * HEAD_DIM
@@ -92,8 +57,8 @@ def test_a_copy_would_be_found(programs):
     assert large_operations(text, LAYER)
 
 
-class Attention:
-    """Of a kernel that can address so many pages."""
+class Narrow(Xla):
+    """One that can address so many pages."""
 
     name = "narrow"
 
@@ -105,7 +70,7 @@ def pages(most=None, **settings):
     mesh = single_device_mesh()
     spec_of_cache = type("Spec", (), dict(num_layers=2, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM))()
     return pages_per_shard(
-        JaxConfig(**dict(slots=SLOTS, context_length=CONTEXT) | settings), spec_of_cache, mesh, Attention(most), PAGE, {}
+        JaxConfig(**dict(slots=SLOTS, context_length=CONTEXT) | settings), spec_of_cache, mesh, Narrow(most), PAGE, {}
     )
 
 
