@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str, tuple[Any, ...]] = {
     "heads": (BATCH, None, "tensor", None),  # [B, T, heads, D]
     "feed_forward": (BATCH, None, "tensor"),  # [B, T, F]
     "rows": (BATCH, None),  # [B, T]
+    "logits": (BATCH, "tensor"),  # [B, V]
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import collections
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
@@ -16,6 +16,8 @@ _COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
 _KERNEL = re.compile(r'^\s*(?:ROOT )?%?(\w+?)(?:\.\d+)* = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*)$")
 _ARRAY = re.compile(r"\w+\[([\d,]*)\]")
+_ALIASING = re.compile(r"output_to_operand_aliasing=\{(.*?\}\))\}")  # of {1}: (0, {}), or {}: (5, {})
+_ALIASED = re.compile(r"\{(\d*)\}: \(")
 _CALLED = re.compile(r"calls=%?([\w.-]+)")
 
 _MAKES_NOTHING = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier"}
@@ -25,7 +27,7 @@ _UPDATES = {"scatter", "dynamic-update-slice"}
 class Instruction(NamedTuple):
     name: str
     operation: str
-    elements: int  # of the largest array of its result
+    elements: int  # of the largest array of its result that has not the memory of an operand
     is_root: bool  # the result of its computation
     rest: str  # operands and attributes
 
@@ -56,9 +58,7 @@ def large_operations(text: str, elements: int) -> list[str]:
 
 
 def _updates(instruction: Instruction, computations: Mapping[str, list[Instruction]]) -> bool:
-    """Whether its result takes the memory of an operand."""
-    if instruction.operation == "custom-call":
-        return "output_to_operand_aliasing={" in instruction.rest
+    """Whether its result takes the memory of an operand, though nothing in its own line says so."""
     if instruction.operation == "fusion" and (called := _CALLED.search(instruction.rest)):
         return any(each.is_root and each.operation in _UPDATES for each in computations[called.group(1)])
     return instruction.operation in _UPDATES
@@ -73,11 +73,13 @@ def _computations(text: str) -> Mapping[str, list[Instruction]]:
             current = found.setdefault(line.removeprefix("ENTRY ").split()[0].lstrip("%"), [])
         elif match := _INSTRUCTION.match(line):
             root, name, result, operation, rest = match.groups()
-            current.append(Instruction(name, operation, max(_sizes(result), default=0), root is not None, rest))
+            current.append(Instruction(name, operation, _elements(result, rest), root is not None, rest))
     return found
 
 
-def _sizes(result: str) -> Iterator[int]:
-    """Elements of every array in the type of a result."""
-    for dims in _ARRAY.findall(result):
-        yield math.prod(int(dim) for dim in dims.split(",") if dim)
+def _elements(result: str, rest: str) -> int:
+    """Elements of the largest array in the type of a result, less those that take the memory of an operand."""
+    aliasing = _ALIASING.search(rest)
+    aliased = set(_ALIASED.findall(aliasing.group(1))) if aliasing else set()
+    sizes = (math.prod(map(int, filter(None, dims.split(",")))) for dims in _ARRAY.findall(result))
+    return max((size for index, size in enumerate(sizes) if str(index) not in aliased and "" not in aliased), default=0)

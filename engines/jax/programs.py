@@ -313,7 +313,8 @@ class Programs:
                 positions = jnp.where(state.active, state.position, OUTSIDE)
                 places = Places(positions[:, None], tables, groups=groups)
                 hidden, cache = model.extend(state.token[:, None], places, cache, attention=self.attention)
-                token, logp = sample(constrain(model.logits(hidden[:, 0]), "rows"), state.sampling)
+                logits = constrain(model.logits(hidden[:, 0]), "logits")  # or XLA gathers the unembedding in every step
+                token, logp = sample(constrain(logits, "rows"), state.sampling)
                 drawn = Decoded(drawn.tokens.at[step].set(jnp.where(state.active, token, -1)), drawn.logp.at[step].set(logp))
                 return step + 1, cache, advance(state, token), drawn
 
