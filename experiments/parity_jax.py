@@ -19,6 +19,7 @@ from rljax.backends.jax.optim import Optimizer
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
 from rljax.engines.jax.config import JaxConfig
 from rljax.experiments.parity_case import Case
+from rljax.hf.activations import logit_rows
 from rljax.hf.spec import ModelSpec
 
 
@@ -40,7 +41,7 @@ def run(case: Case) -> dict[str, Any]:
                 labels.reshape(-1),
                 temperature=case.config.gconfig.temperature,
                 softcap=spec.final_softcap,
-                chunk=case.config.actor.logprob_chunk,
+                chunk=logit_rows(case.config.actor.logprob_chunk, spec.vocab_size),
             )
             logp, entropy = (x.reshape(labels.shape) for x in flat)
             tokens = jax.tree.map(jnp.asarray, case.compacted.tokens)

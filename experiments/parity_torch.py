@@ -14,6 +14,7 @@ from rljax.backends.torch.logprobs import token_logprobs
 from rljax.backends.torch.objective import policy_objective
 from rljax.backends.torch.optim import Optimizer, TrainedParameter
 from rljax.experiments.parity_case import Case
+from rljax.hf.activations import logit_rows
 from rljax.hf.spec import ModelSpec
 from rljax.objective.spec import TokenArrays
 
@@ -32,7 +33,7 @@ def run(case: Case) -> dict[str, Any]:
         labels.flatten(),
         temperature=case.config.gconfig.temperature,
         softcap=spec.final_softcap,
-        chunk=case.config.actor.logprob_chunk,
+        chunk=logit_rows(case.config.actor.logprob_chunk, spec.vocab_size),
     )
     logp, entropy = (x.view(labels.shape) for x in flat)
     tokens = TokenArrays(*(x if x is None else _tensor(x) for x in case.compacted.tokens))

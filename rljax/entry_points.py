@@ -1,4 +1,4 @@
-"""Installed engines by name: the entry points of the group `rljax.engines`.
+"""Installed engines by name: the entry points of the group `rljax.engines`; and those of any group.
 
     names()         # ["fake", "fsdp", "http", "jax", "sglang"]: nothing is imported
     load("jax")     # the engine's plugin
@@ -21,16 +21,16 @@ GROUP = "rljax.engines"
 
 
 @functools.cache
-def installed() -> tuple[metadata.EntryPoint, ...]:
-    """Returns the entry points of the group.
+def installed(group: str = GROUP) -> tuple[metadata.EntryPoint, ...]:
+    """Returns the entry points of a group, by default those of engines.
 
     They come from installed packages, and from pyproject.toml in a checkout that is not installed.
     """
-    found = list(metadata.entry_points(group=GROUP))
+    found = list(metadata.entry_points(group=group))
     pyproject = Path(__file__).resolve().parents[1] / "pyproject.toml"
     if pyproject.is_file():
-        own = tomllib.loads(pyproject.read_text())["project"]["entry-points"][GROUP]
-        found += [metadata.EntryPoint(name, value, GROUP) for name, value in own.items()]
+        own = tomllib.loads(pyproject.read_text())["project"]["entry-points"].get(group, {})
+        found += [metadata.EntryPoint(name, value, group) for name, value in own.items()]
     return tuple(found)
 
 

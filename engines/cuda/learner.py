@@ -48,6 +48,8 @@ from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
 from rljax.engines.cuda.teacher import Teacher
 from rljax.engines.cuda.transports import Route
 from rljax.engines.http.config import SglangConfig
+from rljax.hf.activations import logit_rows
+from rljax.metrics.guardrails import update_bounds
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX, Objective
 
@@ -72,6 +74,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         super().__init__(config, model_dir)
         self._rank_mesh: RankMesh = distributed.join(pool)
         self._policy = Policy(config, self._rank_mesh, self._model_dir)
+        self._chunk = logit_rows(config.actor.logprob_chunk, self._spec.vocab_size)
         self._publishing: Gathering | None = None
         self._route: Route | None = None  # transport of the last publish from memory
         self._start()
@@ -104,8 +107,8 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         return micro_batches(batch, keep, self._rank_mesh, self._spec, self._config.actor.mb_spec.rows_per_mb)
 
     def _logp_of(self, rows: Rows) -> Tensor:
-        actor, temperature = self._config.actor, self._config.gconfig.temperature
-        return target_logprobs(self._policy.network, rows, temperature=temperature, chunk=actor.logprob_chunk)[0]
+        temperature = self._config.gconfig.temperature
+        return target_logprobs(self._policy.network, rows, temperature=temperature, chunk=self._chunk)[0]
 
     # Learning
 
@@ -118,6 +121,10 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         device = self._rank_mesh.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         return name, self._rank_mesh.pool.size
+
+    def _memory_in_use(self) -> int | None:
+        device = self._rank_mesh.device
+        return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
     def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         return phase.step(self._supervised_loss, self._cut(batch, keep))
@@ -133,13 +140,13 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         return self._loss(rows, Objective(loss="sft"), 1.0)
 
     def _loss(self, rows: Rows, objective: Objective, temperature: float) -> tuple[Tensor, Metrics]:
-        chunk = self._config.actor.logprob_chunk
-        return target_objective(self._policy.network, rows, objective, temperature=temperature, chunk=chunk)
+        return target_objective(self._policy.network, rows, objective, temperature=temperature, chunk=self._chunk)
 
     # Phases
 
     def _make_actor(self, total_steps: int | None) -> Phase:
-        return Phase(self._policy, self._config.actor.optimizer, total_steps, "actor.optimizer", PREFIX)
+        bounds = update_bounds(self._config.guard, "skip")
+        return Phase(self._policy, self._config.actor.optimizer, total_steps, "actor.optimizer", PREFIX, bounds=bounds)
 
     def _make_warmup(self, total_steps: int | None) -> Phase:
         return Phase(self._policy, self._config.warmup.optimizer, total_steps, "warmup.optimizer", PREFIX)

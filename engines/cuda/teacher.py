@@ -15,6 +15,7 @@ from rljax.config.schema import Config
 from rljax.engines.cuda.config import FsdpConfig
 from rljax.engines.cuda.policy import DTYPES
 from rljax.engines.cuda.rows import Rows
+from rljax.hf.activations import logit_rows
 from rljax.hf.spec import ModelSpec
 
 
@@ -31,7 +32,7 @@ class Teacher:
         self._network = model.build(spec, directory, rank_mesh, dtype=dtype, base_dtype=dtype, compile=compiled)
         self._network.requires_grad_(False)
         model.read_weights(self._network, directory)
-        self._temperature, self._chunk = config.gconfig.temperature, config.actor.logprob_chunk
+        self._temperature, self._chunk = config.gconfig.temperature, logit_rows(config.actor.logprob_chunk, spec.vocab_size)
 
     @torch.no_grad()
     def score(self, parts: Iterable[Rows]) -> list[Tensor]:

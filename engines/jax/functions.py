@@ -11,6 +11,7 @@ from rljax.backends.jax.objective import policy_objective
 from rljax.config.schema import Config
 from rljax.engines.jax.policy import Policy, Tree
 from rljax.engines.jax.rows import Rows
+from rljax.engines.jax.tuning import logit_rows_of
 from rljax.objective.spec import Objective
 
 
@@ -19,7 +20,7 @@ class Functions:
 
     def __init__(self, config: Config, policy: Policy) -> None:
         self._policy, self._objective = policy, Objective.from_config(config)
-        self._chunk, self._temperature = config.actor.logprob_chunk, config.gconfig.temperature
+        self._chunk, self._temperature = logit_rows_of(config, policy.spec, policy.mesh), config.gconfig.temperature
         self._trained_at = 1.0 if config.actor.loss == "sft" else self._temperature
 
     def logp(self, model: Transformer, rows: Rows) -> jax.Array:

@@ -24,6 +24,7 @@ from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.rows import Rows, padded_length
+from rljax.engines.jax.tuning import logit_rows_of
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 from rljax.objective.spec import TokenArrays
@@ -103,5 +104,5 @@ def scorer_of(config: Config, spec: ModelSpec, mesh: Mesh) -> BitwiseScorer:
     `mesh` is the pool's: the bits agree where sampler and learner have pools of the same shape.
     """
     actor, settings = config.actor, JaxConfig.of(config)
-    chunk, length = actor.logprob_chunk, settings.context_length
+    chunk, length = logit_rows_of(config, spec, mesh), settings.context_length
     return bitwise_scorer(spec, mesh, actor.dtype, config.gconfig.temperature, chunk, length, settings.precise)

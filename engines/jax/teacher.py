@@ -19,7 +19,7 @@ from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.rows import Rows
-from rljax.engines.jax.tuning import longest_row
+from rljax.engines.jax.tuning import logit_rows_of, longest_row
 from rljax.hf.spec import ModelSpec
 
 
@@ -34,8 +34,9 @@ class Teacher:
 
         attention: the policy's, for whose bounds the rows are cut.
         """
-        dtype, temperature, chunk = config.actor.dtype, config.gconfig.temperature, config.actor.logprob_chunk
-        problem = problem_of(ModelSpec.from_directory(directory), dtype, mesh.local_devices[0], longest_row(config))
+        spec, dtype, temperature = ModelSpec.from_directory(directory), config.actor.dtype, config.gconfig.temperature
+        chunk = logit_rows_of(config, spec, mesh)
+        problem = problem_of(spec, dtype, mesh.local_devices[0], longest_row(config))
         precise = JaxConfig.of(config).precise
         graphdef, self._params = hf.load(
             directory, mesh, dtype, dtype, precise=precise, attention=able_or_plain(attention, problem, "actor.distill.teacher")

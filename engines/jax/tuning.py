@@ -1,5 +1,5 @@
-"""Settings that a config leaves to the device: which activations are kept, and whether layers are
-unrolled.
+"""Settings that a config leaves to the device: which activations are kept, whether layers are
+unrolled, and how many rows of logits there are at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rljax.backends.jax.mesh import first_device
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.rows import padded_length
-from rljax.hf.activations import checkpointing, training_bytes
+from rljax.hf.activations import checkpointing, logit_rows, training_bytes
 from rljax.hf.spec import ModelSpec
 
 UNROLLED = ("gpu",)  # platforms where a loop costs: it copies what the backward pass needs into stacked arrays
@@ -22,8 +22,13 @@ def remat_of(config: Config, spec: ModelSpec, mesh: Mesh) -> str:
     """`actor.gradient_checkpointing`, with "auto" decided by the memory of a device."""
     actor = config.actor
     tokens = actor.mb_spec.rows_per_mb * actor.mb_spec.max_tokens_per_row
-    needed = training_bytes(spec, tokens, actor.logprob_chunk, mesh.shape["fsdp"] * mesh.shape["tensor"])
+    needed = training_bytes(spec, tokens, logit_rows_of(config, spec, mesh), mesh.shape["fsdp"] * mesh.shape["tensor"])
     return checkpointing(actor.gradient_checkpointing, needed, memory_of(first_device(mesh)))
+
+
+def logit_rows_of(config: Config, spec: ModelSpec, mesh: Mesh) -> int:
+    """`actor.logprob_chunk`, with None decided by the memory of a device."""
+    return logit_rows(config.actor.logprob_chunk, spec.vocab_size, memory_of(first_device(mesh)))
 
 
 def unrolled(config: Config, remat: str, mesh: Mesh) -> bool:

@@ -106,7 +106,12 @@ class ActorConfig:
     mb_spec: MicroBatchConfig = section(MicroBatchConfig)
     lora: LoraConfig = section(LoraConfig)
     optimizer: OptimizerConfig = section(OptimizerConfig)
-    logprob_chunk: int = key(2048, "Rows of the logits in memory at once in the log-prob op.", POSITIVE)
+    logprob_chunk: int | None = key(
+        None,
+        "Rows of the logits in memory at once in the log-prob op. None: 2048, and on the JAX path up to 8192 if their logits "
+        "take at most a tenth of a device's memory.",
+        POSITIVE,
+    )
     # The objective
     loss: str = key("ppo", "The policy loss; sft is supervised training, without sampling.", choices=("ppo", "cispo", "sft"))
     importance_sampling_level: str = key(

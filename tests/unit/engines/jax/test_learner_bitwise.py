@@ -11,6 +11,7 @@ from rljax.engine import ExportToSampler
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.plugin import PLUGIN
 from rljax.engines.jax.scoring import ROWS_PER_SHARD, bitwise_scorer, scorer_of
+from rljax.engines.jax.tuning import logit_rows_of
 from rljax.errors import UserError
 from rljax.metrics.mean import merge
 from rljax.testing import models
@@ -46,7 +47,9 @@ def test_the_sampler_gets_the_program_of_the_learner_and_its_weights(learner):
     config = config_of(**BITWISE)
     spec, mesh = learner._policy.spec, learner._mesh
     assert scorer_of(config, spec, mesh) is scorer_of(config, spec, mesh)
-    assert scorer_of(config, spec, mesh) is bitwise_scorer(spec, mesh, "float32", 1.0, config.actor.logprob_chunk, 64, False)
+    assert scorer_of(config, spec, mesh) is bitwise_scorer(
+        spec, mesh, "float32", 1.0, logit_rows_of(config, spec, mesh), 64, False
+    )
     published = learner.export(ExportToSampler("memory", Pool("jax"))).params
     jax.tree.map(np.testing.assert_array_equal, published, learner._policy.trained)
     items = episodes(6)

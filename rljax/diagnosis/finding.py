@@ -1,0 +1,139 @@
+"""Findings of rules, and the diagnosis that they add up to."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Link(enum.IntEnum):
+    """Links of the loop, in the order in which to suspect them."""
+
+    CONTEXT = 0
+    ENVIRONMENT = 1
+    EVALUATION = 2
+    REWARD = 3
+    POLICY = 4
+    CRITIC = 5
+    EXPLORATION = 6
+    FRESHNESS = 7
+    NUMBERS = 8
+    RESOURCES = 9
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class Severity(enum.IntEnum):
+    """Severity of a finding."""
+
+    NOTE = 0  # worth knowing; healthy runs have some
+    WARNING = 1  # a link is under strain: look at it before trusting the run
+    BROKEN = 2  # a link does not do its job: what the run learns is not what was meant
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Verdict of one rule on one run.
+
+    Example: Finding("policy.kl", Link.POLICY, Severity.BROKEN, 12, ("approx_kl is 0.9 nats ...",))
+    """
+
+    rule: str  # id, as "policy.kl"
+    link: Link
+    severity: Severity
+    step: int  # step of the first evidence
+    evidence: tuple[str, ...]  # lines with figures and steps
+    series: tuple[str, ...] = ()  # metrics that the evidence is about
+    causes: tuple[str, ...] = ()  # likely causes, the likeliest first
+    next: str = ""  # next experiment to run
+    symptom: bool = False  # true of late symptoms, which another link's break explains
+
+    def json(self) -> dict[str, Any]:
+        """Returns the finding as JSON values."""
+        return {
+            "rule": self.rule,
+            "link": str(self.link),
+            "severity": str(self.severity),
+            "step": self.step,
+            "evidence": list(self.evidence),
+            "series": list(self.series),
+            "causes": list(self.causes),
+            "next": self.next,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """All findings on a run, in the order in which things went wrong."""
+
+    findings: tuple[Finding, ...]  # broken first, then warnings, then notes
+    unjudged: Mapping[str, str]  # rule id -> what it needed and the run did not record
+    run: Mapping[str, Any]  # source, steps and state of the run
+
+    @property
+    def first_break(self) -> Finding | None:
+        """The broken link that came first; None if no link is broken."""
+        return self._first(Severity.BROKEN)
+
+    @property
+    def first(self) -> Finding | None:
+        """The first break or, if no link is broken, the first warning."""
+        return self.first_break or self._first(Severity.WARNING)
+
+    def of(self, severity: Severity) -> tuple[Finding, ...]:
+        """Returns the findings of one severity."""
+        return tuple(finding for finding in self.findings if finding.severity is severity)
+
+    def json(self) -> dict[str, Any]:
+        """Returns the diagnosis as JSON values."""
+        broken = self.first_break
+        keys = ("rule", "link", "step", "evidence", "causes", "next")
+        return {
+            "verdict": self.verdict(),
+            "first_break": None if broken is None else {key: broken.json()[key] for key in keys},
+            "findings": [finding.json() for finding in self.findings],
+            "unjudged": dict(self.unjudged),
+            "run": dict(self.run),
+        }
+
+    def verdict(self) -> str:
+        """Returns the verdict in one line."""
+        broken, warning = self.first_break, self._first(Severity.WARNING)
+        if broken is not None:
+            return f"{broken.link} broke first, at step {broken.step}: {broken.rule}: {broken.evidence[0]}"
+        if warning is not None:
+            return f"no link is broken; {warning.link} is under strain since step {warning.step}: {warning.evidence[0]}"
+        judged = f"{len(self.unjudged)} rules could not be judged" if self.unjudged else "all rules were judged"
+        return f"no link is broken ({judged})"
+
+    def _first(self, severity: Severity) -> Finding | None:
+        return next(iter(self.of(severity)), None)
+
+
+def in_order(findings: Sequence[Finding], tolerance: int) -> tuple[Finding, ...]:
+    """Orders findings: by severity, then by time, and by link among those of about the same time.
+
+    A symptom comes after each break that is not one and that came up to `tolerance` steps later:
+    the reward is the last to know.
+
+    Args:
+      tolerance: steps within which two onsets count as the same time.
+    """
+    left, ordered = list(findings), []
+    while left:
+        worst = max(finding.severity for finding in left)
+        peers = [finding for finding in left if finding.severity is worst]
+        began = min(finding.step + tolerance * finding.symptom for finding in peers)
+        first = min(
+            (finding for finding in peers if finding.step <= began + tolerance),
+            key=lambda finding: (finding.symptom, finding.link, finding.step),
+        )
+        ordered.append(first)
+        left.remove(first)
+    return tuple(ordered)

@@ -1,0 +1,141 @@
+"""History of a run: its metrics by step, histograms, samples, config and context, as rules read it.
+
+history = History.load(Path("runs/quickstart"))
+history["rollout/reward"]              # mean reward per step, a Series
+history["rollout/reward/max"]
+history.rl["ppo_actor/update/lr"]      # of RL steps only
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rljax.config.schema import Config
+from rljax.diagnosis import run_files
+from rljax.diagnosis.run_files import Bins
+from rljax.diagnosis.series import Series
+from rljax.errors import UserError
+
+METRICS = "metrics.jsonl"
+REWARD = "rollout/reward"
+EVALUATION_REWARD = "eval-rollout/reward"
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """Record of one run. Whatever a run did not record is empty, or None.
+
+    Example: History(np.array([1, 2]), {"rollout/reward/avg": np.array([0.1, np.nan])})
+    """
+
+    steps: np.ndarray  # [N] int64, strictly increasing
+    series: Mapping[str, np.ndarray]  # name in metrics.jsonl -> [N] float64, NaN where a step has no finite value
+    not_finite: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name -> steps of NaN or infinity
+    histograms: Mapping[str, Mapping[int, Bins]] = dataclasses.field(default_factory=dict)  # name -> step -> histogram
+    samples: Sequence[Mapping[str, Any]] = ()  # lines of samples.jsonl
+    guard: Sequence[Mapping[str, Any]] = ()  # lines of guard.jsonl
+    context: Sequence[Mapping[str, Any]] = ()  # `sessions` of context.json, the oldest first
+    config: Config | None = None
+    status: Mapping[str, Any] | None = None
+    source: str = ""  # path, for messages
+
+    @classmethod
+    def load(cls, workdir: Path) -> History:
+        """Reads a run directory, finished, live or torn. Raises UserError if it has no metrics."""
+        if not workdir.is_dir():
+            raise UserError(f"--workdir: no such directory: {workdir} (the --workdir of a run)")
+        path = workdir / METRICS
+        if not path.is_file():
+            raise UserError(f"--workdir: {workdir} has no {METRICS} (a run that has begun has; --log reads other logs)")
+        sessions = (run_files.read_object(workdir / "context.json") or {}).get("sessions")
+        return cls(
+            *run_files.columns(run_files.read_lines(path)),
+            histograms=run_files.histograms(run_files.read_lines(workdir / "histograms.jsonl")),
+            samples=run_files.read_lines(workdir / "samples.jsonl"),
+            guard=run_files.read_lines(workdir / "guard.jsonl"),
+            context=sessions if isinstance(sessions, list) else (),
+            config=run_files.read_config(workdir / "config.json"),
+            status=run_files.read_object(workdir / "status.json"),
+            source=str(workdir),
+        )
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Mapping[str, Any]], source: str = "") -> History:
+        """Makes a history of objects with a `step` and metrics by name."""
+        return cls(*run_files.columns(rows), source=source)
+
+    def __getitem__(self, name: str) -> Series:
+        """Returns the finite values of a metric; of a distribution its means. Empty if unknown."""
+        values = self.series.get(f"{name}/avg")
+        if values is None:
+            values = self.series.get(name)
+        if values is None:
+            return Series(name, self.steps[:0], np.zeros(0))
+        found = np.isfinite(values)
+        return Series(name, self.steps[found], values[found])
+
+    def aligned(self, *names: str) -> tuple[Series, ...]:
+        """Returns several metrics at the steps that all of them have."""
+        found = [self[name] for name in names]
+        steps = functools.reduce(np.intersect1d, [series.steps for series in found])
+        return tuple(series.where(np.isin(series.steps, steps)) for series in found)
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self[name])
+
+    def names(self, prefix: str) -> list[str]:
+        """Returns metrics that begin with a prefix, without /avg, /min and /max."""
+        return sorted({_base(name) for name in self.series if name.startswith(prefix)})
+
+    @functools.cached_property
+    def rl(self) -> History:
+        """The same history without supervised steps."""
+        reward = self[REWARD]
+        return self if not reward else self.between(int(reward.steps[0]), int(self.steps[-1]))
+
+    def between(self, first: int, last: int) -> History:
+        """Returns the history of the steps from `first` to `last`."""
+        kept = (self.steps >= first) & (self.steps <= last)
+        return dataclasses.replace(
+            self,
+            steps=self.steps[kept],
+            series={name: values[kept] for name, values in self.series.items()},
+            not_finite={name: at[(at >= first) & (at <= last)] for name, at in self.not_finite.items()},
+            histograms={
+                name: {step: bins for step, bins in by_step.items() if first <= step <= last}
+                for name, by_step in self.histograms.items()
+            },
+            samples=[sample for sample in self.samples if first <= sample["step"] <= last],
+        )
+
+    @property
+    def evaluations(self) -> Series:
+        """Mean held-out reward, at the steps that were evaluated."""
+        return self[EVALUATION_REWARD]
+
+    @property
+    def rl_steps(self) -> int:
+        """Number of RL steps."""
+        return len(self[REWARD])
+
+    @property
+    def first_step(self) -> int:
+        """First RL step, or the first step of a run without any; 0 if the run has no steps."""
+        reward = self[REWARD]
+        steps = reward.steps if reward else self.steps
+        return int(steps[0]) if len(steps) else 0
+
+    @property
+    def last_step(self) -> int:
+        return int(self.steps[-1]) if len(self.steps) else 0
+
+
+def _base(name: str) -> str:
+    head, _, last = name.rpartition("/")
+    return head if last in ("avg", "min", "max") else name

@@ -1,0 +1,69 @@
+"""Names of the metrics that rules read, as metrics.jsonl has them."""
+
+from rljax.diagnosis.history import EVALUATION_REWARD, REWARD
+
+__all__ = ["EVALUATION_REWARD", "REWARD"]
+
+# Rewards and groups
+FINISHED_REWARD = "rollout/finished_reward"
+TASK_REWARD = "ppo/actor/task_reward"
+SHAPED_REWARD = "ppo/actor/shaped_reward"
+GROUP_REWARD_STD = "rollout/group_reward_std"
+EQUAL_REWARD_GROUPS = "rollout/equal_reward_groups"
+REWARD_LENGTH_CORRELATION = "rollout/reward_length_corr"
+COMPONENTS = "reward/"
+GROUPS = "rollout/groups"
+
+# Completions
+SEQUENCE_LENGTH = "ppo_actor/seq_len"
+EVALUATION_LENGTH = "eval-rollout/seq_len"
+NO_EOS_RATIO = "ppo_actor/no_eos_ratio"
+REPETITION = "rollout/repetition"
+DISTINCT_COMPLETIONS = "rollout/distinct_completions"
+DUPLICATE_PROMPTS = "rollout/duplicate_prompts"
+FOREIGN_TOKENS = "rollout/foreign_tokens_in_loss"
+BEHAVIOR_LOGP = "rollout/behavior_logp"
+
+# The update
+ADVANTAGE = "ppo_actor/advantage"
+LOSS = "ppo_actor/update/loss"
+APPROX_KL = "ppo_actor/update/approx_kl"
+CLIP_RATIO = "ppo_actor/update/clip_ratio"
+ENTROPY = "ppo_actor/update/entropy"
+GRAD_NORM = "ppo_actor/update/grad_norm"
+LEARNING_RATE = "ppo_actor/update/lr"
+IMPORTANCE_WEIGHT = "ppo_actor/update/importance_weight"
+BEHAVE_WEIGHT = "ppo_actor/update/behave_imp_weight"
+CAPPED = "ppo_actor/update/behave_cap_ratio"
+REFERENCE_KL = "ppo_actor/update/reference_kl"
+SKIPPED = "ppo_actor/update/skipped"
+BEHAVE_LOG_RATIO = "ppo_actor/behave_log_ratio"
+BEHAVE_LOG_RATIO_LAG0 = "ppo_actor/behave_log_ratio_lag0"
+
+# Critic
+EXPLAINED_VARIANCE = "critic/explained_variance"
+CRITIC_LOSS = "critic/loss"
+VALUE = "critic/value"
+RETURN = "critic/return"
+SQUARED_ERROR = "critic/squared_error"
+
+# Evaluation
+EVALUATION_FAILED = "eval-rollout/failed"
+
+# Freshness
+STALENESS = "rollout/staleness"
+STALE = "rollout/stale"
+REJECTED = "rollout/rejected"
+FAILED = "rollout/failed/"
+FAILED_TIMEOUTS = "rollout/failed/reward_timeout"
+RETRIED_TIMEOUTS = "rollout/retried/reward_timeout"
+
+# Resources
+WALL = "timeperf/wall"
+STEP = "timeperf/step"
+REWARD_SECONDS = "timeperf/reward"
+TOKENS_PER_SECOND = "timeperf/update_tokens_per_s"
+LEARNER_WAIT = "rollout/wait/learner"
+PRODUCER_WAIT = "rollout/wait/producer_for_lag"
+HOST_MEMORY = "perf/host_memory_bytes"
+DEVICE_MEMORY = "perf/device_memory_bytes"

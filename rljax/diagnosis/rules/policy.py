@@ -1,0 +1,233 @@
+"""Policy update: how far it goes, and whether sampler and learner mean the same policy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from rljax.config.schema import Config
+from rljax.diagnosis import names
+from rljax.diagnosis.evidence import above, away_from, line_of
+from rljax.diagnosis.finding import Severity
+from rljax.diagnosis.history import History
+from rljax.diagnosis.rule import Rule, Sign, rule
+from rljax.diagnosis.series import Series, sustained
+from rljax.diagnosis.thresholds import (
+    BASELINE,
+    FATAL_KL,
+    IDLE_CLIPPING,
+    MAX_CLIP_RATIO,
+    MAX_DISAGREEMENT,
+    MAX_IMPORTANCE_DEVIATION,
+    MAX_KL,
+    MAX_ROUNDING,
+    NOTED_DISAGREEMENT,
+    PATIENCE,
+    REFERENCE_DRIFT,
+)
+
+
+def _recomputes(config: Config) -> bool:
+    """Returns whether the proximal policy is scored by the learner itself."""
+    actor = config.actor
+    return actor.loss != "sft" and actor.recompute_logprob and actor.prox_logp_method == "recompute"
+
+
+@rule(
+    "policy.kl",
+    "The policy moves too far in one step: twice the KL divergence that a step should have, or more.",
+    needs=(names.APPROX_KL,),
+    bounds=(MAX_KL, FATAL_KL),
+    causes=(
+        "the learning rate is too high",
+        "too many minibatches per batch, or several epochs over it",
+        "advantages are not normalized, or the rewards' scale has changed",
+    ),
+    next="rljax train with actor.optimizer.lr a third of it; then with actor.ppo_n_minibatches=1",
+)
+def kl(history: History) -> Sign | None:
+    series = history[names.APPROX_KL]
+    fatal = series.where(series.values > FATAL_KL)
+    sign = above(series, 2 * MAX_KL, Severity.BROKEN)
+    if fatal and (sign is None or fatal.steps[0] <= sign.step):
+        line = f"{series.name} is {fatal.values[0]:.4g} nats per token at step {fatal.steps[0]}, above {FATAL_KL!r}"
+        return Sign(Severity.BROKEN, int(fatal.steps[0]), line)
+    return sign
+
+
+@rule(
+    "policy.clip_ratio",
+    "Many tokens are clipped: the update wants to leave the region in which its surrogate is valid.",
+    needs=(names.CLIP_RATIO,),
+    least=PATIENCE,
+    bounds=(MAX_CLIP_RATIO,),
+    causes=("the learning rate is too high", "too many minibatches per batch", "batches are stale"),
+    next="rljax train with half of actor.ppo_n_minibatches; then with a third of actor.optimizer.lr",
+)
+def clip_ratio(history: History) -> Sign | None:
+    return above(history[names.CLIP_RATIO], MAX_CLIP_RATIO, Severity.BROKEN)
+
+
+@rule(
+    "policy.importance_weight",
+    "The ratio of current to proximal policy is away from 1 on average: minibatches of one batch pull apart.",
+    needs=(names.IMPORTANCE_WEIGHT,),
+    least=PATIENCE,
+    applies=lambda config: config.actor.ppo_n_minibatches > 1,
+    bounds=(MAX_IMPORTANCE_DEVIATION,),
+    causes=("the learning rate is too high", "too many minibatches per batch"),
+    next="rljax train with half of actor.ppo_n_minibatches",
+)
+def importance_weight(history: History) -> Sign | None:
+    return away_from(history[names.IMPORTANCE_WEIGHT], 1.0, MAX_IMPORTANCE_DEVIATION, Severity.BROKEN)
+
+
+@rule(
+    "policy.unit_ratio",
+    "With one minibatch the ratio of current to proximal policy is 1 by definition, and here it is not.",
+    needs=(f"{names.IMPORTANCE_WEIGHT}/min", f"{names.IMPORTANCE_WEIGHT}/max"),
+    needs_config=True,
+    applies=lambda config: config.actor.ppo_n_minibatches == 1 and _recomputes(config),
+    bounds=(MAX_ROUNDING,),
+    causes=(
+        "score and update do not compute the same numbers: another dtype, attention kernel or packing",
+        "the learner is not deterministic (deterministic=true; on GPUs --xla_gpu_deterministic_ops=true)",
+        "the weights changed between score and update, or the update is made several times",
+    ),
+    next="rljax train with deterministic=true for ten steps; rljax parity --config=CONFIG",
+)
+def unit_ratio(history: History) -> Sign | None:
+    low, high = history.aligned(f"{names.IMPORTANCE_WEIGHT}/min", f"{names.IMPORTANCE_WEIGHT}/max")
+    away = Series(
+        "largest distance of importance_weight from 1", low.steps, np.maximum(np.abs(low.values - 1), np.abs(high.values - 1))
+    )
+    return above(away, MAX_ROUNDING, Severity.BROKEN)
+
+
+@rule(
+    "policy.sampler_disagrees",
+    "Sampler and learner give the same tokens other probabilities under the same weights.",
+    needs=(names.BEHAVE_LOG_RATIO_LAG0,),
+    applies=_recomputes,
+    bounds=(NOTED_DISAGREEMENT, MAX_DISAGREEMENT),
+    causes=(
+        "temperature, top_p or top_k of the sampler are not those of the learner's log-probs",
+        "another model: rotary base, chat template, a checkpoint that was loaded in part",
+        "another precision: dtype of weights, attention or key/value cache, quantization",
+    ),
+    next="rljax parity --config=CONFIG; rljax doctor --workdir=WORKDIR --rescore",
+)
+def sampler_disagrees(history: History) -> Sign | None:
+    """Reads tokens of lag 0: the mean log-ratio is minus the KL divergence, 0 if they agree."""
+    series = history[names.BEHAVE_LOG_RATIO_LAG0]
+    apart = series.map(np.abs)
+    share = (apart.values > MAX_DISAGREEMENT).mean()
+    if share > 0.5:
+        first = apart.where(apart.values > MAX_DISAGREEMENT)
+        line = (
+            f"log-probs of sampler and learner are {first.values[0]:.3g} nats apart on average at step {first.steps[0]}, "
+            f"on tokens that the newest weights drew ({len(first)} of {len(apart)} steps with such tokens)"
+        )
+        return Sign(Severity.BROKEN, int(first.steps[0]), line)
+    if apart.median > NOTED_DISAGREEMENT:
+        line = f"log-probs of sampler and learner are {apart.median:.3g} nats apart on average (median), on tokens of lag 0"
+        return Sign(Severity.NOTE, int(apart.steps[0]), line)
+    return None
+
+
+DISAGREES = "sampler and learner disagree under the same weights: see policy.sampler_disagrees"
+STALE = "tokens are stale: see freshness.stale_weights, and lower rollout.max_head_offpolicyness"
+UNCAPPED = "actor.behav_imp_weight_cap is unset, so that few tokens weigh as much as all others"
+
+
+@rule(
+    "policy.behave_imp_weight",
+    "The ratio of proximal to behavior policy is away from 1 on average: the decoupled weights distort the gradient.",
+    needs=(names.BEHAVE_WEIGHT,),
+    least=PATIENCE,
+    bounds=(MAX_IMPORTANCE_DEVIATION,),
+    causes=(DISAGREES, STALE, UNCAPPED),
+    next="rljax train with rollout.max_head_offpolicyness=0 for 20 steps: what is left is disagreement, not staleness",
+)
+def behave_imp_weight(history: History) -> Sign | None:
+    sign = away_from(history[names.BEHAVE_WEIGHT], 1.0, MAX_IMPORTANCE_DEVIATION, Severity.BROKEN)
+    return None if sign is None else dataclasses.replace(sign, causes=_causes_of_weights(history))
+
+
+def _causes_of_weights(history: History) -> tuple[str, ...]:
+    """Orders the causes by what tokens of lag 0, where only disagreement is left, tell of them."""
+    fresh, config = history[names.BEHAVE_LOG_RATIO_LAG0], history.config
+    agree = bool(fresh) and fresh.map(np.abs).median < MAX_DISAGREEMENT
+    first = [UNCAPPED] if config is not None and config.actor.behav_imp_weight_cap is None else []
+    return (*first, *((STALE, DISAGREES) if agree else (DISAGREES, STALE)))
+
+
+@rule(
+    "policy.no_update",
+    "The policy does not change from step to step.",
+    needs=(names.LEARNING_RATE,),
+    least=PATIENCE,
+    causes=(
+        "actor.optimizer.lr is 0, or the schedule has come to its end",
+        "actor.optimizer.gradient_clipping is so small that nothing is left of the gradient",
+        "parameters are frozen, or adapters are not in the optimizer",
+    ),
+    next="rljax train with actor.optimizer.lr=1e-6 and actor.optimizer.gradient_clipping=1.0 for ten steps",
+)
+def no_update(history: History) -> Sign | None:
+    return _no_rate(history) or _no_movement(history)
+
+
+def _no_rate(history: History) -> Sign | None:
+    rate = history[names.LEARNING_RATE]
+    zero = sustained(rate, rate.values == 0, window=2 * PATIENCE, share=1.0)
+    if zero is None or zero == rate.steps[-1]:
+        return None
+    return Sign(
+        Severity.BROKEN, zero, f"{rate.name} is 0 from step {zero} on ({(rate.values == 0).sum()} of {len(rate)} steps)"
+    )
+
+
+def _no_movement(history: History) -> Sign | None:
+    """Finds gradients of which clipping leaves nothing, and minibatches that leave the ratio at 1."""
+    gradient, config = history[names.GRAD_NORM], history.config
+    if not gradient or config is None:
+        return None
+    clip = config.actor.optimizer.gradient_clipping
+    if clip and gradient.median > IDLE_CLIPPING * clip:
+        line = (
+            f"{gradient.name} is {gradient.median:.3g} (median), {gradient.median / clip:.3g} times "
+            f"actor.optimizer.gradient_clipping={clip:g}"
+        )
+        return Sign(Severity.BROKEN, int(gradient.steps[0]), line, series=(gradient.name,))
+    return None
+
+
+@rule(
+    "policy.reference_kl",
+    "The policy is far from its reference: what the start model could do is being forgotten.",
+    needs=(names.REFERENCE_KL,),
+    least=2 * BASELINE,
+    bounds=(REFERENCE_DRIFT,),
+    causes=("actor.kl_ctl is small for this learning rate", "the reward pulls away from all that the start model does"),
+    next="rljax train with actor.kl_ctl three times as large",
+)
+def reference_kl(history: History) -> Sign | None:
+    series = history[names.REFERENCE_KL]
+    step = sustained(series, series.values > REFERENCE_DRIFT, window=2 * BASELINE)
+    if step is None or series.tail(PATIENCE).median < REFERENCE_DRIFT:
+        return None
+    return Sign(Severity.WARNING, step, line_of(series, step, PATIENCE, f"above {REFERENCE_DRIFT!r} nats per token"))
+
+
+RULES: tuple[Rule, ...] = (
+    kl,
+    clip_ratio,
+    importance_weight,
+    unit_ratio,
+    sampler_disagrees,
+    behave_imp_weight,
+    no_update,
+    reference_kl,
+)

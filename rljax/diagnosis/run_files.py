@@ -1,0 +1,121 @@
+"""Reads the files of a run directory.
+
+A live run's last line may be torn, and files may be missing or of an older version: what can be
+read is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rljax.config import io as config_io
+from rljax.config.schema import Config
+from rljax.errors import UserError
+
+
+class Bins(NamedTuple):
+    """Histogram of one metric at one step."""
+
+    edges: np.ndarray  # [n + 1] float64, increasing
+    counts: np.ndarray  # [n] float64
+
+
+class Columns(NamedTuple):
+    """Metrics by name over all steps."""
+
+    steps: np.ndarray  # [N] int64, strictly increasing
+    series: dict[str, np.ndarray]  # name -> [N] float64, NaN where a step has no finite value
+    not_finite: dict[str, np.ndarray]  # name -> steps at which it was NaN or infinite
+
+
+def columns(rows: Iterable[Mapping[str, Any]]) -> Columns:
+    """Turns objects with a `step` and metrics by name into columns; null is NaN or infinite.
+
+    Objects of the same step are merged and the last value wins, as of steps written again after a
+    resume.
+    """
+    merged: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        merged.setdefault(int(row["step"]), {}).update(row)
+    steps = np.array(sorted(merged), np.int64)
+    series: dict[str, np.ndarray] = {}
+    not_finite: dict[str, list[int]] = {}
+    for at, step in enumerate(steps.tolist()):
+        for name, value in merged[step].items():
+            if name == "step" or isinstance(value, str | bool | list | dict):
+                continue
+            if name not in series:
+                series[name] = np.full(len(steps), np.nan)
+            if value is None or not np.isfinite(value):
+                not_finite.setdefault(name, []).append(step)
+            else:
+                series[name][at] = value
+    return Columns(steps, series, {name: np.array(at, np.int64) for name, at in not_finite.items()})
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Reads the objects with a `step` of a JSON lines file; [] if there is none.
+
+    Leaves out lines that can't be read: the last one of a live run may be half written.
+    """
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return []
+    rows = (_object(line) for line in text.splitlines())
+    return [row for row in rows if isinstance(row.get("step"), int)]
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Reads a JSON file that holds an object; None if it is missing or can't be read."""
+    try:
+        return _object(path.read_text(errors="replace")) or None
+    except OSError:
+        return None
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_config(path: Path) -> Config | None:
+    """Reads config.json; keys that another version of rljax had or lacked have their defaults."""
+    tree = read_object(path)
+    if tree is None:
+        return None
+    known = _known(config_io.to_dict(Config()), tree)
+    engines = {name: value for name, value in tree.items() if name not in known}
+    for candidate in (tree, known | engines, known):  # sections of engines that are not installed can't be read
+        try:
+            return config_io.from_dict(candidate)
+        except UserError:
+            continue
+    return None
+
+
+def _known(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    known = {}
+    for name, default in defaults.items():
+        value = given.get(name, default)
+        known[name] = _known(default, value) if isinstance(default, dict) and default and isinstance(value, dict) else value
+    return known
+
+
+def histograms(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, Bins]]:
+    """Returns the histograms of the lines of histograms.jsonl: name -> step -> histogram."""
+    found: dict[str, dict[int, Bins]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, dict) and {"edges", "counts"} <= value.keys():
+                bins = Bins(np.array(value["edges"], np.float64), np.array(value["counts"], np.float64))
+                found.setdefault(name, {})[row["step"]] = bins
+    return found
