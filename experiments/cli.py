@@ -21,7 +21,7 @@ import rljax
 
 # Commands in the order of their listing. A new binary is added here.
 MENUS = {
-    "rljax": ("train", "rollout", "replay", "serve", "parity", "convert", "bench"),
+    "rljax": ("train", "doctor", "report", "rollout", "replay", "serve", "parity", "convert", "bench"),
     "rljax bench": (
         "grpo_step",
         "learner",
@@ -36,6 +36,7 @@ MENUS = {
         "gpu_run",
         "tpu_compile",
         "curves",
+        "broken_runs",
     ),
 }
 HELP = ("--help", "-help", "-h", "-?", "help")

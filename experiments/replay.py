@@ -1,12 +1,18 @@
-"""Trains on batches that experiments.rollout wrote: the learner alone, no sampler and no reward.
+"""Makes a step of a run again, or trains on batches that experiments.rollout wrote.
 
+    python -m experiments.replay --workdir=runs/quickstart --step=913
     python -m experiments.replay --config=configs/quickstart.py --batch=DIR --workdir=runs/replay
 
---batch=DIR,DIR takes the dumps of several shards as one batch.
+Nothing is sampled. With --step it restores the newest checkpoint before that step, trains on the
+batches that the run recorded since (WORKDIR/flight), and prints the metrics of each step beside
+those of the run. Exit status 0 if all agree, 2 if one differs. --config.allocation_mode=fsdp:d1
+makes the steps on another engine; other keys can be changed too. --debug stops in the debugger
+before the step (docs/debugging.md). The run directory is only read.
 
-Each of total_train_steps steps (one, unless it is set) is the training step of experiments.train on
-the next of the batches, in turn: advantages, packing, scoring, minibatches. It repeats the
-arithmetic on the same data any number of times, on either path.
+With --batch=DIR,DIR it takes the dumps of several shards as one batch. Each of total_train_steps
+steps (one, unless it is set) is the training step of experiments.train on the next of the batches,
+in turn: advantages, packing, scoring, minibatches. It repeats the arithmetic on the same data any
+number of times, on either path.
 """
 
 from __future__ import annotations
@@ -20,15 +26,21 @@ from absl import flags
 from rljax.errors import UserError
 from rljax.experiments import main
 
-main.define_config_flags()
+main.define_config_flags(what="With --step: directory of the run. With --batch: a new directory.")
 BATCH = flags.DEFINE_multi_string(
     "batch",
     [],
     "A directory that experiments.rollout wrote, or those of its shards with commas between; may be given several times.",
 )
+STEP = flags.DEFINE_integer("step", None, "The step of the run in --workdir to make again.", lower_bound=1)
+DEBUG = flags.DEFINE_bool("debug", False, "With --step: stop in the debugger before the step.")
 
 
 def replay() -> None:
+    if STEP.value is not None:
+        from rljax.experiments import replay_step
+
+        return replay_step.remake(main.workdir_from_flags("the directory of a run"), STEP.value, debug=DEBUG.value)
     # --------------------------------------------------------------------------------------------------------------------
     # Config and allocation
     # --------------------------------------------------------------------------------------------------------------------
@@ -70,7 +82,7 @@ def replay() -> None:
     from rljax.train_step import learn
 
     if not BATCH.value:
-        raise UserError("--batch: missing (a directory that `rljax rollout` wrote)")
+        raise UserError("--batch: missing (a directory that `rljax rollout` wrote; or --step, a step of the run in --workdir)")
     batches = [dump.load_shards([Path(directory) for directory in batch.split(",")]) for batch in BATCH.value]
 
     # --------------------------------------------------------------------------------------------------------------------
@@ -93,8 +105,9 @@ def replay() -> None:
         total = config.total_train_steps
         timer = PhaseTimer(lambda _: None)
         for step, groups in enumerate(itertools.islice(itertools.cycle(batches), total)):
-            metrics = learn(learner, config, groups, step, timer)
-            sinks.write(step + 1, metrics | timer.drain())
+            learned = learn(learner, config, groups, step, timer)
+            sinks.write(step + 1, learned.metrics | timer.drain())
+            sinks.histograms(step + 1, learned.histograms)
             sinks.status(Status(RunState.RUNNING, step=step + 1, version=step + 1, total_steps=total))
         if config.saver.export_final:
             learner.export(engine.ExportToDirectory(run.export))

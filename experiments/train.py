@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rljax.config.schema import Config
     from rljax.loop import Outcome
     from rljax.multiprocess import Leader
+    from rljax.sinks import Sinks
     from rljax.sinks.run_directory import RunDirectory
     from rljax.workers.server import WorkerServer
 
@@ -98,7 +99,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
         most, why = engine.room_for_prompt(config, pools)
         prompts.require_fit(tokenizer, most=most, why=why)
-    labeled, held_out = None, None
+    labeled, held_out, protocol = None, None, None
     if config.warmup.steps or config.actor.loss == "sft":
         examples = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=tokenizer)
         examples.require(config.warmup.field, "warmup.field")
@@ -106,12 +107,15 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     if config.evaluator.freq_steps or config.evaluator.freq_epochs:
         source = open_prompts(config.valid_dataset, key="valid_dataset", seed=config.seed, tokenizer=tokenizer)
         held_out = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))
+        protocol = len(held_out), source.identity
+    resolved = config  # as config.json has it
     config = dataclasses.replace(config, total_train_steps=total_steps(config, len(prompts)) - _warmup(config))
 
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.rewards import RewardPool
+    from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
     from rljax.workflows import build_workflow, find_filter, sampling_params
 
@@ -130,6 +134,17 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             evaluation = Evaluation(held_out, workflow, judged, judge.n_samples)
 
         # ----------------------------------------------------------------------------------------------------------------
+        # What is recorded of the run
+        # ----------------------------------------------------------------------------------------------------------------
+        def open_sinks(first_step: int) -> Sinks:
+            devices, data = engine.devices_of(pools), prompts.identity
+            this = context.session(
+                resolved, first_step=first_step, model_dir=model_dir, data=data, held_out=protocol, devices=devices
+            )
+            context.append(run, this)
+            return build_sinks(config, run, tokenizer, first_step=first_step)
+
+        # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it
         # ----------------------------------------------------------------------------------------------------------------
         return await Loop(
@@ -139,7 +154,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 prompts=prompts,
                 workflow=workflow,
                 params=params,
-                open_sinks=lambda first_step: build_sinks(config, run, tokenizer, first_step=first_step),
+                open_sinks=open_sinks,
                 workdir=run.path,
                 accept=accept,
                 labeled=labeled,

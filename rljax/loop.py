@@ -35,13 +35,20 @@ prompts -> metrics -> guardrails -> evaluate -> save. A checkpoint therefore hol
 v + 1 steps and a buffer at version v + 1. Prompts in flight are generated again
 (checkpoints/recovery.py, checkpoints/store.py, rollout/journal.py).
 
-Steps count from the start of the run, supervised steps included. Versions count RL steps only.
+A guardrail (metrics/guardrails.py) may stop the run, lower the learning rate, or roll back: learner
+and data position of an older checkpoint are restored and published as a version of their own, all
+prompts since then are drawn again, and everything in flight or ready is generated again. A version
+number therefore never comes twice, and no token sampled before a rollback is trained on after it.
+
+Steps count from the start of the run: supervised steps, and versions, which count RL steps and
+rollbacks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -49,17 +56,22 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rljax.checkpoints.recovery import Recovery
 from rljax.config.schema import Config, FrequencyConfig
 from rljax.engine import Engine, ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
+from rljax.flight.recorder import Recorder
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
-from rljax.metrics.guardrails import Guardrails
+from rljax.metrics.guard_actions import Decision, GuardActions
+from rljax.metrics.guardrails import Breach, Event, Guardrails
 from rljax.metrics.mean import Mean, merge
+from rljax.process import memory
 from rljax.process.signals import on_stop_signal
 from rljax.process.watchdog import Watchdog
 from rljax.rollout.buffer import Buffer, Entry, PromptSource
@@ -70,7 +82,7 @@ from rljax.rollout.producer import GroupRunner, Producer, RetryingGenerator
 from rljax.rollout.tracker import PromptTracker
 from rljax.rollout.workflow import Workflow
 from rljax.sinks import RunState, Sink, Status
-from rljax.train_step import learn, supervise
+from rljax.train_step import Learned, learn, supervise
 from rljax.types import Group, Prompt, SamplingParams, Trajectory
 from rljax.workers.server import Job, WorkerServer
 
@@ -135,6 +147,8 @@ class Loop:
         self.buffer = Buffer(run.prompts, limits_of(config, len(run.prompts)))
         self.recovery = Recovery(config, run.workdir, run.engine.learner, self.buffer)
         self.guardrails = Guardrails(config.guard)
+        self.actions = GuardActions(config)
+        self.producer: asyncio.Task[None] | None = None
         self.accumulator = Accumulator()
         self.supervised_steps = 0  # finished
         self.supervised_total = supervised_total(config, len(run.prompts))
@@ -159,6 +173,8 @@ class Loop:
             try:
                 await self._restore()
                 self.sinks = run.open_sinks(self.step)
+                self.flight = Recorder(self.config, run.workdir, first_step=self.step)
+                self.recovery.checkpoints.held = lambda: self.flight.held
                 try:
                     if run.worker_server is not None:
                         await run.worker_server.open()
@@ -167,6 +183,7 @@ class Loop:
                     if run.worker_server is not None:
                         await run.worker_server.close()
                     self.sinks.close()
+                    await asyncio.to_thread(self.flight.close)
             finally:
                 self.recovery.close()
                 await run.engine.close()
@@ -197,6 +214,8 @@ class Loop:
             log.warning("stopped at step %d; %s", self.step, self._resume_hint())
             self._write_status(RunState.STOPPED)
             return
+        if self.guardrails.idle:
+            log.warning("the run ends with steps from which nothing was learned (rollout/reward, rollout/equal_reward_groups)")
         if self.config.saver.export_final:
             await asyncio.to_thread(self._export)
         self._write_status(RunState.FINISHED)
@@ -210,13 +229,16 @@ class Loop:
             raise UserError("warmup.steps: supervised steps need labeled examples (a dataset whose format has answers)")
         size = self.buffer.limits.batch_size if sft else self.config.warmup.batch_size
         while self.supervised_steps < self.supervised_total and not self.stop.is_set():
-            examples = [labeled.encode(next(labeled.prompts)) for _ in range(size)]
+            prompts = [next(labeled.prompts) for _ in range(size)]
+            examples = [Group(prompt.uid, (labeled.encode(prompt),)) for prompt in prompts]
             with self.timer.phase("update"):
-                metrics = await asyncio.to_thread(supervise, self.parts.engine.learner, self.config, examples)
+                metrics = await asyncio.to_thread(self._learn_supervised, examples)
             self.supervised_steps += 1
             epochs = self.supervised_steps * size // len(labeled.prompts)
-            self._write(metrics)
-            self.guardrails.check(metrics)
+            decisions = self._decide(metrics)
+            self._write(metrics | _counted(decision.action for decision in decisions))
+            for decision in decisions:
+                await self._act(decision)
             if sft and self._due(self.config.evaluator, epochs):
                 await self.parts.engine.publish(self.step)
                 await self._evaluate()
@@ -229,17 +251,27 @@ class Loop:
 
     async def _reinforce(self) -> None:
         """Runs the RL steps: takes a batch and trains on it, until there is none."""
-        producer = asyncio.create_task(self._produce(), name="producer")
+        if self.config.guard.may_roll_back and not self.recovery.checkpoints.steps():
+            await self._save()
+        self._start_producer()
         try:
-            while (entries := await self._take(producer)) is not None:
+            while (entries := await self._take()) is not None:
                 await self._step(entries)
         finally:
-            producer.cancel()
-            await asyncio.wait([producer])
+            await self._stop_producer()
 
-    async def _take(self, producer: asyncio.Task[None]) -> list[Entry] | None:
+    def _start_producer(self) -> None:
+        self.producer = asyncio.create_task(self._produce(), name="producer")
+
+    async def _stop_producer(self) -> None:
+        assert self.producer is not None
+        self.producer.cancel()
+        await asyncio.wait([self.producer])
+
+    async def _take(self) -> list[Entry] | None:
         """Waits for the next batch. Returns None at the end of the data, or after a signal."""
-        start = time.perf_counter()
+        start, producer = time.perf_counter(), self.producer
+        assert producer is not None
         try:
             while not self.stop.is_set():
                 if producer.done():
@@ -281,25 +313,46 @@ class Loop:
         async with self.learner_lock:
             with self.timer.phase("step"):
                 async with engine.learning():
-                    metrics = await asyncio.to_thread(learn, engine.learner, self.config, groups, version, self.timer)
+                    learned = await asyncio.to_thread(self._learn, groups, version)
                 with self.timer.phase("publish"):
                     await engine.publish(version + 1)
                 self.buffer.publish()
         if self.parts.worker_server is not None:
             self.parts.worker_server.weights_changed()
-        for uid, trajectory in itertools.islice(interleaved(groups), self.config.stats_logger.samples_per_step):
-            self.sinks.sample(self.step, uid, trajectory)
-        metrics = merge([metrics, self._buffer_metrics(len(groups))])
-        self._write(metrics)
-        self.guardrails.check(metrics)
-        if line := self.guardrails.hint(metrics):
-            log.warning("%s", line)
+        samples = interleaved(groups, learned.scored.advantage)
+        for sample in itertools.islice(samples, self.config.stats_logger.samples_per_step):
+            self.sinks.sample(self.step, *sample)
+        self.sinks.histograms(self.step, learned.histograms)
+        metrics = merge([learned.metrics, self._buffer_metrics(len(groups))])
+        events, decisions = [breach.event(self.step) for breach in learned.breaches], self._decide(metrics)
+        self._write(metrics | _counted([*(e.action for e in events), *(d.action for d in decisions)]))
+        for event in events:
+            self._record(event)
+        for decision in decisions:
+            if await self._act(decision):
+                return
         epochs = self.buffer.done // len(self.parts.prompts)
         if self._due(self.config.evaluator, epochs):
             await self._evaluate()
         if self._due(self.config.saver, epochs) and not self.guardrails.suspect:
             await self._save(epochs)
         self.epochs = epochs
+
+    def _learn(self, groups: Sequence[Group], version: int) -> Learned:
+        """Records the batch and trains on it. Runs in a thread."""
+        step = self.step + 1
+        self.flight.record(step, version, groups, self.actions.lr_factor)
+        on_scored = functools.partial(self.flight.scored, step)
+        return learn(self.parts.engine.learner, self.config, groups, version, self.timer, on_scored)
+
+    def _learn_supervised(self, examples: Sequence[Group]) -> dict[str, Mean]:
+        """Takes one supervised step. Runs in a thread."""
+        step = self.step + 1
+        if self.config.actor.loss == "sft":
+            self.flight.record(step, 0, examples, self.actions.lr_factor)
+        else:
+            self.flight.parent = step  # a warm-up's batches are not recorded: its steps are many and short
+        return supervise(self.parts.engine.learner, self.config, [t for group in examples for t in group.trajectories])
 
     def _stop(self) -> None:
         """Has the run finish its step, save and exit. Called when a signal arrives."""
@@ -308,10 +361,87 @@ class Loop:
 
     # Guardrails
 
+    def _decide(self, metrics: Mapping[str, Mean]) -> list[Decision]:
+        """Judges the metrics of the last step. Returns what to do."""
+        if line := self.guardrails.hint(metrics):
+            log.warning("%s", line)
+        return self.actions.decide(self.guardrails.check(self.step, metrics), supervised=not self.buffer.version)
+
+    async def _act(self, decision: Decision) -> bool:
+        """Does what was decided. Returns whether the run was rolled back.
+
+        Raises:
+          GuardrailError: the run has to end.
+        """
+        breach, action, reason = decision
+        line = f"guard.{breach.guard}: {breach.line} ({breach.remedy})"
+        if action == "stop":
+            self._record(breach.event(self.step, action, reason))
+            raise GuardrailError(f"{line}{reason and ', '}{reason}")
+        if action == "rollback":
+            await self._roll_back(breach)
+            return True
+        detail = ""
+        if action == "halve_lr":
+            self.actions.lr_factor /= 2
+            async with self.learner_lock:
+                await self._scale_lr()
+            detail = f"the learning rate is {self.actions.lr_factor:.4g} of its schedule from now on"
+        log.warning("%s%s", line, detail and f"; {detail}")
+        self._record(breach.event(self.step, action, detail))
+        return False
+
+    async def _roll_back(self, breach: Breach) -> None:
+        """Restores learner and data position of a trusted checkpoint, as a new version, and saves them.
+
+        Nothing sampled before it is trained on afterwards. If the process is killed on the way, the
+        run resumes from the newest checkpoint, and its guardrails speak again.
+        """
+        engine, server, bad = self.parts.engine, self.parts.worker_server, self.step
+        await self._save(failed=True)
+        if server is None:
+            await self._stop_producer()
+        async with self.learner_lock:
+            async with engine.learning():
+                newest = self.actions.newest_target(breach)
+                target, state, entries = await self.recovery.roll_back(self.supervised_steps, newest)
+                self.actions.rolled_back(bad + 1, target)
+                await self._scale_lr()
+            await engine.publish(self.buffer.version + 1)
+            if server is not None:
+                server.revoke(self.buffer.version + 1)
+            self.recovered.clear()
+            self.buffer.roll_back(state["book"], entries)
+        self.reported, self.epochs = Counter(self.buffer.counts), state["epochs"]
+        self.guardrails.reset()
+        if server is None:
+            self._start_producer()
+        else:
+            server.weights_changed()
+        detail = (
+            f"back to step {target}, at {self.actions.lr_factor:.4g} of the learning rate's schedule; the state before is in "
+            f"{self.parts.workdir / 'checkpoints' / f'{bad}-failed'}"
+        )
+        log.warning("guard.%s: %s (%s): %s", breach.guard, breach.line, breach.remedy, detail)
+        self._record(breach.event(bad, "rollback", detail))
+        await asyncio.to_thread(self.flight.rolled_back, self.step, target)
+        await self._save()
+        between = [s for s in self.recovery.checkpoints.steps() if target < s < self.step and s not in self.flight.held]
+        await asyncio.to_thread(self.recovery.checkpoints.delete, between)
+
+    async def _scale_lr(self) -> None:
+        await asyncio.to_thread(self.parts.engine.learner.scale_lr, self.actions.lr_factor)
+
+    def _record(self, event: Event) -> None:
+        """Writes an action of a guardrail to the sinks, and keeps the step's batch."""
+        self.flight.keep(event.step, str(event), checkpoints=self.recovery.checkpoints.steps())
+        self.sinks.event(event)
+
     def _check_end(self) -> None:
         """Checks the last metrics of the supervised steps, or of the run. Raises GuardrailError."""
-        if not self.stop.is_set():
-            self.guardrails.check_end()
+        if not self.stop.is_set() and (breach := self.guardrails.check_end(self.step)) is not None:
+            self._record(breach.event(self.step, "stop", "at the end"))
+            raise GuardrailError(f"guard.{breach.guard}: {breach.line} ({breach.remedy})")
 
     def _is_suspect(self) -> bool:
         """Returns whether a metric is out of bounds now, so that no checkpoint should be made."""
@@ -399,12 +529,14 @@ class Loop:
             "accumulator": self.accumulator.state(),
             "written": dict(self.reported),
             "epochs": self.epochs if epochs is None else epochs,
+            "guard": self.actions.state(),
         }
         reward = self.evaluated[1] if self.evaluated and self.evaluated[0] == self.step else math.nan
         with self.timer.phase("save"):
             score = None if math.isnan(reward) else reward
             async with self.learner_lock:
-                await self.recovery.save(self.step, state, score=score, failed=failed)
+                trusted = self.step - self.actions.margin if self.config.guard.may_roll_back else None
+                await self.recovery.save(self.step, state, score=score, failed=failed, trusted=trusted)
 
     async def _restore(self) -> None:
         state, self.recovered = await self.recovery.restore()
@@ -415,6 +547,10 @@ class Loop:
             self.parts.labeled.prompts.restore(state["labeled"])
         self.accumulator.restore(state["accumulator"])
         self.reported = Counter(state["written"])
+        if "guard" in state:  # checkpoints from before there were rollbacks lack it
+            self.actions.restore(state["guard"])
+            if self.actions.lr_factor != 1:
+                await self._scale_lr()
 
     def _write(self, metrics: dict[str, Mean]) -> None:
         """Writes a step's metrics, with what was counted and timed since the last step."""
@@ -425,6 +561,7 @@ class Loop:
             self.accumulator.drain(),
             self.timer.drain(),
             self._wall_time(),
+            _host_memory(),
         ]
         self.sinks.write(self.step, merge([metrics, *counted]))
         self._write_status(RunState.RUNNING)
@@ -449,7 +586,7 @@ class Loop:
         return by_steps or (every is not None and epochs // every > self.epochs // every)
 
     def _write_status(self, state: RunState) -> None:
-        total = total_steps(self.config, len(self.parts.prompts))
+        total = total_steps(self.config, len(self.parts.prompts)) + self.buffer.undone
         self.sinks.status(Status(state, step=self.step, version=self.buffer.version, total_steps=total))
 
     def _export(self) -> None:
@@ -461,7 +598,22 @@ class Loop:
         os.rename(temporary, target)
 
 
-def interleaved(groups: Sequence[Group]) -> Iterator[tuple[str, Trajectory]]:
-    """Yields (uid, trajectory): the first trajectory of each group, then the second of each, ..."""
-    rounds = itertools.zip_longest(*([(group.uid, t) for t in group.trajectories] for group in groups))
-    return (pair for several in rounds for pair in several if pair is not None)
+def _counted(actions: Iterable[str]) -> dict[str, Mean]:
+    """Counts actions of the guardrails, as metrics of a step."""
+    return {f"guard/{action}": Mean(count, 1) for action, count in Counter(actions).items()}
+
+
+def _host_memory() -> dict[str, Mean]:
+    used = memory.resident_bytes()
+    return {} if used is None else {"perf/host_memory_bytes": Mean(used, 1)}
+
+
+def interleaved(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> Iterator[tuple[str, Trajectory, np.ndarray]]:
+    """Yields (uid, trajectory, advantage): the first trajectory of each group, then the second, ...
+
+    Args:
+      advantages: of the groups' trajectories in order, [T] each.
+    """
+    following = iter(advantages)
+    rounds = itertools.zip_longest(*([(group.uid, t, next(following)) for t in group.trajectories] for group in groups))
+    return (sample for several in rounds for sample in several if sample is not None)

@@ -16,7 +16,7 @@ between `batch_of` and the learner.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -24,8 +24,11 @@ from rljax.batching import packing
 from rljax.batching.batch import Batch
 from rljax.batching.packing import Packing
 from rljax.config.schema import Config
+from rljax.config.schema_guard import UPDATE_ACTIONS
 from rljax.engine import Learner
 from rljax.metrics.accumulator import PhaseTimer
+from rljax.metrics.guardrails import OUT_OF_BOUNDS, Event, UpdateBound, update_bounds
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
 from rljax.objective.advantages import advantages_of
 from rljax.objective.aggregation import loss_weights
@@ -33,8 +36,8 @@ from rljax.objective.explained_variance import explained_variance
 from rljax.objective.proximal import interpolation
 from rljax.objective.reward_shaping import without_truncated
 from rljax.objective.spec import Objective
-from rljax.rollout.trajectories import no_eos_ratio, reward_components
-from rljax.types import PROMPT_VERSION, Group, Trajectory
+from rljax.rollout.batch_metrics import batch_histograms, batch_metrics, log_ratio_metrics
+from rljax.types import Group, Trajectory
 
 Arrays = list[np.ndarray]  # one [T] array per trajectory
 
@@ -54,29 +57,84 @@ class Scored:
     values: Arrays | None
     returns: Arrays | None
 
+    @property
+    def log_ratio(self) -> Arrays | None:
+        """Log-ratios of the proximal to the behavior policy, [T] nats each; None if not scored."""
+        if self.proximal is None:
+            return None
+        return [p - t.behavior_logp for p, t in zip(self.proximal, self.trajectories, strict=True)]
 
-def learn(learner: Learner, config: Config, groups: Sequence[Group], version: int, timer: PhaseTimer) -> dict[str, Mean]:
+    def trained(self, arrays: Arrays) -> np.ndarray:
+        """Returns the values of all trained tokens, in the order of the trajectories."""
+        masked = [array[t.loss_mask] for array, t in zip(arrays, self.trajectories, strict=True)]
+        return np.concatenate([np.zeros(0), *masked])
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateBreach:
+    """A bound that an update broke, and what was done about it then."""
+
+    bound: UpdateBound
+    value: float
+    detail: str  # "minibatch 2 of 4"
+
+    def event(self, step: int) -> Event:
+        """Returns the line of guard.jsonl."""
+        guard, bound = self.bound.guard, self.bound
+        return Event(step, guard.key, guard.metric, self.value, bound.bound, bound.action, self.detail)
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """Results of one training step."""
+
+    metrics: dict[str, Mean]  # of the learner, of the batch and of the rewards
+    histograms: dict[str, Histogram]  # by the names of metrics
+    scored: Scored  # the batch that was trained on
+    breaches: tuple[UpdateBreach, ...]  # bounds that ended or skipped an update
+
+
+def learn(
+    learner: Learner,
+    config: Config,
+    groups: Sequence[Group],
+    version: int,
+    timer: PhaseTimer,
+    on_scored: Callable[[Scored], None] = lambda scored: None,
+) -> Learned:
     """Trains on the groups: `ppo_n_minibatches` optimizer steps of the policy, and of the critic.
 
     Args:
       version: training steps finished before this one.
-
-    Returns:
-      Metrics of the learner, of the batch and of the rewards.
+      on_scored: called with the scored batch before the first update.
     """
-    metrics = batch_metrics(groups, version)
+    with timer.phase("record"):
+        metrics = batch_metrics(groups, version)
     if config.actor.mask_no_eos:
         groups = without_truncated(groups)
     objective = Objective.from_config(config)
-    scored, of_advantages = _score(learner, config, groups, objective, timer)
-    parts = [metrics, of_advantages]
+    scored, of_advantages = score_batch(learner, config, groups, objective, timer)
+    on_scored(scored)
+    with timer.phase("record"):
+        of_ratios, histograms = _describe(scored, version)
+    parts = [metrics, of_advantages, of_ratios]
     if scored.values is not None:
-        parts.append(_train_critic(learner, config, scored, timer))
-    parts.append(_train_policy(learner, config, scored, objective, version, timer))
-    return merge(parts)
+        parts.append(train_critic(learner, config, scored, timer))
+    of_policy, breaches = _train_policy(learner, config, scored, objective, version, timer)
+    return Learned(merge([*parts, of_policy]), histograms, scored, breaches)
 
 
-def _score(
+def _describe(scored: Scored, version: int) -> tuple[dict[str, Mean], dict[str, Histogram]]:
+    """Returns metrics of the log-ratios, and the histograms of the batch."""
+    log_ratio = None if scored.log_ratio is None else scored.trained(scored.log_ratio)
+    histograms = batch_histograms(scored.trajectories, version, scored.trained(scored.advantage), log_ratio)
+    if log_ratio is None:
+        return {}, histograms
+    lags = version - scored.trained([t.versions for t in scored.trajectories])
+    return log_ratio_metrics(log_ratio, lags), histograms
+
+
+def score_batch(
     learner: Learner, config: Config, groups: Sequence[Group], objective: Objective, timer: PhaseTimer
 ) -> tuple[Scored, dict[str, Mean]]:
     """Scores the batch with the weights from before the update, and computes advantages."""
@@ -107,9 +165,11 @@ def _score(
 
 def _train_policy(
     learner: Learner, config: Config, scored: Scored, objective: Objective, version: int, timer: PhaseTimer
-) -> dict[str, Mean]:
+) -> tuple[dict[str, Mean], tuple[UpdateBreach, ...]]:
+    """Updates on each minibatch, up to one that breaks a bound whose action is "stop_epoch"."""
     minibatches = split(scored.trajectories, config.actor.ppo_n_minibatches)
-    parts = []
+    parts: list[dict[str, Mean]] = []
+    breaches: list[UpdateBreach] = []
     for k, members in enumerate(minibatches):
         with timer.phase("pack"):
             blend = None
@@ -118,10 +178,23 @@ def _train_policy(
             batch = _rows(config, scored, members, blend=blend)
         with timer.phase("update"):
             parts.append(learner.update(batch))
-    return merge(parts)
+        broken = _broken_bounds(config, parts[-1])
+        detail = f"minibatch {k + 1} of {len(minibatches)}"
+        breaches += [UpdateBreach(bound, parts[-1][bound.guard.metric].value, detail) for bound in broken]
+        if any(bound.action == "stop_epoch" for bound in broken):
+            break
+    return merge(parts), tuple(breaches)
 
 
-def _train_critic(learner: Learner, config: Config, scored: Scored, timer: PhaseTimer) -> dict[str, Mean]:
+def _broken_bounds(config: Config, update: dict[str, Mean]) -> list[UpdateBound]:
+    """Returns the bounds that an update broke: those for which the learner skipped it, and those that end the epoch."""
+    skipped = update.get(OUT_OF_BOUNDS)
+    actions = ("stop_epoch",) if skipped is None or not skipped.sum else UPDATE_ACTIONS
+    return [bound for bound in update_bounds(config.guard, *actions) if bound.broken(update)]
+
+
+def train_critic(learner: Learner, config: Config, scored: Scored, timer: PhaseTimer) -> dict[str, Mean]:
+    """Trains the critic on the batch: `critic.ppo_n_minibatches` optimizer steps."""
     parts = []
     for members in split(scored.trajectories, config.critic.ppo_n_minibatches):
         with timer.phase("pack"):
@@ -186,18 +259,3 @@ def supervise(learner: Learner, config: Config, examples: Sequence[Trajectory]) 
 def _pack(trajectories: Sequence[Trajectory], config: Config) -> Packing:
     lengths, mb_spec = [len(t) for t in trajectories], config.actor.mb_spec
     return packing.pack(lengths, packing.row_tokens_for(lengths, mb_spec.max_tokens_per_row, mb_spec.rows_per_mb))
-
-
-def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, Mean]:
-    """Returns metrics of the trajectories that are trained on, as they came from the sampler."""
-    trajectories = [t for group in groups for t in group.trajectories]
-    lags = version - np.concatenate([t.versions[t.loss_mask] for t in trajectories])
-    metrics = {
-        "rollout/reward": Mean.of(t.reward for t in trajectories),  # rollout/finished_reward has the rejected ones too
-        "rollout/staleness": Mean.of(lags),
-        "ppo_actor/seq_len": Mean.of(int((t.versions != PROMPT_VERSION).sum()) for t in trajectories),
-        "ppo_actor/no_eos_ratio": no_eos_ratio(trajectories),
-    }
-    for lag, count in zip(*np.unique(lags, return_counts=True), strict=True):
-        metrics[f"rollout/lag_{lag}"] = Mean(int(count), len(lags))  # share of the trained tokens
-    return metrics | reward_components(trajectories)

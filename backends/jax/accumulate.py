@@ -106,7 +106,7 @@ class GradientStep:
 
     def _apply_sum(self, params: Tree, state: Tree, carry: Tree) -> tuple[Tree, Tree, Report]:
         grads, (loss, metrics) = carry
-        params, state, stats = self._optimizer.apply(params, state, grads)
+        params, state, stats = self._optimizer.apply(params, state, grads, metrics)
         return params, state, Report(stats, loss, metrics)
 
 
@@ -130,6 +130,8 @@ def to_means(report: Report, prefix: str) -> dict[str, Mean]:
     def scalar(value: Any) -> Mean:
         return Mean(float(value), 1) if taken else Mean(0.0, 0)
 
+    if stats.out_of_bounds is not None:
+        means[f"{prefix}/out_of_bounds"] = Mean(float(stats.out_of_bounds), 1)
     return means | {
         f"{prefix}/loss": scalar(loss),
         f"{prefix}/grad_norm": scalar(stats.grad_norm),

@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from rljax.backends.jax.decode_attention import DecodeAttention, Places, write_and_attend
 from rljax.backends.jax.decode_attention.xla import XLA
-from rljax.backends.jax.model import Transformer, rotation_at
+from rljax.backends.jax.model import Rotation, Transformer, rotation_at
 from rljax.hf.spec import ModelSpec
 
 LAYERS = "layers"  # of the parameter tree
@@ -87,12 +87,17 @@ class CachedTransformer:
         spec, written = self.spec, []
         x, rotation = self._model.embed(token_ids), rotation_at(spec, places.index)
 
-        def write_and_see(query: Array, key: Array, value: Array, *, layer_cache: Any, window: int | None) -> tuple[Array, Any]:
-            settings = {"scale": spec.attention_scale, "softcap": spec.attention_softcap, "window": window}
-            return write_and_attend(attention, query, key, value, layer_cache, places, **settings)
+        @functools.partial(jax.jit, static_argnames=("window", "rope"))  # traced and lowered once for all layers alike
+        def layer(
+            params: Any, x: Array, layer_cache: Any, rotation: Rotation, places: Places, *, window: int | None, rope: int
+        ) -> tuple[Array, Any]:
+            def see(query: Array, key: Array, value: Array) -> tuple[Array, Any]:
+                settings = {"scale": spec.attention_scale, "softcap": spec.attention_softcap, "window": window}
+                return write_and_attend(attention, query, key, value, layer_cache, places, **settings)
+
+            return nnx.merge(self._layer, params).step(x, rope, rotation, see)
 
         for params, layer_cache, window, rope in zip(self._layers, cache, spec.windows, spec.rope_of_layer, strict=True):
-            see = functools.partial(write_and_see, layer_cache=layer_cache, window=window)
-            x, new = nnx.merge(self._layer, params).step(x, rope, rotation, see)
+            x, new = layer(params, x, layer_cache, rotation, places, window=window, rope=rope)
             written.append(new)
         return self._model.norm(x), tuple(written)

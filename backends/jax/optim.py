@@ -1,9 +1,10 @@
-"""AdamW with a schedule, global-norm clipping, and steps that are skipped when the gradient isn't
-finite.
+"""AdamW with a schedule, a factor of the rate that may change, global-norm clipping, and steps that
+are skipped when the gradient isn't finite or a bound is broken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,8 @@ from jax.sharding import Sharding
 
 from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
+from rljax.metrics.guardrails import GRAD_NORM, UpdateBound
+from rljax.objective.spec import MeanArrays
 
 Tree = Any  # a pytree of arrays
 
@@ -25,6 +28,22 @@ class StepStats(NamedTuple):
     grad_norm: jax.Array  # global norm before clipping
     lr: jax.Array  # of this step
     skipped: jax.Array  # 1 when the gradient was not finite and nothing changed
+    out_of_bounds: jax.Array | None  # 1 when a bound was broken and nothing changed; None without bounds
+
+
+class RateFactor(NamedTuple):
+    """State of the last transformation of the optimizer, which multiplies its updates."""
+
+    factor: jax.Array  # scalar float32
+
+
+def scale_by_factor() -> optax.GradientTransformation:
+    """Multiplies updates, and so the learning rate, by a factor in the state (`set_rate_factor`)."""
+
+    def update(updates: Tree, state: RateFactor, params: Tree | None = None) -> tuple[Tree, RateFactor]:
+        return jax.tree.map(lambda u: u * state.factor.astype(u.dtype), updates), state
+
+    return optax.GradientTransformation(lambda params: RateFactor(jnp.ones((), jnp.float32)), update)
 
 
 def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) -> optax.Schedule:
@@ -79,7 +98,8 @@ class Optimizer:
     Example: params, state, stats = optimizer.apply(params, optimizer.init(params), grads)
     """
 
-    def __init__(self, config: OptimizerConfig, total_steps: int | None, key: str) -> None:
+    def __init__(self, config: OptimizerConfig, total_steps: int | None, key: str, bounds: Sequence[UpdateBound] = ()) -> None:
+        """bounds: a step whose metrics break one is not taken."""
         if config.type != "adamw":
             raise UserError(f"{key}.type: no optimizer {config.type!r} (adamw)")
         self.schedule = make_schedule(config, total_steps, key)
@@ -87,7 +107,8 @@ class Optimizer:
             self.schedule, config.beta1, config.beta2, config.eps, weight_decay=config.weight_decay, mask=decay_mask
         )
         clip = optax.clip_by_global_norm(config.gradient_clipping) if config.gradient_clipping > 0 else optax.identity()
-        self.transform = optax.chain(clip, adamw)
+        self.transform = optax.chain(clip, adamw, scale_by_factor())
+        self._bounds = bounds
 
     def init(self, params: Tree) -> Tree:
         """State of zeros, in the shapes and dtypes of the parameters."""
@@ -103,31 +124,70 @@ class Optimizer:
             transform_non_params=lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=elsewhere),
         )
 
-    def apply(self, params: Tree, state: Tree, grads: Tree) -> tuple[Tree, Tree, StepStats]:
+    def apply(
+        self, params: Tree, state: Tree, grads: Tree, metrics: Mapping[str, MeanArrays] | None = None
+    ) -> tuple[Tree, Tree, StepStats]:
         """One step.
 
-        A gradient that isn't finite changes neither parameters nor state. Traceable; no host
-        transfer.
+        A gradient that isn't finite, or a broken bound, changes neither parameters nor state.
+        Traceable; no host transfer.
+
+        Args:
+          metrics: of the minibatch, for the bounds.
         """
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(norm)
+        broken = self._broken(norm, metrics or {})
+        taken = finite if broken is None else finite & ~broken
         updates, stepped = self.transform.update(grads, state, params)
         stats = StepStats(
             norm.astype(jnp.float32),
-            jnp.asarray(self.schedule(step_count(state)), jnp.float32),
+            jnp.asarray(self.schedule(step_count(state)), jnp.float32) * rate_factor(state),
             jnp.where(finite, 0.0, 1.0).astype(jnp.float32),
+            None if broken is None else (finite & broken).astype(jnp.float32),
         )
 
         def keep(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(finite, new, old)
+            return jnp.where(taken, new, old)
 
-        params = jax.tree.map(lambda p, u: jnp.where(finite, p + u, p).astype(p.dtype), params, updates)
+        params = jax.tree.map(lambda p, u: jnp.where(taken, p + u, p).astype(p.dtype), params, updates)
         return params, jax.tree.map(keep, stepped, state), stats
+
+    def _broken(self, norm: jax.Array, metrics: Mapping[str, MeanArrays]) -> jax.Array | None:
+        """Whether any of the bounds is broken, a scalar bool; None without bounds."""
+        if not self._bounds:
+            return None
+        one = jnp.ones((), norm.dtype)
+        known = {**metrics, GRAD_NORM: MeanArrays(norm, one, norm, norm)}
+        broken = jnp.zeros((), bool)
+        for limit in self._bounds:
+            mean = known[limit.guard.metric]
+            within = limit.guard.within(mean.sum / jnp.maximum(mean.count, 1), limit.bound)
+            broken |= (mean.count > 0) & jnp.logical_not(within)
+        return broken
 
 
 def step_count(state: Tree) -> jax.Array:
     """Steps applied so far: scalar int32. Skipped steps don't count."""
     return _adam(state).count
+
+
+def rate_factor(state: Tree) -> jax.Array:
+    """The factor of the learning rate: scalar float32."""
+    return next(n.factor for n in jax.tree.leaves(state, is_leaf=_is_factor) if _is_factor(n))
+
+
+def set_rate_factor(state: Tree, factor: float) -> Tree:
+    """The state with another factor of the learning rate."""
+
+    def replace(node: Any) -> Any:
+        return RateFactor(jnp.full_like(node.factor, factor)) if _is_factor(node) else node
+
+    return jax.tree.map(replace, state, is_leaf=_is_factor)
+
+
+def _is_factor(node: Any) -> bool:
+    return isinstance(node, RateFactor)
 
 
 def moments(state: Tree) -> tuple[Tree, Tree]:

@@ -46,14 +46,11 @@ def _merge(a: MeanArrays, b: MeanArrays) -> MeanArrays:
     return MeanArrays(a.sum + b.sum, a.count + b.count, torch.minimum(a.min, b.min), torch.maximum(a.max, b.max))
 
 
-def to_means(loss: Tensor, metrics: Metrics, stats: StepStats, prefix: str, rank_mesh: RankMesh) -> dict[str, Mean]:
-    """Merges loss and metrics of all ranks, on every rank.
-
-    A skipped step has no grad_norm and no loss, for they are not finite.
+def merge_ranks(loss: Tensor, metrics: Metrics, rank_mesh: RankMesh) -> tuple[float, dict[str, Mean]]:
+    """Merges loss and metrics of all ranks, on every rank. A collective.
 
     Args:
       loss, metrics: those of this rank; ranks that repeat another's results don't count.
-      prefix: prefix of the metrics loss, grad_norm, lr and skipped.
     """
     means = list(metrics.values())
     columns = [
@@ -68,13 +65,22 @@ def to_means(loss: Tensor, metrics: Metrics, stats: StepStats, prefix: str, rank
     rank_mesh.reduce(sums), rank_mesh.reduce(low, MIN), rank_mesh.reduce(high, MAX)
     (total, *sums_and_counts), lows, highs = sums.tolist(), low.tolist(), high.tolist()
     parts = zip(sums_and_counts[: len(means)], sums_and_counts[len(means) :], lows, highs, strict=True)
-    found = {name: Mean(*part) for name, part in zip(metrics, parts, strict=True)}
+    return total, {name: Mean(*part) for name, part in zip(metrics, parts, strict=True)}
+
+
+def to_means(loss: float, metrics: dict[str, Mean], stats: StepStats, prefix: str) -> dict[str, Mean]:
+    """Returns the metrics of a step, with loss, grad_norm, lr and skipped under `prefix`.
+
+    A skipped step has no grad_norm and no loss, for they are not finite.
+    """
 
     def scalar(value: float) -> Mean:
         return Mean(0.0, 0) if stats.skipped else Mean(value, 1)
 
-    return found | {
-        f"{prefix}/loss": scalar(total),
+    if stats.out_of_bounds is not None:
+        metrics = metrics | {f"{prefix}/out_of_bounds": Mean(float(stats.out_of_bounds), 1)}
+    return metrics | {
+        f"{prefix}/loss": scalar(loss),
         f"{prefix}/grad_norm": scalar(stats.grad_norm),
         f"{prefix}/lr": Mean(stats.lr, 1),
         f"{prefix}/skipped": Mean(float(stats.skipped), 1),

@@ -1,10 +1,13 @@
-"""AdamW on shards, with a schedule and global-norm clipping; non-finite gradients are skipped."""
+"""AdamW on shards, with a schedule and global-norm clipping.
+
+Steps whose gradient is not finite, or that break a bound, are skipped.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +15,8 @@ from torch.optim.adamw import adamw
 
 from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
+from rljax.metrics.guardrails import GRAD_NORM, UpdateBound
+from rljax.metrics.mean import Mean
 
 SCHEDULES = ("constant", "linear", "cosine")
 Schedule = Callable[[int], float]
@@ -34,6 +39,7 @@ class StepStats:
     grad_norm: float  # global norm before clipping
     lr: float  # learning rate of this step
     skipped: bool  # the gradient was not finite, and nothing was changed
+    out_of_bounds: bool | None = None  # a bound was broken, and nothing was changed; None without bounds
 
 
 def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) -> Schedule:
@@ -91,12 +97,14 @@ class Optimizer:
         key: str,
         parameters: Sequence[TrainedParameter],
         reduce: Callable[[Tensor], Tensor],
+        bounds: Sequence[UpdateBound] = (),
     ) -> None:
         """Makes moments of zeros, float32, in the shapes of the shards. Raises UserError.
 
         Args:
           key: config key of `config`, for messages.
           reduce: sums a tensor over all ranks, in place.
+          bounds: a step whose metrics break one is not taken.
         """
         if config.type != "adamw":
             raise UserError(f"{key}.type: no optimizer named {config.type!r} (only adamw)")
@@ -105,26 +113,35 @@ class Optimizer:
         self.parameters = list(parameters)
         self.mu = [torch.zeros_like(parameter.value) for parameter in parameters]
         self.nu = [torch.zeros_like(parameter.value) for parameter in parameters]
+        self._bounds = bounds
+        self.rate_factor = 1.0  # of the learning rate
         self.count = 0  # steps taken, skipped ones not counted
 
     @torch.no_grad()
-    def step(self) -> StepStats:
+    def step(self, metrics: Mapping[str, Mean] | None = None) -> StepStats:
         """Takes one step with the parameters' gradients.
 
-        If the gradient isn't finite, neither parameters nor moments change.
+        If the gradient isn't finite or a bound is broken, neither parameters nor moments change.
+
+        Args:
+          metrics: of the minibatch, the same on all ranks, for the bounds.
         """
         grads = [parameter.gradient() for parameter in self.parameters]
         norm = self._norm(grads)
-        lr = self.schedule(self.count)
+        lr = self.schedule(self.count) * self.rate_factor
+        known = {**(metrics or {}), GRAD_NORM: Mean(norm, 1)}
+        broken = any(bound.broken(known) for bound in self._bounds) if self._bounds else None
         if not math.isfinite(norm):
-            return StepStats(norm, lr, True)
+            return StepStats(norm, lr, True, None if broken is None else False)
+        if broken:
+            return StepStats(norm, lr, False, True)
         if 0 < self._config.gradient_clipping <= norm:
             torch._foreach_mul_([g for g in grads if g is not None], self._config.gradient_clipping / norm)
         for decayed in (True, False):
             which = [i for i, parameter in enumerate(self.parameters) if decays(parameter.name) == decayed]
             self._adamw(which, grads, lr, decayed)
         self.count += 1
-        return StepStats(norm, lr, False)
+        return StepStats(norm, lr, False, broken)
 
     def _adamw(self, which: list[int], grads: list[Tensor | None], lr: float, decayed: bool) -> None:
         which = [i for i in which if self.parameters[i].value.numel()]

@@ -52,6 +52,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         self._updates = 0  # optimizer steps of the policy, without the warm-up's
         self._phases: Phases[PhaseT, CriticT] = Phases()
         self._teacher: Scorer | None = None
+        self._lr_factor = 1.0
 
     # Implemented by a framework's learner
 
@@ -88,6 +89,10 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
     @abc.abstractmethod
     def _devices(self) -> tuple[str, int]:
         """Returns the framework's name of a device of the pool, and the number of devices."""
+
+    @abc.abstractmethod
+    def _memory_in_use(self) -> int | None:
+        """Returns the bytes in use on this process's devices; None if they don't tell."""
 
     @abc.abstractmethod
     def _supervised_step(self, phase: PhaseT, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
@@ -164,14 +169,19 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         """Takes one optimizer step of the policy (not of the critic) on all rows of the batch.
 
         Metrics are under `ppo_actor/update/`, unweighted over the tokens trained on. A gradient
-        that isn't finite is skipped and counted in `ppo_actor/update/skipped`.
+        that isn't finite is skipped and counted in `ppo_actor/update/skipped`; one that breaks a
+        bound whose action is "skip", in `ppo_actor/update/out_of_bounds`.
         """
         actor, keep = self._reinforcement().actor, kept(batch, self._objective)
         began = time.perf_counter()
         means = self._policy_step(actor, batch, keep)
         seconds = time.perf_counter() - began
         self._updates += 1
-        return means | self._throughput(batch, keep, seconds)
+        return means | self._throughput(batch, keep, seconds) | self._memory()
+
+    def _memory(self) -> dict[str, Mean]:
+        used = self._memory_in_use()
+        return {} if used is None else {"perf/device_memory_bytes": Mean(used, 1)}
 
     def _throughput(self, batch: Batch, keep: np.ndarray, seconds: float) -> dict[str, Mean]:
         """Returns tokens per second and MFU of an update that took `seconds`."""
@@ -192,6 +202,15 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         supervised = self._phases.supervised
         assert supervised is not None
         return self._supervised_step(supervised, batch, batch.loss_mask & (batch.loss_weight != 0))
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiplies the learning rates of later steps by `factor`, relative to their schedules.
+
+        1 at the start. Checkpoints don't have it.
+        """
+        self._enter()
+        self._lr_factor = factor
+        self._phases.scale_lr(factor)
 
     # Phases
 
@@ -221,10 +240,14 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         has_critic = actor.adv_estimator == "gae"
         critic = self._make_critic(self._optimizer_steps(self._config.critic.ppo_n_minibatches)) if has_critic else None
         steps = self._optimizer_steps(1 if self._sft else actor.ppo_n_minibatches)
-        return Reinforcement(self._make_actor(steps), critic, reference)
+        rl = Reinforcement(self._make_actor(steps), critic, reference)
+        rl.scale_lr(self._lr_factor)
+        return rl
 
     def _new_warmup(self) -> PhaseT:
-        return self._make_warmup(self._config.warmup.steps or None)
+        warmup = self._make_warmup(self._config.warmup.steps or None)
+        warmup.scale_lr(self._lr_factor)
+        return warmup
 
     def _optimizer_steps(self, per_step: int) -> int | None:
         """Converts optimizer steps per training step to those of the whole run."""

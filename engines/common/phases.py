@@ -17,6 +17,8 @@ Tree = Any  # nested dicts of a framework's arrays
 class Trained(Protocol):
     """Anything with optimizer state: a phase's optimizer, or a critic."""
 
+    def scale_lr(self, factor: float) -> None: ...
+
     def saved(self) -> Mapping[str, Tree]: ...
 
     def load(self, saved: Any) -> None: ...
@@ -33,6 +35,11 @@ class Reinforcement(Generic[PhaseT, CriticT]):
     actor: PhaseT
     critic: CriticT | None
     reference: Tree | None  # weights like the policy's, in the compute dtype
+
+    def scale_lr(self, factor: float) -> None:
+        for part in (self.actor, self.critic):
+            if part is not None:
+                part.scale_lr(factor)
 
     def saved(self, *, with_reference: bool) -> dict[str, Tree]:
         tree: dict[str, Tree] = {"actor": self.actor.saved()}
@@ -61,6 +68,12 @@ class Phases(Generic[PhaseT, CriticT]):
     def names(self) -> list[str]:
         """Names of the current phases, "supervised" and "rl", for a checkpoint's meta.json."""
         return [field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None]
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiplies all learning rates of later steps by `factor`, relative to their schedules."""
+        for part in (self.supervised, self.rl):
+            if part is not None:
+                part.scale_lr(factor)
 
     def saved(self, policy: Tree, *, with_reference: bool) -> dict[str, Tree]:
         """Builds a checkpoint's tree from the storage itself, without a copy.

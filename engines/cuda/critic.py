@@ -61,6 +61,9 @@ class Critic:
         own = torch.zeros_like(self.head) if self.head.grad is None or not rank_mesh.is_primary else self.head.grad.clone()
         return rank_mesh.reduce(own)
 
+    def scale_lr(self, factor: float) -> None:
+        self.phase.scale_lr(factor)
+
     def saved(self) -> dict[str, Any]:
         params = dict(zip(self._policy.trained, self.weights, strict=True))
         return {"params": params | {HEAD: self.head.detach()}, **self.phase.saved()}

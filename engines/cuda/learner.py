@@ -49,6 +49,7 @@ from rljax.engines.cuda.teacher import Teacher
 from rljax.engines.cuda.transports import Route
 from rljax.engines.http.config import SglangConfig
 from rljax.hf.activations import logit_rows
+from rljax.metrics.guardrails import update_bounds
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX, Objective
 
@@ -121,6 +122,10 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         return name, self._rank_mesh.pool.size
 
+    def _memory_in_use(self) -> int | None:
+        device = self._rank_mesh.device
+        return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+
     def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         return phase.step(self._supervised_loss, self._cut(batch, keep))
 
@@ -140,7 +145,8 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
     # Phases
 
     def _make_actor(self, total_steps: int | None) -> Phase:
-        return Phase(self._policy, self._config.actor.optimizer, total_steps, "actor.optimizer", PREFIX)
+        bounds = update_bounds(self._config.guard, "skip")
+        return Phase(self._policy, self._config.actor.optimizer, total_steps, "actor.optimizer", PREFIX, bounds=bounds)
 
     def _make_warmup(self, total_steps: int | None) -> Phase:
         return Phase(self._policy, self._config.warmup.optimizer, total_steps, "warmup.optimizer", PREFIX)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from rljax.backends.torch import model
-from rljax.backends.torch.accumulate import Loss, add_gradients, to_means
+from rljax.backends.torch.accumulate import Loss, add_gradients, merge_ranks, to_means
 from rljax.backends.torch.optim import Optimizer, TrainedParameter
 from rljax.config.schema import OptimizerConfig
 from rljax.engines.cuda.policy import Policy
+from rljax.metrics.guardrails import UpdateBound
 from rljax.metrics.mean import Mean
 
 
@@ -31,6 +32,7 @@ class Phase:
         key: str,
         prefix: str,
         extra: Sequence[TrainedParameter] = (),
+        bounds: Sequence[UpdateBound] = (),
     ) -> None:
         """Makes the optimizer.
 
@@ -38,17 +40,24 @@ class Phase:
           key: config key of `config`, for messages.
           prefix: prefix of the metrics loss, grad_norm, lr and skipped.
           extra: parameters that are trained beside the policy's network.
+          bounds: a step whose metrics break one is not taken.
         """
         self._policy, self._prefix = policy, prefix
-        self.optimizer = Optimizer(config, total_steps, key, [*policy.trained_parameters(), *extra], policy.rank_mesh.reduce)
+        parameters = [*policy.trained_parameters(), *extra]
+        self.optimizer = Optimizer(config, total_steps, key, parameters, policy.rank_mesh.reduce, bounds)
 
     def step(self, loss: Loss, parts: Iterable[Any]) -> dict[str, Mean]:
         """Takes one optimizer step on the weights that are in the network."""
         self._policy.forget_gradients()
         total, metrics = add_gradients(loss, parts, functools.partial(model.replicate_gradients, self._policy.network))
-        stats = self.optimizer.step()
+        whole, means = merge_ranks(total, metrics, self._policy.rank_mesh)
+        stats = self.optimizer.step(means)
         self._policy.forget_gradients()
-        return to_means(total, metrics, stats, self._prefix, self._policy.rank_mesh)
+        return to_means(whole, means, stats, self._prefix)
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiplies the learning rate of later steps by `factor`, relative to the schedule."""
+        self.optimizer.rate_factor = factor
 
     def saved(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps: {"mu", "nu": {parameter: shard}, "count"}."""

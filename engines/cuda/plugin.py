@@ -68,6 +68,11 @@ class FsdpPlugin(Plugin):
         if JaxConfig.of(config).bitwise:
             raise UserError("jax.bitwise: needs the JAX learner (sampler and learner must both be jax)")
 
+    def devices(self) -> list[str]:
+        import torch
+
+        return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         from rljax.engines.cuda.learner import TorchLearner
 

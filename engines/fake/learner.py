@@ -17,6 +17,7 @@ from rljax.engine import ExportTarget, ExportToDirectory, WeightsInDirectory, We
 from rljax.engines.fake import model
 from rljax.engines.fake.collective import Alone, Collective
 from rljax.errors import UserError
+from rljax.metrics.guardrails import update_bounds
 from rljax.metrics.mean import Mean, merge
 from rljax.objective import oracle
 from rljax.objective.spec import PREFIX, Objective, TokenArrays
@@ -29,9 +30,13 @@ class Adam:
 
     def __init__(self, config: OptimizerConfig, shape: tuple[int, ...]) -> None:
         self._config = config
-        self.rate = config.lr
+        self._rate, self.rate_factor = config.lr, 1.0
         self.moments = np.zeros((2, *shape))
         self.steps = 0
+
+    @property
+    def rate(self) -> float:
+        return self._rate * self.rate_factor
 
     def step(self, gradient: np.ndarray) -> np.ndarray:
         """Returns what to add to the array."""
@@ -61,6 +66,7 @@ class FakeLearner:
         self._table = model.read(model_dir)
         self._shape = json.loads((model_dir / "config.json").read_text())  # to refuse checkpoints of another model
         self._reference = self._table.copy()
+        self._bounds = update_bounds(config.guard, "skip")
         self._teacher = _teacher_of(config, len(self._table))
         self._values = np.zeros((len(self._table), 1))
         self._adam = {
@@ -105,7 +111,6 @@ class FakeLearner:
         logp, entropy = self._logp_and_entropy(own)
         loss, gradient = self.loss_and_gradient(own, objective)
         loss, gradient = float(self._peers.sum(np.array(loss))), self._peers.sum(gradient)
-        self._table = (self._table + self._adam[optimizer].step(gradient)).astype(np.float32)
         metrics = {"loss": Mean(loss, 1), "grad_norm": Mean(float(np.sqrt((gradient**2).sum())), 1)}
         metrics |= {"lr": Mean(self._adam[optimizer].rate, 1)}
         token_metrics = {"entropy": _mean(entropy, own.loss_mask)}
@@ -114,7 +119,18 @@ class FakeLearner:
         else:
             token_metrics |= _ratios(logp, _tokens(own), objective)
         metrics |= self._merged(token_metrics)
-        return {f"{PREFIX}/{name}": mean for name, mean in metrics.items()} | self._spread(batch)
+        named = {f"{PREFIX}/{name}": mean for name, mean in metrics.items()}
+        bounds = self._bounds if optimizer == "policy" else ()
+        broken = any(bound.broken(named) for bound in bounds)
+        if bounds:
+            named[f"{PREFIX}/out_of_bounds"] = Mean(float(broken), 1)
+        if not broken:
+            self._table = (self._table + self._adam[optimizer].step(gradient)).astype(np.float32)
+        return named | self._spread(batch)
+
+    def scale_lr(self, factor: float) -> None:
+        for adam in self._adam.values():
+            adam.rate_factor = factor
 
     # Ranks
 

@@ -45,6 +45,9 @@ class Critic:
         self.trained, means = self._phase.step(self.trained, self._policy.frozen, parts)
         return means
 
+    def scale_lr(self, factor: float) -> None:
+        self._phase.scale_lr(factor)
+
     def saved(self) -> Tree:
         return {"params": self.trained, **self._phase.saved()}
 

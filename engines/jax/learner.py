@@ -12,7 +12,7 @@ begins: at once, or after the supervised warm-up.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from rljax.engines.jax.rows import MicroBatches, Rows, micro_batches, one_a_row
 from rljax.engines.jax.scoring import scorer_of
 from rljax.engines.jax.teacher import Teacher
 from rljax.errors import UserError
+from rljax.metrics.guardrails import UpdateBound, update_bounds
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX
 
@@ -128,6 +129,10 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
     def _devices(self) -> tuple[str, int]:
         return self._mesh.local_devices[0].device_kind, self._mesh.size
 
+    def _memory_in_use(self) -> int | None:
+        stats = [device.memory_stats() or {} for device in self._mesh.local_devices]
+        return sum(s["bytes_in_use"] for s in stats) if all("bytes_in_use" in s for s in stats) else None
+
     def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         return self._step(phase, batch, keep, None)
 
@@ -140,14 +145,17 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
     # Phases
 
     def _make_actor(self, total_steps: int | None) -> Phase:
-        return self._phase(self._functions.policy_loss, self._config.actor.optimizer, total_steps, "actor.optimizer")
+        bounds = update_bounds(self._config.guard, "skip")
+        return self._phase(self._functions.policy_loss, self._config.actor.optimizer, total_steps, "actor.optimizer", bounds)
 
     def _make_warmup(self, total_steps: int | None) -> Phase:
         return self._phase(self._functions.supervised_loss, self._config.warmup.optimizer, total_steps, "warmup.optimizer")
 
-    def _phase(self, loss: Loss, optimizer: OptimizerConfig, total_steps: int | None, key: str) -> Phase:
+    def _phase(
+        self, loss: Loss, optimizer: OptimizerConfig, total_steps: int | None, key: str, bounds: Sequence[UpdateBound] = ()
+    ) -> Phase:
         with jax.set_mesh(self._mesh):
-            return Phase(loss, optimizer, total_steps, key, PREFIX, self._policy.trained, self._mesh)
+            return Phase(loss, optimizer, total_steps, key, PREFIX, self._policy.trained, self._mesh, bounds)
 
     def _make_critic(self, total_steps: int | None) -> Critic:
         with jax.set_mesh(self._mesh):

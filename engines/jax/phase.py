@@ -11,9 +11,10 @@ from jax.sharding import Mesh
 
 from rljax.backends.jax.accumulate import GradientStep, Loss, to_means
 from rljax.backends.jax.multihost import put
-from rljax.backends.jax.optim import Optimizer, moments, set_moments, step_count
+from rljax.backends.jax.optim import Optimizer, moments, set_moments, set_rate_factor, step_count
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import OptimizerConfig
+from rljax.metrics.guardrails import UpdateBound
 from rljax.metrics.mean import Mean
 
 Tree = Any  # a pytree of arrays
@@ -26,14 +27,22 @@ class Phase:
     """
 
     def __init__(
-        self, loss: Loss, config: OptimizerConfig, total_steps: int | None, key: str, prefix: str, params: Tree, mesh: Mesh
+        self,
+        loss: Loss,
+        config: OptimizerConfig,
+        total_steps: int | None,
+        key: str,
+        prefix: str,
+        params: Tree,
+        mesh: Mesh,
+        bounds: Sequence[UpdateBound] = (),
     ) -> None:
         """key: config key of `config`, for messages. prefix: of the names of loss, grad_norm, lr
-        and skipped.
+        and skipped. bounds: a step whose metrics break one is not taken.
         """
         self._prefix = prefix
         self._everywhere = replicated(mesh)
-        optimizer = Optimizer(config, total_steps, key)
+        optimizer = Optimizer(config, total_steps, key, bounds)
         self._state = self._placed(optimizer.init(params))
         self._step = GradientStep(loss, optimizer, params, self._state, mesh)
 
@@ -41,6 +50,10 @@ class Phase:
         """One optimizer step. `params` is donated; the new ones are returned."""
         params, self._state, report = self._step(params, self._state, frozen, parts)
         return params, to_means(report, self._prefix)
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiplies the learning rate of later steps by `factor`, relative to the schedule."""
+        self._state = self._placed(set_rate_factor(self._state, factor))
 
     def compilations(self) -> int:
         return self._step.compilations()

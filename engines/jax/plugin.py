@@ -48,6 +48,11 @@ class JaxPlugin(Plugin):
     def context_length(self, config: Config) -> int:
         return JaxConfig.of(config).context_length
 
+    def devices(self) -> list[str]:
+        import jax
+
+        return [device.device_kind for device in jax.local_devices()]
+
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         from rljax.engines.jax.sampler import JaxSampler
 

@@ -6,16 +6,22 @@ they read.
     decode   up to `decode_steps` tokens of every active slot
 
 All of them update the cache where it is (tested in the compiled programs). Prefill is compiled for
-every one of `shapes`, the others once. Whatever differs between requests, tables of pages included,
-goes in as arrays, so that nothing compiles after warm-up.
+every one of `shapes`, copy once, decode for every one of `variants`. Whatever else differs between
+requests, tables of pages included, goes in as arrays, so that nothing compiles after warm-up.
+
+Where a device works beside the host, no program makes the host wait: a loop has a fixed number of
+turns, and what depends on the requests is decided by the host, which chooses among the variants. A
+condition that is computed on the device would be waited for at every step.
 """
 
 from __future__ import annotations
 
 import collections
+import concurrent.futures
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +50,17 @@ NARROW_CHUNK = 16  # tokens per row in a prefill dispatch of many prompts
 MIDDLE_CHUNK = 128  # tokens per row in a prefill dispatch of a few prompts
 COPIES = 64  # pages per dispatch and shard, at most
 OUTSIDE = -1  # a position that is in no row: of padding, and of slots at rest
+
+
+class Variant(NamedTuple):
+    """What a decode program is compiled for."""
+
+    grouped: bool  # reads the pages that slots share once
+    plain: bool | None  # every request asks for a temperature alone; None: the device looks
+
+    @property
+    def name(self) -> str:
+        return " ".join(["decode", *["grouped"] * self.grouped, *["any"] * (self.plain is False)])
 
 
 class Programs:
@@ -92,7 +109,10 @@ class Programs:
         self._empty = jax.jit(zeros, out_shardings=placed[0])
         self._prefill = jax.jit(self._prefill_rows, donate_argnums=1, out_shardings=placed[0])
         self._copy = jax.jit(self._copy_pages, donate_argnums=0, out_shardings=placed[0])
-        self._decode = jax.jit(self._decode_steps, donate_argnums=(1, 2), out_shardings=(*placed, replicated(mesh)))
+        self._decode = jax.jit(
+            self._decode_steps, static_argnums=5, donate_argnums=(1, 2), out_shardings=(*placed, replicated(mesh))
+        )
+        self._compiled: dict[str, jax.stages.Compiled] = {}
         if described:
             self._cache, self._state = jax.tree.map(_shape, whole, placed)
         else:
@@ -113,14 +133,21 @@ class Programs:
             columns=columns(self.context, settings.page_size),
         )
 
+    @property
+    def variants(self) -> list[Variant]:
+        """The decode programs: on the CPU, which waits for nothing but itself, one that looks for itself."""
+        grouped = (False, True) if self.attention.reads_groups else (False,)
+        return [Variant(*pair) for pair in itertools.product(grouped, (None,) if self._waits_for_nothing else (True, False))]
+
+    @property
+    def _waits_for_nothing(self) -> bool:
+        return bool(self.mesh.devices.flat[0].platform == "cpu")
+
     def warm_up(self) -> None:
-        """Compiles every program by running it on nothing."""
-        tables = np.full((self.slots, self.columns), self.pages, np.int32)
-        self.decode(np.zeros(self.slots, ORDER), tables, self.no_groups())
-        self.copy([])
-        for rows, width in self.shapes:
-            zeros = np.zeros(rows, np.int32)
-            self.prefill(Chunk(zeros, zeros, zeros, tables[:1].repeat(rows, axis=0), np.zeros((rows, width), np.int32)))
+        """Compiles every program, several at a time."""
+        lowered = self.lower()
+        with concurrent.futures.ThreadPoolExecutor() as pool, dispatching(self.mesh):
+            self._compiled = dict(zip(lowered, pool.map(lambda each: each.compile(), lowered.values()), strict=True))
         self.wait()
 
     def lower(self) -> dict[str, jax.stages.Lowered]:
@@ -132,9 +159,10 @@ class Programs:
         weights, cache, groups = self._weights, self._cache, self.no_groups()
         orders = ints(self.slots, ORDER.itemsize // 4 + self.columns + groups.own.shape[1])
         lowered = {
-            "decode": self._decode.lower(weights, cache, self._state, orders, ints(*groups.items.shape)),
-            "copy": self._copy.lower(cache, ints(self.shards, self.copies, 2)),
+            variant.name: self._decode.lower(weights, cache, self._state, orders, ints(*groups.items.shape), variant)
+            for variant in self.variants
         }
+        lowered["copy"] = self._copy.lower(cache, ints(self.shards, self.copies, 2))
         for rows, width in self.shapes:
             plan = ints(rows, 3 + self.columns + width)
             lowered[f"prefill {rows}x{width}"] = self._prefill.lower(weights, cache, plan)
@@ -147,9 +175,8 @@ class Programs:
 
     @property
     def compilations(self) -> int:
-        """Programs compiled so far, by these three functions."""
-        programs: tuple[Any, ...] = (self._prefill, self._copy, self._decode)
-        return sum(program._cache_size() for program in programs)
+        """Programs compiled so far."""
+        return len(self._compiled)
 
     @property
     def held(self) -> tuple[Any, Cache]:
@@ -165,10 +192,11 @@ class Programs:
     def prefill(self, chunk: Chunk) -> None:
         shard = chunk.slots // (self.slots // self.shards)
         places = np.stack([shard, chunk.starts, chunk.counts], axis=1)
-        self.dispatches["prefill {}x{}".format(*chunk.tokens.shape)] += 1
+        name = "prefill {}x{}".format(*chunk.tokens.shape)
+        self.dispatches[name] += 1
         with dispatching(self.mesh):
             plan = np.concatenate([places, chunk.tables, chunk.tokens], axis=1)
-            self._cache = self._prefill(self._weights, self._cache, plan)
+            self._cache = self._compiled[name](self._weights, self._cache, plan)
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copies pages onto pages, at most `copies` of them."""
@@ -177,25 +205,30 @@ class Programs:
             plan[copy.shard, row] = copy.source, copy.target
         self.dispatches["copy"] += 1
         with dispatching(self.mesh):
-            self._cache = self._copy(self._cache, plan)
+            self._cache = self._compiled["copy"](self._cache, plan)
 
     @property
     def copies(self) -> int:
         """Pages that one dispatch copies."""
         return min(self.slots, COPIES)
 
-    def decode(self, orders: np.ndarray, tables: np.ndarray, groups: Groups) -> Decoded:
+    def decode(self, orders: np.ndarray, tables: np.ndarray, groups: Groups, plain: bool) -> Decoded:
         """Carries out the orders, [B] of ORDER, then draws up to `decode_steps` tokens of every
         active slot.
 
         Args:
           tables: [B, C], with room for those tokens.
           groups: of the slots that take part.
+          plain: their requests ask for a temperature alone.
         """
+        grouped = self.attention.reads_groups and bool(groups.own.any())
+        name = Variant(grouped, None if self._waits_for_nothing else plain).name
         plan = np.concatenate([orders.view(np.int32).reshape(self.slots, -1), tables, groups.own], axis=1)
-        self.dispatches["decode"] += 1
+        self.dispatches[name] += 1
         with dispatching(self.mesh):
-            self._cache, self._state, drawn = self._decode(self._weights, self._cache, self._state, plan, groups.items)
+            self._cache, self._state, drawn = self._compiled[name](self._weights, self._cache, self._state, plan, groups.items)
+        for array in drawn:
+            array.copy_to_host_async()  # behind the program, so that nobody has to ask for it then
         return drawn
 
     def wait(self) -> None:
@@ -292,11 +325,11 @@ class Programs:
             return every(cache, plan)
 
     def _decode_steps(
-        self, weights: Any, cache: Cache, state: DecodeState, plan: Array, items: Array
+        self, weights: Any, cache: Cache, state: DecodeState, plan: Array, items: Array, variant: Variant
     ) -> tuple[Cache, DecodeState, Decoded]:
         """plan [B, ORDER + C + 4]: orders, pages, `Groups.own`; items: of `Groups`."""
         orders, tables, own = jnp.split(plan, [ORDER.itemsize // 4, ORDER.itemsize // 4 + self.columns], axis=1)
-        groups = Groups(items, own)
+        groups = Groups(items, own) if variant.grouped else None
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             model = CachedTransformer(self._graphdef, weights)
             none = Decoded(
@@ -314,12 +347,14 @@ class Programs:
                 places = Places(positions[:, None], tables, groups=groups)
                 hidden, cache = model.extend(state.token[:, None], places, cache, attention=self.attention)
                 logits = constrain(model.logits(hidden[:, 0]), "logits")  # or XLA gathers the unembedding in every step
-                token, logp = sample(constrain(logits, "rows"), state.sampling)
+                token, logp = sample(constrain(logits, "rows"), state.sampling, variant.plain)
                 drawn = Decoded(drawn.tokens.at[step].set(jnp.where(state.active, token, -1)), drawn.logp.at[step].set(logp))
                 return step + 1, cache, advance(state, token), drawn
 
             start = (jnp.int32(0), cache, apply_orders(state, orders), none)
-            return jax.lax.while_loop(going, one_step, start)[1:]  # ends early when every slot has
+            if self._waits_for_nothing:
+                return jax.lax.while_loop(going, one_step, start)[1:]  # ends early when every slot has
+            return jax.lax.fori_loop(0, self.decode_steps, lambda _, carry: one_step(carry), start)[1:]
 
 
 def _shape(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

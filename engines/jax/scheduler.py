@@ -24,6 +24,7 @@ import dataclasses
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,6 +73,7 @@ class SamplerStats:
     running: int  # requests in slots
     waiting: int  # requests without one
     preemptions: int  # times that a request gave up its pages
+    waited: float  # seconds that the scheduler spent waiting for tokens of the device
 
 
 class Scheduler:
@@ -103,6 +105,7 @@ class Scheduler:
         self._lent = False  # the cache that was is gone
         self._ended: BaseException | None = None  # why nothing runs any more
         self._lock = threading.Lock()  # nothing enters the inbox after the thread has emptied it for the last time
+        self._waited = 0.0
         self._arrived = self._generated = self._prompted = self._prefilled = self._preemptions = 0
         self._thread = threading.Thread(target=self._run, name="rljax-sampler", daemon=True)
         self._thread.start()
@@ -139,6 +142,7 @@ class Scheduler:
             running=len(self._table.occupied),
             waiting=len(self._waiting) + self._inbox.qsize(),
             preemptions=self._preemptions,
+            waited=self._waited,
         )
 
     # Commands: run in the thread, when nothing is dispatched
@@ -251,7 +255,8 @@ class Scheduler:
             if self._decoding.get(slot) is not tenant:
                 orders[slot] = self._order(tenant)
         self._decoding = tenants
-        drawn = self._programs.decode(orders, self._table.tables, self._table.groups(list(tenants)))
+        plain = all(tenant.work.plain for tenant in tenants.values())
+        drawn = self._programs.decode(orders, self._table.tables, self._table.groups(list(tenants)), plain)
         self._dispatched.append(Dispatch(drawn, self.version, tenants))
         return True
 
@@ -311,7 +316,9 @@ class Scheduler:
 
     def _collect(self, dispatch: Dispatch) -> None:
         """Waits for a dispatch and hands out its tokens."""
+        start = time.perf_counter()
         tokens, logp = np.asarray(dispatch.drawn.tokens), np.asarray(dispatch.drawn.logp)
+        self._waited += time.perf_counter() - start
         counts = (tokens >= 0).sum(axis=0).tolist()
         ended = []
         for slot, tenant in dispatch.tenants.items():

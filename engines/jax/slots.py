@@ -34,16 +34,22 @@ class Work:
     emitted: int = 0
     tokens: list[np.ndarray] = dataclasses.field(default_factory=list)  # one piece a dispatch
     logp: list[np.ndarray] = dataclasses.field(default_factory=list)
-    versions: list[np.ndarray] = dataclasses.field(default_factory=list)
+    versions: list[int] = dataclasses.field(default_factory=list)
     listener: Callable[[Piece], None] | None = None  # told of every piece, in the scheduler's thread
 
     def append(self, tokens: np.ndarray, logp: np.ndarray, version: int) -> None:
         self.tokens.append(tokens)
         self.logp.append(logp)
-        self.versions.append(np.full(len(tokens), version, np.int32))
+        self.versions.append(version)
         self.emitted += len(tokens)
         if self.listener is not None:
-            self.listener(Piece(tokens, logp, self.versions[-1], None))
+            self.listener(Piece(tokens, logp, np.full(len(tokens), version, np.int32), None))
+
+    @property
+    def plain(self) -> bool:
+        """Returns whether the next tokens are drawn by temperature alone."""
+        params = self.request.params
+        return not params.greedy and params.top_p >= 1 and params.top_k == 0 and self.emitted >= params.min_new_tokens
 
     def sequence(self) -> np.ndarray:
         """Prompt, and completion so far."""
@@ -53,7 +59,7 @@ class Work:
         return Completion(
             np.concatenate([np.empty(0, np.int32), *self.tokens]),
             np.concatenate([np.empty(0, np.float32), *self.logp]),
-            np.concatenate([np.empty(0, np.int32), *self.versions]),
+            np.repeat(np.asarray(self.versions, np.int32), [len(tokens) for tokens in self.tokens]),
             finish,
         )
 
@@ -200,6 +206,7 @@ class SlotTable:
             tenant.pages.append(partial)
             tenant.learned += count
         self.grow(tenant, len(tokens))
+        self.tables[slot, : len(tenant.pages)] = tenant.pages
         if partial is not None and not taken:
             tenant.source = Source(partial, count, tenant.pages[len(shared)], len(shared) * self._size)
         self._learn(tenant, tenant.goal)
@@ -207,6 +214,8 @@ class SlotTable:
 
     def grow(self, tenant: Tenant, tokens: int) -> bool:
         """Gives a tenant pages for so many tokens; False, with as many as there were, if the pool has too few."""
+        if len(tenant.pages) * self._size >= tokens:
+            return True
         pool = self._pool(tenant)
         while len(tenant.pages) * self._size < tokens and pool.available:
             tenant.pages.append(pool.take())
@@ -272,9 +281,9 @@ class SlotTable:
         return chunk
 
     def _fill(self, tenant: Tenant, end: int) -> None:
-        """Counts a tenant's tokens below `end` as filled."""
+        """Counts a tenant's tokens below `end` as filled: the pages of its own among them."""
         pool, size = self._pool(tenant), self._size
-        for page in range(tenant.filled // size, columns(end, size)):
+        for page in range(max(min(tenant.filled, end - 1), 0) // size, columns(end, size)):
             pool.filled[tenant.pages[page]] = min(end - page * size, size)
         tenant.filled = end
 
@@ -295,9 +304,11 @@ class SlotTable:
         end = int(self.length[tenant.slot]) + len(tokens)
         self.tokens[tenant.slot, end - len(tokens) : end] = tokens
         self.length[tenant.slot] = end
-        self._fill(tenant, end - 1)
-        tenant.goal = tenant.filled
-        self._learn(tenant, tenant.filled // self._size * self._size)
+        whole = (end - 1) // self._size * self._size
+        if whole > tenant.filled:  # the pool is told of whole pages, and of the last one in the end
+            self._fill(tenant, whole)
+            self._learn(tenant, whole)
+        tenant.filled = tenant.goal = end - 1
 
     def groups(self, slots: list[int]) -> Groups:
         """The given slots by the pages that they share, shard by shard."""
@@ -312,6 +323,8 @@ class SlotTable:
 
     def release(self, tenant: Tenant) -> None:
         """The tenant is gone; what its pages hold stays for others to share."""
+        if tenant.filled == tenant.goal:
+            self._fill(tenant, tenant.filled)
         self._learn(tenant, tenant.filled)
         pool = self._pool(tenant)
         for page in [*([] if tenant.source is None else [tenant.source.page]), *reversed(tenant.pages)]:

@@ -59,13 +59,14 @@ async def ours(directory: Path, vocabulary: int) -> None:
         for i, (prompt, completion) in enumerate(lengths()):
             ids = random.integers(3, vocabulary, prompt, dtype=np.int32)
             requests.append(Request(f"{run}.{i}", ids, SamplingParams(completion), i))
-        before = sampler.dispatches
+        before, waited = sampler.dispatches, sampler.stats().waited
         start = time.perf_counter()
         completions = await asyncio.gather(*map(sampler.generate, requests))
         seconds = time.perf_counter() - start
         found = {"engine": "jax", "run": run, **rate(sum(len(c.token_ids) for c in completions), seconds)}
         found["dispatches"] = {kind: n - before.get(kind, 0) for kind, n in sampler.dispatches.items()}
-        found |= {"preemptions": sampler.stats().preemptions, "peak_gb": peak_gb(), "warm_up_s": round(warm_up, 1)}
+        found |= {"waited_s": round(sampler.stats().waited - waited, 2), "preemptions": sampler.stats().preemptions}
+        found |= {"peak_gb": peak_gb(), "warm_up_s": round(warm_up, 1)}
         found["decode_attention"] = sampler.decode_attention
         print(json.dumps(found), flush=True)
     await sampler.close()

@@ -72,7 +72,7 @@ def milliseconds(programs: Programs, dispatch: Callable[[], Any]) -> float:
 def decode_case(programs: Programs, name: str, positions: np.ndarray, tables: np.ndarray, groups: Groups) -> None:
     """Times a step; every dispatch starts the slots again at `positions`."""
     orders = orders_at(programs, positions)
-    ms = milliseconds(programs, lambda: programs.decode(orders, tables, groups)) / programs.decode_steps
+    ms = milliseconds(programs, lambda: programs.decode(orders, tables, groups, plain=True)) / programs.decode_steps
     size = programs.page_size
     own = positions // size + 1 - groups.own[:, 0]
     pages = int(own.sum()) + int((groups.items[:, 2] - groups.items[:, 1]).sum())

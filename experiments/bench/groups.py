@@ -54,7 +54,8 @@ async def measure(sampler: JaxSampler, requests: list[Request]) -> dict[str, obj
     seconds, tokens = time.perf_counter() - start, sum(len(completion.token_ids) for completion in completions)
     sent = {kind: n - dispatches.get(kind, 0) for kind, n in sampler.dispatches.items() if n > dispatches.get(kind, 0)}
     prefilled = sampler.stats().prefilled_tokens - stats.prefilled_tokens
-    return {"tokens_per_s": round(tokens / seconds), "s": round(seconds, 2), "prefilled_tokens": prefilled, "dispatches": sent}
+    found = {"tokens_per_s": round(tokens / seconds), "s": round(seconds, 2), "prefilled_tokens": prefilled}
+    return found | {"waited_s": round(sampler.stats().waited - stats.waited, 2), "dispatches": sent}
 
 
 async def compare(directory: Path, vocabulary: int) -> None:

@@ -31,11 +31,11 @@ from rljax.types import Request, SamplingParams
 if TYPE_CHECKING:
     from rljax.engines.jax.sampler import JaxSampler
 
-PROMPT = flags.DEFINE_integer("prompt", 7000, "Tokens of a long prompt.", lower_bound=2)
+PROMPT = flags.DEFINE_integer("prompt", 3500, "Tokens of a long prompt.", lower_bound=2)
 PROMPTS = flags.DEFINE_integer("prompts", 16, "Long prompts for the rate.", lower_bound=1)
-flags.FLAGS.set_default("context", 8192)
+flags.FLAGS.set_default("context", 4096)
 flags.FLAGS.set_default("slots", 64)
-flags.FLAGS.set_default("prefill_chunk", 1024)
+flags.FLAGS.set_default("prefill_chunk", 512)
 
 WARM = 8  # pieces of every completion before the long prompt comes
 

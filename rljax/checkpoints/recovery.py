@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,23 @@ class Recovery:
         self.journals = Journals(self.workdir / "journal")
         self._saved: int | None = None  # step of the checkpoint that the journal belongs to
 
-    async def save(self, step: int, state: dict[str, Any], *, score: float | None = None, failed: bool = False) -> None:
+    async def save(
+        self,
+        step: int,
+        state: dict[str, Any],
+        *,
+        score: float | None = None,
+        failed: bool = False,
+        trusted: int | None = None,
+    ) -> None:
         """Saves the run as it is now. Groups that finish during the write go to the new journal.
 
         Args:
           step: finished steps.
           state: the loop's own state, as JSON values.
           score: evaluation reward at this step, if there is one.
-          failed: the run ends here because of a failure; see `Checkpoints.save`.
+          failed: the run ends here, or rolls back, because of a failure; see `Checkpoints.save`.
+          trusted: step up to which a checkpoint may be rolled back to.
 
         Raises:
           UserError: the disk is full or can't be written.
@@ -64,7 +74,7 @@ class Recovery:
             write_entries(directory / "ready.journal", entries)
             self.learner.save(directory / "learner")
 
-        await asyncio.to_thread(self.checkpoints.save, step, write, score=score, failed=failed)
+        await asyncio.to_thread(self.checkpoints.save, step, write, score=score, failed=failed, trusted=trusted)
         if not failed:
             self._saved = step
             self.journals.prune(self.checkpoints.steps())
@@ -94,13 +104,38 @@ class Recovery:
         )  # fmt: skip
         return state, recovered
 
-    def _load(self) -> tuple[Checkpoint, dict[str, Any], list[Entry]] | None:
+    async def roll_back(self, first: int, last: int) -> tuple[int, dict[str, Any], list[Entry]]:
+        """Restores the learner from the newest checkpoint of the steps first to last.
+
+        If there is none, from the oldest after `first`. Call it while nothing else uses the learner.
+        The buffer and the journal stay: call `Buffer.roll_back` with what is returned, and `save`.
+
+        Returns:
+          The checkpoint's step, the loop's own state, and the groups that were ready.
+
+        Raises:
+          UserError: none of these checkpoints loads.
+        """
+        steps = [step for step in self.checkpoints.steps() if step >= first]
+        usable = [step for step in steps if step <= last] or steps[:1]
+        found = await asyncio.to_thread(self._load, usable)
+        if found is None:
+            raise UserError(f"guard: no checkpoint in {self.workdir / 'checkpoints'} to roll back to")
+        checkpoint, state, entries = found
+        return checkpoint.step, state, entries
+
+    def _load(self, usable: Collection[int] | None = None) -> tuple[Checkpoint, dict[str, Any], list[Entry]] | None:
         """Restores the learner from the newest checkpoint that loads.
+
+        Args:
+          usable: the steps of the checkpoints to try; None for all.
 
         Returns the checkpoint, the loop's state and the buffer's entries; None without checkpoints.
         """
         first_error: Exception | None = None
         for checkpoint in self.checkpoints.intact():
+            if usable is not None and checkpoint.step not in usable:
+                continue
             try:
                 state = json.loads((checkpoint.path / "loop.json").read_text())
                 entries = read_entries(checkpoint.path / "ready.journal", state["ready"])

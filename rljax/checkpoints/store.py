@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from rljax.checkpoints.disk import free_mb, os_error_behind, sync, sync_tree
@@ -44,9 +44,18 @@ class Checkpoints:
     def __init__(self, directory: Path, keep_last: int) -> None:
         self._directory = directory
         self._keep_last = keep_last
+        self.held: Callable[[], Collection[int]] = tuple  # steps whose checkpoints are kept beside the last and the best
 
-    def save(self, step: int, write: Callable[[Path], None], *, score: float | None = None, failed: bool = False) -> None:
-        """Makes a checkpoint, then deletes all but the last `keep_last` and the best.
+    def save(
+        self,
+        step: int,
+        write: Callable[[Path], None],
+        *,
+        score: float | None = None,
+        failed: bool = False,
+        trusted: int | None = None,
+    ) -> None:
+        """Makes a checkpoint, then deletes others than the last `keep_last`, the best, trusted and held.
 
         Args:
           step: finished steps.
@@ -54,6 +63,8 @@ class Checkpoints:
           score: evaluation reward at this step; the best checkpoint has the highest.
           failed: the run ends here because of a failure. The checkpoint is named <step>-failed,
             replaces an older failed one, and is never resumed from.
+          trusted: the newest checkpoint up to this step, to roll back to, is kept, with all newer
+            ones; None for none.
 
         Raises:
           UserError: the disk is full or can't be written. Earlier checkpoints are unchanged.
@@ -80,7 +91,12 @@ class Checkpoints:
                 f" in {self._directory}; make room, or lower saver.keep_last); the checkpoints before it are whole"
             ) from error
         if not failed:
-            self._prune(step)
+            self._prune(step, trusted)
+
+    def delete(self, steps: Iterable[int]) -> None:
+        """Deletes the checkpoints of these steps."""
+        for step in steps:
+            self._delete(self._directory / str(step))
 
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints, intact or not, ascending."""
@@ -102,10 +118,13 @@ class Checkpoints:
             except (Corrupt, OSError, ValueError, TypeError) as error:
                 log.warning("checkpoint %s is not intact and is skipped: %s", path, error)
 
-    def _prune(self, newest: int) -> None:
+    def _prune(self, newest: int, trusted: int | None) -> None:
         scores = {step: self._score(step) for step in self.steps() if step <= newest}
         best = max((s for s in scores if scores[s] is not None), key=lambda s: (scores[s], s), default=None)
-        keep = {*sorted(scores)[-self._keep_last :], best}
+        keep = {*sorted(scores)[-self._keep_last :], best, *self.held()}
+        if trusted is not None:
+            oldest = max((step for step in scores if step <= trusted), default=min(scores))
+            keep |= {step for step in scores if step >= oldest}  # the later ones will be trusted in turn
         for step in self.steps():
             if step not in keep:
                 self._delete(self._directory / str(step))

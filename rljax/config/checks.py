@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rljax.config.keys import walk
+from rljax.config.registry import nearest
 from rljax.config.schema import Config
+from rljax.config.schema_guard import ACTIONS, BOUNDS, OF_UPDATE, UPDATE_ACTIONS
 from rljax.errors import UserError
 
 
@@ -198,6 +200,20 @@ def check_values(config: Config) -> None:
         for leaf in walk(values, name):
             leaf.key.check(leaf.path, leaf.value)
     _check_rules(RULES, config)
+    _check_guard(config)
+
+
+def _check_guard(config: Config) -> None:
+    """Checks the names and values of `guard.actions`, and the values of `guard.rules`."""
+    for bound, action in config.guard.actions.items():
+        if bound not in BOUNDS:
+            raise UserError(f"guard.actions.{bound}: no such bound ({nearest(bound, BOUNDS)})")
+        allowed = (*ACTIONS, *UPDATE_ACTIONS) if bound in OF_UPDATE else ACTIONS
+        if action not in allowed:
+            raise UserError(f"guard.actions.{bound}: no such action: {action!r} (one of {', '.join(allowed)})")
+    for rule, action in config.guard.rule_actions().items():
+        if action not in ACTIONS:
+            raise UserError(f"guard.rules.{rule}: no such action: {action!r} (one of {', '.join(ACTIONS)})")
 
 
 def _check_rules(rules: tuple[Rule, ...], config: Config) -> None:

@@ -1,7 +1,8 @@
 """The config as frozen dataclasses: the single declaration of its keys.
 
 `base.get_config()` of configs/base.py, the checks of single keys and docs/config.md are all made
-from it. The sections of what is trained are in schema_training.py. An engine declares its own
+from it. The sections of what is trained are in schema_training.py, that of the guardrails in
+schema_guard.py. An engine declares its own
 (`EngineConfig`), and no engine is named here. Binaries turn the ConfigDict into a `Config` at the
 edge; below that nothing reads a ConfigDict.
 """
@@ -13,7 +14,8 @@ import types
 from collections.abc import Mapping
 from typing import Self
 
-from rljax.config.keys import HALF_OPEN_UNIT, NOT_NEGATIVE, POSITIVE, UNIT, key, section
+from rljax.config.keys import HALF_OPEN_UNIT, NOT_NEGATIVE, POSITIVE, key, section
+from rljax.config.schema_guard import GuardConfig
 from rljax.config.schema_training import (
     ActorConfig,
     CriticConfig,
@@ -32,6 +34,7 @@ __all__ = [
     "DatasetConfig",
     "EngineConfig",
     "EvaluatorConfig",
+    "FlightConfig",
     "FrequencyConfig",
     "GenerationConfig",
     "GuardConfig",
@@ -173,28 +176,6 @@ class RecoverConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class GuardConfig:
-    """Guardrails: bounds on means over a step's batch. A run that breaks one ends; None: no bound."""
-
-    # Bounds that no healthy run breaks are on by default; the others depend on the task.
-    patience: int = key(3, "Steps in a row out of a bound that end a run; a step far out of it ends the run at once.", POSITIVE)
-    finite: bool = key(True, "Require a finite loss and gradient norm.")
-    max_approx_kl: float | None = key(
-        10.0, "Largest KL divergence of the policy from its proximal policy.", POSITIVE, unit="nats per token"
-    )
-    # On a solved task it is near 0
-    min_entropy: float | None = key(None, "Smallest mean entropy.", NOT_NEGATIVE, unit="nats per token")
-    max_grad_norm: float | None = key(None, "Largest global norm of the gradient, before clipping.", POSITIVE)
-    min_reward: float | None = key(None, "Smallest mean reward of the task.")
-    max_behave_imp_weight: float | None = key(
-        10.0, "Largest mean ratio of proximal to behavior policy; 1 if sampler and learner agree.", POSITIVE
-    )
-    min_behave_imp_weight: float | None = key(0.1, "Smallest mean ratio of proximal to behavior policy.", POSITIVE)
-    # A base model may begin at 1
-    max_no_eos_ratio: float | None = key(None, "Largest share of completions cut at the length limit.", UNIT)
-
-
-@dataclasses.dataclass(frozen=True)
 class StatsLoggerConfig:
     """Sinks beside metrics.jsonl."""
 
@@ -203,6 +184,19 @@ class StatsLoggerConfig:
     wandb_project: str = key("rljax", "Project name in W&B.")
     live: bool = key(True, "Show progress on a terminal.")
     samples_per_step: int = key(4, "Trajectories per step in samples.jsonl.", NOT_NEGATIVE)
+
+
+@dataclasses.dataclass(frozen=True)
+class FlightConfig:
+    """The flight recorder: batches of steps, to make a step again (docs/debugging.md)."""
+
+    # A step is made again from the checkpoint before it, so they have to reach back to one
+    steps: int = key(100, "Last steps whose batches are kept. 0: no step's.", NOT_NEGATIVE)
+    max_mb: float = key(1024.0, "Size of all batches together.", POSITIVE, unit="MiB")
+    keep_checkpoints: int = key(
+        1, "Checkpoints kept, with the batches from there on, for the first steps at which a guard or a rule spoke.",
+        NOT_NEGATIVE,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +258,7 @@ class Config:
     recover: RecoverConfig = section(RecoverConfig)
     guard: GuardConfig = section(GuardConfig)
     stats_logger: StatsLoggerConfig = section(StatsLoggerConfig)
+    flight: FlightConfig = section(FlightConfig)
     serve: ServeConfig = section(ServeConfig)
     # By the engine's name, which is a top-level key in config files and config.json
     engines: Mapping[str, EngineConfig] = dataclasses.field(default_factory=dict)

@@ -166,6 +166,11 @@ class PromptSource:
                 f" {why} ({self._key}.max_length={most} leaves such prompts out)"
             )
 
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """Digest and number of the prompts, and what decides their order."""
+        return dict(self._identity)
+
     def state(self) -> dict[str, Any]:
         """Returns the stream's position and the identity of its data, as JSON values."""
         return {"position": self._position, **self._identity}

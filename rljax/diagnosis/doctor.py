@@ -28,9 +28,14 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
             continue
         if lacking := rule.missing(history):
             unjudged[rule.id] = lacking
-        elif (finding := rule.apply(history)) is not None:
-            findings.append(finding)
-    tolerance = max(int(SIMULTANEOUS_STEPS), int(SIMULTANEOUS_SHARE * history.rl_steps))
+        else:
+            try:
+                finding = rule.apply(history)
+            except Exception as error:  # a rule of another package may raise anything; the others still judge
+                unjudged[rule.id] = f"it raised {type(error).__name__}: {' '.join(str(error).split())}"
+                continue
+            findings += [finding] if finding is not None else []
+    tolerance = max(SIMULTANEOUS_STEPS, int(SIMULTANEOUS_SHARE * history.rl_steps))
     return Diagnosis(in_order(findings, tolerance), unjudged, describe(history))
 
 

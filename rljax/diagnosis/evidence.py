@@ -31,7 +31,7 @@ def away_from(series: Series, center: float, distance: float, severity: Severity
 
 
 def _beyond(series: Series, beyond: np.ndarray, where: str, severity: Severity, window: int | None) -> Sign | None:
-    size = int(PATIENCE) if window is None else window
+    size = PATIENCE if window is None else window
     step = sustained(series, beyond, window=size)
     if step is None:
         return None

@@ -80,6 +80,12 @@ class History:
         found = np.isfinite(values)
         return Series(name, self.steps[found], values[found])
 
+    def aligned(self, *names: str) -> tuple[Series, ...]:
+        """Returns several metrics at the steps that all of them have."""
+        found = [self[name] for name in names]
+        steps = functools.reduce(np.intersect1d, [series.steps for series in found])
+        return tuple(series.where(np.isin(series.steps, steps)) for series in found)
+
     def __contains__(self, name: str) -> bool:
         return bool(self[name])
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from rljax.config.schema import Config
 from rljax.diagnosis.finding import Finding, Link, Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.thresholds import Threshold
+from rljax.diagnosis.thresholds import Count, Threshold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Rule:
     least: int = 1  # points that each of these must have
     needs_config: bool = False  # it reads config.json
     applies: Callable[[Config], bool] | None = None  # configs that it is about; None for all
-    bounds: tuple[Threshold, ...] = ()  # thresholds that it compares with, for its documentation
+    bounds: tuple[Threshold | Count, ...] = ()  # thresholds that it compares with, for its documentation
     causes: tuple[str, ...] = ()  # likely causes, the likeliest first
     next: str = ""  # next experiment; WORKDIR stands for the run's directory
     symptom: bool = False  # a late symptom: a break of another link at about the same time explains it
@@ -67,9 +67,8 @@ class Rule:
 
     def missing(self, history: History) -> str:
         """Returns what the rule needs and the run lacks, in one line; "" if nothing."""
-        if self.needs_config and history.config is None:
-            return "needs config.json"
-        lacking = [name for name in self.needs if not history[name]]
+        lacking = ["config.json"] if self.needs_config and history.config is None else []
+        lacking += [name for name in self.needs if not history[name]]
         if lacking:
             return f"needs {', '.join(lacking)}"
         short = [name for name in self.needs if len(history[name]) < self.least]
@@ -101,7 +100,7 @@ def rule(
     least: int = 1,
     needs_config: bool = False,
     applies: Callable[[Config], bool] | None = None,
-    bounds: tuple[Threshold, ...] = (),
+    bounds: tuple[Threshold | Count, ...] = (),
     causes: tuple[str, ...] = (),
     next: str = "",
     symptom: bool = False,

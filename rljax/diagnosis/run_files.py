@@ -92,14 +92,14 @@ def read_config(path: Path) -> Config | None:
     tree = read_object(path)
     if tree is None:
         return None
-    try:
-        return config_io.from_dict(tree)
-    except UserError:
-        pass
-    try:
-        return config_io.from_dict(_known(config_io.to_dict(Config()), tree))
-    except UserError:
-        return None
+    known = _known(config_io.to_dict(Config()), tree)
+    engines = {name: value for name, value in tree.items() if name not in known}
+    for candidate in (tree, known | engines, known):  # sections of engines that are not installed can't be read
+        try:
+            return config_io.from_dict(candidate)
+        except UserError:
+            continue
+    return None
 
 
 def _known(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,9 +17,9 @@ BLOCKS = 24  # points that a trend is computed on: means over blocks of steps
 class Trend(NamedTuple):
     """Monotone trend of a series."""
 
-    slope: float  # Theil-Sen, units per step
+    slope: float  # Theil-Sen, units per step; Sen 1968
     change: float  # slope times the number of steps
-    p_value: float  # Mann-Kendall, two-sided
+    p_value: float  # Mann-Kendall, two-sided; Mann 1945
 
     def rises(self, significance: float) -> bool:
         return self.slope > 0 and self.p_value < significance
@@ -44,12 +46,16 @@ class Series:
         return len(self.values) > 0
 
     def where(self, keep: np.ndarray) -> Series:
-        """Returns the points at which `keep`, a boolean array or a slice, is true."""
+        """Returns the points at which `keep`, [n] bool, is true."""
         return Series(self.name, self.steps[keep], self.values[keep])
 
     def head(self, n: int) -> Series:
         """Returns the first n points."""
         return Series(self.name, self.steps[:n], self.values[:n])
+
+    def after(self, n: int) -> Series:
+        """Returns the points after the first n."""
+        return Series(self.name, self.steps[n:], self.values[n:])
 
     def tail(self, n: int) -> Series:
         """Returns the last n points."""
@@ -113,6 +119,16 @@ def rolling_median(series: Series, window: int) -> Series:
     return Series(series.name, series.steps[window - 1 :], medians)
 
 
+def noise(series: Series, window: int) -> float:
+    """Returns the standard deviation of a series about its rolling median; NaN if it is shorter."""
+    middle = rolling_median(series, window)
+    if not middle:
+        return float("nan")
+    before = (window - 1) // 2
+    around = series.values[before : before + len(middle)]
+    return Series(series.name, middle.steps, around - middle.values).spread
+
+
 def block_means(series: Series, blocks: int = BLOCKS) -> Series:
     """Returns the series averaged over at most `blocks` blocks of equal size."""
     count = min(blocks, len(series))
@@ -127,27 +143,39 @@ def block_means(series: Series, blocks: int = BLOCKS) -> Series:
 def trend(series: Series) -> Trend:
     """Returns the trend of a series: Theil-Sen slope and Mann-Kendall p-value of its block means.
 
-    Blocks make neighboring points nearly independent, which the p-value presumes. Fewer than four
-    points have no trend.
+    Blocks make neighboring points nearly independent, which the p-value presumes. It is that of the
+    normal approximation with continuity and ties corrected. Fewer than four points have no trend.
     """
     means = block_means(series)
-    if len(means) < 4 or np.ptp(means.values) == 0:
+    n = len(means)
+    if n < 4 or np.ptp(means.values) == 0:
         return Trend(0.0, 0.0, 1.0)
-    from scipy import stats
+    earlier, later = _pairs(n)
+    rise = means.values[later] - means.values[earlier]
+    slope = float(np.median(rise / (means.steps[later] - means.steps[earlier])))
+    score = float(np.sign(rise).sum())
+    _, ties = np.unique(means.values, return_counts=True)
+    variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
+    distance = max(abs(score) - 1, 0) / math.sqrt(variance)
+    return Trend(slope, slope * float(series.steps[-1] - series.steps[0]), math.erfc(distance / math.sqrt(2)))
 
-    slope = float(stats.theilslopes(means.values, means.steps)[0])
-    p_value = float(stats.kendalltau(means.steps, means.values).pvalue)
-    return Trend(slope, slope * float(series.steps[-1] - series.steps[0]), p_value)
 
-
-def onset_of_drop(series: Series, *, window: int) -> int:
-    """Returns the step of the highest rolling median: from there on a series that fell went down."""
-    medians = rolling_median(series, min(window, len(series)))
-    return int(medians.steps[int(np.argmax(medians.values))])
+@functools.cache
+def _pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the indices of all pairs of n points, the earlier and the later one."""
+    earlier, later = np.triu_indices(n, 1)
+    return earlier, later
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float:
     """Returns Pearson's correlation; NaN if either is constant or there are fewer than 3 points."""
     if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
-    return float(np.corrcoef(x, y)[0, 1])
+    x, y = (_deviations(values) for values in (x, y))
+    return float(x @ y / math.sqrt((x @ x) * (y @ y)))
+
+
+def _deviations(values: np.ndarray) -> np.ndarray:
+    """Returns deviations from the mean, as shares of the range: their squares don't overflow."""
+    shares: np.ndarray = (values - values.min()) / np.ptp(values)
+    return shares - shares.mean()

@@ -10,7 +10,7 @@ from typing import Self
 
 
 class Threshold(float):
-    """A number that a rule compares with.
+    """Number that a rule compares with.
 
     Example: Threshold(0.4, "share of tokens", "PPO practice: ...")
     """
@@ -27,11 +27,26 @@ class Threshold(float):
         return f"{float(self):g}"
 
 
+class Count(int):
+    """Threshold that counts something: steps, samples, passes."""
+
+    unit: str
+    origin: str
+
+    def __new__(cls, value: int, unit: str, origin: str) -> Self:
+        count = super().__new__(cls, value)
+        count.unit, count.origin = unit, origin
+        return count
+
+    def __repr__(self) -> str:
+        return str(int(self))
+
+
 # Statistics
 SIGNIFICANCE = Threshold(1e-3, "p-value", "about 60 rules with one or two tests each: less than one false alarm in ten runs")
-PATIENCE = Threshold(5, "steps", "four of five steps in a row: a single noisy step never speaks")
-BASELINE = Threshold(10, "steps", "first RL steps, that later ones are compared with")
-SIMULTANEOUS_STEPS = Threshold(3, "steps", "onsets closer than this count as simultaneous; then the order of links decides")
+PATIENCE = Count(5, "steps", "four of five steps in a row: a single noisy step never speaks")
+BASELINE = Count(10, "steps", "first RL steps, that later ones are compared with")
+SIMULTANEOUS_STEPS = Count(3, "steps", "onsets closer than this count as simultaneous; then the order of links decides")
 SIMULTANEOUS_SHARE = Threshold(0.03, "share of the RL steps", "likewise, in a longer run")
 
 # Environment
@@ -69,6 +84,7 @@ REFERENCE_DRIFT = Threshold(1.0, "nats per token", "practice: past it completion
 # Freshness
 STALE_KL = Threshold(0.05, "nats per token", "tuned: healthy runs at a lag of 4 versions stay below it")
 STALE_GROWTH = Threshold(4.0, "times that of the first steps", "tuned")
+LARGE_LAG = Threshold(8.0, "versions", "practice: asynchronous runs stay within 8; tuned")
 MAX_STALE_SHARE = Threshold(0.25, "share of groups", "a quarter of the sampling is for nothing")
 
 # Numbers
@@ -76,3 +92,50 @@ GRADIENT_GROWTH = Threshold(10.0, "times that of the first steps", "tuned")
 GRADIENT_SPIKE = Threshold(100.0, "times the median", "healthy runs have spikes of up to 20; tuned")
 EXTREME_LOGP = Threshold(-40.0, "nats", "e-18: no such token is drawn in a run's lifetime")
 OUTLIER_REWARD = Threshold(50.0, "times the median step's largest", "tuned")
+LONG_TAIL = Threshold(10.0, "times the span of 19 in 20 rewards", "tuned")
+NOISY_REWARD = Threshold(0.05, "share of the rewards' range", "a gain of 1% per step takes 25 steps to see")
+CALM_REWARD = Threshold(0.02, "share of the rewards' range", "a gain of 1% per step takes 4 steps to see")
+
+# Progress
+MIN_GAIN = Threshold(0.1, "share of the rewards' range", "smaller gains of training reward are not held against an evaluation")
+FLAT_GAIN = Threshold(0.2, "share of the gain in training", "held-out reward that gains less has not moved with it; tuned")
+EVALUATION_ERRORS = Threshold(4.0, "standard errors of an evaluation", "an evaluation has several tests in a run; tuned")
+
+# Reward hacking
+AUDITED = Count(40, "samples", "ten steps of the default stats_logger.samples_per_step, early and late")
+FEATURE_ERRORS = Threshold(4.0, "standard errors", "five features are compared")
+LENGTH_GROWTH = Threshold(1.25, "times that of the first steps", "tuned; held-out reward tells reasoning from padding")
+HIGH_LENGTH_CORRELATION = Threshold(0.2, "correlation within a batch", "tuned")
+REPETITION_GROWTH = Threshold(0.15, "share of 4-grams", "tuned")
+TEMPLATE_GROWTH = Threshold(0.4, "share of samples", "tuned")
+
+# Evaluation
+PROTOCOL_GAP = Threshold(0.1, "share of the rewards' range", "tuned; the same policy scores the same in both, but for chance")
+BROKEN_EVALUATION_FAILURES = Threshold(0.15, "share of episodes", "tuned")
+OVERFIT_EPOCHS = Count(3, "passes over the prompts", "practice: the first two passes rarely memorize")
+
+# Critic
+MIN_EXPLAINED = Threshold(-0.03, "share of the returns' variance", "0 is what the mean explains, less the noise of a batch")
+USELESS_CRITIC = Threshold(0.05, "share of the returns' variance", "tuned")
+VALUE_OFFSET = Threshold(0.2, "share of the rewards' range", "tuned")
+RETURN_SCALE = Threshold(5.0, "times the largest reward", "a return of one reward at the end is that reward; tuned")
+
+# Exploration
+COLLAPSED_ENTROPY = Threshold(0.15, "times that of the first steps", "tuned")
+SOLVED = Threshold(0.85, "share of the rewards' range", "above it a policy without entropy is one that knows; tuned")
+ENTROPY_RISE = Threshold(2.0, "times that of the first steps", "tuned")
+ENTROPY_RISE_NATS = Threshold(0.3, "nats per token", "tuned")
+STILL_ENTROPY = Threshold(0.02, "share of that of the first steps", "a policy that learns becomes surer")
+LITTLE_DIVERSITY = Threshold(0.05, "of the way from all equal to all distinct", "tuned")
+
+# Resources
+LEAK = Threshold(0.2, "share of the memory in use", "tuned; caches fill in the first steps, which are left out")
+LEAK_BYTES = Threshold(2.0**28, "bytes", "256 MiB: less is noise of the allocator")
+SLOWDOWN = Threshold(3.0, "times the first steps", "other load on a machine rarely does more; tuned")
+LENGTH_DOUBLED = Threshold(2.0, "times that of the first steps", "a step costs twice as much")
+SLOW_REWARD = Threshold(0.5, "share of the time", "the learner is idle every other second")
+NOTED_IDLE = Threshold(0.5, "share of the time", "half of the devices' time is for nothing")
+
+# Symptoms
+LOST_REWARD = Threshold(0.1, "share of the rewards' range", "tuned")
+FALL_NOISE = Threshold(3.0, "standard deviations of a step about the rolling median", "medians of five steps vary half as much")

@@ -170,7 +170,11 @@ class Learner(Protocol):
         ...
 
     def update(self, batch: Batch) -> dict[str, Mean]:
-        """Takes one optimizer step of the policy on all rows of the batch; the critic stays."""
+        """Takes one optimizer step of the policy on all rows of the batch; the critic stays.
+
+        It is not taken if the gradient is not finite (metric `skipped`), or if the metrics break a
+        bound of `guard` whose action is "skip" (metric `out_of_bounds`, of runs with such bounds).
+        """
         ...
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
@@ -181,6 +185,13 @@ class Learner(Protocol):
         """Takes one supervised step: negative log-likelihood weighted by loss_weight.
 
         It uses the warm-up's optimizer, or the policy's for "sft".
+        """
+        ...
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiplies the learning rates of later steps by `factor`, relative to their schedules.
+
+        1 at the start; neither `save` nor `restore` has to do with it.
         """
         ...
 

@@ -83,6 +83,13 @@ class Plugin:
         """
         return self.transports
 
+    def devices(self) -> list[str]:
+        """Returns the names of the devices that this process sees, for the record of a run.
+
+        Called once its parts are made. By default it knows of none.
+        """
+        return []
+
     # Making its parts. These block, and may compile.
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:

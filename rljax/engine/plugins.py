@@ -43,6 +43,12 @@ def allocate(config: Config) -> Allocation:
     return dataclasses.replace(allocation, learner=learner)
 
 
+def devices_of(allocation: Allocation) -> list[str]:
+    """Returns the names of the devices that this process's engines see, once those are made."""
+    engines = dict.fromkeys(pool.engine for pool in (allocation.sampler, allocation.learner) if pool is not None)
+    return list(next(filter(None, (find_plugin(engine).devices() for engine in engines)), []))
+
+
 def _attached_engine(sampler: Pool | None) -> str:
     """Returns the engine whose sampler is made of servers that run already.
 

@@ -49,6 +49,13 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = True) -> str: ...
 
+    def pieces(self, token_ids: Sequence[int] | np.ndarray) -> list[str]:
+        """Returns the text of each token, which add up to `decode` with special tokens.
+
+        A character of several tokens is the text of the last one.
+        """
+        ...
+
     def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]: ...
 
     def next_turn(self, messages: Sequence[Message], last_token_id: int) -> list[int]:
@@ -98,6 +105,17 @@ class HFTokenizer:
     def decode(self, token_ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = True) -> str:
         ids = [int(i) for i in token_ids]
         return cast(str, self._inner.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
+
+    def pieces(self, token_ids: Sequence[int] | np.ndarray) -> list[str]:
+        from tokenizers.decoders import DecodeStream
+
+        text = self.decode(token_ids, skip_special_tokens=False)
+        stream, backend = DecodeStream(skip_special_tokens=False), getattr(self._inner, "backend_tokenizer", None)
+        found = [] if backend is None else [stream.step(backend, int(token)) or "" for token in token_ids]
+        joined = "".join(found)
+        if found and text.startswith(joined):
+            return [*found[:-1], found[-1] + text[len(joined) :]]  # bytes at the end that are no character yet
+        return [text, *[""] * (len(token_ids) - 1)] if len(token_ids) else []
 
     def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         return self.encode(self.render(messages, add_generation_prompt=add_generation_prompt))

@@ -1,18 +1,20 @@
-"""Guardrails: bounds on a step's metrics that end a run which has gone wrong.
+"""Guardrails: bounds on a step's metrics, and the actions that follow when one is broken.
 
-A metric out of bounds for `guard.patience` steps in a row ends the run; so does a single step far
-out of bounds. From the first such step on no ordinary checkpoint is made (`suspect`), so that a
-later run resumes from before the trouble began.
+A metric out of bounds for `guard.patience` steps in a row leads to the bound's action (`check`); so
+does a single step far out of bounds. From the first such step on no ordinary checkpoint is made
+(`suspect`), so that a later run resumes from before the trouble began. Actions within an update,
+`skip` and `stop_epoch`, are taken by the learner and the training step (`update_bounds`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rljax.config.schema import GuardConfig
-from rljax.errors import GuardrailError
+from rljax.config.schema_guard import ACTIONS, OF_UPDATE, UPDATE_ACTIONS
 from rljax.metrics.mean import Mean
 
 
@@ -23,7 +25,7 @@ class Guard(NamedTuple):
     metric: str
     is_maximum: bool  # else the bound is a minimum
     remedy: str
-    fatal_factor: float = math.inf  # a value beyond the bound by this factor ends the run in one step
+    fatal_factor: float = math.inf  # a value beyond the bound by this factor is enough in one step
 
     def within(self, value: float, bound: float) -> bool:
         """Returns whether a value is within the bound; False for NaN."""
@@ -31,7 +33,10 @@ class Guard(NamedTuple):
 
 
 UPDATE = "ppo_actor/update"
+REWARD = "rollout/reward"
 ADVANTAGE = "ppo_actor/advantage"
+GRAD_NORM = f"{UPDATE}/grad_norm"
+OUT_OF_BOUNDS = f"{UPDATE}/out_of_bounds"  # share of the updates that a learner skipped for a bound
 DISAGREE = "sampler and learner disagree: lower rollout.max_head_offpolicyness, compare their dtypes, run `rljax parity`"
 GUARDS = (
     Guard(
@@ -46,11 +51,11 @@ GUARDS = (
     ),
     Guard(
         "max_grad_norm",
-        f"{UPDATE}/grad_norm",
+        GRAD_NORM,
         True,
         "lower actor.optimizer.lr or gradient_clipping, look at the rewards' scale",
     ),
-    Guard("min_reward", "rollout/reward", False, "look at samples.jsonl: the reward, the prompts, the learning rate"),
+    Guard("min_reward", REWARD, False, "look at samples.jsonl: the reward, the prompts, the learning rate"),
     Guard("max_behave_imp_weight", f"{UPDATE}/behave_imp_weight", True, DISAGREE, fatal_factor=100.0),
     Guard("min_behave_imp_weight", f"{UPDATE}/behave_imp_weight", False, DISAGREE, fatal_factor=100.0),
     Guard(
@@ -63,6 +68,67 @@ GUARDS = (
 MUST_BE_FINITE = ("loss", "grad_norm")  # last parts of metric names
 IDLE = 5  # steps in a row without anything to learn before a warning
 NOT_FINITE = "lower actor.optimizer.lr, set gradient_clipping, compute in float32, look at the batch in samples.jsonl"
+COLLAPSED = "the policy has collapsed: lower actor.optimizer.lr, look at samples.jsonl and entropy"
+NO_GRADIENT = "the policy is saturated, or the cap on behavior weights masks every token: lower actor.optimizer.lr"
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateBound:
+    """Bound that is known within an update, before its optimizer step."""
+
+    guard: Guard
+    bound: float
+    action: str  # one of UPDATE_ACTIONS
+
+    def broken(self, metrics: Mapping[str, Mean]) -> bool:
+        """Returns whether the metrics of an update break the bound. Metrics that are missing don't."""
+        mean = metrics.get(self.guard.metric)
+        return mean is not None and bool(mean.count) and not self.guard.within(mean.value, self.bound)
+
+
+def update_bounds(config: GuardConfig, *actions: str) -> tuple[UpdateBound, ...]:
+    """Returns the bounds with one of these actions, of UPDATE_ACTIONS."""
+    found = []
+    for guard in GUARDS:
+        bound, action = getattr(config, guard.key), config.action_of(guard.key)
+        if config.enabled and bound is not None and guard.key in OF_UPDATE and action in actions:
+            found.append(UpdateBound(guard, bound, action))
+    return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """An action of a guardrail: one line of guard.jsonl."""
+
+    step: int
+    guard: str  # the key of a bound, or the id of a rule
+    metric: str
+    value: float
+    bound: float | None
+    action: str
+    detail: str
+
+    def __str__(self) -> str:
+        bound = "" if self.bound is None else f", bound {self.bound:g}"
+        return f"guard.{self.guard}: {self.metric} {self.value:.4g}{bound}: {self.action}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Breach:
+    """A bound that was broken for long enough, or a rule's finding: an action is due."""
+
+    guard: str  # the key of a bound, or the id of a rule
+    metric: str
+    value: float
+    bound: float | None
+    action: str
+    since: int  # first step of the evidence
+    line: str  # what was found
+    remedy: str
+
+    def event(self, step: int, action: str, detail: str) -> Event:
+        """Returns the line of guard.jsonl for the action that was taken."""
+        return Event(step, self.guard, self.metric, self.value, self.bound, action, detail)
 
 
 class Guardrails:
@@ -71,12 +137,19 @@ class Guardrails:
     Example:
 
         guardrails = Guardrails(config.guard)
-        guardrails.check(metrics)          # each step; raises GuardrailError
-        guardrails.suspect                 # "" while all is well
+        for breach in guardrails.check(step, metrics):  # each step; the most severe action first
+            ...
+        guardrails.suspect                              # "" while all is well
     """
 
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
+        self._best, self._least = -math.inf, math.inf  # best mean reward of a step, and least reward, so far
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the steps in a row so far."""
+        self._since: dict[str, int] = {}  # first step out of bounds of those in a row, by key
         self._bad: dict[str, int] = {}  # steps in a row out of bounds, by key
         self._lines: dict[str, str] = {}  # descriptions of those, by key
         self._idle = 0  # steps in a row in which there was nothing to learn
@@ -86,71 +159,131 @@ class Guardrails:
         """One line about a metric that is out of bounds now; "" if none is."""
         return next(iter(self._lines.values()), "")
 
-    def check(self, metrics: Mapping[str, Mean]) -> None:
-        """Checks a step's metrics. Metrics that are missing pass.
+    def check(self, step: int, metrics: Mapping[str, Mean]) -> list[Breach]:
+        """Checks a step's metrics and returns what calls for an action, the most severe first.
 
-        Raises:
-          GuardrailError: a metric was out of bounds for too long, or far out.
+        Metrics that are missing pass. An action is due again after `guard.patience` more steps.
         """
+        if not self._config.enabled:
+            return []
+        due: list[Breach | None] = []
         if self._config.finite:
-            self._count("finite", *_find_not_finite(metrics), NOT_FINITE)
+            due.append(self._count(step, "finite", *_find_not_finite(metrics), NOT_FINITE))
+        if self._config.gradient:
+            due.append(self._count(step, "gradient", *_find_no_gradient(metrics), NO_GRADIENT))
+        if self._config.collapse:
+            due.append(self._count(step, "collapse", *self._find_collapse(metrics), COLLAPSED))
         for guard in GUARDS:
             bound: float | None = getattr(self._config, guard.key)
             mean = metrics.get(guard.metric)
-            if bound is None or mean is None or not mean.count:
+            within_update = self._config.action_of(guard.key) in UPDATE_ACTIONS
+            if bound is None or mean is None or not mean.count or within_update:
                 continue
             bad = not guard.within(mean.value, bound)
             fatal_bound = bound * guard.fatal_factor if guard.is_maximum else bound / guard.fatal_factor
             fatal = bad and not math.isnan(mean.value) and not guard.within(mean.value, fatal_bound)
             side = "above" if guard.is_maximum else "below"
             line = f"{guard.metric} is {mean.value:.4g}, {'far ' if fatal else ''}{side} {bound:g}"
-            self._count(guard.key, bad, line, guard.remedy, fatal)
+            found = guard.metric if bad else ""
+            due.append(self._count(step, guard.key, found, mean.value, line, guard.remedy, bound=bound, fatal=fatal))
+        return in_order(breach for breach in due if breach is not None)
 
-    def check_end(self) -> None:
-        """Fails the run if its last loss or gradient norm was not finite, whatever the patience.
+    def _find_collapse(self, metrics: Mapping[str, Mean]) -> tuple[str, float, str]:
+        """Finds a step with nothing to learn at far less than the best reward.
 
-        Raises:
-          GuardrailError: a loss or a gradient norm of the last step was not finite.
+        Half of the best is counted from the least reward of any completion so far. Returns as
+        `_find_not_finite`.
         """
-        if "finite" in self._lines:
-            raise GuardrailError(f"guard.finite: {self._lines['finite']} ({NOT_FINITE})")
+        reward, advantage = metrics.get(REWARD), metrics.get(ADVANTAGE)
+        if reward is None or not reward.count or math.isnan(reward.sum):
+            return "", 0.0, ""
+        self._best, self._least = max(self._best, reward.value), min(self._least, reward.min, reward.value)
+        half = (self._best + self._least) / 2
+        if advantage is None or not advantage.min == advantage.max == 0 or reward.value >= half:
+            return "", 0.0, ""
+        line = f"{REWARD} is {reward.value:.4g} after {self._best:.4g}, and every advantage is 0"
+        return REWARD, reward.value, line
+
+    def check_end(self, step: int) -> Breach | None:
+        """Returns a breach if the last loss or gradient norm was not finite, whatever the patience."""
+        if "finite" not in self._lines:
+            return None
+        line = self._lines["finite"]
+        return Breach("finite", "", math.nan, None, "stop", self._since.get("finite", step), line, NOT_FINITE)
 
     def hint(self, metrics: Mapping[str, Mean]) -> str:
         """Returns a warning, once, if nothing was learned for IDLE steps; else ""."""
-        advantage = metrics.get(ADVANTAGE)
-        if advantage is None or not advantage.min == advantage.max == 0:
-            self._idle = 0
-            return ""
-        self._idle += 1
+        reward, advantage = metrics.get(REWARD), metrics.get(ADVANTAGE)
+        constant = reward is not None and reward.count > 1 and reward.min == reward.max
+        nothing = advantage is not None and advantage.min == advantage.max == 0
+        self._idle = self._idle + 1 if constant or nothing else 0
         if self._idle != IDLE:
             return ""
+        value = "" if reward is None else f"{reward.value:.4g}"
+        found = f"every reward was {value}" if constant else f"the rewards of each group were equal (rollout/reward {value})"
+        learned = "every advantage was 0, so that nothing was learned" if nothing else "no completion was told from another"
         return (
-            f"every advantage was 0 in the last {IDLE} steps, so that nothing was learned: the rewards of each group are equal "
-            f"(rollout/reward {metrics['rollout/reward'].value:.4g}); look at samples.jsonl: the task is solved, or too hard, "
+            f"{found} in the last {IDLE} steps, and {learned}; look at samples.jsonl: the task is solved, or too hard, "
             "or the reward does not tell completions apart"
         )
 
-    def _count(self, key: str, bad: bool, line: str, remedy: str, fatal: bool = False) -> None:
-        if not bad:
-            self._bad.pop(key, None)
-            self._lines.pop(key, None)
-            return
+    @property
+    def idle(self) -> bool:
+        """True if there was nothing to learn in the last IDLE steps."""
+        return self._idle >= IDLE
+
+    def _count(
+        self,
+        step: int,
+        key: str,
+        metric: str,
+        value: float,
+        line: str,
+        remedy: str,
+        *,
+        bound: float | None = None,
+        fatal: bool = False,
+    ) -> Breach | None:
+        """Counts a step for one bound.
+
+        Args:
+          metric: the one that is out of bounds; empty if none is.
+        """
+        if not metric:
+            for record in (self._bad, self._lines, self._since):
+                record.pop(key, None)
+            return None
         self._bad[key] = self._bad.get(key, 0) + 1
         self._lines[key] = line
-        if fatal or self._bad[key] >= self._config.patience:
-            steps = f"{self._bad[key]} steps in a row" if self._bad[key] > 1 else "one step"
-            raise GuardrailError(f"guard.{key}: {line}, for {steps} ({remedy})")
+        since = self._since.setdefault(key, step)
+        if not fatal and self._bad[key] % self._config.patience:
+            return None
+        steps = f"{self._bad[key]} steps in a row" if self._bad[key] > 1 else "one step"
+        return Breach(key, metric, value, bound, self._config.action_of(key), since, f"{line}, for {steps}", remedy)
 
 
-def _find_not_finite(metrics: Mapping[str, Mean]) -> tuple[bool, str]:
-    """Returns whether a loss or a gradient is not finite, and a line that names it.
+def in_order(breaches: Iterable[Breach]) -> list[Breach]:
+    """Sorts breaches, those with the most severe action first."""
+    return sorted(breaches, key=lambda breach: -ACTIONS.index(breach.action))
+
+
+def _find_no_gradient(metrics: Mapping[str, Mean]) -> tuple[str, float, str]:
+    """Finds a gradient of exactly 0 where advantages are not. Returns metric ("" if all is well), value, line."""
+    norm, advantage = metrics.get(GRAD_NORM), metrics.get(ADVANTAGE)
+    if norm is None or not norm.count or norm.sum != 0 or advantage is None or advantage.min == advantage.max == 0:
+        return "", 0.0, ""
+    return GRAD_NORM, 0.0, f"{GRAD_NORM} is exactly 0, with advantages from {advantage.min:.4g} to {advantage.max:.4g}"
+
+
+def _find_not_finite(metrics: Mapping[str, Mean]) -> tuple[str, float, str]:
+    """Finds a loss or a gradient that is not finite. Returns its metric ("" if none), value, and a line.
 
     Learners skip an update whose gradient is not finite, and count it as `skipped`.
     """
     for name, mean in metrics.items():
         last = name.rpartition("/")[2]
         if last == "skipped" and mean.sum > 0:
-            return True, f"{name} is {mean.value:g}: a gradient that is not finite was not applied"
+            return name, mean.value, f"{name} is {mean.value:g}: a gradient that is not finite was not applied"
         if last in MUST_BE_FINITE and name.count("/") and mean.count and not math.isfinite(mean.sum):
-            return True, f"{name} is {mean.value}"
-    return False, ""
+            return name, mean.value, f"{name} is {mean.value}"
+    return "", 0.0, ""

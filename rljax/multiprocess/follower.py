@@ -111,6 +111,8 @@ def _call(learner: Learner, method: str, message: Message) -> None:
         getattr(learner, method)(Batch(**message.arrays))
     elif method in PATHS:
         getattr(learner, method)(Path(message.fields["path"]))
+    elif method == "scale_lr":
+        learner.scale_lr(message.fields["factor"])
     elif method == "export":
         learner.export(target_from_json(message.fields["target"]))
     elif method == "close":

@@ -67,6 +67,9 @@ class DistributedLearner:
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
         return self._on_batch("update_supervised", batch)
 
+    def scale_lr(self, factor: float) -> None:
+        self._followers.call_all("scale_lr", local=lambda: self._learner.scale_lr(factor), factor=factor)
+
     def export(self, target: ExportTarget) -> WeightSource:
         """Exports the weights in all ranks.
 

@@ -13,10 +13,11 @@ Two rules keep tokens fresh. The buffer admits at most
     min(max_concurrent_rollouts - running,
         (max_head_offpolicyness + version + 1) * consumer_batch_size - accepted - running)
 
-prompts, so that a group admitted now is within the lag bound when it is trained on, if groups
-finish in order. They don't, so there is also a hard bound: a group with tokens that are too old is
-generated again (stale_policy `drop`), or those tokens are masked (`mask`). All entries in `ready`
-are within the bound at the current version, and so are those that `take` returns.
+prompts (`version` less the steps that rollbacks undid), so that a group admitted now is within the
+lag bound when it is trained on, if groups finish in order. They don't, so there is also a hard
+bound: a group with tokens that are too old is generated again (stale_policy `drop`), or those
+tokens are masked (`mask`). All entries in `ready` are within the bound at the current version, and
+so are those that `take` returns.
 """
 
 from __future__ import annotations
@@ -99,11 +100,13 @@ class Buffer:
         buffer.finish(ticket, group)            # or reject, requeue, drop
         entries = buffer.take()                 # None: the learner waits for `change`
         buffer.publish()                        # the version goes up by one
+        buffer.roll_back(state, entries)        # in place of a publish: the data position of a checkpoint
     """
 
     def __init__(self, source: PromptSource, limits: Limits) -> None:
         self.limits = limits
-        self.version = 0  # training steps finished
+        self.version = 0  # training steps finished, those that a rollback undid included
+        self.undone = 0  # of those: steps that rollbacks undid, and the rollbacks themselves
         self.drawn = 0  # prompts taken from the source
         self.consumed = 0  # groups handed to the learner
         self.counts: Counter[str] = Counter()  # finished, rejected, dropped, again, stale, stale_tokens; over the whole run
@@ -139,7 +142,7 @@ class Buffer:
     def capacity(self) -> int:
         """Number of prompts that may be admitted now."""
         limits, running = self.limits, len(self._running)
-        fresh = (limits.max_lag + self.version + 1) * limits.batch_size
+        fresh = (limits.max_lag + self.version - self.undone + 1) * limits.batch_size
         if limits.groups is not None:
             fresh = min(fresh, limits.groups)
         return min(limits.max_concurrent - running, fresh - self.accepted - running)
@@ -290,6 +293,7 @@ class Buffer:
         pending = sorted([*self._running.values(), *self._requeued], key=lambda ticket: ticket.index)
         return {
             "version": self.version,
+            "undone": self.undone,
             "drawn": self.drawn,
             "consumed": self.consumed,
             "counts": dict(self.counts),
@@ -303,15 +307,36 @@ class Buffer:
 
     def restore(self, state: Mapping[str, Any], entries: Iterable[Entry]) -> None:
         """Restores what `state` and `entries` returned. Prompts that were in flight come first."""
-        self.version, self.drawn, self.consumed = state["version"], state["drawn"], state["consumed"]
-        self.counts = Counter(state["counts"])
-        self._source.restore(state["source"])
+        self.version = state["version"]
+        self.undone = state.get("undone", 0)  # checkpoints from before there were rollbacks lack it
+        self._restore_position(state)
         self._requeued = deque(ticket_from_json(t) for t in state["pending"])
-        self._running = {}
-        self._ready = []
         for entry in entries:
             self._push(entry)
         self.wake()
+
+    def roll_back(self, state: Mapping[str, Any], entries: Iterable[Entry]) -> None:
+        """Goes back to the position in the data of `state` and `entries`, as a new version.
+
+        The version rises by one and never comes twice, for tokens of later versions than the
+        state's may still arrive. Prompts consumed since then are drawn again, and all that were
+        pending or ready then are generated again. Tickets from before this call are void: whoever
+        holds one must not hand it in.
+        """
+        self.version += 1
+        self.undone = self.version - (state["version"] - state.get("undone", 0))
+        self._restore_position(state)
+        tickets = [ticket_from_json(t) for t in state["pending"]] + [entry.ticket for entry in entries]
+        again = (dataclasses.replace(ticket, attempt=ticket.attempt + 1) for ticket in tickets)
+        self._requeued = deque(sorted(again, key=lambda ticket: ticket.index))
+        self.wake()
+
+    def _restore_position(self, state: Mapping[str, Any]) -> None:
+        self.drawn, self.consumed = state["drawn"], state["consumed"]
+        self.counts = Counter(state["counts"])
+        self._source.restore(state["source"])
+        self._running = {}
+        self._ready = []
 
 
 def oldest_version(trajectories: Iterable[Trajectory]) -> int:

@@ -2,6 +2,8 @@
 
 DIR/batch.safetensors    token_ids, loss_mask, behavior_logp, versions: [N], of all trajectories
 DIR/batch.json           groups: uid and trajectories; per trajectory its length, reward, text
+
+Text is optional; the flight recorder (rljax/flight) writes none.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import collections
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +27,12 @@ ARRAYS = {"token_ids": np.int32, "loss_mask": np.bool_, "behavior_logp": np.floa
 FORMAT = "rljax-groups-1"
 
 
-def save(directory: Path, groups: Sequence[Group], tokenizer: Tokenizer) -> None:
+def save(directory: Path, groups: Sequence[Group], tokenizer: Tokenizer | None = None) -> None:
     """Writes both files. Makes the directory if it is missing.
 
-    The text is for human readers: loading never tokenizes it.
+    Args:
+      tokenizer: decodes the text, which is for human readers; None writes no text. Loading never
+        tokenizes it.
     """
     from safetensors.numpy import save_file
 
@@ -38,11 +43,17 @@ def save(directory: Path, groups: Sequence[Group], tokenizer: Tokenizer) -> None
         for name, dtype in ARRAYS.items()
     }
     save_file(arrays, directory / "batch.safetensors", metadata={"format": FORMAT})
+
+    def facts(trajectory: Trajectory) -> dict[str, Any]:
+        if tokenizer is not None:
+            return describe(trajectory, tokenizer)
+        components = dict(trajectory.components)
+        return {"reward": trajectory.reward, "components": components, "finish": str(trajectory.finish)}
+
     tree = {
         "format": FORMAT,
         "groups": [
-            {"uid": group.uid, "trajectories": [{"length": len(t)} | describe(t, tokenizer) for t in group.trajectories]}
-            for group in groups
+            {"uid": group.uid, "trajectories": [{"length": len(t)} | facts(t) for t in group.trajectories]} for group in groups
         ],
     }
     (directory / "batch.json").write_text(dump(tree) + "\n")
@@ -89,7 +100,13 @@ def _trajectory(entry: dict[str, Any], arrays: dict[str, np.ndarray], start: int
     parts: dict[str, Any] = {
         name: arrays[name][start : start + entry["length"]].astype(dtype) for name, dtype in ARRAYS.items()
     }
-    return Trajectory(**parts, reward=entry["reward"], components=entry["components"], finish=Finish(entry["finish"]))
+    components = {name: _number(value) for name, value in entry["components"].items()}
+    return Trajectory(**parts, reward=_number(entry["reward"]), components=components, finish=Finish(entry["finish"]))
+
+
+def _number(value: float | None) -> float:
+    """Reads a number from JSON, where null stands for NaN and infinities."""
+    return math.nan if value is None else value
 
 
 def _read(directory: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -3,7 +3,9 @@
 run = RunDirectory(workdir)                   # locked: two runs never share a directory
 sinks = build(config, run, tokenizer, first_step=12)
 sinks.write(13, metrics)                      # may be called several times for step 13
-sinks.sample(13, "0/17", trajectory)
+sinks.histograms(13, histograms)
+sinks.sample(13, "0/17", trajectory, advantage)
+sinks.event(Event(13, "max_approx_kl", ...))  # an action of a guardrail
 sinks.status(Status(RunState.RUNNING, step=13, version=13, total_steps=100))
 sinks.close()
 """
@@ -16,6 +18,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
+from rljax.metrics.guardrails import Event
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.types import Trajectory
 
@@ -50,8 +56,20 @@ class Sink(Protocol):
         """Writes metrics of a step. Steps never decrease; several writes of one step merge."""
         ...
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
-        """Writes one trajectory of a batch. A sink may drop samples."""
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Writes the histograms of a step, by the names of metrics. A sink may drop them."""
+        ...
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
+        """Writes one trajectory of a batch. A sink may drop samples.
+
+        Args:
+          advantage: of each token, [T]; only that of trained tokens means anything.
+        """
+        ...
+
+    def event(self, event: Event) -> None:
+        """Writes an action of a guardrail. A sink may drop it."""
         ...
 
     def status(self, status: Status) -> None:
@@ -75,10 +93,20 @@ class Sinks:
             for sink in self._sinks:
                 sink.write(step, metrics)
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         with self._lock:
             for sink in self._sinks:
-                sink.sample(step, uid, trajectory)
+                sink.histograms(step, histograms)
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
+        with self._lock:
+            for sink in self._sinks:
+                sink.sample(step, uid, trajectory, advantage)
+
+    def event(self, event: Event) -> None:
+        with self._lock:
+            for sink in self._sinks:
+                sink.event(event)
 
     def status(self, status: Status) -> None:
         with self._lock:

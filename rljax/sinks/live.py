@@ -7,6 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+import numpy as np
+
+from rljax.metrics.guardrails import Event
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
 from rljax.sinks import RunState, Status
 from rljax.types import Trajectory
@@ -45,8 +49,14 @@ class LineSink:
         if self._status is not None and step == self._status.step:
             self._print(self._status)
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Histograms are in histograms.jsonl."""
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl, and in the log."""
 
     def status(self, status: Status) -> None:
         self._status = status
@@ -89,8 +99,14 @@ class LiveSink:
                 self._history.setdefault(name, []).append(metrics[name].value)
         self._draw()
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Histograms are in histograms.jsonl."""
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl, and in the log."""
 
     def status(self, status: Status) -> None:
         self._progress.update(

@@ -1,10 +1,14 @@
 """Run directory, and the sink that writes its files.
 
 config.json       resolved config
+context.json      code, packages, hardware, model, data and evaluation of each session (context.py)
 metrics.jsonl     one object per step, `step` strictly increasing; null is NaN or infinite
-samples.jsonl     trajectories with text, reward components and versions
+histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts": [n]}}
+guard.jsonl       actions of the guardrails, one object each
+samples.jsonl     trajectories with text, reward components, versions and advantages
 status.json       step, version, state; the error of a failed run
 checkpoints/      checkpoints to resume from
+flight/           batches of the last steps (rljax/flight)
 export/           Hugging Face safetensors and tokenizer, at the end
 workers.json      address and token for workers, while the run listens (rljax/workers/server.py)
 workers/          output of the run's own workers
@@ -20,7 +24,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +35,8 @@ from rljax.config import resume
 from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
+from rljax.metrics.guardrails import Event
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import RunState, Status
 from rljax.types import Trajectory
@@ -131,7 +137,8 @@ class RunDirectory:
 
 
 class RunDirectorySink:
-    """Sink that writes metrics.jsonl, samples.jsonl and status.json.
+    """Sink that writes metrics.jsonl, histograms.jsonl, guard.jsonl, samples.jsonl and
+    status.json.
 
     Lines of steps after `first_step` are cut first.
     """
@@ -143,10 +150,11 @@ class RunDirectorySink:
         self._sampled = (first_step, 0)  # a step, and the number of its samples written
         self._step: int | None
         self._start, self._step, self._scalars = cut(run.path / "metrics.jsonl", first_step)
-        cut(run.path / "samples.jsonl", first_step)
         self._means: dict[str, Mean] = {}
         self._metrics_file = _open_end(run.path / "metrics.jsonl")
-        self._samples_file = _open_end(run.path / "samples.jsonl")
+        self._samples_file = _reopen(run.path / "samples.jsonl", first_step)
+        self._histograms_file = _reopen(run.path / "histograms.jsonl", first_step)
+        self._guard_file = _reopen(run.path / "guard.jsonl", first_step)
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Appends the step's line, or merges the metrics into it if it is the last line."""
@@ -161,14 +169,22 @@ class RunDirectorySink:
         self._metrics_file.truncate()
         self._metrics_file.flush()
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Appends the step's line."""
+        _append(self._histograms_file, {"step": step} | {name: h.to_json() for name, h in histograms.items()})
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         at, count = self._sampled
         count = count if at == step else 0
         if count >= self._samples_per_step:
             return
         self._sampled = (step, count + 1)
-        self._samples_file.write(f"{dump({'step': step, 'uid': uid} | describe(trajectory, self._tokenizer))}\n".encode())
-        self._samples_file.flush()
+        tokens = describe_tokens(trajectory, advantage, self._tokenizer)
+        _append(self._samples_file, {"step": step, "uid": uid} | describe(trajectory, self._tokenizer) | tokens)
+
+    def event(self, event: Event) -> None:
+        """Appends the event's line."""
+        _append(self._guard_file, dataclasses.asdict(event))
 
     def status(self, status: Status) -> None:
         self._run.write_status(status)
@@ -176,6 +192,8 @@ class RunDirectorySink:
     def close(self) -> None:
         self._metrics_file.close()
         self._samples_file.close()
+        self._histograms_file.close()
+        self._guard_file.close()
 
 
 def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -184,9 +202,7 @@ def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
     `versions` is a list of [version, number of tokens], run-length encoded, from the first sampled
     token on.
     """
-    sampled = np.flatnonzero(trajectory.versions >= 0)
-    start = int(sampled[0]) if sampled.size else len(trajectory)
-    runs = itertools.groupby(trajectory.versions[start:].tolist())
+    start = _first_sampled(trajectory)
     return {
         "prompt": tokenizer.decode(trajectory.token_ids[:start].tolist(), skip_special_tokens=False),
         "completion": tokenizer.decode(trajectory.token_ids[start:].tolist(), skip_special_tokens=False),
@@ -194,9 +210,33 @@ def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
         "trained_tokens": int(trajectory.loss_mask.sum()),
         "reward": trajectory.reward,
         "components": dict(trajectory.components),
-        "versions": [[version, sum(1 for _ in run)] for version, run in runs],
+        "versions": _run_lengths(trajectory.versions[start:].tolist()),
         "finish": str(trajectory.finish),
     }
+
+
+def describe_tokens(trajectory: Trajectory, advantage: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns more keys of a trajectory's object in samples.jsonl, from the first sampled token on.
+
+    `pieces` has the text of each token, and `advantages` is run-length encoded as `versions` is;
+    the advantage of a token that is not trained on is null.
+    """
+    start = _first_sampled(trajectory)
+    trained = zip(advantage[start:].tolist(), trajectory.loss_mask[start:].tolist(), strict=True)
+    return {
+        "pieces": tokenizer.pieces(trajectory.token_ids[start:].tolist()),
+        "advantages": _run_lengths([float(f"{value:.6g}") if used else None for value, used in trained]),
+    }
+
+
+def _first_sampled(trajectory: Trajectory) -> int:
+    """Returns the index of the first sampled token; the length if there is none."""
+    sampled = np.flatnonzero(trajectory.versions >= 0)
+    return int(sampled[0]) if sampled.size else len(trajectory)
+
+
+def _run_lengths(values: Sequence[Any]) -> list[list[Any]]:
+    return [[value, sum(1 for _ in run)] for value, run in itertools.groupby(values)]
 
 
 def cut(path: Path, step: int) -> tuple[int, int | None, dict[str, Any]]:
@@ -227,6 +267,17 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) and isinstance(entry.get("step"), int) else None
 
 
+def _reopen(path: Path, step: int) -> IO[bytes]:
+    """Opens a JSONL file at its end, without the lines of steps after `step`."""
+    cut(path, step)
+    return _open_end(path)
+
+
+def _append(file: IO[bytes], entry: Mapping[str, Any]) -> None:
+    file.write(f"{dump(entry)}\n".encode())
+    file.flush()
+
+
 def _open_end(path: Path) -> IO[bytes]:
     try:
         path.touch()
@@ -239,7 +290,18 @@ def _open_end(path: Path) -> IO[bytes]:
 
 def dump(value: Any) -> str:
     """Encodes a value as one line of JSON. NaN and infinities become null."""
-    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False)
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain)
+    except ValueError:  # one of them is there; looking for it first would take most of the time
+        return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
 def _finite(value: Any) -> Any:

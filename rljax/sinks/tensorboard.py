@@ -3,38 +3,66 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from rljax.errors import UserError
+from rljax.metrics.guardrails import Event
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten
 from rljax.sinks import Status
 from rljax.types import Trajectory
 
 
 class TensorBoardSink:
-    """Sink that writes scalars to TensorBoard, under the names of metrics.jsonl.
+    """Sink that writes scalars and histograms to TensorBoard, under the names of metrics.jsonl.
 
     Steps after `first_step` that an earlier process wrote are purged.
     """
 
     def __init__(self, directory: Path, *, first_step: int) -> None:
         try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.compat.proto import event_pb2, histogram_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
             raise UserError("stats_logger.tensorboard: not installed (pip install 'rljax[tensorboard]>=0.1')") from None
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._event, self._summary, self._histogram = event_pb2.Event, summary_pb2.Summary, histogram_pb2.HistogramProto
         self._writer = EventFileWriter(str(directory))
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._writer.add_event(self._event(wall_time=time.time(), step=first_step + 1, session_log=start))
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in flatten(metrics).items()]
+        self._write(step, [self._summary.Value(tag=name, simple_value=value) for name, value in flatten(metrics).items()])
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        found = {f"{name}/histogram": self._proto(histogram) for name, histogram in histograms.items()}
+        self._write(step, [self._summary.Value(tag=name, histo=proto) for name, proto in found.items()])
+
+    def _proto(self, histogram: Histogram) -> Any:
+        """Converts a histogram; sums are those of the bins' centers."""
+        edges, counts = histogram.edges, histogram.counts
+        centers = (edges[:-1] + edges[1:]) / 2
+        return self._histogram(
+            min=edges[0],
+            max=edges[-1],
+            num=counts.sum(),
+            sum=centers @ counts,
+            sum_squares=centers**2 @ counts,
+            bucket_limit=edges[1:],
+            bucket=counts,
+        )
+
+    def _write(self, step: int, values: Sequence[Any]) -> None:
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl; their counts are metrics."""
 
     def status(self, status: Status) -> None:
         self._writer.flush()

@@ -6,9 +6,13 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
+from rljax.metrics.guardrails import Event
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import Status
 from rljax.sinks.run_directory import RunDirectory
@@ -16,7 +20,7 @@ from rljax.types import Trajectory
 
 
 class WandbSink:
-    """Sink that writes scalars to W&B, under the names of metrics.jsonl.
+    """Sink that writes scalars and histograms to W&B, under the names of metrics.jsonl.
 
     WORKDIR/wandb_id has the id of the W&B run, which a resumed run continues.
     """
@@ -26,6 +30,7 @@ class WandbSink:
             import wandb
         except ImportError:
             raise UserError("stats_logger.wandb: not installed (pip install 'rljax[wandb]>=0.1')") from None
+        self._histogram = wandb.Histogram
         id_file = run.path / "wandb_id"
         if not id_file.exists():
             run.write_text("wandb_id", secrets.token_hex(4))
@@ -46,8 +51,15 @@ class WandbSink:
         self._step = step
         self._run.log(flatten(self._means), step=step)
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        pairs = {name: (histogram.counts, histogram.edges) for name, histogram in histograms.items()}
+        self._run.log({f"{name}/histogram": self._histogram(np_histogram=pair) for name, pair in pairs.items()}, step=step)
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl; their counts are metrics."""
 
     def status(self, status: Status) -> None:
         self._run.summary.update({"state": str(status.state), "version": status.version})

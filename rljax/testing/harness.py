@@ -29,6 +29,8 @@ from rljax.engines.fake.learner import FakeLearner
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import RewardError
 from rljax.loop import Labeled, Run
+from rljax.metrics.guardrails import Event
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten
 from rljax.rollout.evaluation import Evaluation
 from rljax.rollout.producer import GroupRunner
@@ -145,7 +147,9 @@ class MemorySink:
     def __init__(self, first_step: int = 0, path: Path | None = None) -> None:
         self.first_step = first_step
         self.steps: dict[int, dict[str, float]] = {}
+        self.recorded: dict[int, Mapping[str, Histogram]] = {}
         self.samples: list[tuple[int, str]] = []
+        self.events: list[Event] = []
         self.statuses: list[Status] = []
         self._path = path
 
@@ -156,8 +160,14 @@ class MemorySink:
             with self._path.open("a") as file:
                 file.write(json.dumps({"step": step} | self.steps[step]) + "\n")
 
-    def sample(self, step: int, uid: str, trajectory: Trajectory) -> None:
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        self.recorded[step] = histograms
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         self.samples.append((step, uid))
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
 
     def status(self, status: Status) -> None:
         self.statuses.append(status)

@@ -135,8 +135,8 @@ def halves(batch: Batch) -> list[Batch]:
 
 
 def untimed(means: dict[str, Mean]) -> dict[str, Mean]:
-    """Removes the metrics of timing, which no two runs agree on."""
-    return {name: mean for name, mean in means.items() if not name.startswith("timeperf/")}
+    """Removes the metrics of time and memory, which no two runs agree on."""
+    return {name: mean for name, mean in means.items() if not name.startswith(("timeperf/", "perf/"))}
 
 
 def assert_means_close(got: dict[str, Mean], want: dict[str, Mean], tolerance: float) -> None:
@@ -276,6 +276,47 @@ class LearnerContract(abc.ABC):
         gained = learner.score(batch) - before
         assert (batch.loss_weight * batch.advantage * gained).sum() > 0
         learner.close()
+
+    def test_a_scaled_learning_rate_is_that_of_another_config_and_outlasts_a_restore(
+        self, model_dir: Path, tmp_path: Path
+    ) -> None:
+        items, found = episodes(6), []
+        batch = pack(items, first_fit(items, 64), 64)
+        for rate, factor in ((1e-2, 0.25), (2.5e-3, 1.0)):
+            rates = {"actor.optimizer.lr": rate, "critic.optimizer.lr": rate, "actor.adv_estimator": "gae"}
+            learner = self.make(config_of(**rates), model_dir)
+            learner.scale_lr(factor)
+            learner.save(tmp_path / str(rate))
+            learner.restore(tmp_path / str(rate))
+            for _ in range(2):
+                means = learner.update(batch) | learner.update_critic(batch)
+            found.append((means, learner.score(batch), learner.values(batch)))
+            learner.close()
+        (means, scores, values), (expected, expected_scores, expected_values) = found
+        assert_means_close(means, expected, self.tolerance)
+        np.testing.assert_allclose(scores, expected_scores, atol=20 * self.tolerance)
+        np.testing.assert_allclose(values, expected_values, atol=20 * self.tolerance)
+
+    @pytest.mark.parametrize("key", ["max_approx_kl", "max_grad_norm"])
+    def test_a_step_out_of_bounds_is_not_taken_and_one_within_is_as_without_bounds(self, model_dir: Path, key: str) -> None:
+        items = episodes(6)
+        batch = pack(items, first_fit(items, 64), 64)
+        drifted = np.where(batch.loss_mask, batch.behavior_logp + 0.1, 0).astype(np.float32)
+        batch = batch.replace(proximal_logp=drifted)  # so that the KL is not 0
+        after = {}
+        for bound in (None, 1e6, 1e-6):
+            learner = self.make(config_of(**{f"guard.{key}": bound, "guard.actions": {key: "skip"}}), model_dir)
+            before = learner.score(batch)
+            means = learner.update(batch)
+            after[bound] = learner.score(batch)
+            assert means[f"{UPDATE}/grad_norm"].value > 1e-6
+            assert (f"{UPDATE}/out_of_bounds" in means) == (bound is not None)
+            if bound is not None:
+                assert means[f"{UPDATE}/out_of_bounds"].value == (bound == 1e-6)
+            learner.close()
+        np.testing.assert_array_equal(after[1e-6], before)
+        np.testing.assert_array_equal(after[1e6], after[None])
+        assert not np.array_equal(after[None], before)
 
     @pytest.mark.parametrize(("loss", "optimizer"), [("sft", "actor.optimizer"), ("ppo", "warmup.optimizer")])
     def test_supervised_steps_are_taken_with_the_optimizer_of_sft_or_of_the_warm_up(

@@ -218,6 +218,9 @@ class Session:
                 match message.kind:
                     case "lease":
                         self._start(ticket_from_json(message.fields["ticket"]))
+                    case "revoke":
+                        await self._give_up()
+                        self._connection.send(Message("revoked"))
                     case "completion":
                         self._remote.resolve(message)
                     case "file":
@@ -227,9 +230,13 @@ class Session:
                     case "end":
                         return
         finally:
-            for task in self._groups:
-                task.cancel()
-            await asyncio.gather(*self._groups, return_exceptions=True)
+            await self._give_up()
+
+    async def _give_up(self) -> None:
+        """Cancels all groups."""
+        for task in self._groups:
+            task.cancel()
+        await asyncio.gather(*self._groups, return_exceptions=True)
 
     async def _load_new_weights(self, version: int) -> None:
         previous = self._files.complete()

@@ -2,11 +2,13 @@
 
 from the trainer    config {config}                          the resolved config, first of all
                     lease {ticket}                           a prompt to work on
+                    revoke {}                                all leases so far are void
                     completion {id} or {id, error, kind}     the answer to a `generate`
                     file {name}, files_complete {version}    a tokenizer, then weights (files.py)
                     end {}                                   the run is over
 from the worker     group {index, attempt, ...}              a finished group
                     generate {id, ...}, cancel {id}          a request for the trainer's sampler
+                    revoked {}                               the answer: nothing more comes of void leases
 from both           heartbeat {}
 """
 

@@ -89,6 +89,7 @@ class AttachedWorker:
     requests: dict[int, asyncio.Task[None]] = dataclasses.field(default_factory=dict)  # to the trainer's sampler, by number
     version: int | None = None  # of the weights that were sent to its own sampler
     ready: bool = False  # it has all it needs to begin
+    revoking: int = 0  # `revoke` messages that it has not answered; what it sends before is of void leases
     transfer: asyncio.Task[None] | None = None  # sends files to it
 
     @property
@@ -139,6 +140,7 @@ class WorkerServer:
         self._stale_weights = asyncio.Event()  # a worker's own sampler may lack the current weights
         self._metrics: dict[str, Mean] = {}
         self._exports = 0
+        self._least_version = 0  # of weights that workers' own samplers may have: those of the last rollback
         self._closed = False
 
     # The loop's side
@@ -201,6 +203,17 @@ class WorkerServer:
         self._stale_weights.set()
         self._wake()
 
+    def revoke(self, version: int) -> None:
+        """Voids all leases. A worker gets new ones when it has given up those that it holds.
+
+        version: workers with samplers of their own need these weights or newer ones for that.
+        """
+        self._least_version = version
+        for worker in self._workers:
+            worker.leases = {}
+            worker.revoking += 1
+            worker.connection.send(Message("revoke"))
+
     def take_metrics(self) -> dict[str, Mean]:
         """Returns the workers' metrics since the last call, and the number of workers."""
         taken = self._metrics | {"rollout/workers": Mean(len(self._workers), 1)}
@@ -235,8 +248,8 @@ class WorkerServer:
 
     def _lease(self, job: Job) -> None:
         """Leases prompts to the workers with most free capacity, while the buffer admits any."""
-        floor = job.buffer.version - max(0, job.buffer.limits.max_lag - 1)
-        ready = [w for w in self._workers if w.ready and (w.version is None or w.version >= floor)]
+        floor = max(self._least_version, job.buffer.version - max(0, job.buffer.limits.max_lag - 1))
+        ready = [w for w in self._workers if w.ready and not w.revoking and (w.version is None or w.version >= floor)]
         while ready and (worker := max(ready, key=lambda w: w.free)).free > 0:
             if (ticket := job.buffer.admit()) is None:
                 return
@@ -308,6 +321,9 @@ class WorkerServer:
                 case "generate" if job is not None:
                     number, request = decode_request(message)
                     worker.requests[number] = self._task(self._generate(job, worker, number, request))
+                case "revoked" if worker.revoking:
+                    worker.revoking -= 1
+                    self._wake()
                 case "cancel":
                     if (task := worker.requests.get(message.fields["id"])) is not None:
                         task.cancel()

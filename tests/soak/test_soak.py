@@ -175,7 +175,7 @@ def _lines(path):
     lines = {}
     for text in path.read_text().splitlines():
         line = json.loads(text)
-        lines[line["step"]] = {k: v for k, v in line.items() if not k.startswith(("timeperf/", "rollout/wait/"))}
+        lines[line["step"]] = {k: v for k, v in line.items() if not k.startswith(("timeperf/", "perf/", "rollout/wait/"))}
     return lines
 
 

@@ -22,7 +22,7 @@ from rljax.testing.harness import IN_MEMORY, MemorySink, Numbers, RememberingLea
 from rljax.types import Completion, Finish, Request, SamplingParams
 
 ASYNC = {"rollout.max_head_offpolicyness": 2}
-NOT_COMPARED = ("timeperf/", "rollout/wait/")  # of this machine, at that time
+NOT_COMPARED = ("timeperf/", "perf/", "rollout/wait/")  # of this machine, at that time
 
 
 class Killed(BaseException):

@@ -11,7 +11,7 @@ from rljax.errors import UserError
 from rljax.metrics.accumulator import PhaseTimer
 from rljax.objective.advantages import advantages_of
 from rljax.testing.harness import IN_MEMORY, VOCAB, make_config
-from rljax.train_step import batch_metrics, learn, split, supervise
+from rljax.train_step import learn, split, supervise
 from rljax.types import Finish, Group, Trajectory
 
 
@@ -59,7 +59,7 @@ def _learn(tmp_path, overrides, groups=None, version=2):
     if not (tmp_path / "model").exists():
         model.write(tmp_path / "model", np.random.default_rng(5).normal(size=(VOCAB, VOCAB)).astype(np.float32))
     learner = Recording(config, tmp_path / "model")
-    metrics = learn(learner, config, groups or _groups(), version, PhaseTimer(lambda what: None))
+    metrics = learn(learner, config, groups or _groups(), version, PhaseTimer(lambda what: None)).metrics
     return learner, metrics
 
 
@@ -179,23 +179,6 @@ def test_truncated_completions_are_not_trained_on_where_asked_and_a_batch_of_the
     cut = [Group(g.uid, tuple(dataclasses.replace(t, finish=Finish.LENGTH) for t in g.trajectories)) for g in groups]
     learner, metrics = _learn(tmp_path, {"actor.mask_no_eos": True}, cut)
     assert not learner.calls and metrics["ppo_actor/no_eos_ratio"].value == 1.0
-
-
-def test_metrics_of_a_batch_are_counted_by_hand():
-    mask = np.array([False, True, True])
-    logp = np.zeros(3, np.float32)
-
-    def trajectory(versions, finish):
-        return Trajectory(
-            np.arange(3, dtype=np.int32), mask, logp, np.array([-1, *versions], np.int32), 1.0, {"a": 0.5}, finish
-        )
-
-    one, other = trajectory([3, 4], Finish.LENGTH), trajectory([5, 5], Finish.STOP)
-    metrics = batch_metrics([Group("0/0", (one, other))], version=5)
-    assert (metrics["rollout/staleness"].value, metrics["rollout/staleness"].max) == (0.75, 2)
-    assert [metrics[f"rollout/lag_{lag}"].value for lag in (0, 1, 2)] == [0.5, 0.25, 0.25]
-    assert metrics["ppo_actor/no_eos_ratio"].value == 0.5 and metrics["ppo_actor/seq_len"].value == 2
-    assert metrics["reward/a"].value == 0.5
 
 
 def test_a_trajectory_longer_than_a_row_is_the_users_to_mend(tmp_path):

@@ -60,6 +60,7 @@ class DecodeAttention(abc.ABC):
 
     name: str
     head_axis: int = 1  # of the arrays of a layer's cache
+    reads_groups: bool = False  # makes use of `Places.groups`
 
     def refusal(self, problem: Problem) -> str | None:
         """Why it can't, as an error says it; None where it can."""

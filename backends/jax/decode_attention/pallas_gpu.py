@@ -50,6 +50,7 @@ class Partial(NamedTuple):
 
 class PallasGpu(DecodeAttention):
     name = "pallas_gpu"
+    reads_groups = True
 
     def __init__(self, *, interpret: bool = False) -> None:
         """interpret: runs anywhere, slowly."""

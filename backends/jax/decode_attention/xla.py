@@ -36,14 +36,14 @@ class Xla(DecodeAttention):
         size = cache.key.shape[2]
         queries = _Queries(query, places.index, cache.key.shape[1], scale, softcap, window)
 
-        def turn(column: Array | int, state: Running) -> Running:
+        def turn(column: Array | int, state: Running | None) -> Running:
             page = jax.lax.dynamic_index_in_dim(places.tables, column, axis=1, keepdims=False)
             key, value = (pool.at[page].get(mode="clip") for pool in cache)
             return queries.see(state, key, value, column * size)
 
         first, last = _turns(places, size, window)
         if places.tables.shape[1] == 1:
-            return queries.result(turn(0, queries.nothing()))
+            return queries.result(turn(0, None))
         return queries.result(jax.lax.fori_loop(first, last, turn, queries.nothing()))
 
 
@@ -52,7 +52,7 @@ def _in_order_of_pages(query: Array, cache: Pages, places: Places, **settings: f
     page = places.tables[:, 0]
     row = jnp.zeros(len(page), jnp.int32).at[page].set(jnp.arange(len(page)), mode="drop")
     queries = _Queries(query[row], places.index[row], cache.key.shape[1], **settings)
-    return queries.result(queries.see(queries.nothing(), *cache, 0)).at[page].get(mode="clip")
+    return queries.result(queries.see(None, *cache, 0)).at[page].get(mode="clip")
 
 
 def _turns(places: Places, size: int, window: int | None) -> tuple[Array | int, Array]:
@@ -86,9 +86,8 @@ class _Queries:
         ones = jnp.ones((*self._query.shape[:3], 1), self._wide)
         return jnp.zeros(self._query.shape, self._wide), MASKED * ones, 0 * ones
 
-    def see(self, state: Running, key: Array, value: Array, start: Array | int) -> Running:
-        """Adds keys and values, [R, K, S, D] each, at indices from `start`."""
-        out, peak, total = state
+    def see(self, state: Running | None, key: Array, value: Array, start: Array | int) -> Running:
+        """Adds keys and values, [R, K, S, D] each, at indices from `start`, to what was seen before."""
         dtype, precision = self._query.dtype, self._precision
         logits = jnp.einsum(
             "rkqd,rksd->rkqs", self._query, key.astype(dtype), precision=precision, preferred_element_type=self._wide
@@ -101,16 +100,21 @@ class _Queries:
         if self._window is not None:
             seen &= at > self._index - self._window
         logits = jnp.where(seen, logits, MASKED)
-        higher = jnp.maximum(peak, logits.max(axis=-1, keepdims=True))
-        weights, correction = jnp.exp(logits - higher), jnp.exp(peak - higher)
-        more = jnp.einsum(
+        peak = logits.max(axis=-1, keepdims=True)
+        peak = peak if state is None else jnp.maximum(peak, state[1])
+        weights = jnp.exp(logits - peak)
+        total = weights.sum(axis=-1, keepdims=True)
+        out = jnp.einsum(
             "rkqs,rksd->rkqd",
             weights.astype(dtype),
             value.astype(dtype),
             precision=precision,
             preferred_element_type=self._wide,
         )
-        return out * correction + more, higher, total * correction + weights.sum(axis=-1, keepdims=True)
+        if state is None:
+            return out, peak, total
+        correction = jnp.exp(state[1] - peak)
+        return state[0] * correction + out, peak, state[2] * correction + total
 
     def result(self, state: Running) -> Array:
         """[R, T, N, D]"""

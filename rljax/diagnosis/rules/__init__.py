@@ -1,4 +1,8 @@
-"""Rules of this package, a module per link of the loop, in the order in which to suspect them."""
+"""Rules of this package, a module per link of the loop, in the order in which to suspect them.
+
+hacking.py has those of the link reward that audit for reward hacking, symptoms.py those that speak
+last.
+"""
 
 from rljax.diagnosis.rule import Rule
 from rljax.diagnosis.rules import (
@@ -8,10 +12,12 @@ from rljax.diagnosis.rules import (
     evaluation,
     exploration,
     freshness,
+    hacking,
     numbers,
     policy,
     resources,
     reward,
+    symptoms,
 )
 
 OWN: tuple[Rule, ...] = (
@@ -19,10 +25,12 @@ OWN: tuple[Rule, ...] = (
     *environment.RULES,
     *evaluation.RULES,
     *reward.RULES,
+    *hacking.RULES,
     *policy.RULES,
     *critic.RULES,
     *exploration.RULES,
     *freshness.RULES,
     *numbers.RULES,
     *resources.RULES,
+    *symptoms.RULES,
 )

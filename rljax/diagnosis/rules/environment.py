@@ -62,7 +62,7 @@ def _longer_than_sampled(history: History) -> Sign | None:
     "environment.truncation",
     "Many completions are cut at the length limit, so that their reward says little of their answer.",
     needs=(names.NO_EOS_RATIO,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(MAX_TRUNCATION, BROKEN_TRUNCATION),
     causes=(
         "gconfig.max_new_tokens is too small for the task",
@@ -73,19 +73,19 @@ def _longer_than_sampled(history: History) -> Sign | None:
 )
 def truncation(history: History) -> Sign | None:
     series = history[names.NO_EOS_RATIO]
-    broken = above(series, BROKEN_TRUNCATION, Severity.BROKEN, window=2 * int(PATIENCE))
-    falling = trend(series).falls(SIGNIFICANCE) and series.tail(int(PATIENCE)).median < series.head(int(PATIENCE)).median / 2
+    broken = above(series, BROKEN_TRUNCATION, Severity.BROKEN, window=2 * PATIENCE)
+    falling = trend(series).falls(SIGNIFICANCE) and series.tail(PATIENCE).median < series.head(PATIENCE).median / 2
     if broken is not None and not falling:
         return broken
     severity = Severity.NOTE if falling else Severity.WARNING
-    return above(series, MAX_TRUNCATION, severity, window=2 * int(PATIENCE))
+    return above(series, MAX_TRUNCATION, severity, window=2 * PATIENCE)
 
 
 @rule(
     "environment.duplicate_prompts",
     "Batches hold the same prompt several times, so that they are smaller than they look.",
     needs=(names.DUPLICATE_PROMPTS,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(MAX_DUPLICATES, BROKEN_DUPLICATES),
     causes=(
         "the data has duplicates, or fewer prompts than a batch",

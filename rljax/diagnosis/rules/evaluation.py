@@ -1,5 +1,240 @@
-"""Rules of the link evaluation."""
+"""Evaluation: whether the held-out reward measures what the run is meant to learn."""
 
-from rljax.diagnosis.rule import Rule
+from __future__ import annotations
 
-RULES: tuple[Rule, ...] = ()
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rljax.config.schema import Config
+from rljax.diagnosis import names
+from rljax.diagnosis.finding import Severity
+from rljax.diagnosis.history import History
+from rljax.diagnosis.progress import divergence, evaluation_size
+from rljax.diagnosis.rule import Rule, Sign, rule
+from rljax.diagnosis.rules.hacking import epochs_of, gains_line
+from rljax.diagnosis.thresholds import (
+    BROKEN_EVALUATION_FAILURES,
+    EVALUATION_ERRORS,
+    MAX_FAILURES,
+    OVERFIT_EPOCHS,
+    PATIENCE,
+    PROTOCOL_GAP,
+)
+
+
+@rule(
+    "evaluation.missing",
+    "No held-out reward is recorded, so that learning and hacking look the same.",
+    needs=(names.REWARD,),
+    least=2 * PATIENCE,
+    causes=("evaluator.freq_steps and evaluator.freq_epochs are None", "there is no validation set"),
+    next="rljax train with evaluator.freq_steps=20 and a valid_dataset",
+)
+def missing(history: History) -> Sign | None:
+    if history.evaluations:
+        return None
+    return Sign(Severity.NOTE, history.first_step, f"no {names.EVALUATION_REWARD} in {history.rl_steps} RL steps")
+
+
+@rule(
+    "evaluation.same_data",
+    "The run is evaluated on the prompts that it is trained on.",
+    causes=("valid_dataset names the training split", "the test split is used for training"),
+    next="set valid_dataset.path and valid_dataset.split to prompts that no training uses",
+)
+def same_data(history: History) -> Sign | None:
+    if not history.evaluations:
+        return None
+    for session in history.context:
+        held_out = session.get("evaluation")
+        mine, theirs = _digest(session.get("data")), _digest(held_out.get("data") if isinstance(held_out, dict) else None)
+        if mine is not None and mine == theirs:
+            return Sign(Severity.BROKEN, history.first_step, f"training and held-out prompts have one digest: {mine}")
+    if history.config is not None and _is_same_source(history.config):
+        data = history.config.train_dataset
+        line = f"train_dataset and valid_dataset are both {data.path}, split {data.split}"
+        return Sign(Severity.BROKEN, history.first_step, line)
+    return None
+
+
+def _digest(data: Any) -> str | None:
+    """Returns the digest in an identity of prompts; None if it has none."""
+    found = data.get("digest") if isinstance(data, Mapping) else None
+    return found if isinstance(found, str) and found else None
+
+
+def _is_same_source(config: Config) -> bool:
+    ours, theirs = config.train_dataset, config.valid_dataset
+    if not ours.path or ours.path != theirs.path:
+        return False
+    held_out = {key: value for key, value in theirs.task.items() if key in ("seed", "n")}
+    mine = {key: value for key, value in ours.task.items() if key in ("seed", "n")}
+    return ours.split == theirs.split and held_out == mine
+
+
+@rule(
+    "evaluation.protocol",
+    "Evaluations sample or score otherwise than training, so that their difference is not generalization.",
+    needs=(names.EVALUATION_REWARD,),
+    bounds=(PROTOCOL_GAP, EVALUATION_ERRORS),
+    causes=(
+        "evaluator.temperature, top_p or top_k differ from gconfig",
+        "the held-out prompts are of another kind, or have another template",
+        "evaluation uses other weights than those that sample in training",
+    ),
+    next="rljax train with evaluator.greedy=false and evaluator.temperature, top_p and top_k those of gconfig",
+)
+def protocol(history: History) -> Sign | None:
+    """Compares a score that both record, at each evaluation with the training steps around it."""
+    differs = "" if history.config is None else _differences(history.config)
+    gap = _gap(history, early=not differs)
+    if gap is not None and (differs or not _is_greedy(history)):
+        severity = Severity.BROKEN if differs else Severity.WARNING
+        return Sign(severity, history.first_step, (gap, differs) if differs else gap)
+    return Sign(Severity.NOTE, history.first_step, differs) if differs else None
+
+
+def _is_greedy(history: History) -> bool:
+    return history.config is None or history.config.evaluator.greedy
+
+
+def _differences(config: Config) -> str:
+    """Says how evaluations sample otherwise than training; greedy ones are meant to."""
+    ours, theirs = config.gconfig, config.evaluator
+    if theirs.greedy:
+        return ""
+    pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in ("temperature", "top_p", "top_k")]
+    return ", ".join(f"evaluator.{name} is {a:g} and gconfig.{name} {b:g}" for name, a, b in pairs if a != b)
+
+
+def _gap(history: History, *, early: bool) -> str | None:
+    """Describes a gap between training and held-out score beyond chance; None if there is none.
+
+    Args:
+      early: look at the first third of the steps alone, where a gap is no overfit.
+    """
+    shared = [(f"reward/{name}", f"eval-reward/{name}") for name in _shared_components(history)]
+    if not shared and _same_range(history):  # else they are other rewards, on purpose
+        shared = [(names.REWARD, names.EVALUATION_REWARD)]
+    for ours, theirs in shared:
+        train, held_out, width = history[ours], history[theirs], _width(history, ours, theirs)
+        gaps, steps = [], []
+        for step, value in zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True):
+            around = train.since(step - PATIENCE // 2).until(step + PATIENCE // 2 + 1)
+            if len(around) > PATIENCE and not (early and step > train.steps[0] + len(train) // 3):
+                gaps.append(value - around.mean)
+                steps.append(step)
+        if not gaps:
+            continue
+        prompts = _prompts_per_batch(history) * (PATIENCE + 1)
+        error = 0.5 * width * math.sqrt((1 / evaluation_size(history) + 1 / prompts) / len(gaps))
+        mean = sum(gaps) / len(gaps)
+        if abs(mean) > max(PROTOCOL_GAP * width, EVALUATION_ERRORS * error):
+            return (
+                f"{theirs} is {mean:+.3g} from {ours} of the training steps around it "
+                f"({len(gaps)} evaluations, steps {steps[0]} to {steps[-1]}; standard error {error:.2g})"
+            )
+    return None
+
+
+def _shared_components(history: History) -> list[str]:
+    ours, theirs = history.names("reward/"), history.names("eval-reward/")
+    return [name.removeprefix("reward/") for name in ours if f"eval-{name}" in theirs]
+
+
+def _width(history: History, *series: str) -> float:
+    edges = [history[f"{name}/{edge}"] for name in series for edge in ("min", "max")]
+    values = [value for edge in edges if edge for value in (edge.values.min(), edge.values.max())]
+    return float(max(values) - min(values)) if values else 1.0
+
+
+def _same_range(history: History) -> bool:
+    """Returns whether training and held-out rewards have one range, as one reward function has."""
+    for edge in ("min", "max"):
+        ours, theirs = history[f"{names.REWARD}/{edge}"], history[f"{names.EVALUATION_REWARD}/{edge}"]
+        if not ours or not theirs or ours.median != theirs.median:
+            return False
+    return True
+
+
+def _prompts_per_batch(history: History) -> int:
+    groups = history[names.GROUPS]
+    return max(int(groups.median), 1) if groups else history.config.batch_size if history.config else 1
+
+
+@rule(
+    "evaluation.protocol_changed",
+    "The protocol of evaluations changed within the run, so that their curve has a step that is none of the policy's.",
+    causes=("the run went on with another config", "the held-out data changed on disk"),
+    next="rljax doctor --diff WORKDIR OTHER; evaluate both checkpoints under one protocol",
+)
+def protocol_changed(history: History) -> Sign | None:
+    sessions = [session for session in history.context if isinstance(session.get("evaluation"), dict)]
+    for before, after in itertools.pairwise(sessions):
+        keys = sorted(key for key in after["evaluation"] if after["evaluation"][key] != before["evaluation"].get(key))
+        if keys:
+            changes = ", ".join(f"{key} {before['evaluation'].get(key)} -> {after['evaluation'][key]}" for key in keys)
+            step = int(after.get("first_step", 0)) + 1
+            return Sign(Severity.BROKEN, step, f"from step {step} on: {changes}", series=("context.json",))
+    return None
+
+
+@rule(
+    "evaluation.failed",
+    "Episodes of evaluations fail and are left out of their mean: hard prompts fail more often.",
+    needs=(names.EVALUATION_FAILED,),
+    bounds=(MAX_FAILURES, BROKEN_EVALUATION_FAILURES),
+    causes=("the reward or the workflow raises on some prompts", "servers are overloaded by valid_dataset.batch_size"),
+    next="rljax rollout on the validation prompts, and read the first failure in the log",
+)
+def failed(history: History) -> Sign | None:
+    series, size = history[names.EVALUATION_FAILED], evaluation_size(history)
+    share = series.map(lambda values: values / size)
+    found = share.where(share.values > MAX_FAILURES)
+    if not found:
+        return None
+    severity = Severity.BROKEN if found.median > BROKEN_EVALUATION_FAILURES else Severity.WARNING
+    line = (
+        f"{found.values[0] * size:.0f} of {size} episodes failed at step {found.steps[0]}; "
+        f"more than {MAX_FAILURES!r} of them in {len(found)} of {len(share)} evaluations"
+    )
+    return Sign(severity, max(int(found.steps[0]), history.first_step), line)
+
+
+@rule(
+    "evaluation.overfit",
+    "Training reward goes up and held-out reward falls or stays, after several passes over the prompts: they are memorized.",
+    needs=(names.REWARD, names.EVALUATION_REWARD),
+    least=3,
+    bounds=(OVERFIT_EPOCHS,),
+    causes=("too many epochs over few prompts", "the training prompts are of another kind than the held-out ones"),
+    next="go back to the checkpoint with the best evaluation; train on more prompts, or fewer epochs",
+)
+def overfit(history: History) -> Sign | None:
+    found, epochs = divergence(history), epochs_of(history)
+    if found is None or not found.rises_alone or epochs < OVERFIT_EPOCHS:
+        return None
+    return Sign(Severity.BROKEN, found.onset, (gains_line(found), f"the prompts were passed over {epochs} times"))
+
+
+@rule(
+    "evaluation.noise",
+    "Evaluations are too small to see what they are for.",
+    needs=(names.EVALUATION_REWARD,),
+    least=3,
+    causes=("evaluator.max_prompts is small",),
+    next="raise evaluator.max_prompts, or evaluator.n_samples",
+)
+def noise(history: History) -> Sign | None:
+    series, size = history.evaluations, evaluation_size(history)
+    error = _width(history, names.EVALUATION_REWARD) / 2 / math.sqrt(size)
+    moved = abs(series.last - float(series.values[0]))
+    if moved > 2 * error:
+        return None
+    line = f"held-out reward moved by {moved:.3g} in all; the standard error of {size} episodes is up to {error:.2g}"
+    return Sign(Severity.NOTE, int(series.steps[0]), line)
+
+
+RULES: tuple[Rule, ...] = (missing, same_data, protocol, protocol_changed, failed, overfit, noise)

@@ -1,5 +1,167 @@
-"""Rules of the link exploration."""
+"""Exploration: whether the policy still tries different things."""
 
-from rljax.diagnosis.rule import Rule
+from __future__ import annotations
 
-RULES: tuple[Rule, ...] = ()
+import numpy as np
+
+from rljax.diagnosis import names
+from rljax.diagnosis.evidence import below, change_line
+from rljax.diagnosis.finding import Severity
+from rljax.diagnosis.history import History
+from rljax.diagnosis.progress import level, reward_range
+from rljax.diagnosis.rule import Rule, Sign, rule
+from rljax.diagnosis.series import Series, rolling_median, sustained, trend
+from rljax.diagnosis.thresholds import (
+    BASELINE,
+    COLLAPSED_ENTROPY,
+    ENTROPY_RISE,
+    ENTROPY_RISE_NATS,
+    LITTLE_DIVERSITY,
+    PATIENCE,
+    SIGNIFICANCE,
+    SOLVED,
+    STILL_ENTROPY,
+)
+
+MORE_ENTROPY = "rljax train with actor.entropy_coef=1e-3, or actor.eps_clip_higher=0.28, from the last healthy checkpoint"
+
+
+@rule(
+    "exploration.entropy_collapse",
+    "Entropy is all but gone while the task is not solved: the policy has stopped trying.",
+    needs=(names.ENTROPY, names.REWARD),
+    least=2 * BASELINE,
+    bounds=(COLLAPSED_ENTROPY, SOLVED),
+    causes=(
+        "the learning rate is too high, or a batch teaches too many steps",
+        "the entropy bonus has the wrong sign, or the clip's upper side is tight",
+        "advantages favor what is likely already (no negative samples, a filter that leaves only successes)",
+    ),
+    next=MORE_ENTROPY,
+)
+def collapse(history: History) -> Sign | None:
+    entropy, reached = history[names.ENTROPY], level(history)
+    start = entropy.head(PATIENCE).median
+    smooth = rolling_median(entropy, PATIENCE)
+    gone = smooth.values < COLLAPSED_ENTROPY * start
+    solved = _at(rolling_median(reached, PATIENCE), smooth.steps) > SOLVED
+    step = sustained(smooth, gone & ~solved, window=2 * PATIENCE)
+    if step is None or reached.tail(BASELINE).median > SOLVED:
+        return None
+    lines = (change_line(entropy, PATIENCE), change_line(history[names.REWARD], PATIENCE))
+    return Sign(Severity.BROKEN, step, lines)
+
+
+def _at(series: Series, steps: np.ndarray) -> np.ndarray:
+    """Returns the series at some steps, interpolated."""
+    return np.interp(steps, series.steps, series.values) if series else np.zeros(len(steps))
+
+
+@rule(
+    "exploration.entropy_floor",
+    "Entropy is below the bound that the config sets.",
+    needs=(names.ENTROPY,),
+    needs_config=True,
+    applies=lambda config: config.guard.min_entropy is not None,
+    causes=("as for exploration.entropy_collapse",),
+    next=MORE_ENTROPY,
+)
+def floor(history: History) -> Sign | None:
+    assert history.config is not None and history.config.guard.min_entropy is not None
+    return below(history[names.ENTROPY], history.config.guard.min_entropy, Severity.BROKEN)
+
+
+@rule(
+    "exploration.entropy_rises",
+    "Entropy rises: the policy turns to noise.",
+    needs=(names.ENTROPY,),
+    least=2 * BASELINE,
+    bounds=(ENTROPY_RISE, ENTROPY_RISE_NATS),
+    causes=(
+        "actor.entropy_coef is too large, or has the wrong sign",
+        "the learning rate is too high",
+        "sampler and learner disagree, so that gradients push probability to tokens nobody meant",
+    ),
+    next="rljax train with actor.entropy_coef=0 and a third of actor.optimizer.lr",
+)
+def rises(history: History) -> Sign | None:
+    entropy = history[names.ENTROPY]
+    start = entropy.head(PATIENCE).median
+    smooth = rolling_median(entropy, PATIENCE)
+    step = sustained(smooth, smooth.values > max(ENTROPY_RISE * start, start + ENTROPY_RISE_NATS), window=2 * PATIENCE)
+    return None if step is None else Sign(Severity.BROKEN, step, change_line(entropy, PATIENCE))
+
+
+@rule(
+    "exploration.entropy_never_falls",
+    "Entropy stays where it was: the policy does not make up its mind.",
+    needs=(names.ENTROPY,),
+    least=5 * BASELINE,
+    bounds=(STILL_ENTROPY,),
+    causes=("the learning rate is too low", "actor.entropy_coef holds it up", "advantages are all 0, or noise"),
+    next="rljax train with three times actor.optimizer.lr",
+)
+def never_falls(history: History) -> Sign | None:
+    entropy = history[names.ENTROPY]
+    first, last = entropy.head(BASELINE).median, entropy.tail(BASELINE).median
+    if last < (1 - STILL_ENTROPY) * first or trend(entropy).falls(SIGNIFICANCE):
+        return None
+    return Sign(Severity.NOTE, int(entropy.steps[BASELINE]), change_line(entropy, BASELINE))
+
+
+@rule(
+    "exploration.identical_completions",
+    "The completions of a group are the same although the policy has entropy: samples are not independent.",
+    needs=(names.DISTINCT_COMPLETIONS, names.ENTROPY),
+    needs_config=True,
+    least=PATIENCE,
+    applies=lambda config: config.gconfig.n_samples > 1,
+    bounds=(LITTLE_DIVERSITY,),
+    causes=(
+        "all samples of a group have one seed",
+        "gconfig.greedy, a temperature near 0, or top_k=1",
+        "a cache answers repeated prompts",
+    ),
+    next="rljax rollout --config=CONFIG --out=DIR, and compare the completions of one prompt",
+)
+def identical(history: History) -> Sign | None:
+    assert history.config is not None
+    distinct, entropy, samples = history[names.DISTINCT_COMPLETIONS], history[names.ENTROPY], history.config.gconfig.n_samples
+    least = 1 / samples
+    step = sustained(distinct, distinct.values < least + LITTLE_DIVERSITY * (1 - least), window=2 * PATIENCE, share=1.0)
+    if step is None or step > distinct.steps[min(PATIENCE, len(distinct) - 1)]:
+        return None
+    line = (
+        f"{distinct.since(step).median * samples:.3g} of {samples} completions of a group are distinct from step {step} on, "
+        f"at an entropy of {entropy.head(PATIENCE).median:.3g} nats per token"
+    )
+    return Sign(Severity.BROKEN, step, line)
+
+
+@rule(
+    "exploration.diversity",
+    "The completions of a group have become the same while the task is not solved.",
+    needs=(names.DISTINCT_COMPLETIONS, names.REWARD),
+    needs_config=True,
+    least=2 * BASELINE,
+    applies=lambda config: config.gconfig.n_samples > 1,
+    bounds=(LITTLE_DIVERSITY, SOLVED),
+    causes=(
+        "entropy has collapsed: see exploration.entropy_collapse",
+        "the reward is highest for one text, whatever the prompt",
+    ),
+    next=MORE_ENTROPY,
+)
+def diversity(history: History) -> Sign | None:
+    assert history.config is not None
+    distinct, least = history[names.DISTINCT_COMPLETIONS], 1 / history.config.gconfig.n_samples
+    if reward_range(history).width == 0 or level(history).tail(BASELINE).median > SOLVED:
+        return None
+    smooth = rolling_median(distinct, PATIENCE)
+    step = sustained(smooth, smooth.values < least + LITTLE_DIVERSITY * (1 - least), window=2 * PATIENCE)
+    if step is None:
+        return None
+    return Sign(Severity.BROKEN, step, change_line(distinct, PATIENCE))
+
+
+RULES: tuple[Rule, ...] = (collapse, floor, rises, never_falls, identical, diversity)

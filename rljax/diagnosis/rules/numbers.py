@@ -59,7 +59,7 @@ def not_finite(history: History) -> Sign | None:
     "numbers.grad_norm",
     "Gradients grow out of all proportion, or have spikes again and again.",
     needs=(names.GRAD_NORM,),
-    least=2 * int(BASELINE),
+    least=2 * BASELINE,
     bounds=(GRADIENT_GROWTH, GRADIENT_SPIKE),
     causes=(
         "advantages or rewards of a few batches are far beyond the others",
@@ -70,16 +70,16 @@ def not_finite(history: History) -> Sign | None:
 )
 def grad_norm(history: History) -> Sign | None:
     series = history[names.GRAD_NORM]
-    typical = max(series.median, 1e-12)
-    spikes = series.where(series.values > GRADIENT_SPIKE * typical)
+    typical = series.median
+    spikes = series.where((series.values > GRADIENT_SPIKE * typical) & (typical > 0))  # gradients of 0 are no measure
     if len(spikes) >= 2:
         line = (
             f"{series.name} is {spikes.values[0]:.3g} at step {spikes.steps[0]}, {spikes.values[0] / typical:.3g} times its "
             f"median; {len(spikes)} such steps (p95 {series.quantile(0.95):.3g}, largest {series.values.max():.3g})"
         )
         return Sign(Severity.BROKEN, int(spikes.steps[0]), line)
-    smooth, start = rolling_median(series, int(PATIENCE)), max(series.head(int(BASELINE)).median, 1e-12)
-    step = sustained(smooth, smooth.values > GRADIENT_GROWTH * start, window=int(PATIENCE))
+    smooth, start = rolling_median(series, PATIENCE), series.head(BASELINE).median
+    step = sustained(smooth, (smooth.values > GRADIENT_GROWTH * start) & (start > 0), window=PATIENCE)
     if step is not None:
         line = (
             f"{series.name} is {smooth.since(step).median:.3g} from step {step} on, {start:.3g} in the first {BASELINE!r} steps"
@@ -95,14 +95,14 @@ def grad_norm(history: History) -> Sign | None:
     "numbers.extreme_logp",
     "Tokens were sampled to which their own policy gives next to no probability.",
     needs=(f"{names.BEHAVIOR_LOGP}/min",),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(EXTREME_LOGP,),
     causes=("log-probs belong to other tokens than those that were drawn", "sampling at a very high temperature"),
     next="rljax parity --config=CONFIG",
 )
 def extreme_logp(history: History) -> Sign | None:
     lowest = history[f"{names.BEHAVIOR_LOGP}/min"]
-    step = sustained(lowest, lowest.values < EXTREME_LOGP, window=int(PATIENCE))
+    step = sustained(lowest, lowest.values < EXTREME_LOGP, window=PATIENCE)
     if step is None:
         return None
     return Sign(Severity.WARNING, step, f"{lowest.name} is {lowest.since(step).median:.3g} nats (median) from step {step} on")
@@ -112,21 +112,21 @@ def extreme_logp(history: History) -> Sign | None:
     "numbers.outlier_rewards",
     "A few rewards are far beyond all others, and decide the batches that they are in.",
     needs=(f"{names.REWARD}/min", f"{names.REWARD}/max"),
-    least=2 * int(PATIENCE),
+    least=2 * PATIENCE,
     bounds=(OUTLIER_REWARD,),
     causes=("the reward overflows or divides by almost 0 on some inputs", "a sentinel such as -1e6 passes for a reward"),
     next="find the samples with the largest reward by magnitude in WORKDIR/samples.jsonl; set actor.reward_clip",
 )
 def outlier_rewards(history: History) -> Sign | None:
-    low, high = history[f"{names.REWARD}/min"], history[f"{names.REWARD}/max"]
+    low, high = history.aligned(f"{names.REWARD}/min", f"{names.REWARD}/max")
     magnitude = Series("largest reward by magnitude", high.steps, np.maximum(np.abs(low.values), np.abs(high.values)))
-    typical = max(magnitude.median, 1e-9)
+    typical = magnitude.where(magnitude.values > 0).median
     found = magnitude.where(magnitude.values > OUTLIER_REWARD * typical)
     if not found:
         return None
     line = (
         f"the largest reward is {found.values[0]:.3g} at step {found.steps[0]}, {typical:.3g} at the median step; "
-        f"{len(found)} of {len(magnitude)} steps have such a reward"
+        f"{len(found)} of {len(magnitude)} steps have one like it"
     )
     return Sign(Severity.BROKEN, int(found.steps[0]), line)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from rljax.config.schema import Config
@@ -58,7 +60,7 @@ def kl(history: History) -> Sign | None:
     "policy.clip_ratio",
     "Many tokens are clipped: the update wants to leave the region in which its surrogate is valid.",
     needs=(names.CLIP_RATIO,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(MAX_CLIP_RATIO,),
     causes=("the learning rate is too high", "too many minibatches per batch", "batches are stale"),
     next="rljax train with half of actor.ppo_n_minibatches; then with a third of actor.optimizer.lr",
@@ -71,7 +73,7 @@ def clip_ratio(history: History) -> Sign | None:
     "policy.importance_weight",
     "The ratio of current to proximal policy is away from 1 on average: minibatches of one batch pull apart.",
     needs=(names.IMPORTANCE_WEIGHT,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     applies=lambda config: config.actor.ppo_n_minibatches > 1,
     bounds=(MAX_IMPORTANCE_DEVIATION,),
     causes=("the learning rate is too high", "too many minibatches per batch"),
@@ -96,9 +98,7 @@ def importance_weight(history: History) -> Sign | None:
     next="rljax train with deterministic=true for ten steps; rljax parity --config=CONFIG",
 )
 def unit_ratio(history: History) -> Sign | None:
-    low, high = history[f"{names.IMPORTANCE_WEIGHT}/min"], history[f"{names.IMPORTANCE_WEIGHT}/max"]
-    if len(low) != len(high):
-        return None
+    low, high = history.aligned(f"{names.IMPORTANCE_WEIGHT}/min", f"{names.IMPORTANCE_WEIGHT}/max")
     away = Series(
         "largest distance of importance_weight from 1", low.steps, np.maximum(np.abs(low.values - 1), np.abs(high.values - 1))
     )
@@ -136,28 +136,38 @@ def sampler_disagrees(history: History) -> Sign | None:
     return None
 
 
+DISAGREES = "sampler and learner disagree under the same weights: see policy.sampler_disagrees"
+STALE = "tokens are stale: see freshness.stale_weights, and lower rollout.max_head_offpolicyness"
+UNCAPPED = "actor.behav_imp_weight_cap is unset, so that few tokens weigh as much as all others"
+
+
 @rule(
     "policy.behave_imp_weight",
     "The ratio of proximal to behavior policy is away from 1 on average: the decoupled weights distort the gradient.",
     needs=(names.BEHAVE_WEIGHT,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(MAX_IMPORTANCE_DEVIATION,),
-    causes=(
-        "sampler and learner disagree: see policy.sampler_disagrees",
-        "tokens are stale: see freshness.stale_weights, and lower rollout.max_head_offpolicyness",
-        "actor.behav_imp_weight_cap is unset, so that few tokens weigh as much as all others",
-    ),
+    causes=(DISAGREES, STALE, UNCAPPED),
     next="rljax train with rollout.max_head_offpolicyness=0 for 20 steps: what is left is disagreement, not staleness",
 )
 def behave_imp_weight(history: History) -> Sign | None:
-    return away_from(history[names.BEHAVE_WEIGHT], 1.0, MAX_IMPORTANCE_DEVIATION, Severity.BROKEN)
+    sign = away_from(history[names.BEHAVE_WEIGHT], 1.0, MAX_IMPORTANCE_DEVIATION, Severity.BROKEN)
+    return None if sign is None else dataclasses.replace(sign, causes=_causes_of_weights(history))
+
+
+def _causes_of_weights(history: History) -> tuple[str, ...]:
+    """Orders the causes by what tokens of lag 0, where only disagreement is left, tell of them."""
+    fresh, config = history[names.BEHAVE_LOG_RATIO_LAG0], history.config
+    agree = bool(fresh) and fresh.map(np.abs).median < MAX_DISAGREEMENT
+    first = [UNCAPPED] if config is not None and config.actor.behav_imp_weight_cap is None else []
+    return (*first, *((STALE, DISAGREES) if agree else (DISAGREES, STALE)))
 
 
 @rule(
     "policy.no_update",
     "The policy does not change from step to step.",
     needs=(names.LEARNING_RATE,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     causes=(
         "actor.optimizer.lr is 0, or the schedule has come to its end",
         "actor.optimizer.gradient_clipping is so small that nothing is left of the gradient",
@@ -171,7 +181,7 @@ def no_update(history: History) -> Sign | None:
 
 def _no_rate(history: History) -> Sign | None:
     rate = history[names.LEARNING_RATE]
-    zero = sustained(rate, rate.values == 0, window=2 * int(PATIENCE), share=1.0)
+    zero = sustained(rate, rate.values == 0, window=2 * PATIENCE, share=1.0)
     if zero is None or zero == rate.steps[-1]:
         return None
     return Sign(
@@ -198,17 +208,17 @@ def _no_movement(history: History) -> Sign | None:
     "policy.reference_kl",
     "The policy is far from its reference: what the start model could do is being forgotten.",
     needs=(names.REFERENCE_KL,),
-    least=int(BASELINE),
+    least=2 * BASELINE,
     bounds=(REFERENCE_DRIFT,),
     causes=("actor.kl_ctl is small for this learning rate", "the reward pulls away from all that the start model does"),
     next="rljax train with actor.kl_ctl three times as large",
 )
 def reference_kl(history: History) -> Sign | None:
     series = history[names.REFERENCE_KL]
-    step = sustained(series, series.values > REFERENCE_DRIFT, window=int(PATIENCE))
-    if step is None:
+    step = sustained(series, series.values > REFERENCE_DRIFT, window=2 * BASELINE)
+    if step is None or series.tail(PATIENCE).median < REFERENCE_DRIFT:
         return None
-    return Sign(Severity.WARNING, step, line_of(series, step, int(PATIENCE), f"above {REFERENCE_DRIFT!r} nats per token"))
+    return Sign(Severity.WARNING, step, line_of(series, step, PATIENCE, f"above {REFERENCE_DRIFT!r} nats per token"))
 
 
 RULES: tuple[Rule, ...] = (

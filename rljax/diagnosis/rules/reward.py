@@ -8,13 +8,17 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import above
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
+from rljax.diagnosis.progress import reward_range
 from rljax.diagnosis.rule import Rule, Sign, rule
-from rljax.diagnosis.series import Series, correlation, sustained
+from rljax.diagnosis.series import Series, correlation, noise, sustained
 from rljax.diagnosis.thresholds import (
     BASELINE,
     BROKEN_REWARD_SCALE,
+    CALM_REWARD,
+    LONG_TAIL,
     MAX_FILTERED,
     MIN_GROUP_SPREAD,
+    NOISY_REWARD,
     OPPOSITE,
     PATIENCE,
     SATURATED,
@@ -28,7 +32,7 @@ LOWEST, HIGHEST = f"{names.REWARD}/min", f"{names.REWARD}/max"
     "reward.all_zero",
     "Every reward is the same, at the bottom: nothing tells completions apart, so nothing is learned.",
     needs=(LOWEST, HIGHEST),
-    least=int(PATIENCE),
+    least=PATIENCE,
     causes=(
         "the reward looks for an answer in a format that the prompt does not ask for",
         "the task is too hard for this model: it is never right",
@@ -44,7 +48,7 @@ def all_zero(history: History) -> Sign | None:
     "reward.all_one",
     "Every reward is the same, at the top, from the first step on: the reward accepts anything.",
     needs=(LOWEST, HIGHEST),
-    least=int(PATIENCE),
+    least=PATIENCE,
     causes=("the reward compares the answer with itself, or catches its errors as successes", "the task is solved already"),
     next="score an empty and a wrong completion with the reward: both must be less than the right one",
 )
@@ -57,10 +61,12 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
 
     A run that has come to its best reward is constant too, but did not begin so.
     """
-    low, high = history[LOWEST], history[HIGHEST]
+    low, high = history.aligned(LOWEST, HIGHEST)
+    if not high:
+        return None
     equal = (low.values == high.values) & (high.values == high.values[0])
-    step = sustained(high.head(2 * int(BASELINE)), equal[: 2 * int(BASELINE)], window=2 * int(PATIENCE))
-    if step is None or step > high.steps[int(PATIENCE) - 1] or bool(high.values[0] > 0) is not at_top:
+    step = sustained(high.head(2 * BASELINE), equal[: 2 * BASELINE], window=2 * PATIENCE)
+    if step is None or step > high.steps[PATIENCE - 1] or bool(high.values[0] > 0) is not at_top:
         return None
     line = f"every reward is {high.values[0]:g} at {int(equal.sum())} of {len(high)} steps, from step {step} on"
     return Sign(Severity.BROKEN, step, line)
@@ -70,7 +76,7 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
     "reward.constant_by_prompt",
     "Rewards differ between prompts but not between completions of one: they score the question, not the answer.",
     needs=(names.EQUAL_REWARD_GROUPS, LOWEST, HIGHEST),
-    least=int(PATIENCE),
+    least=PATIENCE,
     applies=lambda config: config.gconfig.n_samples > 1 and config.actor.reward_scaling != 0,
     bounds=(MIN_GROUP_SPREAD,),
     causes=(
@@ -80,12 +86,12 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
     next="score two different completions of one prompt with the reward",
 )
 def constant_by_prompt(history: History) -> Sign | None:
-    equal, low, high = history[names.EQUAL_REWARD_GROUPS], history[LOWEST], history[HIGHEST]
+    equal, low, high = history.aligned(names.EQUAL_REWARD_GROUPS, LOWEST, HIGHEST)
     differ = high.values > low.values
-    if len(differ) != len(equal) or _are_identical(history):
+    if not equal or _are_identical(history):
         return None
-    step = sustained(equal, (equal.values >= 1 - MIN_GROUP_SPREAD) & differ, window=2 * int(PATIENCE), share=0.95)
-    if step is None or step > equal.steps[min(int(BASELINE), len(equal) - 1)]:
+    step = sustained(equal, (equal.values >= 1 - MIN_GROUP_SPREAD) & differ, window=2 * PATIENCE, share=0.95)
+    if step is None or step > equal.steps[min(BASELINE, len(equal) - 1)]:
         return None
     line = (
         f"all {equal.since(step).median:.0%} of the groups have equal rewards from step {step} on, "
@@ -96,14 +102,14 @@ def constant_by_prompt(history: History) -> Sign | None:
 
 def _are_identical(history: History) -> bool:
     distinct, samples = history[names.DISTINCT_COMPLETIONS], history.config.gconfig.n_samples if history.config else 0
-    return bool(distinct) and samples > 1 and distinct.head(int(BASELINE)).median < 1.5 / samples
+    return bool(distinct) and samples > 1 and distinct.head(BASELINE).median < 1.5 / samples
 
 
 @rule(
     "reward.no_spread",
     "Most groups have equal rewards, so that most of a batch teaches nothing.",
     needs=(names.EQUAL_REWARD_GROUPS, names.REWARD),
-    least=int(PATIENCE),
+    least=PATIENCE,
     applies=lambda config: config.actor.adv_estimator in ("grpo", "rloo") and config.gconfig.n_samples > 1,
     causes=("the task is solved", "the task is too hard", "gconfig.n_samples is small"),
     next="filter such groups out (rollout.should_accept_fn=mixed_rewards), or raise gconfig.n_samples",
@@ -133,7 +139,7 @@ def one_sample(history: History) -> Sign | None:
     "reward.sign",
     "The reward has the wrong sign: the run learns the opposite of the task.",
     needs=(names.REWARD,),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(OPPOSITE,),
     causes=("errors are counted where successes are meant", "actor.reward_scaling is negative", "a cost is used as a reward"),
     next="sort WORKDIR/samples.jsonl by reward: the completions with the highest must be the best ones",
@@ -151,28 +157,25 @@ def _scaled_negatively(history: History) -> Sign | None:
 
 def _against_a_component(history: History) -> Sign | None:
     """Finds a component whose mean moves exactly against the reward's."""
-    reward = history[names.REWARD]
     for name in history.names(names.COMPONENTS):
-        component = history[name]
-        shared = np.intersect1d(reward.steps, component.steps)
-        ours, theirs = reward.where(np.isin(reward.steps, shared)), component.where(np.isin(component.steps, shared))
-        together = correlation(ours.values, theirs.values)
-        if len(shared) >= PATIENCE and together < OPPOSITE:
+        reward, component = history.aligned(names.REWARD, name)
+        together = correlation(reward.values, component.values)
+        if len(reward) >= PATIENCE and together < OPPOSITE:
             line = (
-                f"rollout/reward moves against its component {name}: their correlation over {len(shared)} steps is "
-                f"{together:.3f}; {ours.values[0]:.3g} and {theirs.values[0]:.3g} at step {shared[0]}"
+                f"rollout/reward moves against its component {name}: their correlation over {len(reward)} steps is "
+                f"{together:.3f}; {reward.values[0]:.3g} and {component.values[0]:.3g} at step {reward.steps[0]}"
             )
-            return Sign(Severity.BROKEN, int(shared[0]), line, series=(names.REWARD, name))
+            return Sign(Severity.BROKEN, int(reward.steps[0]), line, series=(names.REWARD, name))
     return None
 
 
 def _never_positive(history: History) -> Sign | None:
     """Finds rewards that are 0 at best, while held-out rewards are positive, or fall as these rise."""
-    high, evaluations = history[HIGHEST], history.evaluations
-    if not high or not evaluations or high.values.max() > 0 or history[LOWEST].values.min() >= 0:
+    low, high, evaluations = history[LOWEST], history[HIGHEST], history.evaluations
+    if not low or not high or not evaluations or high.values.max() > 0 or low.values.min() >= 0:
         return None
     line = (
-        f"no reward of the training set is above 0 (lowest {history[LOWEST].values.min():.3g}), "
+        f"no reward of the training set is above 0 (lowest {low.values.min():.3g}), "
         f"while the held-out reward is {evaluations.values[0]:.3g} at step {evaluations.steps[0]}"
     )
     return Sign(Severity.BROKEN, int(high.steps[0]), line) if evaluations.values.max() > 0 else None
@@ -182,13 +185,13 @@ def _never_positive(history: History) -> Sign | None:
     "reward.scale",
     "Rewards are of a scale that the objective is not made for.",
     needs=(LOWEST, HIGHEST),
-    least=int(PATIENCE),
+    least=PATIENCE,
     bounds=(BROKEN_REWARD_SCALE, TINY_REWARD),
     causes=("the reward counts in another unit", "actor.reward_scaling is missing"),
     next="set actor.reward_scaling so that rewards lie in [-1, 1], or so",
 )
 def scale(history: History) -> Sign | None:
-    low, high = history[LOWEST], history[HIGHEST]
+    low, high = history.aligned(LOWEST, HIGHEST)
     largest = Series("largest reward by magnitude", high.steps, np.maximum(np.abs(low.values), np.abs(high.values)))
     shaped = 1.0 if history.config is None else abs(history.config.actor.reward_scaling)
     if history.config is not None and history.config.actor.reward_clip is not None:
@@ -197,7 +200,7 @@ def scale(history: History) -> Sign | None:
     if sign is not None:
         return sign
     width = Series("range of rewards", high.steps, (high.values - low.values) * shaped)
-    tiny = sustained(width, (width.values > 0) & (width.values < TINY_REWARD), window=2 * int(PATIENCE))
+    tiny = sustained(width, (width.values > 0) & (width.values < TINY_REWARD), window=2 * PATIENCE)
     if tiny is None:
         return None
     return Sign(Severity.WARNING, tiny, f"rewards of a batch differ by {width.since(tiny).median:.3g} from step {tiny} on")
@@ -207,18 +210,69 @@ def scale(history: History) -> Sign | None:
     "reward.filtered",
     "The filter throws most groups away, so that sampling is mostly for nothing.",
     needs=(names.REJECTED, names.GROUPS),
-    least=int(PATIENCE),
+    least=PATIENCE,
     applies=lambda config: config.rollout.should_accept_fn is not None,
     bounds=(MAX_FILTERED,),
     causes=("most prompts are solved, or too hard", "the filter asks for too much"),
     next="take prompts of middling difficulty: those with a mean reward between 0.2 and 0.8 in a rollout of the start model",
 )
 def filtered(history: History) -> Sign | None:
-    rejected, groups = history[names.REJECTED], history[names.GROUPS]
-    if len(rejected) != len(groups):
-        return None
+    rejected, groups = history.aligned(names.REJECTED, names.GROUPS)
     share = rejected.values / np.maximum(rejected.values + groups.values, 1)
     return above(Series("share of groups that were rejected", groups.steps, share), MAX_FILTERED, Severity.NOTE)
+
+
+@rule(
+    "reward.long_tail",
+    "A few completions of a batch earn most of it: the mean reward is theirs, and so is the gradient.",
+    needs=(LOWEST, HIGHEST),
+    least=2 * PATIENCE,
+    bounds=(LONG_TAIL,),
+    causes=("the reward is a product or a ratio without a bound", "a bonus adds up over a completion"),
+    next="rljax train with actor.reward_clip at the 95th percentile of the rewards",
+)
+def long_tail(history: History) -> Sign | None:
+    """Reads histograms of more than two kinds of reward; rare successes are no tail."""
+    found = []
+    for step, bins in sorted(history.histograms.get(names.REWARD, {}).items()):
+        occupied = np.flatnonzero(bins.counts)
+        if len(occupied) < 3:
+            continue
+        centers = (bins.edges[:-1] + bins.edges[1:]) / 2
+        shares = np.cumsum(bins.counts) / bins.counts.sum()
+        body = float(centers[int(np.searchsorted(shares, 0.95))] - centers[occupied[0]])
+        whole = float(centers[occupied[-1]] - centers[occupied[0]])
+        if whole > LONG_TAIL * max(body, float(bins.edges[1] - bins.edges[0])):
+            found.append((step, body, whole))
+    if len(found) < 2 * PATIENCE or 2 * len(found) < len(history.histograms[names.REWARD]):
+        return None
+    step, body, whole = found[0]
+    line = f"19 of 20 rewards lie within {body:.3g}, all of them within {whole:.3g} (step {step}); so at {len(found)} steps"
+    return Sign(Severity.WARNING, step, line, series=("histograms.jsonl",))
+
+
+@rule(
+    "reward.variance",
+    "The mean reward of a batch is noisy: what a step gains can't be seen, and gradients are as noisy.",
+    needs=(names.REWARD,),
+    least=3 * BASELINE,
+    bounds=(NOISY_REWARD, CALM_REWARD),
+    causes=("batches have few prompts", "prompts are of very different difficulty"),
+    next="rljax train with train_dataset.batch_size as the evidence says",
+)
+def variance(history: History) -> Sign | None:
+    """Takes the spread about a rolling median for the standard error of a batch's mean."""
+    reward, width = history[names.REWARD], reward_range(history).width
+    spread = noise(reward, PATIENCE)
+    if not width or spread < NOISY_REWARD * width:
+        return None
+    groups = history[names.GROUPS]
+    now = groups.median if groups else float(history.config.batch_size) if history.config else float("nan")
+    line = f"{names.REWARD} varies by {spread:.3g} from step to step (standard deviation about its rolling median)"
+    if np.isfinite(now):
+        wanted = now * min(spread / (CALM_REWARD * width), 1e3) ** 2
+        line += f"; {wanted:.0f} prompts per update in place of {now:.0f} would bring that to {CALM_REWARD * width:.2g}"
+    return Sign(Severity.NOTE, int(reward.steps[0]), line)
 
 
 RULES: tuple[Rule, ...] = (
@@ -230,4 +284,6 @@ RULES: tuple[Rule, ...] = (
     sign,
     scale,
     filtered,
+    long_tail,
+    variance,
 )

@@ -64,7 +64,7 @@ def lines(path: Path) -> list[dict]:
 
 def comparable(entries: list[dict]) -> list[dict]:
     """Metrics without what a timer or the machine's load decides."""
-    return [{k: v for k, v in entry.items() if not k.startswith(("timeperf/", "rollout/wait"))} for entry in entries]
+    return [{k: v for k, v in entry.items() if not k.startswith(("timeperf/", "perf/", "rollout/wait"))} for entry in entries]
 
 
 SYNCHRONOUS = "--config.rollout.max_head_offpolicyness=0"

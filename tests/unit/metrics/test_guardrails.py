@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,15 +11,28 @@ import pytest
 from rljax import loop
 from rljax.config.schema import GuardConfig
 from rljax.errors import GuardrailError
-from rljax.metrics.guardrails import GUARDS, IDLE, Guardrails
+from rljax.metrics.guardrails import GUARDS, IDLE, Guardrails, update_bounds
 from rljax.metrics.mean import Mean
 from rljax.testing.harness import MemorySink, RememberingLearner, Repeat, make_config, make_run
 
 NOTHING = dict.fromkeys((guard.key for guard in GUARDS), None)
 
 
+class Rails(Guardrails):
+    """Guardrails over steps that are counted here."""
+
+    def __init__(self, **bounds):
+        super().__init__(GuardConfig(**{"patience": 3, "finite": True} | NOTHING | bounds))
+        self.step = 0
+
+    def __call__(self, metrics):
+        """Returns what is due after the next step, as text."""
+        self.step += 1
+        return [f"guard.{breach.guard}: {breach.line} ({breach.remedy})" for breach in self.check(self.step, metrics)]
+
+
 def _guard(**bounds):
-    return Guardrails(GuardConfig(**{"patience": 3, "finite": True} | NOTHING | bounds))
+    return Rails(**bounds)
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=[guard.key for guard in GUARDS])
@@ -27,21 +41,19 @@ def test_each_bound_ends_a_run_after_so_many_steps_in_a_row_and_names_all_there_
     on_it = {guard.metric: Mean(4.0, 2)}
     for values in ([outside, outside, inside], [outside, outside]):
         for value in values:
-            rails.check({guard.metric: Mean(2 * value, 2)})
+            assert not rails({guard.metric: Mean(2 * value, 2)})
             assert bool(rails.suspect) == (value == outside)
-    rails.check({})  # a step that does not tell decides nothing
-    with pytest.raises(GuardrailError) as info:
-        rails.check({guard.metric: Mean(2 * outside, 2)})
-    line = str(info.value)
+    assert not rails({})  # a step that does not tell decides nothing
+    (line,) = rails({guard.metric: Mean(2 * outside, 2)})
     assert line.startswith(f"guard.{guard.key}: {guard.metric} is {outside:g}, ")
     assert "2, for 3 steps in a row" in line and guard.remedy in line and "\n" not in line
     rails = _guard(**{guard.key: 2.0})
     for _ in range(9):
-        rails.check(on_it)  # the bound itself is within it
+        assert not rails(on_it)  # the bound itself is within it
     assert not rails.suspect
     rails = _guard()
     for _ in range(9):
-        rails.check({guard.metric: Mean(2e9 if guard.is_maximum else -2e9, 2)})  # no bound
+        assert not rails({guard.metric: Mean(2e9 if guard.is_maximum else -2e9, 2)})  # no bound
 
 
 @pytest.mark.parametrize("guard", [g for g in GUARDS if math.isfinite(g.fatal_factor)], ids=lambda guard: guard.key)
@@ -49,10 +61,10 @@ def test_one_step_far_out_of_a_bound_is_enough(guard):
     bound = 2.0
     edge = bound * guard.fatal_factor if guard.is_maximum else bound / guard.fatal_factor
     rails = _guard(**{guard.key: bound})
-    rails.check({guard.metric: Mean(edge, 1)})  # out, but not far
+    assert not rails({guard.metric: Mean(edge, 1)})  # out, but not far
     assert rails.suspect
-    with pytest.raises(GuardrailError, match=f"guard.{guard.key}: .* far (above|below) 2, for one step "):
-        _guard(**{guard.key: bound}).check({guard.metric: Mean(edge * 1.1 if guard.is_maximum else edge / 1.1, 1)})
+    (line,) = _guard(**{guard.key: bound})({guard.metric: Mean(edge * 1.1 if guard.is_maximum else edge / 1.1, 1)})
+    assert re.match(f"guard.{guard.key}: .* far (above|below) 2, for one step ", line)
 
 
 def test_steps_that_teach_nothing_are_told_once_and_again_when_they_come_again():
@@ -79,13 +91,23 @@ class Indifferent(Repeat):
 
 def test_a_run_whose_reward_is_constant_says_so(tmp_path, caplog):
     loop.train(make_run(tmp_path, workflow=Indifferent(), n_prompts=40))
-    assert sum("nothing was learned" in record.getMessage() for record in caplog.records) == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("every reward was 0.25 in the last 5 steps, and every advantage was 0, so that" in line for line in said) == 1
+    assert said[-1].startswith("the run ends with steps from which nothing was learned")
+
+
+def test_a_constant_reward_is_told_where_advantages_are_not_0():
+    rails = _guard()
+    constant = {"ppo_actor/advantage": Mean.of([1.0, -1.0]), "rollout/reward": Mean.of([0.0, 0.0])}
+    told = [rails.hint(constant) for _ in range(2 * IDLE)]
+    assert [bool(line) for line in told] == [step == IDLE - 1 for step in range(2 * IDLE)]
+    assert told[IDLE - 1].startswith("every reward was 0 in the last 5 steps, and no completion was told from another")
 
 
 def test_a_value_that_is_no_number_is_out_of_every_bound():
     rails = _guard(max_approx_kl=1.0, patience=1)
-    with pytest.raises(GuardrailError, match="approx_kl is nan, above 1, for one step"):
-        rails.check({"ppo_actor/update/approx_kl": Mean(math.nan, 1)})
+    (line,) = rails({"ppo_actor/update/approx_kl": Mean(math.nan, 1)})
+    assert "approx_kl is nan, above 1, for one step" in line
 
 
 @pytest.mark.parametrize(
@@ -102,14 +124,56 @@ def test_a_value_that_is_no_number_is_out_of_every_bound():
 def test_losses_and_gradients_are_numbers(metrics):
     rails = _guard()
     for _ in range(2):
-        rails.check(metrics)
-    with pytest.raises(GuardrailError, match=r"guard\.finite: .*not finite|is nan|is -?inf"):
-        rails.check_end()
-    with pytest.raises(GuardrailError, match="3 steps in a row"):
-        rails.check(metrics)
+        assert not rails(metrics)
+    assert re.search(r"not finite|is nan|is -?inf", rails.check_end(2).line)
+    (line,) = rails(metrics)
+    assert line.startswith("guard.finite: ") and "3 steps in a row" in line
     rails = _guard(finite=False)
     for _ in range(9):
-        rails.check(metrics)
+        assert not rails(metrics)
+    assert rails.check_end(9) is None
+
+
+def test_a_gradient_of_exactly_0_is_bad_where_advantages_are_not():
+    def metrics(norm, low, high):
+        return {"ppo_actor/update/grad_norm": Mean(norm, 2), "ppo_actor/advantage": Mean(0.0, 8, low, high)}
+
+    rails = _guard(patience=2)
+    for harmless in (metrics(0.0, 0.0, 0.0), metrics(1e-30, -1.0, 1.0), {"ppo_actor/update/grad_norm": Mean(0.0, 1)}):
+        assert not rails(harmless) and not rails.suspect
+    assert not rails(metrics(0.0, -1.0, 1.0)) and rails.suspect
+    (line,) = rails(metrics(0.0, -1.0, 1.0))
+    assert line.startswith("guard.gradient: ppo_actor/update/grad_norm is exactly 0, with advantages from -1 to 1, for 2 steps")
+
+
+def test_actions_are_due_again_after_as_many_more_steps_and_the_most_severe_comes_first():
+    actions = {"min_entropy": "warn", "max_approx_kl": "rollback", "max_grad_norm": "halve_lr"}
+    rails = _guard(patience=2, min_entropy=1.0, max_approx_kl=1.0, max_grad_norm=1.0, actions=actions)
+    bad = {f"ppo_actor/update/{name}": Mean(v, 1) for name, v in (("entropy", 0.5), ("approx_kl", 2.0), ("grad_norm", 2.0))}
+    due = [[(breach.action, breach.since) for breach in rails.check(step, bad)] for step in range(7, 12)]
+    assert due == [[], [("rollback", 7), ("halve_lr", 7), ("warn", 7)]] * 2 + [[]]
+    rails.reset()
+    assert not rails.suspect and not rails.check(12, bad)
+
+
+def test_bounds_of_updates_are_left_to_the_updates():
+    config = GuardConfig(**NOTHING | {"max_approx_kl": 1.0, "max_grad_norm": 2.0}, actions={"max_approx_kl": "skip"})
+    (bound,) = update_bounds(config, "skip", "stop_epoch")
+    assert (bound.guard.key, bound.bound, bound.action) == ("max_approx_kl", 1.0, "skip")
+    name = "ppo_actor/update/approx_kl"
+    assert [bound.broken(m) for m in ({}, {name: Mean(0.0, 0)}, {name: Mean(2.0, 2)}, {name: Mean(3.0, 2)})] == [
+        *(False, False, False, True)
+    ]
+    assert bound.broken({name: Mean(math.nan, 1)})
+    rails = Guardrails(config)
+    assert not any(rails.check(step, {name: Mean(50.0, 1)}) for step in range(9)) and not rails.suspect
+    assert not update_bounds(dataclasses.replace(config, enabled=False), "skip")
+
+
+def test_guardrails_that_are_off_see_nothing():
+    rails = _guard(enabled=False, max_approx_kl=1.0, patience=1)
+    assert not rails({"ppo_actor/update/approx_kl": Mean(5e9, 1), "ppo_actor/update/loss": Mean(math.nan, 1)})
+    assert not rails.suspect and rails.check_end(1) is None
 
 
 class Breaks(RememberingLearner):

@@ -133,7 +133,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 def metrics(workdir: Path) -> list[dict]:
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(("timeperf/", "rollout/wait"))} for line in lines]
+    return [{k: v for k, v in line.items() if not k.startswith(("timeperf/", "perf/", "rollout/wait"))} for line in lines]
 
 
 def status(workdir: Path) -> dict:

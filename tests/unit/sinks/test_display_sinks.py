@@ -7,6 +7,7 @@ import pytest
 
 from rljax.config import io as config_io
 from rljax.configs import base
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.sinks import RunState, Status
 from rljax.sinks.live import LineSink, LiveSink, sparkline
@@ -31,6 +32,19 @@ def test_tensorboard_reads_back_what_was_written_and_resume_purges(tmp_path):
     sink.write(3, {"rollout/reward": Mean.of([0.0, 5.0])})
     sink.close()
     assert scalars(tmp_path)["rollout/reward/avg"] == [(1, 0.5), (2, 1.0), (3, 2.5)]
+
+
+def test_tensorboard_reads_back_the_bins_of_a_histogram(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    histogram = Histogram.of([0.0, 0.0, 1.0, 3.0])
+    sink = TensorBoardSink(tmp_path, first_step=0)
+    sink.histograms(1, {"rollout/reward": histogram})
+    sink.close()
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    (event,) = events.Histograms("rollout/reward/histogram")
+    assert event.histogram_value.bucket_limit == histogram.edges[1:].tolist()
+    assert event.histogram_value.bucket == histogram.counts.tolist() and event.histogram_value.num == 4
 
 
 def test_plain_lines_merge_a_step_and_name_the_end():

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rljax.config import io as config_io
 from rljax.configs import base
 from rljax.errors import UserError
+from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.sinks import RunState, Sinks, Status
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink, cut
@@ -34,8 +35,14 @@ class Letters:
     def decode(self, token_ids, *, skip_special_tokens=True):
         return "".join(map(chr, token_ids))
 
+    def pieces(self, token_ids):
+        return [chr(i) for i in token_ids]
+
     def apply_chat_template(self, messages, *, add_generation_prompt=True):
         return self.encode("".join(m["content"] for m in messages))
+
+
+ADVANTAGE = np.array([9.0] * 4 + [0.5, 0.5, 9.0, -1 / 3])  # 9: of tokens that are not trained on
 
 
 def sink_of(run: RunDirectory, first_step: int = 0, samples_per_step: int = 4) -> RunDirectorySink:
@@ -71,6 +78,20 @@ def test_a_line_a_step_and_writes_of_a_step_merge(tmp_path):
     ]
     with pytest.raises(ValueError, match="step 1 after those of step 2"):
         sink.write(1, {})
+
+
+def test_histograms_are_a_line_a_step_and_a_resumed_run_cuts_later_ones(tmp_path):
+    run = RunDirectory(tmp_path)
+    sink = sink_of(run)
+    for step in (1, 2, 3):
+        sink.histograms(step, {"rollout/reward": Histogram.of([0.0] * step + [1.0])})
+    sink.close()
+    sink = sink_of(run, first_step=2)
+    sink.histograms(3, {"rollout/reward": Histogram.of([0.0])})
+    found = lines(tmp_path / "histograms.jsonl")
+    assert [line["step"] for line in found] == [1, 2, 3]
+    assert found[1]["rollout/reward"] == {"edges": [0.0, 1.0, 2.0], "counts": [2, 1]}
+    assert found[2]["rollout/reward"]["counts"] == [1]
 
 
 def test_nan_and_infinity_are_null(tmp_path):
@@ -115,11 +136,11 @@ def test_resume_position_cuts_later_lines_and_steps_stay_strictly_increasing(tmp
         assert (f"again{entry['step']}" in entry) == (entry["step"] in following)
 
 
-def test_samples_hold_text_counts_and_version_runs(tmp_path):
+def test_samples_hold_text_counts_and_runs_of_versions_and_advantages(tmp_path):
     sink = sink_of(RunDirectory(tmp_path), samples_per_step=2)
     for uid in ("0/1", "0/2", "0/3"):
-        sink.sample(7, uid, trajectory())
-    sink.sample(8, "0/4", trajectory())
+        sink.sample(7, uid, trajectory(), ADVANTAGE)
+    sink.sample(8, "0/4", trajectory(), ADVANTAGE)
     written = lines(tmp_path / "samples.jsonl")
     assert [(entry["step"], entry["uid"]) for entry in written] == [(7, "0/1"), (7, "0/2"), (8, "0/4")]
     assert written[0] == {
@@ -132,6 +153,8 @@ def test_samples_hold_text_counts_and_version_runs(tmp_path):
         "reward": 1.0,
         "components": {"exact": 1.0, "format": None},
         "versions": [[5, 1], [6, 1], [PROMPT_VERSION, 1], [6, 1]],
+        "advantages": [[0.5, 2], [None, 1], [-0.333333, 1]],
+        "pieces": ["3", "?", "!", "3"],
         "finish": "stop",
     }
 
@@ -140,7 +163,7 @@ def test_samples_of_later_steps_are_cut_on_resume(tmp_path):
     run = RunDirectory(tmp_path)
     sink = sink_of(run)
     for step in (1, 1, 2, 3):
-        sink.sample(step, "0/1", trajectory())
+        sink.sample(step, "0/1", trajectory(), ADVANTAGE)
     sink.close()
     sink_of(run, first_step=2)
     assert [entry["step"] for entry in lines(tmp_path / "samples.jsonl")] == [1, 1, 2]
@@ -207,7 +230,7 @@ def test_sinks_fan_out_to_every_sink(tmp_path):
     runs = [RunDirectory(tmp_path / name) for name in "ab"]
     sinks = Sinks([sink_of(run) for run in runs])
     sinks.write(1, {"x": Mean(1.0, 1)})
-    sinks.sample(1, "0/0", trajectory())
+    sinks.sample(1, "0/0", trajectory(), ADVANTAGE)
     sinks.status(Status(RunState.FINISHED, step=1, version=1))
     sinks.close()
     for name in ("metrics.jsonl", "samples.jsonl"):

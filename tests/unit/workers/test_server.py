@@ -31,6 +31,7 @@ from rljax.workers.files import plain_name
 from rljax.workers.messages import encode_group
 
 ASYNC = {"rollout.max_head_offpolicyness": 2, "total_train_epochs": 2}
+NOT_COMPARED = ("timeperf/", "perf/", "rollout/wait/", "rollout/workers")
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,11 @@ class Lines:
 
     def compared(self):
         return {
-            step: {k: repr(v) for k, v in line.items() if not k.startswith(("timeperf/", "rollout/wait/", "rollout/workers"))}
+            step: {
+                k: repr(v)
+                for k, v in line.items()
+                if not k.startswith(("timeperf/", "perf/", "rollout/wait/", "rollout/workers"))
+            }
             for step, line in self.sink.steps.items()
         }
 

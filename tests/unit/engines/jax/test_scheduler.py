@@ -77,7 +77,7 @@ class Devices:
             for at in range(count):
                 self.write(table, start + at, tokens[at])
 
-    def decode(self, orders, tables, groups) -> Decoded:
+    def decode(self, orders, tables, groups, plain) -> Decoded:
         self.gate.wait()
         self.sent.append("decode")
         tables = tables.copy()  # the scheduler's own, which it changes

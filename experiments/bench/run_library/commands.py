@@ -1,0 +1,66 @@
+"""The commands that make a model to start from, and a run of the library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rljax.errors import UserError
+from rljax.experiments.bench.run_library.recipes import Recipe, Settings
+
+MODEL_SEED = 1  # one model per size: seeds differ in what is drawn during reinforcement
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Returns the environment of a run that shares a machine with others."""
+    count = str(threads)
+    limits = {"OMP_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count, "MKL_NUM_THREADS": count, "RAYON_NUM_THREADS": count}
+    return {**os.environ, **limits, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def model_directory(models: Path, hidden_size: int) -> Path:
+    """Returns the Hugging Face directory of the warmed-up model of a size."""
+    return models / str(hidden_size) / "export"
+
+
+def warm_up(models: Path, hidden_size: int) -> list[str]:
+    """Returns the command of the quickstart's supervised warm-up for a model of a size."""
+    settings: Settings = {
+        "seed": MODEL_SEED,
+        "actor.init.hidden_size": hidden_size,
+        "total_train_steps": 0,
+        "evaluator.freq_steps": None,
+        "saver.freq_steps": None,
+        "stats_logger.live": False,
+    }
+    return _command("train", "quickstart", models / str(hidden_size), settings)
+
+
+def sessions(recipe: Recipe, seed: int, workdir: Path, models: Path) -> list[list[str]]:
+    """Returns the commands of a run, one per session, each of which goes on from the one before."""
+    both = {"seed": seed, "actor.path": str(model_directory(models, recipe.hidden_size)), **recipe.settings}
+    several = [both] if recipe.then is None else [both, {**both, **recipe.then}]
+    binary, planted = ("bench.run_library.planted", [f"--recipe={recipe.name}"]) if recipe.plant else ("train", [])
+    return [[*_command(binary, "bench/broken_runs", workdir, settings), *planted] for settings in several]
+
+
+def _command(binary: str, config: str, workdir: Path, settings: Mapping[str, object]) -> list[str]:
+    overrides = [f"--config.{key}={value}" for key, value in settings.items()]
+    return [sys.executable, "-m", f"rljax.experiments.{binary}", f"--config={config}", f"--workdir={workdir}", *overrides]
+
+
+def run_here(recipe: Recipe, seed: int, workdir: Path, models: Path) -> None:
+    """Makes one run, and first the model that it starts from if that is missing.
+
+    Raises:
+      UserError: the warm-up failed. A run that fails is a result.
+    """
+    if not model_directory(models, recipe.hidden_size).is_dir():
+        done = subprocess.run(warm_up(models, recipe.hidden_size), env=environment(os.cpu_count() or 1), check=False)
+        if done.returncode:
+            raise UserError(f"{models}: the warm-up ended with status {done.returncode}")
+    for command in sessions(recipe, seed, workdir, models):
+        subprocess.run(command, env=environment(os.cpu_count() or 1), check=False)

@@ -1,0 +1,137 @@
+"""Formats of logs: each is read into rows of a step and metrics by name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rljax.errors import UserError
+
+Row = dict[str, Any]
+
+# Names of a column that counts steps, the first that is there
+STEP_NAMES = (
+    *("step", "train/global_step", "training/global_step", "trainer/global_step", "global_step"),
+    *("Step", "_step", "training_step", "iteration"),
+)
+RUN_SEPARATOR = " - "  # "<run> - <metric>" in the export of a W&B panel
+SMOOTHING = ("__MIN", "__MAX")  # ends of columns that such an export adds
+EVENTS = "events.out.tfevents"
+
+
+def read_wandb_csv(path: Path) -> list[Row]:
+    """Reads a CSV that W&B exports: of a panel, or a run's whole history."""
+    with path.open(newline="", errors="replace") as file:
+        reader = csv.reader(file)
+        header = next(reader, None)
+        if not header:
+            raise UserError(f"--log: {path} is empty")
+        names = [name.rpartition(RUN_SEPARATOR)[2].strip() for name in header]
+        _refuse_several_runs(path, header, names)
+        kept = [(i, name) for i, name in enumerate(names) if not name.endswith(SMOOTHING)]
+        rows = [{name: _number(cells[i]) for i, name in kept if i < len(cells)} for cells in reader]
+    return _with_steps(path, ({name: value for name, value in row.items() if value is not None} for row in rows))
+
+
+def _refuse_several_runs(path: Path, header: Iterable[str], names: Iterable[str]) -> None:
+    runs = {name.rpartition(RUN_SEPARATOR)[0] for name in header if RUN_SEPARATOR in name}
+    if len(runs) > 1:
+        raise UserError(f"--log: {path} has {len(runs)} runs ({', '.join(sorted(runs)[:3])}); export one run")
+
+
+def _number(cell: str) -> float | None:
+    """Returns the number in a cell; NaN for one that is not finite, None for an empty cell or text."""
+    if cell.strip().lower() in ("nan", "inf", "infinity", "-inf", "-infinity"):
+        return math.nan
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def read_json_lines(path: Path) -> list[Row]:
+    """Reads objects, one per line; or the `log_history` of a trainer_state.json."""
+    text = path.read_text(errors="replace")
+    history = _log_history(text)
+    if history is not None:
+        return _with_steps(path, history)
+    rows: list[Row] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            if number == len(text.splitlines()):
+                break  # the last line of a live run may be half written
+            raise UserError(f"--log: {path}:{number}: not JSON (--format=wandb-csv or tensorboard for others)") from None
+        if isinstance(row, dict):
+            rows.append(row)
+    return _with_steps(path, rows)
+
+
+def _log_history(text: str) -> list[Row] | None:
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        return None
+    history = whole.get("log_history") if isinstance(whole, dict) else None
+    return [row for row in history if isinstance(row, dict)] if isinstance(history, list) else None
+
+
+def read_tensorboard(path: Path) -> list[Row]:
+    """Reads the scalars of an event file, or of all event files in a directory."""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        raise UserError("--format=tensorboard: not installed (pip install 'rljax[tensorboard]>=0.1')") from None
+    folders = sorted({file.parent for file in path.rglob(f"*{EVENTS}*")}) if path.is_dir() else [path]
+    if not folders:
+        raise UserError(f"--log: {path} has no event files (names with {EVENTS})")
+    rows: dict[int, Row] = {}
+    for folder in folders:
+        events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+        events.Reload()
+        for tag in events.Tags()["scalars"]:
+            for event in events.Scalars(tag):
+                rows.setdefault(event.step, {"step": event.step})[tag] = event.value
+    if not rows:
+        raise UserError(f"--log: {path} has no scalars")
+    return [rows[step] for step in sorted(rows)]
+
+
+def _with_steps(path: Path, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Names the column that counts steps `step`. Raises UserError if there is none."""
+    rows = list(rows)
+    name = next((name for name in STEP_NAMES if any(_is_step(row.get(name)) for row in rows)), None)
+    if name is None:
+        raise UserError(f"--log: {path} has no column of steps (one of {', '.join(STEP_NAMES)})")
+    return list(_renamed(rows, name))
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _renamed(rows: Iterable[Mapping[str, Any]], step: str) -> Iterator[Row]:
+    for row in rows:
+        if _is_step(row.get(step)):
+            yield {name: value for name, value in row.items() if name != step} | {"step": int(row[step])}
+
+
+FORMATS: Mapping[str, Callable[[Path], list[Row]]] = {
+    "wandb-csv": read_wandb_csv,
+    "tensorboard": read_tensorboard,
+    "jsonl": read_json_lines,
+}
+
+
+def detect(path: Path) -> str:
+    """Returns the format of a log by its name."""
+    if path.is_dir() or EVENTS in path.name:
+        return "tensorboard"
+    return "wandb-csv" if path.suffix == ".csv" else "jsonl"

@@ -1,0 +1,44 @@
+"""Reads a log of another trainer into a History."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rljax.config.registry import nearest
+from rljax.diagnosis.history import REWARD, History
+from rljax.diagnosis.importers import formats, tables
+from rljax.errors import UserError
+
+AUTO = "auto"
+
+
+def read(path: Path, form: str = AUTO, source: str = AUTO) -> History:
+    """Reads a log.
+
+    Args:
+      form: one of FORMATS; "auto" goes by the file's name.
+      source: one of SOURCES; "auto" takes the one that knows most of the names.
+
+    Raises:
+      UserError: the file can't be read, or has no metric that rules know.
+    """
+    if not path.exists():
+        raise UserError(f"--log: no such file: {path}")
+    form = formats.detect(path) if form == AUTO else form
+    if form not in formats.FORMATS:
+        raise UserError(f"--format: no such format: {form!r} ({nearest(form, [AUTO, *formats.FORMATS])})")
+    rows = formats.FORMATS[form](path)
+    seen = {name for row in rows for name in row if name != "step"}
+    chosen = tables.detect(seen) if source == AUTO else source
+    if chosen is None:
+        raise UserError(
+            f"--log: {path} has no metric that rules know ({', '.join(sorted(seen)[:5])}, ...); --source names the trainer"
+        )
+    if chosen not in tables.SOURCES:
+        raise UserError(f"--source: no such trainer: {chosen!r} ({nearest(chosen, [AUTO, *tables.SOURCES])})")
+    history = History.of_rows(tables.convert(tables.SOURCES[chosen], rows), source=str(path))
+    if not history[REWARD]:
+        raise UserError(
+            f"--log: {path} has no reward under a name of {chosen} (docs/doctor.md has the names; --source names another)"
+        )
+    return history

@@ -1,0 +1,105 @@
+"""Progress of a run: reward of training beside held-out reward, in the same units, with errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from rljax.diagnosis import names
+from rljax.diagnosis.history import History
+from rljax.diagnosis.series import Series, rolling_median
+from rljax.diagnosis.thresholds import BASELINE, EVALUATION_ERRORS, FLAT_GAIN, MIN_GAIN, PATIENCE
+
+UNKNOWN_SIZE = 100  # episodes per evaluation, where nothing says how many
+
+
+class Range(NamedTuple):
+    """Least and greatest reward that a run has seen."""
+
+    low: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+
+@dataclasses.dataclass(frozen=True)
+class Divergence:
+    """Gains of training reward and held-out reward, as shares of their ranges."""
+
+    train: float
+    held_out: float  # from the first evaluation to the mean of the last two
+    drop: float  # from the best evaluation to the mean of the last two
+    error: float  # standard error of one evaluation, at most
+    best_step: int  # of the best evaluation
+    onset: int  # step after which training reward went up and held-out reward did not
+
+    @property
+    def rises_alone(self) -> bool:
+        """True if training reward rose, and held-out reward did not rise with it or fell back."""
+        flat = self.held_out < FLAT_GAIN * self.train and self.held_out < self.train - EVALUATION_ERRORS * self.error
+        return self.train > MIN_GAIN and (flat or self.falls_back)
+
+    @property
+    def falls_back(self) -> bool:
+        """True if held-out reward fell from its best by more than chance does."""
+        return self.drop > max(MIN_GAIN / 2, EVALUATION_ERRORS * math.sqrt(1.5) * self.error)
+
+
+def reward_range(history: History) -> Range:
+    """Returns the range of training rewards; (0, 0) if none is recorded."""
+    low, high, mean = (history[name] for name in (f"{names.REWARD}/min", f"{names.REWARD}/max", names.REWARD))
+    lows, highs = (low or mean).values, (high or mean).values
+    return Range(float(lows.min()), float(highs.max())) if len(lows) and len(highs) else Range(0.0, 0.0)
+
+
+def level(history: History) -> Series:
+    """Returns where the mean reward is between the least and the greatest reward, in [0, 1]."""
+    extent = reward_range(history)
+    return history[names.REWARD].map(lambda values: (values - extent.low) / extent.width if extent.width else 0 * values)
+
+
+def evaluation_size(history: History) -> int:
+    """Returns the episodes per evaluation, as the context or the config says."""
+    for session in reversed(history.context):
+        protocol = session.get("evaluation")
+        if isinstance(protocol, dict) and isinstance(protocol.get("prompts"), int):
+            return max(protocol["prompts"] * int(protocol.get("n_samples", 1)), 1)
+    if history.config is not None and history.config.evaluator.max_prompts:
+        return history.config.evaluator.max_prompts * history.config.evaluator.n_samples
+    return UNKNOWN_SIZE
+
+
+def divergence(history: History) -> Divergence | None:
+    """Compares training and held-out reward; None with fewer than three evaluations since RL began."""
+    train = history[names.REWARD]
+    held_out = history.evaluations.since(history.first_step - 1)
+    width = reward_range(history).width
+    if len(held_out) < 3 or len(train) < 2 * BASELINE or width == 0:
+        return None
+    low, high = history[f"{names.EVALUATION_REWARD}/min"], history[f"{names.EVALUATION_REWARD}/max"]
+    extent = float(high.values.max() - low.values.min()) if low and high else width
+    extent = extent or width
+    smooth = rolling_median(train, PATIENCE)
+    start, end = train.head(PATIENCE).mean, train.tail(BASELINE).mean
+    values, final = held_out.values, float(held_out.values[-2:].mean())
+    best = int(np.argmax(values[:-1]))
+    onset = int(held_out.steps[best]) if best else int(smooth.steps[0])
+    return Divergence(
+        train=(end - start) / width,
+        held_out=(final - float(values[0])) / extent,
+        drop=(float(values[best]) - final) / extent,
+        error=0.5 / math.sqrt(evaluation_size(history)),
+        best_step=int(held_out.steps[best]),
+        onset=onset,
+    )
+
+
+def improves_held_out(history: History) -> bool | None:
+    """Returns whether held-out reward improved with training reward; None if that is not known."""
+    found = divergence(history)
+    return None if found is None else not found.rises_alone and found.held_out > 0

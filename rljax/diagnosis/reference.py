@@ -1,0 +1,183 @@
+"""Writes docs/doctor.md from the rules: a section of each, by its id.
+
+python -m rljax.diagnosis.reference > docs/doctor.md
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from rljax.diagnosis.finding import Link
+from rljax.diagnosis.importers.tables import SOURCES, Renamed
+from rljax.diagnosis.rule import Rule
+from rljax.diagnosis.rules import OWN
+
+_INTRODUCTION = """\
+# The doctor: which link of the loop broke first
+
+Written by `python -m rljax.diagnosis.reference` from the rules (`rljax/diagnosis/rules/`); don't edit it.
+
+Reward is a late symptom. `rljax doctor` reads what a run recorded, judges every link of the loop by rules, and says
+which one broke first, with figures and steps, likely causes in order, and the next experiment to run.
+
+```bash
+python -m experiments.doctor --workdir=runs/quickstart            # finished, live or torn
+python -m experiments.doctor --workdir=runs/quickstart --watch    # says the verdict when it changes, until the run ends
+python -m experiments.doctor --workdir=runs/a,runs/b,runs/c       # several seeds: verdicts, rewards with 95% intervals
+python -m experiments.doctor --diff runs/a runs/b                 # config, seed, code, packages, hardware, protocol
+python -m experiments.doctor --workdir=runs/a --checklist         # before, during and after training
+python -m experiments.doctor --workdir=runs/a --audit=audit --score=package.module:function
+python -m experiments.doctor --workdir=runs/a --private=runs/b    # b: the policy of a, evaluated on a private split
+python -m experiments.doctor --log=export.csv --source=trl        # a log of another trainer
+```
+
+`--json` prints any of these as JSON; of a run it is `{"verdict", "first_break": {"rule", "link", "step", "evidence",
+"causes", "next"}, "findings", "unjudged", "run"}`, and `first_break` is null if no link is broken. Exit status 0: no
+link is broken; 2: one is; 1: bad input.
+
+## Severities
+
+| severity | meaning | exit status |
+| --- | --- | --- |
+| `note` | Worth knowing. Healthy runs have some. | 0 |
+| `warning` | A link is under strain, or a sign has innocent explanations: look before trusting the run. | 0 |
+| `broken` | A link does not do its job: what the run learns is not what was meant. | 2 |
+
+## Order
+
+The finding with the earliest first evidence wins, among those that are broken. Onsets within SIMULTANEOUS steps of each
+other, or three percent of the run, count as the same time; then the order of links decides: LINKS. A symptom, such as a
+reward that falls, yields to every other break that came before it or about then: it is a consequence.
+
+Single noisy steps don't speak: a rule wants four of five steps in a row, medians, or a Mann-Kendall trend of block
+means; rewards are compared in standard errors from the number of episodes. Exceptions say so: a value that is not
+finite, a token that no sampler drew, a KL divergence of a nat in one step.
+
+What a rule needs and a run did not record is listed as not judged, never passed over.
+
+## False alarms
+
+The thresholds marked "tuned" were set on half of a library of broken and healthy runs, and judged on the other half. On
+healthy runs of that library no rule may say more than `note`. The rules that audit for reward hacking are signs to read
+samples by, not proofs: a reward that pays for something that rises together with the task escapes them, and a task that
+wants long or uniform completions can raise them.
+
+## Live
+
+A run judges itself as it goes on (`rljax/diagnosis/live.py`), for at most 1% of its time: the screen, TensorBoard and
+W&B say the verdict. `guard.rules` gives an action to a rule.
+
+## The reward audit
+
+`--audit=DIR` writes `DIR/audit.md` and `DIR/audit.json`: gains of training and held-out reward; length, repetition,
+refusals, tool calls and the most common opening of early and late samples; the samples with the highest and the lowest
+reward and some at random. `--score` names an independent score, a function of the texts of prompt and completion;
+samples that it ranks otherwise than the reward does are laid out too. It reads `samples.jsonl`, which has
+`stats_logger.samples_per_step` samples of each step.
+
+## The private set
+
+Evaluate the final policy on prompts that nothing was chosen by, in a directory of its own, and compare:
+
+```bash
+python -m experiments.train --config=CONFIG --workdir=runs/b --config.total_train_steps=0 \\
+    --config.actor.path=runs/a/export --config.valid_dataset.split=private
+python -m experiments.doctor --workdir=runs/a --private=runs/b
+```
+
+## A rule of your own
+
+A package with an entry point of the group `rljax.rules` that names a `Rule`, or a list of them, adds to these:
+
+```python
+from rljax.diagnosis.evidence import above
+from rljax.diagnosis.finding import Severity
+from rljax.diagnosis.rule import rule
+
+
+@rule(
+    "environment.tests_flaky",
+    "The unit tests that score answers give different results for the same answer.",
+    needs=("reward/flaky",),
+    least=5,
+    causes=("tests depend on time or order",),
+    next="run each answer's tests twice",
+)
+def flaky(history):
+    return above(history["reward/flaky"], 0.02, Severity.BROKEN)
+```
+
+`history["x"]` is the mean of a metric by step (`rljax/diagnosis/history.py`); a rule whose `needs` are missing is not
+judged.
+"""
+_RULES = """\
+## The rules
+
+{count} rules. Commands say `CONFIG` for the run's config, `WORKDIR` for its directory.
+"""
+_LOGS = """\
+## Logs of other trainers
+
+`--format`: `wandb-csv` (the export of a panel, or of a run's history), `tensorboard` (an event file or a directory),
+`jsonl` (an object per line, or the HF Trainer's `trainer_state.json`); `auto` goes by the file's name. `--source`:
+`auto` takes the trainer that knows most of the names. The step is the first of `step`, `train/global_step`,
+`training/global_step`, `global_step`, `_step` that is there. Prefixes `train/` and `eval/` of the HF Trainer's
+callbacks are undone. Rules that need other metrics are listed as not judged.
+"""
+
+
+def page() -> str:
+    """Returns the text of docs/doctor.md."""
+    links = ", ".join(str(link) for link in Link)
+    parts = [_INTRODUCTION.replace("LINKS", links).replace("SIMULTANEOUS", "three"), _RULES.format(count=len(OWN))]
+    for link in Link:
+        rules = [rule for rule in OWN if rule.link is link]
+        parts += [f"### {str(link).capitalize()}\n", *(_section(rule) for rule in rules)]
+    parts.append(_LOGS)
+    parts += [_table(name, source.table) for name, source in SOURCES.items() if source.table]
+    return "\n".join(parts)
+
+
+def _section(rule: Rule) -> str:
+    lines = [f"#### {rule.id}", "", rule.meaning, ""]
+    if rule.needs:
+        lines.append(f"- needs {_codes(rule.needs)}{_least(rule)}")
+    lines += [f"- threshold {bound!r} {bound.unit}: {bound.origin}" for bound in rule.bounds]
+    lines += [f"- likely causes: {'; '.join(_plain(cause) for cause in rule.causes)}", f"- next: {_plain(rule.next)}"]
+    if rule.symptom:
+        lines.append("- a symptom: yields to other breaks")
+    return "\n".join([*lines, ""])
+
+
+def _least(rule: Rule) -> str:
+    return f", {rule.least} steps or more" if rule.least > 1 else ""
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _plain(text: str) -> str:
+    """Escapes what Markdown would take for emphasis."""
+    return re.sub(r"(?<=\w)_(?=\w)", r"\_", text).replace("*", r"\*")
+
+
+def _table(name: str, table: Sequence[Renamed]) -> str:
+    rows = [f"| `{_readable(renamed.pattern)}` | `{renamed.name}`{_factor(renamed)} |" for renamed in table]
+    return "\n".join(
+        [f"### Names of {name}\n", "| theirs | ours |", "| --- | --- |", *(row.replace("\\d+", "N") for row in rows), ""]
+    )
+
+
+def _readable(pattern: str) -> str:
+    """Writes a pattern as a reader would: * for what may stand there."""
+    return pattern.replace("(.+)", "*").replace(".+", "*").replace("\\d+", "*")
+
+
+def _factor(renamed: Renamed) -> str:
+    return "" if renamed.factor == 1 else f", times {renamed.factor:g}"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,99 @@
+"""Symptoms in the reward: late signs of a break somewhere else, or of an update that goes nowhere.
+
+Each yields to every break of another kind that came before it, or soon after.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rljax.diagnosis import names
+from rljax.diagnosis.evidence import change_line
+from rljax.diagnosis.finding import Severity
+from rljax.diagnosis.history import History
+from rljax.diagnosis.progress import level, reward_range
+from rljax.diagnosis.rule import Rule, Sign, rule
+from rljax.diagnosis.series import noise, rolling_median, trend
+from rljax.diagnosis.thresholds import BASELINE, FALL_NOISE, LOST_REWARD, MIN_GAIN, PATIENCE, SATURATED, SOLVED
+
+
+@rule(
+    "policy.reversed",
+    "The reward falls from the first steps on: updates make good completions less likely.",
+    needs=(names.REWARD,),
+    least=2 * BASELINE,
+    bounds=(LOST_REWARD, FALL_NOISE),
+    causes=(
+        "advantages, or the loss, have the wrong sign",
+        "the learning rate is too high",
+        "another term outweighs the reward: a bonus, a penalty",
+    ),
+    next="rljax train with actor.optimizer.lr=0 for ten steps (the reward must stay), then with a tenth of the rate",
+    symptom=True,
+)
+def turned(history: History) -> Sign | None:
+    return _fall(history, from_the_start=True)
+
+
+@rule(
+    "reward.falls",
+    "The reward falls after it had risen.",
+    needs=(names.REWARD,),
+    least=2 * BASELINE,
+    bounds=(LOST_REWARD, FALL_NOISE),
+    causes=(
+        "a link before it broke: see the other findings",
+        "the learning rate is too high for what is left to learn",
+        "the policy has left the region where the reward, or the reference, holds",
+    ),
+    next="rljax train from the last checkpoint before the fall, with a third of actor.optimizer.lr",
+    symptom=True,
+)
+def falls(history: History) -> Sign | None:
+    return _fall(history, from_the_start=False)
+
+
+def _fall(history: History, *, from_the_start: bool) -> Sign | None:
+    """Finds a fall from the best rolling median to the end."""
+    share, reward = level(history), history[names.REWARD]
+    if reward_range(history).width == 0:
+        return None
+    smooth = rolling_median(share, PATIENCE)
+    best = int(np.argmax(smooth.values))
+    lost = float(smooth.values[best]) - share.tail(BASELINE).median
+    started_best = best <= BASELINE
+    if started_best is not from_the_start or lost < max(LOST_REWARD, FALL_NOISE * noise(share, PATIENCE)):
+        return None
+    onset = int(reward.steps[0] if started_best else smooth.steps[best])
+    line = f"{change_line(reward.since(onset), PATIENCE)}: {lost:.0%} of the rewards' range is lost"
+    return Sign(Severity.BROKEN, onset, line)
+
+
+@rule(
+    "policy.no_progress",
+    "The reward does not move, although groups have spread and the policy is updated.",
+    needs=(names.REWARD, names.EQUAL_REWARD_GROUPS),
+    least=4 * BASELINE,
+    bounds=(MIN_GAIN,),
+    causes=(
+        "advantages do not belong to the tokens, or trajectories, that they are given to",
+        "another term outweighs the reward: a penalty, a KL divergence",
+        "the learning rate is too low",
+        "the task is too hard, or the reward too noisy for this batch size: see reward.variance",
+    ),
+    next="rljax train with ten times actor.optimizer.lr for 50 steps; rljax parity --config=CONFIG for the objective",
+    symptom=True,
+)
+def no_progress(history: History) -> Sign | None:
+    share, equal = level(history), history[names.EQUAL_REWARD_GROUPS]
+    if equal.median > SATURATED or not 0.02 < share.head(BASELINE).median < SOLVED:
+        return None
+    found = trend(share)
+    gain = share.tail(BASELINE).mean - share.head(BASELINE).mean
+    if abs(gain) > MIN_GAIN / 2 or found.rises(0.05):
+        return None
+    line = f"{change_line(history[names.REWARD], BASELINE)}: no trend over {len(share)} steps (p = {found.p_value:.2g})"
+    return Sign(Severity.WARNING, int(share.steps[BASELINE]), line)
+
+
+RULES: tuple[Rule, ...] = (turned, falls, no_progress)

@@ -1,0 +1,149 @@
+"""Writes the batch of each step to WORKDIR/flight, in a thread of its own, bounded in size."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from rljax.checkpoints.disk import reason
+from rljax.config.schema import Config
+from rljax.flight.recording import Header, Kept
+from rljax.flight.shelf import Shelf
+from rljax.train_step import Scored
+from rljax.types import Group
+
+QUEUE = 8  # jobs that may wait for the disk before the learner does
+PATIENCE = 60.0  # seconds that the learner waits for it
+
+log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Flight recorder of a run. An error of the disk ends the recording, with a warning.
+
+    `record` and `scored` wait for a disk that is behind: call them outside the event loop's thread.
+
+    Example:
+
+        recorder = Recorder(config, workdir, first_step=12)
+        recorder.record(13, 12, groups, lr_factor=1.0)
+        recorder.scored(13, scored)
+        recorder.keep(13, "guard.max_grad_norm: ...", checkpoints=[10])
+        recorder.close()
+
+    Attributes:
+      parent: step whose learner the next step begins with. Set it when the learner is restored.
+    """
+
+    def __init__(self, config: Config, workdir: Path, *, first_step: int) -> None:
+        """Opens the recording of a run. Records of steps after `first_step` are deleted."""
+        self.parent = first_step
+        self._parents: dict[int, int] = {}
+        self._checkpoints = config.flight.keep_checkpoints
+        self._jobs: queue.SimpleQueue[Callable[[Shelf], None] | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(QUEUE)
+        self._shelf: Shelf | None = None  # None: nothing is recorded
+        if not config.flight.steps:
+            return
+        try:
+            self._shelf = Shelf(config, workdir, first_step)
+            self._parents = self._shelf.parents()
+        except OSError as error:
+            self._give_up(error)
+            return
+        self._thread = threading.Thread(target=self._work, args=[self._shelf], name="flight recorder", daemon=True)
+        self._thread.start()
+
+    @property
+    def held(self) -> Collection[int]:
+        """Steps of the checkpoints that kept steps are made again from."""
+        return self._shelf.held if self._shelf else frozenset()
+
+    def record(self, step: int, version: int, groups: Sequence[Group], lr_factor: float) -> None:
+        """Records the batch of a step that is about to be made.
+
+        Args:
+          version: training steps finished before it.
+          lr_factor: of the learning rates, as `Learner.scale_lr` has it.
+        """
+        header = self._next(step, version, lr_factor)
+        self._wait_and_put(lambda shelf: shelf.add(header, groups))
+
+    def scored(self, step: int, scored: Scored) -> None:
+        """Records what was computed from a step's batch before the first update."""
+        self._wait_and_put(lambda shelf: shelf.add_scores(step, scored))
+
+    def rolled_back(self, step: int, target: int) -> None:
+        """Records that the learner was restored.
+
+        Args:
+          step: the number that the rollback itself has among the steps.
+          target: step after which the learner's state now is.
+        """
+        self.parent = target
+        header = self._next(step, None, 1.0)
+        self._put(lambda shelf: shelf.add(header, ()))
+
+    def _next(self, step: int, version: int | None, lr_factor: float) -> Header:
+        header = Header(step, version, self.parent, lr_factor)
+        self._parents[step], self.parent = self.parent, step
+        return header
+
+    def keep(self, step: int, why: str, *, checkpoints: Collection[int]) -> None:
+        """Keeps a step's batch beyond the last `flight.steps`.
+
+        The nearest checkpoint before it, and the batches from there on, are kept with it as long as
+        there are at most `flight.keep_checkpoints` such checkpoints.
+
+        Args:
+          why: one line: which guard or rule spoke.
+          checkpoints: steps of the checkpoints that exist now.
+        """
+        if self._shelf is None or step not in self._parents:
+            return
+        steps, parent = [step], self._parents[step]
+        while parent not in checkpoints and parent in self._parents:
+            steps.append(parent)
+            parent = self._parents[parent]
+        whole = (parent in checkpoints or parent == 0) and self._shelf.hold(parent, self._checkpoints)
+        kept = Kept(step, why, parent if whole else None)
+        self._put(lambda shelf: shelf.keep(kept, steps if whole else steps[:1]))
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        if self._shelf is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _wait_and_put(self, job: Callable[[Shelf], None]) -> None:
+        """Has a job done, after a wait if many are waiting."""
+        if self._shelf is not None and not self._room.acquire(timeout=PATIENCE):
+            self._give_up(TimeoutError(f"nothing was written for {PATIENCE:g} s"))
+
+        def counted(shelf: Shelf) -> None:
+            try:
+                job(shelf)
+            finally:
+                self._room.release()
+
+        self._put(counted)
+
+    def _put(self, job: Callable[[Shelf], None]) -> None:
+        if self._shelf is not None:
+            self._jobs.put(job)
+
+    def _work(self, shelf: Shelf) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self._shelf is None:
+                continue
+            try:
+                job(shelf)
+            except Exception as error:  # whatever it is, the run goes on
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._shelf = None
+        log.warning("flight: %s: the run goes on, and records no more batches", reason(error))

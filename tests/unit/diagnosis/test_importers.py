@@ -1,0 +1,146 @@
+"""Logs of other trainers are read as the run that they record, whatever their format."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from rljax.diagnosis import History, diagnose, importers
+from rljax.diagnosis.importers import tables
+from rljax.errors import UserError
+from tests.unit.diagnosis import made
+
+SOURCES = [name for name, source in tables.SOURCES.items() if source.table]
+
+
+def log_of(source: str, columns) -> list[dict[str, float]]:
+    """Writes our columns under a trainer's names, as far as it has one."""
+    theirs = {}
+    for renamed in tables.SOURCES[source].table:
+        for ours, values in columns.items():
+            plain = ours.removesuffix("/avg")
+            pattern = renamed.pattern.replace(r"\d+", "1").replace("(.+)", "exact").replace(".+", "set")
+            if renamed.name.replace("*", "exact") in (ours, plain):
+                theirs.setdefault(pattern, values / renamed.factor)
+    count = len(next(iter(columns.values())))
+    return [{"step": at + 1} | {name: float(v[at]) for name, v in theirs.items() if np.isfinite(v[at])} for at in range(count)]
+
+
+def as_jsonl(tmp_path, rows):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def as_csv(tmp_path, rows):
+    names = sorted({name for row in rows for name in row} - {"step"})
+    path = tmp_path / "export.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["Step", *(f"my-run - {name}" for name in names), f"my-run - {names[0]}__MIN"])
+        writer.writerows([[row["step"], *(row.get(name, "") for name in names), -1e9] for row in rows])
+    return path
+
+
+def as_events(tmp_path, rows):
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(tmp_path / "events"))
+    for row in rows:
+        values = [summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in row.items() if name != "step"]
+        writer.add_event(event_pb2.Event(step=row["step"], summary=summary_pb2.Summary(value=values)))
+    writer.close()
+    return tmp_path / "events"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("write", [as_jsonl, as_csv, as_events])
+def test_values_come_back_under_our_names(tmp_path, source, write):
+    rows = log_of(source, made.healthy())
+    history = importers.read(write(tmp_path, rows))
+    reward = np.float32(made.healthy()["rollout/reward/avg"]) if write is as_events else made.healthy()["rollout/reward/avg"]
+    assert np.allclose(history["rollout/reward"].values, reward, rtol=1e-6)
+    assert history.evaluations.steps.tolist() == made.history().evaluations.steps.tolist()
+    assert len(history.series) > 10
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_healthy_log_has_notes_at_most_and_says_what_it_can_not_judge(tmp_path, source):
+    diagnosis = diagnose(importers.read(as_jsonl(tmp_path, log_of(source, made.healthy())), source=source))
+    assert diagnosis.first is None, diagnosis.verdict()
+    assert "freshness.lag_bound" in diagnosis.unjudged and "policy.clip_ratio" not in diagnosis.unjudged
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_fault_is_found_in_a_log(tmp_path, source):
+    late = np.arange(made.STEPS) >= 30
+    columns = made.healthy() | {"ppo_actor/update/clip_ratio": np.where(late, 0.7, 0.02)}
+    first = diagnose(importers.read(as_jsonl(tmp_path, log_of(source, columns)), source=source)).first_break
+    assert first is not None and (first.rule, first.step) == ("policy.clip_ratio", 31)
+
+
+def test_prefixes_of_the_hf_trainer_are_undone(tmp_path):
+    rows = [
+        {
+            "train/global_step": step,
+            "train/reward": 0.5,
+            "train/clip_ratio/region_mean": 0.1,
+            "eval/reward": 0.4,
+            "_step": 7 * step,
+        }
+        for step in range(1, 9)
+    ]
+    history = importers.read(as_jsonl(tmp_path, rows))
+    assert history.steps.tolist() == list(range(1, 9))
+    assert history["rollout/reward"].values[0] == 0.5 and history.evaluations.values[0] == 0.4
+    assert history["ppo_actor/update/clip_ratio"].values[0] == 0.1
+
+
+def test_a_trainer_state_is_read(tmp_path):
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": [{"step": 1, "reward": 0.5}, {"step": 1, "eval_reward": 0.25}], "epoch": 1}))
+    history = importers.read(path)
+    assert history["rollout/reward"].values.tolist() == [0.5] and history.evaluations.values.tolist() == [0.25]
+
+
+def test_own_metrics_need_no_table(tmp_path):
+    rows = [{"step": 1, "rollout/reward/avg": 0.5, "ppo_actor/update/loss": None}]
+    history = importers.read(as_jsonl(tmp_path, rows))
+    assert isinstance(history, History) and history.not_finite["ppo_actor/update/loss"].tolist() == [1]
+
+
+def test_a_half_written_last_line_is_left_out(tmp_path):
+    path = as_jsonl(tmp_path, [{"step": 1, "reward": 0.5, "kl": 0.1}])
+    path.write_text(path.read_text() + '{"step": 2, "rew')
+    assert importers.read(path).steps.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("log.jsonl", "not json\n{}\n", "log.jsonl:1: not JSON"),
+        ("log.jsonl", '{"reward": 1}\n', "no column of steps"),
+        ("log.jsonl", '{"step": 1, "cats": 1}\n', "no metric that rules know"),
+        ("log.jsonl", '{"step": 1, "grad_norm": 1, "loss": 1}\n', "no reward"),
+        ("export.csv", "", "is empty"),
+        ("export.csv", "Step,a - reward,b - reward\n1,2,3\n", "2 runs"),
+    ],
+)
+def test_a_log_that_can_not_be_read_is_an_error_that_names_it(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        importers.read(tmp_path / name)
+
+
+def test_unknown_formats_and_sources_are_errors(tmp_path):
+    path = as_jsonl(tmp_path, [{"step": 1, "reward": 1.0}])
+    with pytest.raises(UserError, match=r"--log: no such file"):
+        importers.read(tmp_path / "none.csv")
+    with pytest.raises(UserError, match=r"--format.*jsonl"):
+        importers.read(path, "jsonlines")
+    with pytest.raises(UserError, match=r"--source.*trl"):
+        importers.read(path, source="tlr")
+    with pytest.raises(UserError, match="no event files"):
+        importers.read(tmp_path, "tensorboard")

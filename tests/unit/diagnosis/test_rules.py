@@ -1,0 +1,410 @@
+"""Each rule speaks of its own fault, planted in a healthy run's metrics, and of no healthy run."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rljax.diagnosis import RULES, History, Severity, diagnose
+from rljax.diagnosis.run_files import Bins
+from tests.unit.diagnosis import made
+
+N = made.STEPS
+TIME = np.arange(1, N + 1)
+LATE = TIME > 30
+NOISE = np.random.default_rng(7).standard_normal(N)
+
+
+def changed(config: Any = None, **columns: Any) -> History:
+    """The healthy run with columns replaced, by names with __ for /."""
+    healthy = made.healthy()
+    for name, values in columns.items():
+        key = name.replace("__", "/")
+        healthy[key] = np.broadcast_to(np.asarray(values, np.float64), N).copy()
+    return made.history(healthy, **({} if config is None else {"config": config}))
+
+
+def scaled(name: str, factor: Any, **more: Any) -> History:
+    """The healthy run with one column multiplied."""
+    return changed(**{name.replace("/", "__"): made.healthy()[name] * factor}, **more)
+
+
+def sessions(**second: Any) -> list[dict[str, Any]]:
+    return [dict(made.SESSION), dict(made.SESSION) | {"first_step": 40} | second]
+
+
+def protocol(**fields: Any) -> dict[str, Any]:
+    return dict(made.SESSION["evaluation"]) | fields
+
+
+def not_finite() -> History:
+    return dataclasses.replace(made.history(), not_finite={"ppo_actor/update/loss": np.array([33, 34])})
+
+
+def hacked(**columns: Any) -> History:
+    """Held-out reward stays where it began while training reward rises."""
+    flat = np.where(np.isfinite(made.healthy()["eval-rollout/reward/avg"]), 0.25, np.nan)
+    return changed(**{"eval-rollout__reward__avg": flat, "eval-reward__exact__avg": flat}, **columns)
+
+
+def with_samples(completion: Callable[[int, Any], str], history: History | None = None) -> History:
+    return dataclasses.replace(history or made.history(), samples=made.samples(completion=completion))
+
+
+def memorized() -> History:
+    lines = [line | {"uid": f"{line['step'] // 10}/0"} for line in made.samples()]
+    return dataclasses.replace(hacked(), samples=lines)
+
+
+def long_tailed() -> History:
+    edges, counts = np.arange(0.0, 33.0), np.zeros(32)
+    counts[0], counts[1], counts[31] = 240, 14, 2
+    return dataclasses.replace(
+        made.history(), histograms={"rollout/reward": {step: Bins(edges, counts) for step in range(1, N + 1)}}
+    )
+
+
+def constant(value: float) -> Mapping[str, Any]:
+    return {f"rollout__reward__{end}": value for end in ("avg", "min", "max")} | {"rollout__equal_reward_groups": 1.0}
+
+
+def falling(*, from_step: int) -> np.ndarray:
+    """Mean reward that falls from a step on, to 0.1; before that it rises."""
+    rise = 0.3 + 0.4 * np.minimum(TIME / max(from_step, 1), 1) * (from_step > 1)
+    return np.maximum(rise - np.maximum(TIME - from_step, 0) * 0.012, 0.05) + 0.02 * NOISE
+
+
+PPO = {"actor__adv_estimator": "gae"}
+# Rule -> a run with its fault, the severity of the finding, and the least and greatest step that it may give
+CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
+    "context.unrecorded": (lambda: made.history(context=()), Severity.NOTE, 1, 1),
+    "context.changed": (lambda: made.history(context=sessions(evaluation=protocol(reward="math"))), Severity.BROKEN, 41, 41),
+    "context.circumstances_changed": (lambda: made.history(context=sessions(commit="other")), Severity.NOTE, 41, 41),
+    "context.dirty": (lambda: made.history(context=[dict(made.SESSION) | {"dirty": True}]), Severity.NOTE, 1, 1),
+    "environment.foreign_tokens": (lambda: changed(rollout__foreign_tokens_in_loss=40.0), Severity.BROKEN, 1, 1),
+    "environment.truncation": (lambda: changed(ppo_actor__no_eos_ratio=0.4), Severity.BROKEN, 1, 1),
+    "environment.duplicate_prompts": (
+        lambda: changed(rollout__duplicate_prompts=np.where(LATE, 0.8, 0.0)),
+        Severity.BROKEN,
+        31,
+        31,
+    ),
+    "environment.failures": (
+        lambda: changed(rollout__failed__reward_error=np.where(LATE, 200.0, 0.0)),
+        Severity.BROKEN,
+        31,
+        31,
+    ),
+    "environment.timeouts_as_zeros": (lambda: changed(rollout__retried__reward_timeout=40.0), Severity.BROKEN, 1, 1),
+    "evaluation.missing": (
+        lambda: made.history({n: v for n, v in made.healthy().items() if not n.startswith("eval")}),
+        Severity.NOTE,
+        1,
+        1,
+    ),
+    "evaluation.same_data": (lambda: made.history(config=made.config(valid_dataset__split="train")), Severity.BROKEN, 1, 1),
+    "evaluation.protocol": (
+        lambda: changed(
+            made.config(evaluator__temperature=2.0),
+            **{"eval-rollout__reward__avg": scaled_evaluations(0.2), "eval-reward__exact__avg": scaled_evaluations(0.2)},
+        ),
+        Severity.BROKEN,
+        1,
+        1,
+    ),
+    "evaluation.protocol_changed": (
+        lambda: made.history(context=sessions(evaluation=protocol(temperature=0.2))),
+        Severity.BROKEN,
+        41,
+        41,
+    ),
+    "evaluation.failed": (
+        lambda: changed(**{"eval-rollout__failed": np.where(np.isfinite(scaled_evaluations(1.0)), 90.0, np.nan)}),
+        Severity.BROKEN,
+        1,
+        1,
+    ),
+    "evaluation.overfit": (memorized, Severity.BROKEN, 1, 80),
+    "evaluation.noise": (
+        lambda: changed(
+            **{"eval-rollout__reward__avg": np.where(np.isfinite(scaled_evaluations(1.0)), 0.25, np.nan)}, **constant(0.25)
+        ),
+        Severity.NOTE,
+        1,
+        1,
+    ),
+    "reward.all_zero": (lambda: changed(**constant(0.0)), Severity.BROKEN, 1, 1),
+    "reward.all_one": (lambda: changed(**constant(1.0)), Severity.BROKEN, 1, 1),
+    "reward.constant_by_prompt": (lambda: changed(rollout__equal_reward_groups=1.0), Severity.BROKEN, 1, 1),
+    "reward.no_spread": (lambda: changed(rollout__equal_reward_groups=np.where(LATE, 0.95, 0.3)), Severity.NOTE, 31, 31),
+    "reward.one_sample": (lambda: made.history(config=made.config(gconfig__n_samples=1)), Severity.BROKEN, 1, 1),
+    "reward.sign": (lambda: changed(reward__exact__avg=1 - made.healthy()["rollout/reward/avg"]), Severity.BROKEN, 1, 1),
+    "reward.scale": (
+        lambda: changed(rollout__reward__max=1000.0, rollout__reward__avg=1000 * made.healthy()["rollout/reward/avg"]),
+        Severity.BROKEN,
+        1,
+        1,
+    ),
+    "reward.filtered": (
+        lambda: changed(made.config(rollout__should_accept_fn="mixed_rewards"), rollout__rejected=200.0),
+        Severity.NOTE,
+        1,
+        1,
+    ),
+    "reward.long_tail": (long_tailed, Severity.WARNING, 1, 1),
+    "reward.variance": (
+        lambda: changed(rollout__reward__avg=0.5 + 0.1 * NOISE),
+        Severity.NOTE,
+        1,
+        1,
+    ),
+    "reward.hacking": (hacked, Severity.BROKEN, 1, 80),
+    "reward.length": (
+        lambda: hacked(ppo_actor__seq_len__avg=3.6 + 0.05 * TIME, rollout__reward_length_corr=0.6),
+        Severity.BROKEN,
+        15,
+        50,
+    ),
+    "reward.repetition": (
+        lambda: hacked(rollout__repetition__avg=np.where(LATE, 0.5, 0.01)),
+        Severity.BROKEN,
+        30,
+        36,
+    ),
+    "reward.template": (
+        lambda: with_samples(lambda step, r: f"ok {r.integers(9)}" if step > 30 else str(r.integers(10, 99)), hacked()),
+        Severity.BROKEN,
+        25,
+        35,
+    ),
+    "reward.refusal": (
+        lambda: with_samples(lambda step, r: "I'm sorry, I can't help" if step > 60 else str(r.integers(10, 99)), hacked()),
+        Severity.BROKEN,
+        60,
+        75,
+    ),
+    "reward.tool_calls": (
+        lambda: with_samples(lambda step, r: "<tool_call>" * (4 if step > 60 else 1) + str(r.integers(99)), hacked()),
+        Severity.WARNING,
+        60,
+        75,
+    ),
+    "reward.components_apart": (
+        lambda: hacked(
+            **{f"reward__exact__{end}": v for end, v in (("avg", falling(from_step=1)), ("min", 0.0), ("max", 1.0))},
+            **{f"reward__format__{end}": v for end, v in (("avg", TIME / N), ("min", 0.0), ("max", 1.0))},
+        ),
+        Severity.BROKEN,
+        1,
+        80,
+    ),
+    "reward.falls": (lambda: changed(rollout__reward__avg=falling(from_step=40)), Severity.BROKEN, 35, 45),
+    "policy.reversed": (lambda: changed(rollout__reward__avg=falling(from_step=1)), Severity.BROKEN, 1, 1),
+    "policy.no_progress": (
+        lambda: changed(
+            rollout__reward__avg=0.3 + 0.02 * np.random.default_rng(7).standard_normal(N), rollout__equal_reward_groups=0.3
+        ),
+        Severity.WARNING,
+        2,
+        20,
+    ),
+    "policy.kl": (lambda: changed(ppo_actor__update__approx_kl=np.where(LATE, 0.4, 0.003)), Severity.BROKEN, 31, 31),
+    "policy.clip_ratio": (lambda: changed(ppo_actor__update__clip_ratio=np.where(LATE, 0.6, 0.02)), Severity.BROKEN, 31, 31),
+    "policy.importance_weight": (
+        lambda: changed(ppo_actor__update__importance_weight__avg=np.where(LATE, 1.4, 1.0)),
+        Severity.BROKEN,
+        31,
+        31,
+    ),
+    "policy.unit_ratio": (
+        lambda: changed(made.config(actor__ppo_n_minibatches=1), ppo_actor__update__importance_weight__max=1.2),
+        Severity.BROKEN,
+        1,
+        1,
+    ),
+    "policy.sampler_disagrees": (lambda: changed(ppo_actor__behave_log_ratio_lag0=-0.3), Severity.BROKEN, 1, 1),
+    "policy.behave_imp_weight": (
+        lambda: changed(ppo_actor__update__behave_imp_weight__avg=np.where(LATE, 1.5, 1.0)),
+        Severity.BROKEN,
+        31,
+        31,
+    ),
+    "policy.no_update": (lambda: changed(ppo_actor__update__lr=0.0), Severity.BROKEN, 1, 1),
+    "policy.reference_kl": (
+        lambda: changed(ppo_actor__update__reference_kl=np.where(LATE, 3.0, 0.1)),
+        Severity.WARNING,
+        31,
+        31,
+    ),
+    "critic.explained_variance": (
+        lambda: changed(made.config(**PPO), critic__explained_variance=np.where(LATE, -0.5, 0.3)),
+        Severity.BROKEN,
+        28,
+        36,
+    ),
+    "critic.loss_flat": (
+        lambda: changed(made.config(**PPO), critic__value__avg=0.0, critic__value__max=0.0),
+        Severity.BROKEN,
+        1,
+        1,
+    ),
+    "critic.scale": (lambda: changed(made.config(**PPO), critic__return__max=100.0), Severity.BROKEN, 1, 1),
+    "exploration.entropy_collapse": (
+        lambda: changed(ppo_actor__update__entropy=np.where(LATE, 0.01, 0.3), rollout__reward__avg=0.4 + 0.001 * TIME),
+        Severity.BROKEN,
+        30,
+        36,
+    ),
+    "exploration.entropy_floor": (
+        lambda: changed(made.config(guard__min_entropy=0.1), ppo_actor__update__entropy=np.where(LATE, 0.09, 0.3)),
+        Severity.BROKEN,
+        31,
+        31,
+    ),
+    "exploration.entropy_rises": (lambda: changed(ppo_actor__update__entropy=0.3 + 0.03 * TIME), Severity.BROKEN, 8, 20),
+    "exploration.entropy_never_falls": (lambda: changed(ppo_actor__update__entropy=0.3), Severity.NOTE, 11, 11),
+    "exploration.identical_completions": (lambda: changed(rollout__distinct_completions__avg=0.125), Severity.BROKEN, 1, 1),
+    "exploration.diversity": (
+        lambda: changed(rollout__distinct_completions__avg=np.where(LATE, 0.13, 0.6), rollout__reward__avg=0.4 + 0.001 * TIME),
+        Severity.BROKEN,
+        30,
+        36,
+    ),
+    "freshness.lag_bound": (lambda: changed(rollout__staleness__max=np.where(LATE, 5.0, 2.0)), Severity.BROKEN, 31, 31),
+    "freshness.stale_weights": (
+        lambda: changed(ppo_actor__behave_log_ratio__avg=-0.005 * TIME, ppo_actor__behave_log_ratio__min=-9.0),
+        Severity.BROKEN,
+        8,
+        45,
+    ),
+    "freshness.large_lag": (
+        lambda: changed(
+            made.config(rollout__max_head_offpolicyness=64),
+            rollout__staleness__avg=30.0,
+            rollout__staleness__max=40.0,
+            ppo_actor__behave_log_ratio__avg=-0.3,
+        ),
+        Severity.BROKEN,
+        1,
+        1,
+    ),
+    "freshness.stale_dropped": (lambda: changed(rollout__stale=40.0), Severity.WARNING, 1, 1),
+    "numbers.not_finite": (not_finite, Severity.BROKEN, 33, 33),
+    "numbers.grad_norm": (
+        lambda: scaled("ppo_actor/update/grad_norm", np.where(TIME % 15 == 0, 1e4, 1.0)),
+        Severity.BROKEN,
+        15,
+        15,
+    ),
+    "numbers.extreme_logp": (
+        lambda: changed(rollout__behavior_logp__min=np.where(LATE, -80.0, -9.0)),
+        Severity.WARNING,
+        31,
+        31,
+    ),
+    "numbers.outlier_rewards": (lambda: changed(rollout__reward__max=np.where(TIME == 50, 1e6, 1.0)), Severity.BROKEN, 50, 50),
+    "resources.memory_growth": (
+        lambda: changed(perf__host_memory_bytes=1.5 * 2**30 + 48e6 * TIME),
+        Severity.BROKEN,
+        1,
+        20,
+    ),
+    "resources.throughput_drop": (lambda: changed(timeperf__wall=np.where(LATE, 3.0, 0.5)), Severity.BROKEN, 31, 36),
+    "resources.seq_len_growth": (lambda: changed(ppo_actor__seq_len__avg=np.where(LATE, 9.0, 3.6)), Severity.NOTE, 31, 36),
+    "resources.slow_reward": (
+        lambda: changed(timeperf__reward__avg=0.5, timeperf__wall=64.0, rollout__wait__learner=60.0),
+        Severity.WARNING,
+        1,
+        1,
+    ),
+    "resources.learner_idle": (lambda: changed(rollout__wait__learner=0.4), Severity.NOTE, 1, 1),
+    "resources.sampler_idle": (
+        lambda: changed(made.config(allocation_mode="fake:d1+fake:d1"), rollout__wait__producer_for_lag=0.4),
+        Severity.NOTE,
+        1,
+        1,
+    ),
+}
+
+
+def scaled_evaluations(factor: float) -> np.ndarray:
+    return made.healthy()["eval-rollout/reward/avg"] * factor
+
+
+def test_every_rule_has_a_case():
+    assert sorted(CASES) == sorted(rule.id for rule in RULES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_speaks_of_its_fault(rule):
+    make, severity, first, last = CASES[rule.id]
+    (finding,) = diagnose(make(), [rule]).findings
+    assert (finding.rule, finding.link, finding.severity) == (rule.id, rule.link, severity)
+    assert first <= finding.step <= last
+    assert finding.evidence and all(line and "nan" not in line for line in finding.evidence)
+    assert not rule.needs or any(digit in finding.evidence[0] for digit in "0123456789")  # figures, not words alone
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if CASES[rule.id][1] > Severity.NOTE], ids=lambda rule: rule.id)
+def test_the_link_of_a_fault_is_named_first(rule):
+    diagnosis = diagnose(CASES[rule.id][0]())
+    assert diagnosis.first is not None and diagnosis.first.link is rule.link, diagnosis.verdict()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_healthy_run_has_notes_at_most(seed):
+    diagnosis = diagnose(made.history(made.healthy(seed), samples=made.samples(seed)))
+    assert diagnosis.first is None, diagnosis.verdict()
+    assert not diagnosis.unjudged
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_without_its_metrics_is_unjudged_or_silent(rule):
+    nothing = History(np.arange(1, 81), {})
+    diagnosis = diagnose(nothing, [rule])
+    assert rule.id in diagnosis.unjudged or all(f.severity is Severity.NOTE for f in diagnosis.findings)
+    assert all(need in diagnosis.unjudged[rule.id] for need in rule.needs)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+def test_a_rule_judges_the_first_steps_of_a_run(rule, steps):
+    """A live run has few points, and some metrics fewer than others: no rule may raise."""
+    columns = {name: values[:steps] for name, values in made.healthy().items()}
+    diagnosis = diagnose(made.history(columns), [rule])
+    assert all(finding.severity is Severity.NOTE for finding in diagnosis.findings)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_bears_gaps_in_its_metrics(rule):
+    random = np.random.default_rng(0)
+    columns = {name: np.where(random.random(N) < 0.3, np.nan, values) for name, values in made.healthy().items()}
+    assert all(finding.severity < Severity.BROKEN for finding in diagnose(made.history(columns), [rule]).findings)
+
+
+def test_a_single_noisy_step_moves_no_rule_but_those_about_single_steps():
+    single = {"policy.kl", "numbers.outlier_rewards", "numbers.not_finite", "environment.foreign_tokens", "freshness.lag_bound"}
+    rules = [rule for rule in RULES if rule.id not in single]
+    for name, values in made.healthy().items():
+        if name.startswith("eval"):
+            continue
+        spiked = values.copy()
+        spiked[44] = 5 * np.nanmax(np.abs(values)) + 1
+        diagnosis = diagnose(made.history(made.healthy() | {name: spiked}), rules)
+        assert diagnosis.first is None, (name, diagnosis.verdict())
+
+
+def test_rules_say_what_they_mean_and_what_to_do():
+    for rule in RULES:
+        assert rule.meaning.endswith(".") and rule.causes and rule.next, rule.id
+        assert not any(cause.endswith(".") for cause in rule.causes), rule.id
+
+
+@pytest.mark.parametrize(("lag0", "cap", "first"), [(-0.3, 5.0, "disagree"), (-1e-6, 5.0, "stale"), (-1e-6, None, "cap")])
+def test_causes_of_decoupled_weights_are_told_apart(lag0, cap, first):
+    away = {"ppo_actor__update__behave_imp_weight__avg": 1.5, "ppo_actor__behave_log_ratio_lag0": lag0}
+    history = changed(made.config(actor__behav_imp_weight_cap=cap), **away)
+    (finding,) = diagnose(history, [rule for rule in RULES if rule.id == "policy.behave_imp_weight"]).findings
+    assert first in finding.causes[0]

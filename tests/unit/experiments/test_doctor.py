@@ -1,0 +1,85 @@
+"""The doctor as a program: verdicts, exit statuses, and one line for bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rljax.config import io as config_io
+from tests.unit.diagnosis import made
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def write(workdir: Path, columns, state: str = "finished") -> Path:
+    workdir.mkdir()
+    with (workdir / "metrics.jsonl").open("w") as file:
+        for at in range(len(next(iter(columns.values())))):
+            found = {name: float(values[at]) for name, values in columns.items() if np.isfinite(values[at])}
+            file.write(json.dumps({"step": at + 1} | found) + "\n")
+    (workdir / "config.json").write_text(config_io.to_json(made.config()))
+    (workdir / "context.json").write_text(json.dumps({"sessions": [made.SESSION]}))
+    (workdir / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made.samples()))
+    (workdir / "status.json").write_text(json.dumps({"state": state, "step": made.STEPS}))
+    return workdir
+
+
+def clipped():
+    return made.healthy() | {"ppo_actor/update/clip_ratio": np.where(np.arange(made.STEPS) >= 30, 0.7, 0.02)}
+
+
+def doctor(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "experiments.doctor", *map(str, arguments)]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+
+
+def test_a_healthy_run_exits_with_0_and_a_broken_one_with_2(tmp_path):
+    healthy, broken = write(tmp_path / "healthy", made.healthy()), write(tmp_path / "broken", clipped())
+    done = doctor(f"--workdir={healthy}")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "HEALTHY: no link is broken")
+    done = doctor(f"--workdir={broken}", "--json")
+    first = json.loads(done.stdout)["first_break"]
+    assert done.returncode == 2 and (first["rule"], first["link"], first["step"]) == ("policy.clip_ratio", "policy", 31)
+    done = doctor(f"--workdir={healthy},{broken}")
+    assert done.returncode == 2 and "1 of 2 runs" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [
+        ([], "--workdir: missing"),
+        (["--workdir=none"], "--workdir: no such directory"),
+        (["--log=none.csv"], "--log: no such file"),
+        (["--diff", "one"], "--diff: takes two"),
+        (["--workdir=x", "more"], "more: unexpected argument"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_status_1(arguments, culprit):
+    done = doctor(*arguments)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and culprit in done.stderr
+
+
+def test_everything_about_one_run_at_once(tmp_path):
+    run = write(tmp_path / "run", made.healthy())
+    out = tmp_path / "audit"
+    done = doctor(f"--workdir={run}", "--checklist", f"--audit={out}", "--score=os.path:join")
+    assert done.returncode == 1 and "--score" in done.stderr  # it returns no number
+    done = doctor(f"--workdir={run}", "--checklist", f"--audit={out}", "--json")
+    tree = json.loads(done.stdout)
+    assert done.returncode == 0 and (out / "audit.md").exists() and tree["checklist"]
+
+
+def test_watch_says_the_verdict_when_it_changes_and_ends_with_the_run(tmp_path):
+    run = write(tmp_path / "run", made.healthy(), state="running")
+    command = [sys.executable, "-m", "experiments.doctor", f"--workdir={run}", "--watch", "--interval=0.1", "--json"]
+    watching = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    assert watching.stdout is not None
+    assert json.loads(watching.stdout.readline())["first_break"] is None
+    worse = write(tmp_path / "worse", clipped(), state="running")
+    (worse / "metrics.jsonl").rename(run / "metrics.jsonl")
+    assert json.loads(watching.stdout.readline())["first_break"]["rule"] == "policy.clip_ratio"
+    (run / "status.json").write_text(json.dumps({"state": "failed", "step": made.STEPS}))
+    assert watching.stdout.readline() == "" and watching.wait(60) == 2
