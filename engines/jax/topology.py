@@ -163,7 +163,7 @@ def sampler_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequen
 def _sampled(programs: Programs, name: str) -> Sampled | None:
     """What the program of that name takes in; None if that is no tokens."""
     match name.split():
-        case ["decode"]:
+        case ["decode", *_]:
             rows, new, cached = programs.slots // programs.shards, 1, programs.context - 1
         case ["prefill", shape]:
             rows, new, cached = *map(int, shape.split("x")), 0
