@@ -12,8 +12,8 @@ program does not compile or fit, or lacks the kernel of its attention.
 
 What is counted, of a learner's program: the model's FLOPs, and every argument and result once. Of a
 sampler's (decode: of one step over rows of the whole context, as many as the cache has room for;
-prefill: at the beginning of its rows): the FLOPs of the matrix products that the compiler counts
-and those of attention, the weights, and the keys and values that are read and written.
+prefill: at the beginning of its rows; a copy: nothing): the FLOPs of the matrix products that the
+compiler counts and those of attention, the weights, and the keys and values read and written.
 """
 
 from __future__ import annotations
@@ -96,12 +96,13 @@ def compiled(config: Config, side: str, pool: Pool, directory: Path, devices: Se
         if PROGRAMS.value and not re.fullmatch(PROGRAMS.value, target.name):
             continue
         program = compile_target(target)
-        flops, traffic = program.flops, float(program.arguments + program.results)
         if side == "learner":
-            flops = _model_flops(config, directory, target) / pool.size
+            flops, traffic = _model_flops(config, directory, target) / pool.size, float(program.arguments + program.results)
         elif target.sampled is not None:
-            flops += _attention_flops(directory, target.sampled) / pool.tensor
+            flops = program.flops + _attention_flops(directory, target.sampled) / pool.tensor
             traffic = _bytes_needed(target.sampled)
+        else:
+            flops = traffic = 0.0
         yield {
             "program": target.name,
             "attention": target.attention,

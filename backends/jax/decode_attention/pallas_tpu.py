@@ -135,8 +135,7 @@ def pages_per_block(pairs: Array | jax.ShapeDtypeStruct, columns: int) -> int:
     """Pages that the kernel fetches at once."""
     _, page_size, heads, dim = pairs.shape
     itemsize = pairs.dtype.itemsize
-    # The kernel takes 32 bytes of a dimension, tile by tile of heads, if their number is a multiple of that.
-    at_once = min(heads, 2 * TILE * 4 // itemsize)
+    at_once = min(heads, TILE * 4 // itemsize)  # of them the kernel takes a tile after the other
     by_memory = BLOCK_BYTES // (page_size * at_once * dim * itemsize)
     return max(min(BLOCK_TOKENS // page_size, by_memory, MOST_COPIES, columns), 1)
 
