@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MEMBERS = 16  # rows that an item is for
-SPLIT = 4  # pages of an item, where there are items enough: a long prefix keeps several processors busy
+SPLIT = 4  # pages of an item at least: a long prefix keeps several processors busy
+PARTS = 8  # items of a prefix at most
 HEAD = 3  # columns of an item before its members
 
 
@@ -55,7 +56,8 @@ def find_groups(tables: np.ndarray, pages: int, rows: np.ndarray) -> Groups:
     keys, of_key = np.unique(own[common, shared[common] - 1], return_inverse=True)
     groups = [(rows[common[of_key == key]], int(shared[common[of_key == key][0]])) for key in range(len(keys))]
     groups = sorted((g for g in groups if len(g[0]) > 1), key=_saved, reverse=True)
-    room, split = len(found.items), SPLIT
+    room = len(found.items)
+    split = max(SPLIT, -(-max((length for _, length in groups), default=0) // PARTS))
     while split < tables.shape[1] and sum(_count(*group, split) for group in groups) > room:
         split *= 2
     item = 0

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rljax.backends.jax.decode_attention.groups import HEAD, MEMBERS, Groups
+from rljax.backends.jax.decode_attention.groups import HEAD, MEMBERS, PARTS, Groups
 from rljax.backends.jax.decode_attention.interface import MASKED, DecodeAttention, Pages, Places, Problem
 
 SMALLEST_BLOCK_Q, LARGEST_BLOCK_Q = 16, 64  # queries, heads of a group counted
@@ -246,13 +246,12 @@ def _rows_kernel(
         of_group = jnp.arange(block_q) < group
         mine = pl.ds(own_ref[3] * group, block_q)
 
-        def item(at: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            out = plgpu.load(partial[0].at[at, mine, :], mask=of_group[:, None], other=0.0)
-            peak = plgpu.load(partial[1].at[at, mine], mask=of_group, other=MASKED)
-            total = plgpu.load(partial[2].at[at, mine], mask=of_group, other=0.0)
-            return _merged(state, (out, peak, total))
-
-        state = jax.lax.fori_loop(own_ref[1], own_ref[1] + own_ref[2], item, state)
+        for part in range(PARTS):  # not in a loop: their loads are on the way together
+            at, there = jnp.where(part < own_ref[2], own_ref[1] + part, 0), of_group & (part < own_ref[2])
+            out = plgpu.load(partial[0].at[at, mine, :], mask=there[:, None], other=0.0)
+            peak = plgpu.load(partial[1].at[at, mine], mask=there, other=MASKED)
+            total = plgpu.load(partial[2].at[at, mine], mask=there, other=0.0)
+            state = _merged(state, (out, peak, total))
     state = _see(query, index, table_ref, key_ref, value_ref, range_ref[0], range_ref[1], state, settings)
     out, _, total = state
     out = out / jnp.where(total > 0, total, 1.0)[:, None]
