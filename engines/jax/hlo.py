@@ -1,5 +1,5 @@
-"""What stands in the text of a compiled program: kernels, collectives, and results as large as
-nothing but what is updated in place should be.
+"""Searches of a compiled program's text: for kernels, for collectives, and for operations that make
+something as large as nothing but an update in place should.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def large_operations(text: str, elements: int) -> list[str]:
 
 
 def _updates(instruction: Instruction, computations: Mapping[str, list[Instruction]]) -> bool:
-    """Whether its result takes the memory of an operand, though nothing in its own line says so."""
+    """Tells whether the result takes the memory of an operand, though its line does not say so."""
     if instruction.operation == "fusion" and (called := _CALLED.search(instruction.rest)):
         return any(each.is_root and each.operation in _UPDATES for each in computations[called.group(1)])
     return instruction.operation in _UPDATES
@@ -78,7 +78,7 @@ def _computations(text: str) -> Mapping[str, list[Instruction]]:
 
 
 def _elements(result: str, rest: str) -> int:
-    """Elements of the largest array in the type of a result, less those that take the memory of an operand."""
+    """Elements of the largest array of a result, less those that take the memory of an operand."""
     aliasing = _ALIASING.search(rest)
     aliased = set(_ALIASED.findall(aliasing.group(1))) if aliasing else set()
     sizes = (math.prod(map(int, filter(None, dims.split(",")))) for dims in _ARRAY.findall(result))

@@ -79,7 +79,7 @@ class Compiled:
     traffic: float  # bytes read and written in memory, of one turn of each loop
     kernels: Mapping[str, int]  # Pallas kernels by name, times called in the program's text
     collectives: Mapping[str, int]  # by kind, times called in the program's text
-    text: str = dataclasses.field(repr=False)  # optimised HLO
+    text: str = dataclasses.field(repr=False)  # of the optimized HLO module
 
 
 def topology_devices(name: str) -> Sequence[jax.Device]:
@@ -161,7 +161,7 @@ def sampler_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequen
 
 
 def _sampled(programs: Programs, name: str) -> Sampled | None:
-    """What the program of that name takes in; None if that is no tokens."""
+    """Tokens that the program of that name takes in; None if it takes none."""
     match name.split():
         case ["decode", *_]:
             rows, new, cached = programs.slots // programs.shards, 1, programs.context - 1

@@ -29,7 +29,9 @@ def update_flops(spec: ModelSpec, segment_ids: np.ndarray, trained: int, *, adap
 
 
 def attention_flops(spec: ModelSpec, cached: int, new: int) -> float:
-    """Returns the FLOPs of attention of a row's `new` tokens over those and the `cached` before them."""
+    """Returns the FLOPs of attention of `new` tokens of a row over the `cached` before them, and
+    over each other.
+    """
     lengths = np.asarray([cached + new, cached])
     pairs = np.sum([_pairs(lengths[:1], window) - _pairs(lengths[1:], window) for window in spec.windows])
     return 4.0 * spec.num_heads * spec.head_dim * float(pairs)

@@ -6,8 +6,8 @@ The second is our own. XLA's scatter goes token by token, which TPUs are slow at
 memory.
 
 Keys and values of a token lie side by side, head by head, as the first kernel reads them. What rows
-share is read by each of them. A row at rest between others costs a part of what the one before it
-does: its query is attended to as if it came behind, and dropped.
+share is read by each of them. A row at rest between others costs up to an eighth of what the one
+before it does: its query is answered as if it came behind, and the answer dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCK_BYTES = 2**21  # of them: there are two blocks in 16 MiB, the least that a
 MOST_COPIES = 16  # pages per block: each is a copy with addresses of its own, in few scalar registers
 SCALAR_BYTES = 15 * 2**16  # of page tables: of 1 MiB of scalar memory on every TPU, which the kernel has other uses for too
 PREFILL_QUERIES = 32  # tokens per block of queries, as the kernel's own table has nearly everywhere
-DECODE_QUERIES = 8  # queries of a head per block, where a row has one token: a tile
+DECODE_QUERIES = 8  # where a row has one: each is computed for all of a block, and a row at rest costs its part of one
 
 
 @jax.tree_util.register_dataclass
@@ -110,7 +110,7 @@ class PallasTpu(DecodeAttention):
                 sliding_window=window,
                 soft_cap=softcap,
                 num_kv_pages_per_block=pages_per_block(cache.pairs, places.tables.shape[1]),
-                num_queries_per_block=min(PREFILL_QUERIES if length > 1 else max(DECODE_QUERIES // group, 1), rows * length),
+                num_queries_per_block=min(PREFILL_QUERIES if length > 1 else DECODE_QUERIES, rows * length),
             )
         out = out.reshape(rows, length, -1, dim)[:, :, :heads, :head_dim]
         return jnp.where((places.index >= 0)[..., None, None], out, 0)  # behind the last sequence nothing was computed
@@ -141,11 +141,12 @@ def pages_per_block(pairs: Array | jax.ShapeDtypeStruct, columns: int) -> int:
 
 
 class Sequences(NamedTuple):
-    """Rows with new tokens, in order, as the attention kernel takes them: their queries lie side by
-    side, and the last of a sequence is its newest token.
+    """Rows with new tokens, in order, as the attention kernel takes them: queries side by side, the
+    last of a sequence at its last key.
 
-    Padding behind a row's tokens counts as more tokens of it, whose results are dropped; so do rows
-    without new tokens, and those before the first. What lies behind the last token is in no sequence.
+    What lies between a row's tokens and those of the next such row, padding and rows at rest, counts
+    as more tokens of it, and what lies before the first as tokens before; their results are dropped.
+    What lies behind the last token is in no sequence.
     """
 
     lengths: Array  # [R] int32, keys
@@ -155,6 +156,9 @@ class Sequences(NamedTuple):
 
 
 def sequences_of(places: Places, pages: int) -> Sequences:
+    """Describes the rows to the kernel. Without a sequence, or with one without keys, it would start
+    a copy that nothing waits for, so the first row stands in where all are at rest.
+    """
     rows, length = places.index.shape
     counts = jnp.sum(places.index >= 0, axis=1, dtype=jnp.int32)
     order = jnp.argsort(counts == 0, stable=True).astype(jnp.int32)
@@ -176,6 +180,7 @@ class Runs(NamedTuple):
 
 
 def runs_of(places: Places, page_size: int, pages: int) -> Runs:
+    """Cuts the new tokens of each row at the ends of its pages. No page: nothing is written."""
     rows, length = places.index.shape
     start = jnp.maximum(places.index[:, :1], 0)
     end = start + jnp.sum(places.index >= 0, axis=1, keepdims=True, dtype=jnp.int32)
