@@ -66,15 +66,21 @@ class Pool:
         free: asyncio.Queue[Sequence[int]] = asyncio.Queue()
         for cores in self._cores:
             free.put_nowait(cores)
+
+        async def run(job: Job, cores: Sequence[int]) -> None:
+            try:
+                await self._run(job, cores)
+            finally:
+                free.put_nowait(cores)
+
         async with asyncio.TaskGroup() as running:
             for job in jobs:
                 cores = await free.get()
-                if time.monotonic() >= self._end:
+                if time.monotonic() < self._end:
+                    running.create_task(run(job, cores), name=job.name)
+                else:
                     self._say(f"{job.name}: not started, the time is over")
                     free.put_nowait(cores)
-                    continue
-                task = running.create_task(self._run(job, cores))
-                task.add_done_callback(lambda _, cores=cores: free.put_nowait(cores))
         for half in HALVES.values():
             path = self._out / f"{half}{kept.SUFFIX}"
             if path.is_file():

@@ -157,6 +157,7 @@ def scripted(monkeypatch):
     )
     scripts = {
         "grpo": writes,
+        "one_seed": writes,
         "lr_zero": f"{writes}; print('a guard spoke'); sys.exit(1)",  # a fault that ends the run
         "all_one": "import sys; sys.exit('a bug')",
         "all_zero": "import time; time.sleep(60)",
@@ -173,13 +174,19 @@ def scripted(monkeypatch):
 
 
 def test_the_pool_keeps_what_ends_and_reports_what_does_not(scripted, tmp_path):
-    names = ("all_zero", "grpo", "lr_zero", "all_one", "grpo")
-    jobs = [pool.Job(recipes.find(name), seed) for name, seed in zip(names, (1, 1, 1, 1, 2), strict=True)]
+    runs = [("grpo", 1), ("lr_zero", 1), ("all_one", 1), ("grpo", 2), ("all_zero", 1), ("all_zero", 2), ("one_seed", 1)]
+    jobs = [pool.Job(recipes.find(name), seed) for name, seed in runs]
     began = time.monotonic()
     asyncio.run(pool.Pool(tmp_path / "out", tmp_path / "scratch", jobs=2, minutes=0.1).make(jobs))
     assert time.monotonic() - began < 50  # the one that never ends was ended
     tuning, judging = (list(kept.read(tmp_path / "out" / f"{half}.jsonl.xz")) for half in ("tuning", "judging"))
     assert [run.recipe for run in tuning] == ["grpo", "lr_zero"] and [run.recipe for run in judging] == ["grpo"]
     lines = (tmp_path / "out" / "runs.log").read_text().splitlines()
-    for name, words in (("all_zero-1", "the time is over"), ("all_one-1", "nothing to keep"), ("lr_zero-1", "a guard spoke")):
+    reported = {
+        "lr_zero-1": "a guard spoke",
+        "all_one-1": "nothing to keep",
+        "all_zero-2": "the time is over",
+        "one_seed-1": "not started",
+    }
+    for name, words in reported.items():
         assert any(line.startswith(name) and words in line for line in lines), lines
