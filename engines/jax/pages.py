@@ -20,11 +20,11 @@ ROOT = -1  # parent of a row's first page
 
 
 class Match(NamedTuple):
-    """What the index has of some tokens."""
+    """Result of a search of the index for the longest prefix of some tokens."""
 
     pages: list[int]  # whole pages, from the first token on
     partial: int | None  # the page that begins with most of the tokens after them
-    count: int  # how many those are
+    common: int  # how many those are
 
 
 class PagePool:
@@ -98,7 +98,8 @@ class PagePool:
 
     def find(self, tokens: np.ndarray) -> Match:
         """Looks up the longest prefix of some tokens, filled or going to be."""
-        pages, size, node = [], self.page_size, ROOT
+        pages: list[int] = []
+        size, node = self.page_size, ROOT
         while len(pages) * size + size <= len(tokens):
             start = len(pages) * size
             found = self._whole.get((node, tokens[start : start + size].tobytes()))
@@ -133,7 +134,7 @@ class PagePool:
         return parent, self._tokens[page].tobytes()
 
     def _shorten(self, page: int) -> None:
-        """Forgets tokens that are not filled, and what stands under a page that is not whole any more."""
+        """Forgets tokens that are not filled, and what stands under the page if it was whole."""
         if self._known[page] == self.page_size:
             for child in list(self._children.get(page, ())):
                 self._remove(child)

@@ -1,5 +1,5 @@
-"""Rows whose tables begin with the same pages, such as the samples of one prompt: found on the host,
-so that attention reads those pages once for all of them.
+"""Rows whose tables begin with the same pages, such as the samples of one prompt: found on the
+host, so that attention reads those pages once for all of them.
 
 Attention over a row is the sum of its parts, each scaled by its share of the softmax's denominator,
 so the shared pages can be seen by the queries of many rows at once and the rest by each row alone
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MEMBERS = 16  # rows that an item is for
-SPLIT = 4  # pages of an item at least: a long prefix keeps several processors busy
-PARTS = 8  # items of a prefix at most
+SPLIT = 8  # pages of an item at least: a long prefix keeps several processors busy
+PARTS = 4  # items of a prefix at most
 HEAD = 3  # columns of an item before its members
 
 
@@ -40,12 +40,12 @@ def no_groups(rows: int) -> Groups:
 
 
 def find_groups(tables: np.ndarray, pages: int, rows: np.ndarray) -> Groups:
-    """Groups the given rows of the tables by the longest run of leading pages that each shares with another.
+    """Groups rows by the longest run of leading pages that each shares with another.
 
     Args:
       tables: [B, C] int32; out of range: no page.
       pages: in the pool.
-      rows: those that take part, int.
+      rows: those of the tables that take part, int.
     """
     found = no_groups(len(tables))
     own = tables[rows]

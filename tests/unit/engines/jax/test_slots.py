@@ -245,6 +245,15 @@ def test_one_request_always_fits_alone():
         table.release(tenant)
 
 
+@pytest.mark.parametrize("slots, length, shape", [(1, 65, (1, 64)), (4, 65, (1, 64)), (8, 17, (8, 8)), (8, 3, (8, 8))])
+def test_few_long_prompts_are_not_prefilled_in_narrow_rows(slots, length, shape):
+    """A dispatch takes in one part of each prompt, however many rows it has."""
+    table, _ = make(slots=slots)
+    for i in range(slots):
+        table.admit(work_of(np.full(length, i)))
+    assert table.chunk([(1, 64), (8, 8)]).tokens.shape == shape
+
+
 def test_the_last_to_arrive_is_the_youngest():
     table, _ = make()
     works = [work_of([i]) for i in range(3)]
@@ -276,7 +285,7 @@ def test_the_least_recently_used_page_goes_first_and_what_stands_under_it_with_i
         pool.filled[first] = pool.filled[second] = 2
         for page in (first, second):  # the first is the less recently used
             pool.drop(page)
-    assert [pool.find(row).count + 2 * len(pool.find(row).pages) for row in rows] == [4, 4]
+    assert [pool.find(row).common + 2 * len(pool.find(row).pages) for row in rows] == [4, 4]
     assert pool.available == 4
     pool.take()
     assert not pool.find(rows[0]).pages and len(pool.find(rows[1]).pages) == 2
