@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rljax.backends.jax.decode_attention import IMPLEMENTATIONS, Pages, Places, Problem, choose, find_groups, no_groups
+from rljax.backends.jax.decode_attention.groups import PARTS
 from rljax.backends.jax.decode_attention.pallas_gpu import PallasGpu
 from rljax.errors import UserError
 
@@ -39,7 +40,7 @@ def prefill():
 
 
 def group():
-    """Two groups, of 17 rows that share three pages (an item's worth of rows and one) and of two that share one; one alone."""
+    """Two groups, of 17 rows that share three pages (in as many parts) and of two that share one; one row alone."""
     tables = np.full((20, COLUMNS), PAGES, np.int32)
     fresh = iter(range(PAGES))
     tables[:17, :3] = [next(fresh) for _ in range(3)]
@@ -60,7 +61,7 @@ def inputs(case, heads, kv_heads, dim, dtype):
     generator = np.random.default_rng(0)
     shapes = (*index.shape, heads, dim), *[(PAGES, kv_heads, PAGE, dim)] * 2
     query, key, value = (jnp.asarray(generator.normal(size=shape), dtype) for shape in shapes)
-    groups = find_groups(tables, PAGES, np.arange(len(tables))) if grouped else None
+    groups = find_groups(tables, PAGES, np.arange(len(tables)), split=1) if grouped else None
     return query, Pages(key, value), Places(jnp.asarray(index), jnp.asarray(tables), None, groups)
 
 
@@ -191,7 +192,8 @@ def test_groups_cover_every_page_of_every_row_once():
             own = [next(fresh) for _ in range(generator.integers(1, columns - len(shared) + 1))]
             tables[row, : len(shared) + len(own)] = [*shared, *own]
         rows = np.flatnonzero(generator.integers(4, size=slots))
-        groups = find_groups(tables, pages, rows)
+        groups = find_groups(tables, pages, rows, split=int(generator.integers(1, 9)))
+        assert groups.own[:, 2].max(initial=0) <= PARTS
         assert [leaf.shape for leaf in groups] == [leaf.shape for leaf in no_groups(slots)]
         assert {row: tables[row].tolist() for row in rows.tolist()} == read_by(groups, tables, rows)
         assert not np.any(groups.own[np.setdiff1d(np.arange(slots), rows)])
