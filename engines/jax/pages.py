@@ -65,12 +65,10 @@ class PagePool:
         self._idle.pop(page, None)
 
     def drop(self, page: int) -> None:
-        """Gives up one reference; the last one leaves what is filled to be found."""
+        """Gives up one reference; the last one leaves the page to be found, if anything is in it."""
         self._references[page] -= 1
         if self._references[page]:
             return
-        if self.filled[page] < self._known[page]:  # whoever was going to fill it is gone
-            self._shorten(page)
         self._idle[page] = None
         if self._parent[page] is None or not self.filled[page]:
             self._remove(page)  # nobody could find it
@@ -132,15 +130,6 @@ class PagePool:
         parent = self._parent[page]
         assert parent is not None
         return parent, self._tokens[page].tobytes()
-
-    def _shorten(self, page: int) -> None:
-        """Forgets tokens that are not filled, and what stands under the page if it was whole."""
-        if self._known[page] == self.page_size:
-            for child in list(self._children.get(page, ())):
-                self._remove(child)
-            if self._parent[page] is not None:
-                self._whole.pop(self._key(page), None)
-        self._known[page] = self.filled[page]
 
     def _remove(self, page: int) -> None:
         """Takes a page and what stands under it out of the index; those that nobody holds are free."""
