@@ -32,7 +32,7 @@ def empty_cache(spec: ModelSpec, pages: int, page_size: int, dtype: DTypeLike, a
 
 
 def in_order(rows: int, columns: int) -> Array:
-    """Tables of rows that have `columns` pages each, one row's after the other's: [rows, columns] int32."""
+    """Tables of rows that have `columns` pages each, in order: [rows, columns] int32."""
     return jnp.arange(rows * columns, dtype=jnp.int32).reshape(rows, columns)
 
 
@@ -57,7 +57,8 @@ class CachedTransformer:
         cache, tables = empty_cache(spec, rows * 2, 64, dtype), in_order(rows, 2)
         hidden, cache = model.extend(prompt_ids, Places(positions, tables), cache)
         token_ids = model.logits(hidden[:, -1]).argmax(-1)
-        hidden, cache = model.extend(token_ids[:, None], Places(positions[:, -1:] + 1, tables), cache)
+        places = Places(positions[:, -1:] + 1, tables)
+        hidden, cache = model.extend(token_ids[:, None], places, cache)
     """
 
     def __init__(self, graphdef: nnx.GraphDef, params: dict[str, Any]) -> None:

@@ -38,8 +38,8 @@ def sample(
     """Draws one token per row.
 
     Args:
-      plain: whether every row asks for a temperature alone; None: found out at every call, for which
-        the host of a GPU waits.
+      plain: whether every row asks for a temperature alone; None: found out at every call, for
+        which the host of a GPU waits.
 
     Returns:
       Token ids, int32, and their log-probabilities, float32, nats, under the distribution that was

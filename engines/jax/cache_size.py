@@ -1,4 +1,4 @@
-"""How many pages the sampler's cache has."""
+"""Size of the sampler's cache."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rljax.hf.spec import ModelSpec
 def pages_per_shard(
     settings: JaxConfig, spec: ModelSpec, mesh: Mesh, attention: DecodeAttention, page_size: int, weights: Any
 ) -> int:
-    """Pages of each data shard's pool: of `jax.cache_tokens`, or of as many as all slots can fill and
-    the memory that is free beside the weights allows.
+    """Pages of each data shard's pool: `jax.cache_tokens` of them, or as many as all slots can fill
+    and the memory that is free beside the weights allows.
 
     Raises:
       UserError: too few for one request of `jax.context_length`, or more than the attention can

@@ -20,11 +20,11 @@ ROOT = -1  # parent of a row's first page
 
 
 class Match(NamedTuple):
-    """What the index has of some tokens."""
+    """Result of a search of the index for the longest prefix of some tokens."""
 
     pages: list[int]  # whole pages, from the first token on
     partial: int | None  # the page that begins with most of the tokens after them
-    count: int  # how many those are
+    common: int  # how many those are
 
 
 class PagePool:
@@ -65,12 +65,10 @@ class PagePool:
         self._idle.pop(page, None)
 
     def drop(self, page: int) -> None:
-        """Gives up one reference; the last one leaves what is filled to be found."""
+        """Gives up one reference; the last one leaves the page to be found, if anything is in it."""
         self._references[page] -= 1
         if self._references[page]:
             return
-        if self.filled[page] < self._known[page]:  # whoever was going to fill it is gone
-            self._shorten(page)
         self._idle[page] = None
         if self._parent[page] is None or not self.filled[page]:
             self._remove(page)  # nobody could find it
@@ -98,7 +96,8 @@ class PagePool:
 
     def find(self, tokens: np.ndarray) -> Match:
         """Looks up the longest prefix of some tokens, filled or going to be."""
-        pages, size, node = [], self.page_size, ROOT
+        pages: list[int] = []
+        size, node = self.page_size, ROOT
         while len(pages) * size + size <= len(tokens):
             start = len(pages) * size
             found = self._whole.get((node, tokens[start : start + size].tobytes()))
@@ -131,15 +130,6 @@ class PagePool:
         parent = self._parent[page]
         assert parent is not None
         return parent, self._tokens[page].tobytes()
-
-    def _shorten(self, page: int) -> None:
-        """Forgets tokens that are not filled, and what stands under a page that is not whole any more."""
-        if self._known[page] == self.page_size:
-            for child in list(self._children.get(page, ())):
-                self._remove(child)
-            if self._parent[page] is not None:
-                self._whole.pop(self._key(page), None)
-        self._known[page] = self.filled[page]
 
     def _remove(self, page: int) -> None:
         """Takes a page and what stands under it out of the index; those that nobody holds are free."""

@@ -53,7 +53,7 @@ OUTSIDE = -1  # a position that is in no row: of padding, and of slots at rest
 
 
 class Variant(NamedTuple):
-    """What a decode program is compiled for."""
+    """Choices that a decode program is compiled for."""
 
     grouped: bool  # reads the pages that slots share once
     plain: bool | None  # every request asks for a temperature alone; None: the device looks
@@ -74,8 +74,9 @@ class Programs:
             there.
 
         Raises:
-          UserError: a model that can't be loaded, a `jax.decode_attention` that can't do this, slots
-            that the data shards of the mesh do not divide, or a cache without room for a request.
+          UserError: a model that can't be loaded, a `jax.decode_attention` that can't do this,
+            slots that the data shards of the mesh do not divide, or a cache without room for a
+            request.
         """
         settings = JaxConfig.of(config)
         self.shards = row_shards(mesh)
@@ -135,7 +136,7 @@ class Programs:
 
     @property
     def variants(self) -> list[Variant]:
-        """The decode programs: on the CPU, which waits for nothing but itself, one that looks for itself."""
+        """Decode programs; on the CPU, which waits for nothing but itself, one that looks itself."""
         grouped = (False, True) if self.attention.reads_groups else (False,)
         return [Variant(*pair) for pair in itertools.product(grouped, (None,) if self._waits_for_nothing else (True, False))]
 

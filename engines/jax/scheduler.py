@@ -1,8 +1,8 @@
 """The sampler's loop, in a thread of its own: admit, prefill, decode, collect.
 
     generate --> inbox --> waiting --> slot and pages --> prefilled --> decoding --> completion
-                              ^                                            |    stop id, stop string,
-                              |                                            |    limit or abort
+                              ^                                            |   stop id or string,
+                              |                                            |   limit or abort
                               +---- no page left: the youngest goes back --+
                               +---- publish with recompute_kv_on_publish --+
 
@@ -12,8 +12,8 @@ alternate, so that a long prompt stalls nobody; and after PATIENCE prefill dispa
 those that could decode have their turn in any case. Requests, pauses and weight swaps come through
 one inbox and are looked at between dispatches.
 
-A request that goes back keeps its tokens, and is prefilled behind them when there is room again. The
-one that arrived first never has to, so that some request always gets on.
+A request that goes back keeps its tokens, and is prefilled behind them when there is room again.
+The one that arrived first never has to, so that some request always gets on.
 """
 
 from __future__ import annotations
@@ -261,8 +261,8 @@ class Scheduler:
         return True
 
     def _ready(self) -> dict[int, Tenant]:
-        """Those that have been prefilled, by slot, with pages for another dispatch; empty if none of
-        them has tokens to come.
+        """Tenants that have been prefilled, by slot, with pages for another dispatch; empty if none
+        of them has tokens to come.
 
         Where pages run out, those that draw are waited for, because some may end; then the
         youngest goes back to wait.

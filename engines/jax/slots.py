@@ -173,7 +173,7 @@ class SlotTable:
         tokens = work.sequence()
         goal = len(tokens) - 1
         matches = {shard: self._pools[shard].find(tokens[:goal]) for shard in free}
-        for shard in sorted(free, key=lambda s: (-len(matches[s].pages), -matches[s].count, -self._pools[s].available)):
+        for shard in sorted(free, key=lambda s: (-len(matches[s].pages), -matches[s].common, -self._pools[s].available)):
             pool, (shared, partial, count) = self._pools[shard], matches[shard]
             others = [tenant for tenant in self._by_age if self.shard(tenant.slot) == shard]
             spare = sum(len(tenant.pages) < columns(tenant.last, self._size) for tenant in others)
@@ -213,7 +213,7 @@ class SlotTable:
         return tenant
 
     def grow(self, tenant: Tenant, tokens: int) -> bool:
-        """Gives a tenant pages for so many tokens; False, with as many as there were, if the pool has too few."""
+        """Gives a tenant pages for so many tokens; False, and what there is, if those are too few."""
         if len(tenant.pages) * self._size >= tokens:
             return True
         pool = self._pool(tenant)
@@ -267,7 +267,8 @@ class SlotTable:
 
         def cost(shape: tuple[int, int]) -> int:
             rows, width = shape
-            return math.ceil(sum(-(-tokens // width)) / rows) * (rows * width + DISPATCH)
+            parts = -(-tokens // width)  # a dispatch takes in one of each tenant
+            return max(math.ceil(parts.sum() / rows), int(parts.max())) * (rows * width + DISPATCH)
 
         rows, width = min(shapes, key=cost)
         zeros, tables = np.zeros(rows, np.int32), np.full((rows, self.tables.shape[1]), self._pages, np.int32)

@@ -1,7 +1,7 @@
-"""Time of the sampler's programs by themselves: a decode step at given lengths, each prefill shape, a copy.
+"""Time of each of the sampler's programs: a decode step at given lengths, every prefill, a copy.
 
-    python -m experiments.bench.decode_steps         # on a GPU: Qwen3-0.6B's shape, 256 slots of 2,048 tokens
-    python -m experiments.bench.decode_steps --shape=tiny --slots=8 --context=256 --group=4 --repeats=2
+    python -m experiments.bench.decode_steps         # on a GPU: Qwen3-0.6B, 256 slots of 2,048
+    python -m experiments.bench.decode_steps --shape=tiny --slots=8 --context=256 --group=4
 
 All slots decode, and their pages lie in no order. A line of JSON per case: milliseconds per step or
 dispatch, the mean of --repeats dispatches after one that is not counted; for a step also the
@@ -11,6 +11,7 @@ tables: --group slots share the pages of half their tokens, and read them once o
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
 import time
@@ -108,7 +109,7 @@ def measure(programs: Programs) -> None:
     for rows, width in programs.shapes:
         starts, counts = np.full(rows, min(256, context - width), np.int32), np.full(rows, width, np.int32)
         chunk = Chunk(np.arange(rows, dtype=np.int32), starts, counts, apart[:rows], np.full((rows, width), 5, np.int32))
-        say(f"prefill {rows}x{width}", milliseconds(programs, lambda chunk=chunk: programs.prefill(chunk)), rows * width)
+        say(f"prefill {rows}x{width}", milliseconds(programs, functools.partial(programs.prefill, chunk)), rows * width)
     copies = [Copy(0, int(apart[i, 0]), int(apart[i, 1])) for i in range(programs.copies)]
     say(f"copy {len(copies)} pages", milliseconds(programs, lambda: programs.copy(copies)), len(copies) * programs.page_size)
 

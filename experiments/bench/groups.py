@@ -1,12 +1,13 @@
-"""Gain of storing and reading a group's prompt once: samples of common prompts, and of prompts of their own.
+"""Gain of storing and reading the prompt of a group once.
 
-    python -m experiments.bench.groups          # on a GPU: Qwen3-0.6B's shape, 16 prompts of 16 samples
-    python -m experiments.bench.groups --shape=tiny --slots=8 --group=4 --prompt=40 --output=20 --context=64
+    python -m experiments.bench.groups          # on a GPU: Qwen3-0.6B, 16 prompts of 16 samples
+    python -m experiments.bench.groups --shape=tiny --slots=8 --group=4 --prompt=40 --output=20
 
-Every round draws --slots completions of --output tokens behind prompts of --prompt tokens: once with
---group samples of each prompt, once with every sample's prompt its own, of the same length. A line of
-JSON each: output tokens per second from the first request to the last, prompt tokens prefilled,
-dispatches. The last line has the ratio of the medians; the first round of each kind is not counted.
+Every round draws --slots completions of --output tokens behind prompts of --prompt tokens: once
+with --group samples of each prompt, once with every sample's prompt its own, of the same length. A
+line of JSON each: output tokens per second from the first request to the last, prompt tokens
+prefilled, seconds that the host waited for the device, dispatches. The last line has the ratio of
+the medians; the first round of each kind is not counted.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Prompt tokens per second, and how long a long prompt keeps others waiting.
 
     python -m experiments.bench.prefill              # on a GPU: Qwen3-0.6B's shape
-    python -m experiments.bench.prefill --shape=tiny --slots=4 --context=128 --prompt=100 --prompts=3 --prefill_chunk=32
+    python -m experiments.bench.prefill --shape=tiny --slots=4 --context=256 --prompt=200
 
-Once with prompts in chunks of --prefill_chunk tokens, once with a prompt in one dispatch. For each a
-line of JSON: prompt tokens per second of --prompts long prompts and nothing else; then, while all
-slots but one decode and a long prompt comes in, the time between two pieces of --decode_steps tokens
-of a completion: median and longest, and the same before the prompt came.
+Once with prompts in chunks of --prefill_chunk tokens, once with a prompt in one dispatch. For each
+a line of JSON: prompt tokens per second of --prompts long prompts and nothing else; then, while all
+slots but one decode and a long prompt comes in, the time between two pieces of --decode_steps
+tokens of a completion: median and longest, and the same before the prompt came.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def rate(sampler: JaxSampler, prompts: Prompts) -> float:
 
 
 async def gaps(sampler: JaxSampler, prompts: Prompts) -> tuple[list[float], list[float]]:
-    """Seconds between two pieces of a completion, before a long prompt comes and while it is prefilled."""
+    """Seconds between two pieces of a completion, before a long prompt comes and while it does."""
     warm, done, arrivals = [asyncio.Event() for _ in range(SLOTS.value - 1)], asyncio.Event(), []
 
     async def decode(i: int) -> None:

@@ -1,5 +1,6 @@
 """The kernel over the cache's pages, compiled for the GPU: at Qwen3-0.6B's and SmolLM2's heads, against the formula."""
 
+import dataclasses
 import functools
 
 import jax
@@ -47,7 +48,7 @@ def test_a_full_batch_is_what_plain_xla_makes_of_it(window):
     places = Places(index, jnp.asarray(tables), None, jax.tree.map(jnp.asarray, groups))
     results = [
         jax.jit(functools.partial(IMPLEMENTATIONS[name].attend, scale=128**-0.5, window=window))(query, cache, at)
-        for name, at in (("xla", places), ("pallas_gpu", places), ("pallas_gpu", places._replace(groups=None)))
+        for name, at in (("xla", places), ("pallas_gpu", places), ("pallas_gpu", dataclasses.replace(places, groups=None)))
     ]
     for out in results[1:]:
         close(out, results[0], index)

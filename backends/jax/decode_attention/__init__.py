@@ -1,4 +1,4 @@
-"""Attention of new tokens over a paged cache, one per row (decode) or a chunk of some rows (prefill).
+"""Attention over a paged cache, of a new token per row (decode) or a chunk of some rows (prefill).
 
 One interface with implementations, named by `jax.decode_attention`:
 

@@ -1,5 +1,5 @@
-"""Rows whose tables begin with the same pages, such as the samples of one prompt: found on the host,
-so that attention reads those pages once for all of them.
+"""Rows whose tables begin with the same pages, such as the samples of one prompt: found on the
+host, so that attention reads those pages once for all of them.
 
 Attention over a row is the sum of its parts, each scaled by its share of the softmax's denominator,
 so the shared pages can be seen by the queries of many rows at once and the rest by each row alone
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MEMBERS = 16  # rows that an item is for
-SPLIT = 4  # pages of an item at least: a long prefix keeps several processors busy
-PARTS = 8  # items of a prefix at most
+SPLIT = 8  # pages of an item: a long prefix keeps several processors busy
+PARTS = 4  # items of a prefix at most
 HEAD = 3  # columns of an item before its members
 
 
@@ -39,13 +39,14 @@ def no_groups(rows: int) -> Groups:
     return Groups(items, np.zeros((rows, 4), np.int32))
 
 
-def find_groups(tables: np.ndarray, pages: int, rows: np.ndarray) -> Groups:
-    """Groups the given rows of the tables by the longest run of leading pages that each shares with another.
+def find_groups(tables: np.ndarray, pages: int, rows: np.ndarray, split: int = SPLIT) -> Groups:
+    """Groups rows by the longest run of leading pages that each shares with another.
 
     Args:
       tables: [B, C] int32; out of range: no page.
       pages: in the pool.
-      rows: those that take part, int.
+      rows: those of the tables that take part, int.
+      split: pages of an item, or more where items or PARTS would not suffice.
     """
     found = no_groups(len(tables))
     own = tables[rows]
@@ -57,7 +58,7 @@ def find_groups(tables: np.ndarray, pages: int, rows: np.ndarray) -> Groups:
     groups = [(rows[common[of_key == key]], int(shared[common[of_key == key][0]])) for key in range(len(keys))]
     groups = sorted((g for g in groups if len(g[0]) > 1), key=_saved, reverse=True)
     room = len(found.items)
-    split = max(SPLIT, -(-max((length for _, length in groups), default=0) // PARTS))
+    split = max(split, -(-max((length for _, length in groups), default=0) // PARTS))
     while split < tables.shape[1] and sum(_count(*group, split) for group in groups) > room:
         split *= 2
     item = 0

@@ -39,8 +39,10 @@ class Problem:
     columns: int = 1  # pages of a row, at most
 
 
-class Places(NamedTuple):
-    """Where the tokens of R rows lie, T of them new."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Pages and positions of the tokens of R rows, T of them new."""
 
     index: Array  # [R, T] int32, of each new token in its row, consecutive; -1: padding, behind them
     tables: Array  # [R, C] int32, pages of the row in order, counted in its shard's part of the pool; out of range: no page
@@ -75,18 +77,18 @@ class DecodeAttention(abc.ABC):
         return None
 
     def empty(self, pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: DTypeLike) -> Any:
-        """Makes a layer's cache. Stale content needs no clearing: no query sees an index above its own."""
+        """Makes a layer's cache; nothing in it is seen before it is written."""
         shape = (pages, kv_heads, page_size, head_dim)
         return Pages(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     def spec(self, shape: tuple[int, ...], sizes: Any) -> PartitionSpec:
-        """How an array of the cache lies on a mesh of these sizes: pages over rows' shards, heads over `tensor`."""
+        """Partitioning of an array of the cache on a mesh of these sizes: pages as rows, and heads."""
         axes: list[Any] = [BATCH, *[None] * (len(shape) - 1)]
         axes[self.head_axis] = "tensor"
         return fit(axes, shape, sizes)
 
     def write(self, cache: Any, key: Array, value: Array, places: Places) -> Any:
-        """Puts new keys and values, [R, T, K, D] each, at their places. Padding and what has no page is dropped."""
+        """Puts new keys and values, [R, T, K, D] each, at their places; drops padding."""
         size = cache.key.shape[2]
         page, offset = destinations(places, size, len(cache.key))
         return Pages(
@@ -124,7 +126,7 @@ class DecodeAttention(abc.ABC):
 
 
 def destinations(places: Places, page_size: int, pages: int) -> tuple[Array, Array]:
-    """Page and offset of every new token, [R, T] each; the page is out of range where nothing is to be written."""
+    """Page and offset of every new token, [R, T] each; padding is in no page: out of range."""
     columns = jnp.where(places.index >= 0, places.index // page_size, places.tables.shape[1])
     page = jnp.take_along_axis(places.tables, columns, axis=1, mode="fill", fill_value=pages)
     return page, places.index % page_size
@@ -155,7 +157,8 @@ def write_and_attend(
         if places.shard is None or rows is None:
             return here(query, key, value, cache, places)
         mine = places.shard == jax.lax.axis_index(rows)
-        out, cache = here(query, key, value, cache, places._replace(index=jnp.where(mine[:, None], places.index, -1)))
+        places = dataclasses.replace(places, index=jnp.where(mine[:, None], places.index, -1))
+        out, cache = here(query, key, value, cache, places)
         return jax.lax.psum(jnp.where(mine[:, None, None, None], out, 0), rows), cache
 
     over = rows if places.shard is None else None

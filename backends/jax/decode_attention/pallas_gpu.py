@@ -28,6 +28,7 @@ from rljax.backends.jax.decode_attention.interface import MASKED, DecodeAttentio
 SMALLEST_BLOCK_Q, LARGEST_BLOCK_Q = 16, 64  # queries, heads of a group counted
 SMALLEST_DIM, LARGEST_DIM = 16, 256
 SMALLEST_PAGE, LARGEST_PAGE = 16, 128  # tokens: one page is looked at at once
+FEW_QUERIES = 16  # in a block: two warps are as much as they keep busy
 INDEXABLE = 2**31  # elements of a layer's keys: offsets are int32
 
 
@@ -41,7 +42,7 @@ class Settings(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """What items saw, for each of W items, K heads and their stacked queries; rows of padding behind them."""
+    """Attention of W items and K heads over the items' pages; padding behind the queries."""
 
     out: Array  # [W, K, Q + block_q, D] float32, not divided by the total
     peak: Array  # [W, K, Q + block_q] float32, largest logit
@@ -125,6 +126,7 @@ def _see_rows(query: Array, cache: Pages, places: Places, partial: Partial | Non
         out_specs=specs.block((None, None, block_q, dim), lambda r, k, i: (r, k, i, 0)),
         out_shape=jax.ShapeDtypeStruct(stacked.shape, query.dtype),
         settings=settings,
+        num_warps=2 if block_q <= FEW_QUERIES else 4,
         name="paged_attention",
     )(stacked, index, jnp.stack([starts, stops], axis=-1), own, places.tables, *cache, *(partial or ()))
     return out.reshape(rows, kv_heads, length, heads // kv_heads, dim).swapaxes(1, 2).reshape(query.shape)
@@ -146,7 +148,8 @@ def _see_items(query: Array, cache: Pages, places: Places, groups: Groups, setti
     starts, stops = _bounds(index[:, None], cache.key.shape[2], settings.window)
     range_ = jnp.stack([jnp.maximum(first, starts[:, 0]), jnp.minimum(last, stops[:, 0]), last], axis=-1)
     specs = _Specs(cache, places.tables.shape[1], lambda w, k: w)
-    shapes = Partial((items, kv_heads, queries + pad, dim), *[(items, kv_heads, queries + pad)] * 2)
+    shape = (items, kv_heads, queries + pad)
+    shapes = (*shape, dim), shape, shape
     return Partial(
         *_call(
             functools.partial(_items_kernel, settings=settings),
@@ -162,6 +165,7 @@ def _see_items(query: Array, cache: Pages, places: Places, groups: Groups, setti
             ],
             out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],
             settings=settings,
+            num_warps=4,
             name="shared_pages_attention",
         )(stacked, index, range_, places.tables[row], *cache)
     )
@@ -177,22 +181,22 @@ class _Specs:
         self._pool, self._columns, self._row = cache.key.shape, columns, row
 
     def pages(self) -> tuple[Any, Any, Any]:
-        """Of the table of a program's row, and of all keys and all values of its head."""
+        """Specs of the table of a program's row, and of all keys and all values of its head."""
         pages, _, size, dim = self._pool
         pool = self.block((pages, None, size, dim), lambda _, k, *__: (0, k, 0, 0))
         return self.block((None, self._columns), lambda *at: (self._row(*at), 0)), pool, pool
 
     def of_items(self, leaf: Array) -> Any:
-        """Of an array of a `Partial`, all items of a program's head."""
+        """Spec of an array of a `Partial`: all items of a program's head."""
         items, _, *rest = leaf.shape
         return self.block((items, None, *rest), lambda _, k, *__: (0, k, *[0] * len(rest)))
 
 
-def _call(kernel: Callable[..., None], *, settings: Settings, **arguments: Any) -> Callable[..., Any]:
+def _call(kernel: Callable[..., None], *, settings: Settings, num_warps: int, **arguments: Any) -> Callable[..., Any]:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton as plgpu
 
-    params = plgpu.CompilerParams(num_warps=4, num_stages=2)
+    params = plgpu.CompilerParams(num_warps=num_warps, num_stages=2)
     return pl.pallas_call(kernel, compiler_params=params, interpret=settings.interpret, **arguments)
 
 
@@ -211,7 +215,7 @@ def _power_of_two(number: int, least: int) -> int:
 
 
 def _bounds(index: Array, page_size: int, window: int | None) -> tuple[Array, Array]:
-    """First column of the table that some of the queries see, and one past the last: [..., Q] -> [...] int32 each."""
+    """First column of the table that some query sees, and one past the last: [..., Q] -> [...]."""
     stops = (index.max(axis=-1) + page_size) // page_size
     if window is None:
         return jnp.zeros_like(stops), stops

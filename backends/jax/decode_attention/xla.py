@@ -7,6 +7,8 @@ how many turns are taken is found on the device, so that no length compiles anyt
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -47,8 +49,8 @@ class Xla(DecodeAttention):
         return queries.result(jax.lax.fori_loop(first, last, turn, queries.nothing()))
 
 
-def _in_order_of_pages(query: Array, cache: Pages, places: Places, **settings: float | None) -> Array:
-    """Attends where a row is one page and there are as many pages as rows: sorts the queries by page, and no page moves."""
+def _in_order_of_pages(query: Array, cache: Pages, places: Places, **settings: Any) -> Array:
+    """Attends where rows and pages are one to one: sorts the queries by page, and no page moves."""
     page = places.tables[:, 0]
     row = jnp.zeros(len(page), jnp.int32).at[page].set(jnp.arange(len(page)), mode="drop")
     queries = _Queries(query[row], places.index[row], cache.key.shape[1], **settings)
@@ -87,7 +89,7 @@ class _Queries:
         return jnp.zeros(self._query.shape, self._wide), MASKED * ones, 0 * ones
 
     def see(self, state: Running | None, key: Array, value: Array, start: Array | int) -> Running:
-        """Adds keys and values, [R, K, S, D] each, at indices from `start`, to what was seen before."""
+        """Adds keys and values, [R, K, S, D] each, at indices from `start`, to the state."""
         dtype, precision = self._query.dtype, self._precision
         logits = jnp.einsum(
             "rkqd,rksd->rkqs", self._query, key.astype(dtype), precision=precision, preferred_element_type=self._wide

@@ -22,6 +22,7 @@ from rljax.backends.jax.decode_attention import (
     no_groups,
     pallas_tpu,
 )
+from rljax.backends.jax.decode_attention.groups import PARTS
 from rljax.backends.jax.decode_attention.pallas_gpu import PallasGpu
 from rljax.backends.jax.decode_attention.pallas_tpu import PairedPages, PallasTpu
 from rljax.errors import UserError
@@ -96,7 +97,7 @@ def prefill():
 
 
 def group():
-    """Two groups, of 17 rows that share three pages (an item's worth and one) and of two that share one; one row alone."""
+    """Two groups, of 17 rows that share three pages (in as many parts) and of two that share one; one row alone."""
     tables = np.full((20, COLUMNS), PAGES, np.int32)
     fresh = iter(range(PAGES))
     tables[:17, :3] = [next(fresh) for _ in range(3)]
@@ -117,7 +118,7 @@ def inputs(case, heads, kv_heads, dim, dtype):
     generator = np.random.default_rng(0)
     shapes = (*index.shape, heads, dim), *[(PAGES, kv_heads, PAGE, dim)] * 2
     query, key, value = (jnp.asarray(generator.normal(size=shape), dtype) for shape in shapes)
-    groups = find_groups(tables, PAGES, np.arange(len(tables))) if grouped else None
+    groups = find_groups(tables, PAGES, np.arange(len(tables)), split=1) if grouped else None
     return query, Pages(key, value), Places(jnp.asarray(index), jnp.asarray(tables), None, groups)
 
 
@@ -188,10 +189,10 @@ def test_shared_pages_are_read_for_the_group_and_by_no_member():
     """The kernel takes from the group what the group has: other keys there for one phase alone change the result."""
     query, cache, places = inputs("group", 4, 2, 16, jnp.float32)
     attend = functools.partial(ATTENTION["pallas_gpu"].attend, query, cache, scale=0.25)
-    ungrouped = places._replace(groups=no_groups(len(places.index)))
+    ungrouped = dataclasses.replace(places, groups=no_groups(len(places.index)))
     rows = np.array([row for row in range(19) if row != 5])
     np.testing.assert_allclose(attend(places)[rows], attend(ungrouped)[rows], atol=1e-6)
-    own_only = places._replace(groups=ungrouped.groups._replace(own=places.groups.own * np.array([1, 0, 0, 0])))
+    own_only = dataclasses.replace(places, groups=ungrouped.groups._replace(own=places.groups.own * np.array([1, 0, 0, 0])))
     assert np.abs(attend(own_only) - attend(places))[rows].max(axis=(1, 2, 3)).min() > 1e-3
 
 
@@ -296,7 +297,8 @@ def test_groups_cover_every_page_of_every_row_once():
             own = [next(fresh) for _ in range(generator.integers(1, columns - len(shared) + 1))]
             tables[row, : len(shared) + len(own)] = [*shared, *own]
         rows = np.flatnonzero(generator.integers(4, size=slots))
-        groups = find_groups(tables, pages, rows)
+        groups = find_groups(tables, pages, rows, split=int(generator.integers(1, 9)))
+        assert groups.own[:, 2].max(initial=0) <= PARTS
         assert [leaf.shape for leaf in groups] == [leaf.shape for leaf in no_groups(slots)]
         assert {row: tables[row].tolist() for row in rows.tolist()} == read_by(groups, tables, rows)
         assert not np.any(groups.own[np.setdiff1d(np.arange(slots), rows)])
@@ -309,7 +311,7 @@ def test_a_group_s_prompt_is_read_once_for_sixteen():
     groups = find_groups(tables, 2000, np.arange(64))
     read = int((groups.items[:, 2] - groups.items[:, 1]).sum()) + int((17 - groups.own[:, 0]).sum())
     assert read == 4 * 16 + 64
-    assert np.count_nonzero(groups.items[:, 2]) == 4 * 4  # in parts, for more processors than groups
+    assert np.count_nonzero(groups.items[:, 2]) == 4 * 2  # in parts, for more processors than groups
 
 
 def test_auto_takes_the_first_that_can():

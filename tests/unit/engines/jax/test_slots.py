@@ -237,12 +237,21 @@ def test_one_request_always_fits_alone():
     """Whatever is cached, and even where the page it would copy from is in its way."""
     table, cache = make(slots=2, context=64, pages=4)
     old, new = prompts(63, 63)
-    for prompt in (old, new, np.concatenate([old[:60], new[:3]])):
+    for prompt in (new, old, np.append(old[:60], 5)):
         tenant = table.admit(work_of(prompt, 1))
         assert tenant is not None
         cache.fill(0)
         cache.check()
         table.release(tenant)
+
+
+@pytest.mark.parametrize("slots, length, shape", [(4, 65, (1, 64)), (16, 65, (16, 8)), (16, 3, (16, 8))])
+def test_few_long_prompts_are_not_prefilled_in_narrow_rows(slots, length, shape):
+    """A dispatch takes in one part of each prompt, however many rows it has."""
+    table, _ = make(slots=slots)
+    for i in range(slots):
+        table.admit(work_of(np.full(length, i)))
+    assert table.chunk([(1, 64), (16, 8)]).tokens.shape == shape
 
 
 def test_the_last_to_arrive_is_the_youngest():
@@ -276,11 +285,14 @@ def test_the_least_recently_used_page_goes_first_and_what_stands_under_it_with_i
         pool.filled[first] = pool.filled[second] = 2
         for page in (first, second):  # the first is the less recently used
             pool.drop(page)
-    assert [pool.find(row).count + 2 * len(pool.find(row).pages) for row in rows] == [4, 4]
+    assert [pool.find(row).common + 2 * len(pool.find(row).pages) for row in rows] == [4, 4]
     assert pool.available == 4
-    pool.take()
+    page = pool.take()
     assert not pool.find(rows[0]).pages and len(pool.find(rows[1]).pages) == 2
     assert pool.available == 3
+    other = np.array([7, 8], np.int32)
+    pool.learn(page, ROOT, other)
+    assert pool.find(np.concatenate([other, rows[0][2:]])) == ([page], None, 0)  # not what stood under it before
 
 
 def test_a_random_history_keeps_every_row_right():
