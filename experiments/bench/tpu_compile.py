@@ -51,6 +51,7 @@ def bench() -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # libtpu compiles only; without a TPU JAX would look for one
+    jax.config.update("jax_enable_compilation_cache", False)  # what is compiled for a TPU can't be read back without one
     from rljax.engines.jax.topology import topology_devices
 
     if not TOPOLOGY.value:
