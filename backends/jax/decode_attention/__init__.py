@@ -5,8 +5,8 @@ One interface with implementations, named by `jax.decode_attention`:
     auto        the first below that can do what a run asks for
     pallas_gpu  a Pallas kernel for GPUs, in bfloat16 or float16: reads pages in place, up to each
                 row's own length, and what the rows of a group share once
-    pallas_tpu  Pallas kernels for TPUs, in bfloat16 or float32: write and read pages in place, up to
-                each row's own length
+    pallas_tpu  Pallas kernels for TPUs, in bfloat16 or float32: write and read pages in place, as
+                far as each row reaches
     xla         plain XLA, anywhere: the reference, and the CPU's; goes through all rows as far as
                 the longest reaches
 """

@@ -144,9 +144,9 @@ class Sequences(NamedTuple):
     """Rows with new tokens, in order, as the attention kernel takes them: queries side by side, the
     last of a sequence at its last key.
 
-    What lies between a row's tokens and those of the next such row, padding and rows at rest, counts
-    as more tokens of it, and what lies before the first as tokens before; their results are dropped.
-    What lies behind the last token is in no sequence.
+    What lies between a row's tokens and those of the next such row, padding and rows at rest,
+    counts as more tokens of it, and what lies before the first as tokens before; their results are
+    dropped. What lies behind the last token is in no sequence.
     """
 
     lengths: Array  # [R] int32, keys
@@ -156,8 +156,8 @@ class Sequences(NamedTuple):
 
 
 def sequences_of(places: Places, pages: int) -> Sequences:
-    """Describes the rows to the kernel. Without a sequence, or with one without keys, it would start
-    a copy that nothing waits for, so the first row stands in where all are at rest.
+    """Describes the rows to the kernel. Without a sequence, or with one without keys, it would
+    start a copy that nothing waits for, so the first row stands in where all are at rest.
     """
     rows, length = places.index.shape
     counts = jnp.sum(places.index >= 0, axis=1, dtype=jnp.int32)
