@@ -1,7 +1,7 @@
 """Python as this tree needs it: packages that are not in the tree come from the environment that is active."""
 
-def library(name, srcs, deps = []):
-    """Python files whose imports point down and are of `deps`, or it does not build (tests/import_rule.py)."""
+def library(name, srcs, deps = [], data = []):
+    """Python files whose imports point down and are of `deps`, or it does not build (tests/import_rule.py); `data` are files that they read."""
     native.genrule(
         name = name + "_imports",
         srcs = srcs,
@@ -12,7 +12,7 @@ def library(name, srcs, deps = []):
     native.py_library(
         name = name,
         srcs = srcs,
-        data = [name + "_imports.txt"],
+        data = [name + "_imports.txt"] + data,
         visibility = ["//visibility:public"],
         deps = deps,
     )

@@ -51,26 +51,49 @@ STEP = flags.DEFINE_integer("step", None, "With --rescore or --critic: the step;
 PASSES = flags.DEFINE_integer("passes", 100, "With --critic: passes over the batch.", lower_bound=1)
 
 BROKEN = 2  # exit status
+# Flags that go together, and what they do; --json goes with all of them
+MODES = {
+    "--diff": ("diff",),
+    "--log": ("log", "format", "source"),
+    "several runs": ("workdir",),
+    "--rescore and --critic": ("workdir", "rescore", "critic", "step", "passes"),
+    "--watch": ("workdir", "watch", "interval"),
+    "one run": ("workdir", "checklist", "audit", "score", "private"),
+}
 
 
 def run() -> None:
     arguments = main.arguments_from_flags()
-    if DIFF.value:
-        return _diff(arguments)
-    if arguments:
+    if arguments and not DIFF.value:
         raise UserError(f"{arguments[0]}: unexpected argument (--help names the flags)")
-    if LOG.value is not None:
-        return _judge_log(Path(LOG.value))
-    if WORKDIR.value is None:
+    workdirs = [Path(part) for part in (WORKDIR.value or "").split(",") if part]
+    if DIFF.value:
+        _check_flags("--diff")
+        _diff(arguments)
+    elif LOG.value is not None:
+        _check_flags("--log")
+        _judge_log(Path(LOG.value))
+    elif not workdirs:
         raise UserError("--workdir: missing (the directory of a run; or --log, or --diff A B)")
-    workdirs = [Path(part) for part in WORKDIR.value.split(",") if part]
-    if len(workdirs) > 1:
-        return _summarize(workdirs)
-    if RESCORE.value or CRITIC.value:
-        return _examine(workdirs[0])
-    if WATCH.value:
-        return _watch(workdirs[0])
-    _judge(workdirs[0])
+    elif len(workdirs) > 1:
+        _check_flags("several runs")
+        _summarize(workdirs)
+    elif RESCORE.value or CRITIC.value:
+        _check_flags("--rescore and --critic")
+        _examine(workdirs[0])
+    elif WATCH.value:
+        _check_flags("--watch")
+        _watch(workdirs[0])
+    else:
+        _check_flags("one run")
+        _judge(workdirs[0])
+
+
+def _check_flags(mode: str) -> None:
+    """Raises UserError for a flag that has no meaning in a mode, and would be passed over."""
+    for name in dict.fromkeys(name for names in MODES.values() for name in names):
+        if main.FLAGS[name].present and name not in MODES[mode]:
+            raise UserError(f"--{name}: has no meaning with {mode}")
 
 
 def _judge(workdir: Path) -> None:
@@ -119,7 +142,7 @@ def _summarize(workdirs: list[Path]) -> None:
 
 def _watch(workdir: Path) -> None:
     """Says the verdict when it changes, until the run's status is no longer "running"."""
-    from rljax.diagnosis import Diagnosis, History, diagnose
+    from rljax.diagnosis import Diagnosis, History, diagnose, render
 
     said: str | None = None
     diagnosis: Diagnosis | None = None
@@ -138,6 +161,8 @@ def _watch(workdir: Path) -> None:
         if (history.status or {}).get("state") != "running":
             break
         time.sleep(INTERVAL.value)
+    if not JSON.value:
+        print(f"\n{render.text(diagnosis)}")
     _exit(diagnosis.first_break is not None)
 
 

@@ -52,7 +52,9 @@ def rescore(workdir: Path, step: int | None) -> Examination | None:
     found = recorded_run.replay(workdir, recording, record.header.step, work)
     if found is None:
         return None
-    return Examination(found.json(), "\n".join(found.lines()), found.cause is library.Cause.DISAGREEMENT)
+    return Examination(
+        found.json(), "\n".join(found.lines()), found.cause in (library.Cause.DISAGREEMENT, library.Cause.OTHER_WEIGHTS)
+    )
 
 
 def fit_critic(workdir: Path, step: int | None, passes: int) -> Examination | None:

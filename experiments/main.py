@@ -37,7 +37,7 @@ flags.disclaim_key_flags()  # flags defined here belong to the calling binary an
 
 _OVERRIDE = re.compile(r"--?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
-_EXTRAS = {"torch": "torch", "peft": "torch", "altair": "report", "vl_convert": "report"}  # package -> extra that has it
+EXTRAS = {"torch": "torch", "peft": "torch", "altair": "report", "vl_convert": "report"}  # package -> extra that has it
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FULL = os.strerror(errno.ENOSPC)
 
@@ -131,9 +131,9 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
         sys.stdout.flush()
         os._exit(1)  # a thread may hang in a collective with that rank, and a normal exit would wait for it
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS:
+        if error.name not in EXTRAS:
             raise
-        _fail(f"{error.name}: not installed (pip install 'rljax[{_EXTRAS[error.name]}]>=0.1')")
+        _fail(f"{error.name}: not installed (pip install 'rljax[{EXTRAS[error.name]}]>=0.1')")
     except Exception as error:
         if not _is_no_space(error):
             raise

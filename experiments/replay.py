@@ -57,6 +57,7 @@ def replay() -> None:
     if pools.learner is None:
         raise UserError(f"allocation_mode: {pools} cannot learn")
     engine.check(config, dataclasses.replace(pools, sampler=None))
+    engine.prepare(dataclasses.replace(pools, sampler=None))
 
     # --------------------------------------------------------------------------------------------------------------------
     # Ranks: in a learner of several processes, all but rank 0 become followers here

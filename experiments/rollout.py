@@ -65,6 +65,7 @@ def rollout() -> None:
         raise UserError("--out: missing (a directory for the batch)")
     pools = engine.allocate(config)
     engine.check(config, pools)
+    engine.prepare(pools)
     if pools.sampler is None:
         raise UserError(f"allocation_mode: {pools} cannot sample")
 

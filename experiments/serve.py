@@ -45,6 +45,7 @@ def serve() -> None:
     if pools.sampler is None:
         raise UserError(f"allocation_mode: {pools} cannot sample")
     engine.check(config, Allocation(pools.sampler, None))
+    engine.prepare(Allocation(pools.sampler, None))
     model_dir = _trained() or _initial(config)
     tokenizer = load_tokenizer(model_dir)
     sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)

@@ -51,6 +51,7 @@ def train() -> None:
     pools = engine.allocate(config)
     engine.require_both(pools)
     engine.check(config, pools)
+    engine.prepare(pools)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Ranks: in a learner of several processes, all but rank 0 become followers here

@@ -69,7 +69,7 @@ from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.flight.recorder import Recorder
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
 from rljax.metrics.guard_actions import Decision, GuardActions
-from rljax.metrics.guardrails import Breach, Event, Guardrails
+from rljax.metrics.guardrails import Breach, Event, Guardrails, in_order
 from rljax.metrics.mean import Mean, merge
 from rljax.process import memory
 from rljax.process.signals import on_stop_signal
@@ -84,6 +84,7 @@ from rljax.rollout.workflow import Workflow
 from rljax.sinks import RunState, Sink, Status
 from rljax.train_step import Learned, learn, supervise
 from rljax.types import Group, Prompt, SamplingParams, Trajectory
+from rljax.verdicts import Verdicts
 from rljax.workers.server import Job, WorkerServer
 
 log = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ class Loop:
             self.beat, self.timer = watchdog.beat, PhaseTimer(watchdog.beat)
             try:
                 await self._restore()
+                self.verdicts = Verdicts(self.config, run.workdir, self.step)
                 self.sinks = run.open_sinks(self.step)
                 self.flight = Recorder(self.config, run.workdir, first_step=self.step)
                 self.recovery.checkpoints.held = lambda: self.flight.held
@@ -365,7 +367,9 @@ class Loop:
         """Judges the metrics of the last step. Returns what to do."""
         if line := self.guardrails.hint(metrics):
             log.warning("%s", line)
-        return self.actions.decide(self.guardrails.check(self.step, metrics), supervised=not self.buffer.version)
+        self.verdicts.write(self.step, metrics)
+        breaches = in_order([*self.guardrails.check(self.step, metrics), *self.verdicts.breaches()])
+        return self.actions.decide(breaches, supervised=not self.buffer.version)
 
     async def _act(self, decision: Decision) -> bool:
         """Does what was decided. Returns whether the run was rolled back.
@@ -392,7 +396,7 @@ class Loop:
         return False
 
     async def _roll_back(self, breach: Breach) -> None:
-        """Restores learner and data position of a trusted checkpoint, as a new version, and saves them.
+        """Restores learner and data position of an older checkpoint, as a new version; saves them.
 
         Nothing sampled before it is trained on afterwards. If the process is killed on the way, the
         run resumes from the newest checkpoint, and its guardrails speak again.
@@ -404,7 +408,7 @@ class Loop:
         async with self.learner_lock:
             async with engine.learning():
                 newest = self.actions.newest_target(breach)
-                target, state, entries = await self.recovery.roll_back(self.supervised_steps, newest)
+                target, state, entries = await self.recovery.roll_back(self._targets(), newest)
                 self.actions.rolled_back(bad + 1, target)
                 await self._scale_lr()
             await engine.publish(self.buffer.version + 1)
@@ -414,6 +418,7 @@ class Loop:
             self.buffer.roll_back(state["book"], entries)
         self.reported, self.epochs = Counter(self.buffer.counts), state["epochs"]
         self.guardrails.reset()
+        self.verdicts.roll_back(target)
         if server is None:
             self._start_producer()
         else:
@@ -423,18 +428,28 @@ class Loop:
             f"{self.parts.workdir / 'checkpoints' / f'{bad}-failed'}"
         )
         log.warning("guard.%s: %s (%s): %s", breach.guard, breach.line, breach.remedy, detail)
-        self._record(breach.event(bad, "rollback", detail))
+        self._record(breach.event(bad, "rollback", detail), trusted=target)
         await asyncio.to_thread(self.flight.rolled_back, self.step, target)
         await self._save()
         between = [s for s in self.recovery.checkpoints.steps() if target < s < self.step and s not in self.flight.held]
         await asyncio.to_thread(self.recovery.checkpoints.delete, between)
 
+    def _targets(self) -> list[int]:
+        """Returns the steps to whose checkpoints it may roll back: RL steps that were not undone."""
+        steps = self.recovery.checkpoints.steps()
+        return [step for step in steps if step >= self.supervised_steps and not self.actions.was_undone(step)]
+
     async def _scale_lr(self) -> None:
         await asyncio.to_thread(self.parts.engine.learner.scale_lr, self.actions.lr_factor)
 
-    def _record(self, event: Event) -> None:
-        """Writes an action of a guardrail to the sinks, and keeps the step's batch."""
-        self.flight.keep(event.step, str(event), checkpoints=self.recovery.checkpoints.steps())
+    def _record(self, event: Event, trusted: int | None = None) -> None:
+        """Writes an action of a guardrail to the sinks, and keeps the step's batch.
+
+        Args:
+          trusted: step up to which checkpoints stay; None if all do.
+        """
+        checkpoints = [s for s in self.recovery.checkpoints.steps() if trusted is None or s <= trusted]
+        self.flight.keep(event.step, str(event), checkpoints=checkpoints)
         self.sinks.event(event)
 
     def _check_end(self) -> None:
@@ -519,7 +534,7 @@ class Loop:
                 return
         metrics = work.result()
         self.evaluated = (self.step, metrics[f"{PREFIX}/reward"].value)
-        self.sinks.write(self.step, metrics | self.timer.drain())
+        self._emit(metrics | self.timer.drain())
 
     async def _save(self, epochs: int | None = None, *, failed: bool = False) -> None:
         labeled = self.parts.labeled
@@ -535,8 +550,8 @@ class Loop:
         with self.timer.phase("save"):
             score = None if math.isnan(reward) else reward
             async with self.learner_lock:
-                trusted = self.step - self.actions.margin if self.config.guard.may_roll_back else None
-                await self.recovery.save(self.step, state, score=score, failed=failed, trusted=trusted)
+                keep_from = self.actions.oldest_target(self.step, self._targets()) if self.config.guard.may_roll_back else None
+                await self.recovery.save(self.step, state, score=score, failed=failed, keep_from=keep_from)
 
     async def _restore(self) -> None:
         state, self.recovered = await self.recovery.restore()
@@ -563,8 +578,12 @@ class Loop:
             self._wall_time(),
             _host_memory(),
         ]
-        self.sinks.write(self.step, merge([metrics, *counted]))
+        self._emit(merge([metrics, *counted]))
         self._write_status(RunState.RUNNING)
+
+    def _emit(self, metrics: Mapping[str, Mean]) -> None:
+        self.sinks.write(self.step, metrics)
+        self.verdicts.write(self.step, metrics)
 
     def _wall_time(self) -> dict[str, Mean]:
         """Returns the seconds since the last step, with its waits, evaluations and saves."""
@@ -587,7 +606,9 @@ class Loop:
 
     def _write_status(self, state: RunState) -> None:
         total = total_steps(self.config, len(self.parts.prompts)) + self.buffer.undone
-        self.sinks.status(Status(state, step=self.step, version=self.buffer.version, total_steps=total))
+        self.sinks.status(
+            Status(state, step=self.step, version=self.buffer.version, total_steps=total, verdict=self.verdicts.line)
+        )
 
     def _export(self) -> None:
         """Exports the policy to WORKDIR/export as a HF directory, whole or not at all."""

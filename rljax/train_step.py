@@ -187,7 +187,7 @@ def _train_policy(
 
 
 def _broken_bounds(config: Config, update: dict[str, Mean]) -> list[UpdateBound]:
-    """Returns the bounds that an update broke: those for which the learner skipped it, and those that end the epoch."""
+    """Returns the bounds that an update broke: that end the epoch, or for which it was skipped."""
     skipped = update.get(OUT_OF_BOUNDS)
     actions = ("stop_epoch",) if skipped is None or not skipped.sum else UPDATE_ACTIONS
     return [bound for bound in update_bounds(config.guard, *actions) if bound.broken(update)]

@@ -28,7 +28,7 @@ ROOMS = {
     "messaging": (),
     "entry_points": ("errors",),
     "config": ("entry_points", "errors"),
-    "metrics": ("config", "errors"),
+    "metrics": ("config",),
     "hf": ("config", "errors"),
     "diagnosis": ("config", "entry_points", "errors"),
     "sinks": ("config", "errors", "hf", "metrics", "types"),
@@ -57,6 +57,7 @@ ROOMS = {
     "data": ("config", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "metrics", "process", "types"),
     "workflows": ("config", "engine", "errors", "hf", "rewards", "rollout", "types"),
+    "verdicts": ("config", "diagnosis", "errors", "metrics"),
     "loop": (
         "checkpoints",
         "config",
@@ -69,6 +70,7 @@ ROOMS = {
         "sinks",
         "train_step",
         "types",
+        "verdicts",
         "workers",
     ),
 }

@@ -154,7 +154,7 @@ class Optimizer:
         return params, jax.tree.map(keep, stepped, state), stats
 
     def _broken(self, norm: jax.Array, metrics: Mapping[str, MeanArrays]) -> jax.Array | None:
-        """Whether any of the bounds is broken, a scalar bool; None without bounds."""
+        """Finds whether any bound is broken: a scalar bool; None without bounds."""
         if not self._bounds:
             return None
         one = jnp.ones((), norm.dtype)

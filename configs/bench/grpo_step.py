@@ -31,11 +31,11 @@ def get_config() -> ConfigDict:
     config.actor.use_decoupled_loss = False
     config.actor.recompute_logprob = False
     config.actor.optimizer.lr = 1e-4
-    config.actor.mb_spec.max_tokens_per_row = 48
-    config.actor.mb_spec.rows_per_mb = 64
+    config.actor.mb_spec.max_tokens_per_row = 40  # a prompt and its completion
+    config.actor.mb_spec.rows_per_mb = 16  # so that the activations fit the CPU cache
     config.actor.logprob_chunk = 256  # so that its logits fit the CPU cache
     config.jax.slots = 64
-    config.jax.context_length = 48
+    config.jax.context_length = 40
     config.jax.prefill_chunk = 64
     config.jax.decode_steps = 8
 

@@ -46,7 +46,7 @@ class JaxConfig(EngineConfig):
     unroll: bool | None = key(
         None,
         "The learner's layers one after the other, not in a loop: faster steps, and a compile time that grows with depth. "
-        "None: on a GPU where gradient_checkpointing is none.",
+        "None: where gradient_checkpointing is none, on a GPU, or on a CPU for a model of up to 8 layers.",
     )
     profile: str = key("", "Directory for a trace of the learner's third to fifth update. Empty: none.")
     precise: bool = key(

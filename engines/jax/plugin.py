@@ -45,6 +45,11 @@ class JaxPlugin(Plugin):
         if (sampler.data, sampler.fsdp, sampler.tensor) != (learner.data, learner.fsdp, learner.tensor):
             raise UserError(f"jax.bitwise: pools of one shape only ({sampler} and {learner} add up in different orders)")
 
+    def prepare(self) -> None:
+        from rljax.engines.jax.tuning import prepare_host
+
+        prepare_host()
+
     def context_length(self, config: Config) -> int:
         return JaxConfig.of(config).context_length
 

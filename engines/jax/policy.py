@@ -42,7 +42,9 @@ class Policy:
         self.spec = ModelSpec.from_directory(model_dir)
         base_dtype = MASTER if actor.lora.rank == 0 or settings.bitwise else self.dtype  # a frozen base needs no master copy
         remat = remat_of(config, self.spec, mesh)
-        self.attention = choose(settings.attention, problem_of(self.spec, actor.dtype, first_device(mesh), longest_row(config)))
+        self.attention = choose(
+            settings.attention, problem_of(self.spec, actor.dtype, first_device(mesh), longest_row(config, mesh))
+        )
         self.graphdef, params = hf.load(
             model_dir,
             mesh,
@@ -51,7 +53,7 @@ class Policy:
             remat=remat,
             precise=settings.precise,
             attention=self.attention,
-            unroll=unrolled(config, remat, mesh),
+            unroll=unrolled(config, self.spec, remat, mesh),
             describe=described,
         )
         self.trained, self.frozen = params, {}

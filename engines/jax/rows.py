@@ -14,9 +14,8 @@ from rljax.backends.jax.mesh import row_shards, rows_sharding
 from rljax.backends.jax.multihost import Place, put
 from rljax.batching.batch import Batch
 from rljax.batching.compaction import Compacted, bucket, compact
+from rljax.engines.jax.tuning import padded_length
 from rljax.objective.spec import TokenArrays
-
-SHORTEST = 32  # tokens; shorter rows are padded to it
 
 
 class Rows(NamedTuple):
@@ -50,14 +49,6 @@ class MicroBatches:
         return self.compacted.scatter(np.concatenate(outputs).astype(np.float32))[:rows, :length]
 
 
-def padded_length(length: int) -> int:
-    """Least of 32, 48, 64, 96, 128, ... (two to an octave) that holds a row of so many tokens."""
-    size = SHORTEST
-    while size < length:
-        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
-    return size
-
-
 def micro_batches(
     batch: Batch,
     keep: np.ndarray,
@@ -80,7 +71,7 @@ def micro_batches(
     """
     rows, length = batch.shape
     size = rows_per_shard * row_shards(mesh)
-    extra = ((0, -rows % size if rows else size), (0, padded_length(length) - length))
+    extra = ((0, -rows % size if rows else size), (0, padded_length(length, mesh) - length))
     batch = batch.replace(**{name: np.pad(a, extra) for name, a in vars(batch).items() if a is not None})
     keep = np.pad(keep, extra)
     compacted = compact(batch, keep, _width(keep, mesh))

@@ -23,8 +23,8 @@ from rljax.backends.jax.model import abstract
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
-from rljax.engines.jax.rows import Rows, padded_length
-from rljax.engines.jax.tuning import logit_rows_of
+from rljax.engines.jax.rows import Rows
+from rljax.engines.jax.tuning import logit_rows_of, padded_length
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 from rljax.objective.spec import TokenArrays
@@ -45,7 +45,7 @@ class BitwiseScorer:
         adapters.
         """
         self._mesh = mesh
-        self._length = padded_length(length)
+        self._length = padded_length(length, mesh)
         self._rows = ROWS_PER_SHARD * row_shards(mesh)
         graphdef, _ = abstract(spec, dtype=dtype, precise=precise)
 

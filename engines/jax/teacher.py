@@ -36,7 +36,7 @@ class Teacher:
         """
         spec, dtype, temperature = ModelSpec.from_directory(directory), config.actor.dtype, config.gconfig.temperature
         chunk = logit_rows_of(config, spec, mesh)
-        problem = problem_of(spec, dtype, mesh.local_devices[0], longest_row(config))
+        problem = problem_of(spec, dtype, mesh.local_devices[0], longest_row(config, mesh))
         precise = JaxConfig.of(config).precise
         graphdef, self._params = hf.load(
             directory, mesh, dtype, dtype, precise=precise, attention=able_or_plain(attention, problem, "actor.distill.teacher")

@@ -15,6 +15,9 @@ from rljax.hf import init_directory
 
 WORDS = 1000
 PROMPTS = 512
+BATCH = 8  # prompts per step
+SAMPLES = 8  # per prompt
+PROMPT, COMPLETION = 8, 32  # tokens
 MODEL = ModelConfig(
     architecture="llama",
     hidden_size=256,
@@ -36,7 +39,7 @@ def distinct_words(prompt: Any, completion: str) -> float:
 
 
 def prompts() -> list[str]:
-    return [" ".join(f"w{(i * 7 + j * 13) % (WORDS - 2)}" for j in range(8)) for i in range(PROMPTS)]
+    return [" ".join(f"w{(i * 7 + j * 13) % (WORDS - 2)}" for j in range(PROMPT)) for i in range(PROMPTS)]
 
 
 def make(directory: Path) -> tuple[Path, Path]:

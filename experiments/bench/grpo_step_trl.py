@@ -32,9 +32,9 @@ def main(model: str, workdir: str, steps: int, threads: int) -> None:
 
     settings = GRPOConfig(
         output_dir=workdir,
-        per_device_train_batch_size=64,
-        num_generations=8,
-        max_completion_length=32,
+        per_device_train_batch_size=grpo_step_task.BATCH * grpo_step_task.SAMPLES,
+        num_generations=grpo_step_task.SAMPLES,
+        max_completion_length=grpo_step_task.COMPLETION,
         max_steps=steps,
         learning_rate=1e-4,
         beta=0.0,

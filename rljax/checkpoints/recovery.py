@@ -47,7 +47,7 @@ class Recovery:
         *,
         score: float | None = None,
         failed: bool = False,
-        trusted: int | None = None,
+        keep_from: int | None = None,
     ) -> None:
         """Saves the run as it is now. Groups that finish during the write go to the new journal.
 
@@ -56,7 +56,7 @@ class Recovery:
           state: the loop's own state, as JSON values.
           score: evaluation reward at this step, if there is one.
           failed: the run ends here, or rolls back, because of a failure; see `Checkpoints.save`.
-          trusted: step up to which a checkpoint may be rolled back to.
+          keep_from: checkpoints from this step on are kept.
 
         Raises:
           UserError: the disk is full or can't be written.
@@ -74,7 +74,7 @@ class Recovery:
             write_entries(directory / "ready.journal", entries)
             self.learner.save(directory / "learner")
 
-        await asyncio.to_thread(self.checkpoints.save, step, write, score=score, failed=failed, trusted=trusted)
+        await asyncio.to_thread(self.checkpoints.save, step, write, score=score, failed=failed, keep_from=keep_from)
         if not failed:
             self._saved = step
             self.journals.prune(self.checkpoints.steps())
@@ -104,10 +104,10 @@ class Recovery:
         )  # fmt: skip
         return state, recovered
 
-    async def roll_back(self, first: int, last: int) -> tuple[int, dict[str, Any], list[Entry]]:
-        """Restores the learner from the newest checkpoint of the steps first to last.
+    async def roll_back(self, steps: Collection[int], last: int) -> tuple[int, dict[str, Any], list[Entry]]:
+        """Restores the learner from the newest of some checkpoints that is not after step `last`.
 
-        If there is none, from the oldest after `first`. Call it while nothing else uses the learner.
+        If there is none, from the oldest of them. Call it while nothing else uses the learner.
         The buffer and the journal stay: call `Buffer.roll_back` with what is returned, and `save`.
 
         Returns:
@@ -116,8 +116,7 @@ class Recovery:
         Raises:
           UserError: none of these checkpoints loads.
         """
-        steps = [step for step in self.checkpoints.steps() if step >= first]
-        usable = [step for step in steps if step <= last] or steps[:1]
+        usable = [step for step in steps if step <= last] or sorted(steps)[:1]
         found = await asyncio.to_thread(self._load, usable)
         if found is None:
             raise UserError(f"guard: no checkpoint in {self.workdir / 'checkpoints'} to roll back to")

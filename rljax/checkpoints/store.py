@@ -53,9 +53,9 @@ class Checkpoints:
         *,
         score: float | None = None,
         failed: bool = False,
-        trusted: int | None = None,
+        keep_from: int | None = None,
     ) -> None:
-        """Makes a checkpoint, then deletes others than the last `keep_last`, the best, trusted and held.
+        """Makes a checkpoint; deletes all but the last `keep_last`, the best, and those held.
 
         Args:
           step: finished steps.
@@ -63,8 +63,7 @@ class Checkpoints:
           score: evaluation reward at this step; the best checkpoint has the highest.
           failed: the run ends here because of a failure. The checkpoint is named <step>-failed,
             replaces an older failed one, and is never resumed from.
-          trusted: the newest checkpoint up to this step, to roll back to, is kept, with all newer
-            ones; None for none.
+          keep_from: checkpoints from this step on are kept, to roll back to; None for none.
 
         Raises:
           UserError: the disk is full or can't be written. Earlier checkpoints are unchanged.
@@ -91,7 +90,7 @@ class Checkpoints:
                 f" in {self._directory}; make room, or lower saver.keep_last); the checkpoints before it are whole"
             ) from error
         if not failed:
-            self._prune(step, trusted)
+            self._prune(step, keep_from)
 
     def delete(self, steps: Iterable[int]) -> None:
         """Deletes the checkpoints of these steps."""
@@ -118,13 +117,12 @@ class Checkpoints:
             except (Corrupt, OSError, ValueError, TypeError) as error:
                 log.warning("checkpoint %s is not intact and is skipped: %s", path, error)
 
-    def _prune(self, newest: int, trusted: int | None) -> None:
+    def _prune(self, newest: int, keep_from: int | None) -> None:
         scores = {step: self._score(step) for step in self.steps() if step <= newest}
         best = max((s for s in scores if scores[s] is not None), key=lambda s: (scores[s], s), default=None)
         keep = {*sorted(scores)[-self._keep_last :], best, *self.held()}
-        if trusted is not None:
-            oldest = max((step for step in scores if step <= trusted), default=min(scores))
-            keep |= {step for step in scores if step >= oldest}  # the later ones will be trusted in turn
+        if keep_from is not None:
+            keep |= {step for step in scores if step >= keep_from}
         for step in self.steps():
             if step not in keep:
                 self._delete(self._directory / str(step))

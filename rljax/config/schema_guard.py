@@ -16,7 +16,7 @@ BOUNDS = ("finite", "gradient", "collapse", "min_reward", "max_no_eos_ratio", *O
 
 @dataclasses.dataclass(frozen=True)
 class GuardConfig:
-    """Guardrails: bounds on means over a step's batch, and what is done when one is broken. None: no bound."""
+    """Guardrails: bounds on means over a batch, and actions when one is broken. None: no bound."""
 
     enabled: bool = key(True, "Watch the metrics of each step.")
     action: str = key("stop", "Action when a bound is broken that `guard.actions` does not name.", choices=ACTIONS)

@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from rljax.diagnosis import names
+from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.series import Series, rolling_median
 from rljax.diagnosis.thresholds import BASELINE, EVALUATION_ERRORS, FLAT_GAIN, MIN_GAIN, PATIENCE
 
+CHANCE = 2  # standard errors
 UNKNOWN_SIZE = 100  # episodes per evaluation, where nothing says how many
 
 
@@ -24,7 +26,7 @@ class Range(NamedTuple):
 
     @property
     def width(self) -> float:
-        return self.high - self.low
+        return max(self.high - self.low, 0.0)  # a log may name a least reward above the greatest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,23 @@ def divergence(history: History) -> Divergence | None:
 
 
 def improves_held_out(history: History) -> bool | None:
-    """Returns whether held-out reward improved with training reward; None if that is not known."""
+    """Returns whether held-out reward improved by more than chance, and did not part from training
+    reward; None if that is not known.
+    """
     found = divergence(history)
-    return None if found is None else not found.rises_alone and found.held_out > 0
+    return None if found is None else not found.rises_alone and found.held_out > CHANCE * found.error
+
+
+def severity_by_held_out(history: History) -> Severity:
+    """Returns how bad a change in completions is: held-out reward tells what it is good for.
+
+    A note if held-out reward improves with it, broken if it does not, a warning if nobody measured.
+    """
+    improves = improves_held_out(history)
+    return Severity.WARNING if improves is None else Severity.NOTE if improves else Severity.BROKEN
+
+
+def is_same_source(history: History) -> bool:
+    """Returns whether training and held-out prompts come from one path, and their rewards compare."""
+    config = history.config
+    return config is not None and config.train_dataset.path == config.valid_dataset.path

@@ -27,6 +27,8 @@ python -m experiments.doctor --workdir=runs/quickstart --watch    # says the ver
 python -m experiments.doctor --workdir=runs/a,runs/b,runs/c       # several seeds: verdicts, rewards with 95% intervals
 python -m experiments.doctor --diff runs/a runs/b                 # config, seed, code, packages, hardware, protocol
 python -m experiments.doctor --workdir=runs/a --checklist         # before, during and after training
+python -m experiments.doctor --workdir=runs/a --rescore           # log-probs of recorded tokens, by the weights that drew them
+python -m experiments.doctor --workdir=runs/a --critic            # can the critic fit one recorded batch?
 python -m experiments.doctor --workdir=runs/a --audit=audit --score=package.module:function
 python -m experiments.doctor --workdir=runs/a --private=runs/b    # b: the policy of a, evaluated on a private split
 python -m experiments.doctor --log=export.csv --source=trl        # a log of another trainer

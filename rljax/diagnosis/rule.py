@@ -87,7 +87,7 @@ class Rule:
             (sign.evidence,) if isinstance(sign.evidence, str) else sign.evidence,
             sign.series or self.needs,
             sign.causes or self.causes,
-            (sign.next or self.next).replace("WORKDIR", history.source or "WORKDIR"),
+            (sign.next or self.next).replace("WORKDIR", history.source or "WORKDIR").replace("=STEP", f"={sign.step}"),
             self.symptom,
         )
 

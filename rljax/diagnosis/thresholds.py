@@ -82,8 +82,9 @@ IDLE_CLIPPING = Threshold(1e3, "times the clip", "less than a thousandth of the 
 REFERENCE_DRIFT = Threshold(1.0, "nats per token", "practice: past it completions have little in common with the reference's")
 
 # Freshness
-STALE_KL = Threshold(0.05, "nats per token", "tuned: healthy runs at a lag of 4 versions stay below it")
-STALE_GROWTH = Threshold(4.0, "times that of the first steps", "tuned")
+STALE_KL = Threshold(0.03, "nats per token", "less is noise; tuned")
+STALE_FACTOR = Threshold(10.0, "times what lag and updates explain", "healthy runs stay below 6; tuned")
+STALE_GROWTH = Threshold(4.0, "times that of the first steps", "where one minibatch shows no updates; tuned")
 LARGE_LAG = Threshold(8.0, "versions", "practice: asynchronous runs stay within 8; tuned")
 MAX_STALE_SHARE = Threshold(0.25, "share of groups", "a quarter of the sampling is for nothing")
 
@@ -126,6 +127,7 @@ SOLVED = Threshold(0.85, "share of the rewards' range", "above it a policy witho
 ENTROPY_RISE = Threshold(2.0, "times that of the first steps", "tuned")
 ENTROPY_RISE_NATS = Threshold(0.3, "nats per token", "tuned")
 STILL_ENTROPY = Threshold(0.02, "share of that of the first steps", "a policy that learns becomes surer")
+STILL_RISING = Threshold(0.05, "p-value", "a run whose reward still rises has not lost its way")
 LITTLE_DIVERSITY = Threshold(0.05, "of the way from all equal to all distinct", "tuned")
 
 # Resources

@@ -65,6 +65,9 @@ class Plugin:
         Raises UserError for a setting that the engine, in its roles in the allocation, can't do.
         """
 
+    def prepare(self) -> None:
+        """Prepares this process for the engine, before any thread starts in it. Optional."""
+
     def context_length(self, config: Config) -> int | None:
         """Returns the most tokens of prompt and completion that its sampler has room for.
 

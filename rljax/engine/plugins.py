@@ -73,6 +73,12 @@ def check(config: Config, allocation: Allocation) -> None:
         find_plugin(name).check(config, allocation)
 
 
+def prepare(allocation: Allocation) -> None:
+    """Has the engines of the allocation prepare this process, before any thread starts in it."""
+    for name in dict.fromkeys(pool.engine for pool in (allocation.learner, allocation.sampler) if pool):
+        find_plugin(name).prepare()
+
+
 def require_both(allocation: Allocation) -> tuple[Pool, Pool]:
     """Returns the pools of sampler and learner. Raises UserError if either is missing."""
     if allocation.sampler is None or allocation.learner is None:

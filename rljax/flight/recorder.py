@@ -45,7 +45,8 @@ class Recorder:
         self._checkpoints = config.flight.keep_checkpoints
         self._jobs: queue.SimpleQueue[Callable[[Shelf], None] | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(QUEUE)
-        self._shelf: Shelf | None = None  # None: nothing is recorded
+        self._shelf: Shelf | None = None  # None: there is nothing to record, or no place for it
+        self._records = False  # True until an error ends the recording
         if not config.flight.steps:
             return
         try:
@@ -54,6 +55,7 @@ class Recorder:
         except OSError as error:
             self._give_up(error)
             return
+        self._records = True
         self._thread = threading.Thread(target=self._work, args=[self._shelf], name="flight recorder", daemon=True)
         self._thread.start()
 
@@ -113,14 +115,14 @@ class Recorder:
         self._put(lambda shelf: shelf.keep(kept, steps if whole else steps[:1]))
 
     def close(self) -> None:
-        """Waits until everything is written."""
-        if self._shelf is not None:
+        """Waits until everything is written, or nothing has been for a while."""
+        if self._records:
             self._jobs.put(None)
-            self._thread.join()
+            self._thread.join(PATIENCE)
 
     def _wait_and_put(self, job: Callable[[Shelf], None]) -> None:
         """Has a job done, after a wait if many are waiting."""
-        if self._shelf is not None and not self._room.acquire(timeout=PATIENCE):
+        if self._records and not self._room.acquire(timeout=PATIENCE):
             self._give_up(TimeoutError(f"nothing was written for {PATIENCE:g} s"))
 
         def counted(shelf: Shelf) -> None:
@@ -132,12 +134,12 @@ class Recorder:
         self._put(counted)
 
     def _put(self, job: Callable[[Shelf], None]) -> None:
-        if self._shelf is not None:
+        if self._records:
             self._jobs.put(job)
 
     def _work(self, shelf: Shelf) -> None:
         while (job := self._jobs.get()) is not None:
-            if self._shelf is None:
+            if not self._records:
                 continue
             try:
                 job(shelf)
@@ -145,5 +147,5 @@ class Recorder:
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        self._shelf = None
+        self._records = False
         log.warning("flight: %s: the run goes on, and records no more batches", reason(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from rljax.types import Group
 FOLDER = "flight"
 FORMAT = "rljax-step-1"
 STEP, SCORES, KEPT = "step.json", "scores.safetensors", "kept.jsonl"
+UNREADABLE = (OSError, ValueError, KeyError, TypeError)  # what reading a header raises
 
 Arrays = list[np.ndarray]  # one [T] array per trajectory
 
@@ -97,10 +99,8 @@ class Recording:
         """Returns the headers of all records, by step. Records that can't be read are left out."""
         found = {}
         for step in self.steps():
-            try:
-                found[step] = self.header(step)
-            except UserError:
-                continue
+            with contextlib.suppress(*UNREADABLE):  # torn, or just being deleted
+                found[step] = self._header(step)
         return found
 
     def header(self, step: int) -> Header:
@@ -109,23 +109,33 @@ class Recording:
         Raises:
           UserError: the step isn't recorded.
         """
-        path = self.folder / str(step) / STEP
         try:
-            tree = json.loads(path.read_text())
-            if tree.pop("format") != FORMAT:
-                raise ValueError(f"not of format {FORMAT}")
-            return Header(**tree)
+            return self._header(step)
         except FileNotFoundError:
-            raise self._missing(step) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"--step: {step} is not recorded in {self.folder} ({self._able()})") from None
+        except UNREADABLE as error:
+            path = self.folder / str(step) / STEP
             raise UserError(f"{path}: not the record of a step: {' '.join(str(error).split())}") from None
 
+    def _header(self, step: int) -> Header:
+        tree = json.loads((self.folder / str(step) / STEP).read_text())
+        if tree.pop("format") != FORMAT:
+            raise ValueError(f"not of format {FORMAT}")
+        return Header(**tree)
+
     def config(self, header: Header) -> Config:
-        """Reads the config that a step was made with."""
+        """Reads the config that a step was made with.
+
+        Raises:
+          UserError: it is not one of this release.
+        """
+        path = self.folder / header.config
         try:
-            return config_io.from_json((self.folder / header.config).read_text())
+            return config_io.from_json(path.read_text())
         except OSError as error:
-            raise UserError(f"{self.folder / header.config}: {error.strerror}") from None
+            raise UserError(f"{path}: {error.strerror}") from None
+        except UserError as error:
+            raise UserError(f"{path}: {error}; use the release that recorded it") from None
 
     def read(self, step: int) -> StepRecord:
         """Reads the record of a step. Raises UserError if there is none, or it is damaged."""
@@ -151,7 +161,10 @@ class Recording:
 
     def chains(self, step: int) -> Iterator[Chain]:
         """Yields the ways to the learner's state after a step, the shortest first."""
-        headers, checkpoints = self.headers(), {0, *self._checkpoints.steps()}
+        return self._chains(step, self.headers())
+
+    def _chains(self, step: int, headers: Mapping[int, Header]) -> Iterator[Chain]:
+        checkpoints = {0, *self._checkpoints.steps()}
         steps: list[int] = []
         while True:
             if step in checkpoints:
@@ -161,6 +174,10 @@ class Recording:
             if headers[step].version is not None:
                 steps.append(step)
             step = headers[step].parent
+
+    def checkpoints(self) -> list[int]:
+        """Returns the steps of the checkpoints that exist, ascending."""
+        return self._checkpoints.steps()
 
     def checkpoint(self, step: int) -> Path:
         """Returns the learner's directory in a checkpoint."""
@@ -172,8 +189,9 @@ class Recording:
 
     def remakeable(self) -> list[int]:
         """Returns the steps that can be made again, ascending."""
-        trained = [header for header in self.headers().values() if header.version is not None]
-        return [header.step for header in trained if next(self.chains(header.parent), None) is not None]
+        headers = self.headers()
+        trained = [header for header in headers.values() if header.version is not None]
+        return [header.step for header in trained if next(self._chains(header.parent, headers), None) is not None]
 
     def newest(self) -> int:
         """Returns the newest step that can be made again. Raises UserError if none can."""
@@ -185,9 +203,6 @@ class Recording:
     def cannot_reach(self, step: int) -> UserError:
         """Makes the error for a state that no checkpoint leads to."""
         return UserError(f"--step: no checkpoint up to step {step} has all batches from there on ({self._able()})")
-
-    def _missing(self, step: int) -> UserError:
-        return UserError(f"--step: {step} is not recorded in {self.folder} ({self._able()})")
 
     def _able(self) -> str:
         able = spans(self.remakeable())

@@ -36,6 +36,7 @@ class Cause(enum.StrEnum):
     """Why behavior and proximal policy differ."""
 
     DISAGREEMENT = "sampler and learner disagree"
+    OTHER_WEIGHTS = "the sampler drew from other weights than it says"
     STALENESS = "the tokens are stale"
     NO_CAP = "actor.behav_imp_weight_cap is unset"
     NONE = "they hardly differ"
@@ -65,6 +66,7 @@ class Rescored:
     drift: np.ndarray  # [N] float64, nats
     one_version: np.ndarray  # [N] bool: no publish during their completion, so no key or value of older weights
     unreached: int  # other trained tokens: no checkpoint leads to the weights of their version
+    drawn_by: int | None = None  # step of a checkpoint whose weights drew the tokens, where those of their versions did not
 
     @property
     def weights(self) -> np.ndarray:
@@ -75,6 +77,8 @@ class Rescored:
     def cause(self) -> Cause:
         """The likeliest reason for weights that are away from 1."""
         apart, drifted = divergence(-self.disagreement), divergence(self.drift)
+        if self.drawn_by is not None:
+            return Cause.OTHER_WEIGHTS
         if apart > MAX_DISAGREEMENT or (apart > NOTED_DISAGREEMENT and apart > drifted):
             return Cause.DISAGREEMENT
         if self.cap is None and self._heaviest() > HEAVY_SHARE:
@@ -84,7 +88,8 @@ class Rescored:
     def json(self) -> dict[str, Any]:
         """Returns the figures by lag, and the cause, as JSON values."""
         figures = [dataclasses.asdict(self.figures(lag, self.lag == lag)) for lag in np.unique(self.lag).tolist()]
-        return {"step": self.step, "verdict": str(self.cause), "by_lag": figures, "unreached_tokens": self.unreached}
+        facts = {"step": self.step, "verdict": str(self.cause), "drawn_by": self.drawn_by}
+        return facts | {"by_lag": figures, "unreached_tokens": self.unreached}
 
     def lines(self) -> list[str]:
         """Describes the tokens by lag, and the cause, for a person."""
@@ -123,6 +128,7 @@ class Rescored:
         return {
             Cause.DISAGREEMENT: f"a KL divergence of {apart:.3g} nats per token under the same weights, "
             f"{drifted:.3g} by their age: compare temperature, model and dtypes of the two (rljax parity)",
+            Cause.OTHER_WEIGHTS: f"those after step {self.drawn_by}: a publish does not arrive, or its version is wrong",
             Cause.STALENESS: f"a KL divergence of {drifted:.3g} nats per token by the age of the weights, "
             f"{apart:.3g} under the same: lower rollout.max_head_offpolicyness or actor.optimizer.lr",
             Cause.NO_CAP: f"{HEAVY:.0%} of the tokens have {self._heaviest():.0%} of the weight: set it to 5",
@@ -133,7 +139,8 @@ class Rescored:
 def rescore(recording: Recording, replayer: Replayer, record: StepRecord) -> Rescored:
     """Scores the trained tokens of a step by the weights that drew them, and by those of the step.
 
-    Versions are visited in ascending order, each from the nearest checkpoint.
+    Versions are visited in ascending order, each from the nearest checkpoint. If the weights of the
+    tokens' versions did not draw them, those of the other checkpoints are tried.
 
     Raises:
       UserError: no checkpoint leads to the weights that the step began with.
@@ -155,7 +162,7 @@ def rescore(recording: Recording, replayer: Replayer, record: StepRecord) -> Res
     now = _scores(replayer.learner.score, trajectories, config)
     behavior = np.concatenate([t.behavior_logp[t.loss_mask] for t in trajectories])
     reached = np.isfinite(drawn)
-    return Rescored(
+    found = Rescored(
         step=record.header.step,
         cap=config.actor.behav_imp_weight_cap,
         lag=((record.header.version or 0) - versions)[reached],
@@ -164,6 +171,26 @@ def rescore(recording: Recording, replayer: Replayer, record: StepRecord) -> Res
         one_version=np.concatenate([np.full(t.loss_mask.sum(), _has_one_version(t)) for t in trajectories])[reached],
         unreached=int((~reached).sum()),
     )
+    if found.cause is not Cause.DISAGREEMENT:
+        return found
+    return dataclasses.replace(found, drawn_by=_who_drew(recording, replayer, record, behavior))
+
+
+def _who_drew(recording: Recording, replayer: Replayer, record: StepRecord, behavior: np.ndarray) -> int | None:
+    """Returns the step of the checkpoint whose weights give the tokens the log-probs `behavior`.
+
+    None if there is none.
+    """
+    apart: dict[int, float] = {}
+    trajectories = [t for group in record.groups for t in group.trajectories]
+    for step in recording.checkpoints():
+        try:
+            replayer.go_to(step, record.config)
+        except UserError:
+            continue
+        apart[step] = divergence(_scores(replayer.learner.score, trajectories, record.config) - behavior)
+    nearest = min(apart, key=apart.__getitem__, default=None)
+    return nearest if nearest is not None and apart[nearest] < NOTED_DISAGREEMENT else None
 
 
 def newest_step(recording: Recording) -> int:

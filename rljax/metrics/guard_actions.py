@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rljax.config.schema import Config
@@ -22,7 +22,7 @@ class Decision(NamedTuple):
 
 @dataclasses.dataclass
 class GuardActions:
-    """What the guardrails have done to a run so far. Saved in its checkpoints.
+    """Record of what the guardrails have done to a run so far. Saved in its checkpoints.
 
     Example:
 
@@ -33,12 +33,10 @@ class GuardActions:
 
     config: Config
     lr_factor: float = 1.0  # of all learning rates, relative to their schedules
-    rollbacks: int = 0
-    target: int | None = None  # step of the checkpoint that the last rollback restored
-    rolled_back_at: int = 0  # step of the last rollback
+    undone: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # (step restored, step of the rollback)
 
     def decide(self, breaches: Sequence[Breach], *, supervised: bool = False) -> list[Decision]:
-        """Returns what to do about breaches in their order, up to the first that ends or undoes steps.
+        """Returns what to do about breaches, in order, up to the first that ends or undoes steps.
 
         Args:
           supervised: the last step was a supervised one, which is never rolled back.
@@ -54,8 +52,8 @@ class GuardActions:
         guard = self.config.guard
         if breach.action == "rollback" and supervised:
             return "stop", "in the supervised steps, which are not rolled back"
-        if breach.action == "rollback" and self.rollbacks >= guard.max_rollbacks:
-            return "stop", f"after {self.rollbacks} rollbacks (guard.max_rollbacks)"
+        if breach.action == "rollback" and len(self.undone) >= guard.max_rollbacks:
+            return "stop", f"after {len(self.undone)} rollbacks (guard.max_rollbacks)"
         if breach.action == "halve_lr" and self.lr_factor / 2 < LEAST_LR_FACTOR:
             return "stop", f"at a learning rate that was lowered to {self.lr_factor:.2g} of its schedule already"
         return breach.action, ""
@@ -76,21 +74,26 @@ class GuardActions:
         help, and an older one is needed.
         """
         trusted = breach.since - self.margin
-        if self.target is not None and trusted <= self.rolled_back_at:
-            return min(trusted, self.target - 1)
+        if self.undone and trusted <= self.undone[-1][1]:
+            return min(trusted, self.undone[-1][0] - 1)
         return trusted
+
+    def oldest_target(self, step: int, targets: Sequence[int]) -> int | None:
+        """Returns the checkpoint to restore if the next step is bad; it and later ones are kept."""
+        return max((target for target in targets if target <= step - self.margin), default=min(targets, default=None))
+
+    def was_undone(self, step: int) -> bool:
+        """Returns whether a rollback undid a step, whose checkpoint may still be there."""
+        return any(target < step < at for target, at in self.undone)
 
     def rolled_back(self, step: int, target: int) -> None:
         """Records a rollback at a step to the checkpoint of another."""
-        self.rollbacks += 1
+        self.undone.append((target, step))
         self.lr_factor *= self.config.guard.rollback_lr_factor
-        self.rolled_back_at, self.target = step, target
 
     def state(self) -> dict[str, Any]:
         """Returns the state as JSON values."""
-        names = ("lr_factor", "rollbacks", "target", "rolled_back_at")
-        return {name: getattr(self, name) for name in names}
+        return {"lr_factor": self.lr_factor, "undone": [list(pair) for pair in self.undone]}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.lr_factor, self.undone = state["lr_factor"], [(target, step) for target, step in state["undone"]]

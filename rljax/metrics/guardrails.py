@@ -268,7 +268,7 @@ def in_order(breaches: Iterable[Breach]) -> list[Breach]:
 
 
 def _find_no_gradient(metrics: Mapping[str, Mean]) -> tuple[str, float, str]:
-    """Finds a gradient of exactly 0 where advantages are not. Returns metric ("" if all is well), value, line."""
+    """Finds a gradient of exactly 0 where advantages are not. Returns as `_find_not_finite`."""
     norm, advantage = metrics.get(GRAD_NORM), metrics.get(ADVANTAGE)
     if norm is None or not norm.count or norm.sum != 0 or advantage is None or advantage.min == advantage.max == 0:
         return "", 0.0, ""
@@ -276,7 +276,7 @@ def _find_no_gradient(metrics: Mapping[str, Mean]) -> tuple[str, float, str]:
 
 
 def _find_not_finite(metrics: Mapping[str, Mean]) -> tuple[str, float, str]:
-    """Finds a loss or a gradient that is not finite. Returns its metric ("" if none), value, and a line.
+    """Finds a loss or a gradient that is not finite. Returns metric ("" if none), value, line.
 
     Learners skip an update whose gradient is not finite, and count it as `skipped`.
     """

@@ -100,7 +100,7 @@ class Buffer:
         buffer.finish(ticket, group)            # or reject, requeue, drop
         entries = buffer.take()                 # None: the learner waits for `change`
         buffer.publish()                        # the version goes up by one
-        buffer.roll_back(state, entries)        # in place of a publish: the data position of a checkpoint
+        buffer.roll_back(state, entries)        # instead: back to the data of a checkpoint
     """
 
     def __init__(self, source: PromptSource, limits: Limits) -> None:

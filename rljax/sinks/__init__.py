@@ -47,6 +47,7 @@ class Status:
     version: int  # of the sampling weights
     total_steps: int | None = None
     error: str | None = None  # one line, if the run failed
+    verdict: str = ""  # one line of the doctor's; empty if it has not judged
 
 
 class Sink(Protocol):

@@ -59,8 +59,10 @@ class LineSink:
         """Events are in guard.jsonl, and in the log."""
 
     def status(self, status: Status) -> None:
-        self._status = status
+        before, self._status = self._status, status
         self._print(status)
+        if status.verdict and (before is None or before.verdict != status.verdict):
+            print(f"verdict: {status.verdict}", file=self._stream, flush=True)
 
     def _print(self, status: Status) -> None:
         """Prints the metrics of ON_A_LINE since the last line; no line if there are none."""
@@ -90,6 +92,7 @@ class LiveSink:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
         )
         self._task = self._progress.add_task("starting", total=None)
+        self._verdict = ""
         self._live = Live(self._progress, refresh_per_second=4)
         self._live.start()
 
@@ -115,6 +118,7 @@ class LiveSink:
             total=status.total_steps,
             description=f"{status.state}, version {status.version}",
         )
+        self._verdict = status.verdict
         self._draw()
 
     def close(self) -> None:
@@ -123,12 +127,14 @@ class LiveSink:
     def _draw(self) -> None:
         from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
         for name, short in SHOWN.items():
             if name in self._history:
                 table.add_row(short, f"{self._history[name][-1]:.4g}", sparkline(self._history[name][-40:]))
-        self._live.update(Group(self._progress, table))
+        verdict = [Text(f"verdict: {self._verdict}")] if self._verdict else []  # Text: brackets in it are no markup
+        self._live.update(Group(self._progress, table, *verdict))
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -127,7 +127,8 @@ class RunDirectory:
         try:
             fields = json.loads(path.read_text())
             names = [field.name for field in dataclasses.fields(Status)]
-            return Status(**{name: fields[name] for name in names} | {"state": RunState(fields["state"])})
+            known = {name: fields[name] for name in names if name in fields}  # older runs have fewer
+            return Status(**known | {"state": RunState(fields["state"])})
         except (ValueError, KeyError, TypeError):
             raise UserError(f"--workdir: {path} is not the status of a run (delete it to go on)") from None
 

@@ -18,18 +18,22 @@ from rljax.types import Trajectory
 
 
 class TensorBoardSink:
-    """Sink that writes scalars and histograms to TensorBoard, under the names of metrics.jsonl.
+    """Sink for TensorBoard: scalars by the names of metrics.jsonl, histograms, the verdict.
 
     Steps after `first_step` that an earlier process wrote are purged.
     """
 
     def __init__(self, directory: Path, *, first_step: int) -> None:
         try:
-            from tensorboard.compat.proto import event_pb2, histogram_pb2, summary_pb2
+            from tensorboard.compat.proto import event_pb2, histogram_pb2, summary_pb2, tensor_pb2, types_pb2
+            from tensorboard.plugins.text import metadata
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
             raise UserError("stats_logger.tensorboard: not installed (pip install 'rljax[tensorboard]>=0.1')") from None
         self._event, self._summary, self._histogram = event_pb2.Event, summary_pb2.Summary, histogram_pb2.HistogramProto
+        self._tensor, self._string = tensor_pb2.TensorProto, types_pb2.DT_STRING
+        self._text = metadata.create_summary_metadata(display_name="verdict", description="of the doctor")
+        self._verdict = ""
         self._writer = EventFileWriter(str(directory))
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._writer.add_event(self._event(wall_time=time.time(), step=first_step + 1, session_log=start))
@@ -65,6 +69,11 @@ class TensorBoardSink:
         """Events are in guard.jsonl; their counts are metrics."""
 
     def status(self, status: Status) -> None:
+        """Writes the verdict as text when it changes, and flushes."""
+        if status.verdict != self._verdict:
+            self._verdict = status.verdict
+            tensor = self._tensor(dtype=self._string, string_val=[status.verdict.encode()])
+            self._write(status.step, [self._summary.Value(tag="verdict", metadata=self._text, tensor=tensor)])
         self._writer.flush()
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class WandbSink:
         """Events are in guard.jsonl; their counts are metrics."""
 
     def status(self, status: Status) -> None:
-        self._run.summary.update({"state": str(status.state), "version": status.version})
+        self._run.summary.update({"state": str(status.state), "version": status.version, "verdict": status.verdict})
 
     def close(self) -> None:
         self._run.finish()

@@ -8,7 +8,7 @@ from the trainer    config {config}                          the resolved config
                     end {}                                   the run is over
 from the worker     group {index, attempt, ...}              a finished group
                     generate {id, ...}, cancel {id}          a request for the trainer's sampler
-                    revoked {}                               the answer: nothing more comes of void leases
+                    revoked {}                               nothing of void leases follows
 from both           heartbeat {}
 """
 

@@ -58,7 +58,7 @@ def is_program(file: Path) -> bool:
     """Returns whether a file runs as a program here; the peer's half of a benchmark runs in the peer's environment."""
     statements = ast.parse(file.read_text()).body
     guards = [node for node in statements if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"]
-    return bool(guards) and file.stem not in ("grpo_step_trl", "decode_sglang")
+    return bool(guards) and file.stem not in ("grpo_step_trl", "grpo_step_tunix", "decode_sglang")
 
 
 def _not_of_the_tree(folder: str, names: list[str]) -> set[str]:

@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from rljax.experiments.cli import MENUS
+from rljax.experiments.main import EXTRAS
 from tests.import_rule import BARE, imports_of
 from tests.unit.test_imports import sources
 
@@ -109,7 +110,8 @@ def test_wheel_holds_only_rljax(wheel):
 
 @pytest.mark.slow
 def test_wheel_holds_every_module_as_a_file(wheel):
-    expected = {"rljax/py.typed"}
+    templates = REPOSITORY / "rljax" / "diagnosis" / "report" / "templates"
+    expected = {"rljax/py.typed", *(str(file.relative_to(REPOSITORY)) for file in templates.iterdir())}
     for file in sources():
         inside = file.relative_to(REPOSITORY)
         expected.add(f"rljax/{inside}" if inside.parts[0] in BARE else str(inside))
@@ -206,7 +208,9 @@ def _normalized(distribution: str) -> str:
 def test_every_extra_that_an_error_names_is_there():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     named = {name for file in sources() for name in re.findall(r"rljax\[(\w+)\]", file.read_text())}
-    assert named and named <= project["optional-dependencies"].keys()
+    assert named and named | set(EXTRAS.values()) <= project["optional-dependencies"].keys()
+    for package, extra in EXTRAS.items():
+        assert any(line.startswith(package.replace("_", "-")) for line in project["optional-dependencies"][extra])
 
 
 def test_optional_dependencies_have_a_lower_and_an_upper_bound():

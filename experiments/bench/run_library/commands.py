@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.errors import UserError
-from rljax.experiments.bench.run_library.recipes import Recipe, Settings
+from rljax.experiments.bench.run_library.recipes import MODELS, Recipe, Settings
 
-MODEL_SEED = 1  # one model per size: seeds differ in what is drawn during reinforcement
+MODEL_SEED = 1  # one model of each kind: seeds differ in what is drawn during reinforcement
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -21,27 +21,27 @@ def environment(threads: int) -> dict[str, str]:
     return {**os.environ, **limits, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def model_directory(models: Path, hidden_size: int) -> Path:
-    """Returns the Hugging Face directory of the warmed-up model of a size."""
-    return models / str(hidden_size) / "export"
+def model_directory(models: Path, name: str) -> Path:
+    """Returns the Hugging Face directory of a warmed-up model."""
+    return models / name / "export"
 
 
-def warm_up(models: Path, hidden_size: int) -> list[str]:
-    """Returns the command of the quickstart's supervised warm-up for a model of a size."""
+def warm_up(models: Path, name: str) -> list[str]:
+    """Returns the command of the quickstart's supervised warm-up for a model of `MODELS`."""
     settings: Settings = {
         "seed": MODEL_SEED,
-        "actor.init.hidden_size": hidden_size,
         "total_train_steps": 0,
         "evaluator.freq_steps": None,
         "saver.freq_steps": None,
         "stats_logger.live": False,
+        **MODELS[name],
     }
-    return _command("train", "quickstart", models / str(hidden_size), settings)
+    return _command("train", "quickstart", models / name, settings)
 
 
 def sessions(recipe: Recipe, seed: int, workdir: Path, models: Path) -> list[list[str]]:
     """Returns the commands of a run, one per session, each of which goes on from the one before."""
-    both = {"seed": seed, "actor.path": str(model_directory(models, recipe.hidden_size)), **recipe.settings}
+    both = {"seed": seed, "actor.path": str(model_directory(models, recipe.model)), **recipe.settings}
     several = [both] if recipe.then is None else [both, {**both, **recipe.then}]
     binary, planted = ("bench.run_library.planted", [f"--recipe={recipe.name}"]) if recipe.plant else ("train", [])
     return [[*_command(binary, "bench/broken_runs", workdir, settings), *planted] for settings in several]
@@ -58,8 +58,8 @@ def run_here(recipe: Recipe, seed: int, workdir: Path, models: Path) -> None:
     Raises:
       UserError: the warm-up failed. A run that fails is a result.
     """
-    if not model_directory(models, recipe.hidden_size).is_dir():
-        done = subprocess.run(warm_up(models, recipe.hidden_size), env=environment(os.cpu_count() or 1), check=False)
+    if not model_directory(models, recipe.model).is_dir():
+        done = subprocess.run(warm_up(models, recipe.model), env=environment(os.cpu_count() or 1), check=False)
         if done.returncode:
             raise UserError(f"{models}: the warm-up ended with status {done.returncode}")
     for command in sessions(recipe, seed, workdir, models):

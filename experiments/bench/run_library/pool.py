@@ -1,6 +1,6 @@
 """Makes all runs of the library, many at once, each on cores of its own.
 
-    models   warm-up of each size                     all cores among them
+    models   warm-up of each that runs start from     on idle cores, beside the first runs
     runs     every recipe with every seed             --jobs at once, on cores / jobs cores each
     kept     OUT/tuning.jsonl.xz (seed 1), OUT/judging.jsonl.xz (seed 2), OUT/runs.log
 
@@ -17,10 +17,9 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rljax.errors import UserError
 from rljax.experiments.bench.run_library import kept
 from rljax.experiments.bench.run_library.commands import environment, model_directory, sessions, warm_up
 from rljax.experiments.bench.run_library.kept import KeptRun
@@ -58,26 +57,26 @@ class Pool:
         self._models.mkdir(parents=True, exist_ok=True)
 
     async def make(self, jobs: Sequence[Job]) -> None:
-        """Makes the models and the runs.
-
-        Raises UserError if a model can't be made.
-        """
-        await self._warm_up(sorted({job.recipe.hidden_size for job in jobs}))
+        """Makes the runs, and the models that they start from."""
         free: asyncio.Queue[Sequence[int]] = asyncio.Queue()
         for cores in self._cores:
             free.put_nowait(cores)
 
-        async def run(job: Job, cores: Sequence[int]) -> None:
+        async def run(job: Job, model: asyncio.Task[bool], cores: Sequence[int]) -> None:
             try:
-                await self._run(job, cores)
+                if await model:
+                    await self._run(job, cores)
+                else:
+                    self._say(f"{job.name}: there is no model {job.recipe.model}")
             finally:
                 free.put_nowait(cores)
 
         async with asyncio.TaskGroup() as running:
+            models = {name: running.create_task(self._warm_up(name)) for name in {job.recipe.model for job in jobs}}
             for job in jobs:
                 cores = await free.get()
                 if time.monotonic() < self._end:
-                    running.create_task(run(job, cores), name=job.name)
+                    running.create_task(run(job, models[job.recipe.model], cores), name=job.name)
                 else:
                     self._say(f"{job.name}: not started, the time is over")
                     free.put_nowait(cores)
@@ -86,18 +85,13 @@ class Pool:
             if path.is_file():
                 kept.write(path, sorted(kept.read(path), key=lambda run: run.recipe))
 
-    async def _warm_up(self, sizes: Iterable[int]) -> None:
-        missing = [size for size in sizes if not model_directory(self._models, size).is_dir()]
-        shares = _shares([core for cores in self._cores for core in cores], len(missing))
-        made = await asyncio.gather(*map(self._warm_up_one, missing, shares))
-        if not all(made):
-            raise UserError(f"a model can't be made (its log is {self._scratch}/model-SIZE.log)")
-
-    async def _warm_up_one(self, size: int, cores: Sequence[int]) -> bool:
-        """Makes the model of a size. Returns whether it was made."""
-        log = self._scratch / f"model-{size}.log"
-        status = await self._ended(warm_up(self._models, size), cores, log)
-        self._say(f"model {size}: status {status}: {_end_of(log)}")
+    async def _warm_up(self, model: str) -> bool:
+        """Makes a model unless it is there, on whatever cores are idle. Returns whether it is there."""
+        if model_directory(self._models, model).is_dir():
+            return True
+        log = self._scratch / f"model-{model}.log"
+        status = await self._ended(warm_up(self._models, model), [core for cores in self._cores for core in cores], log)
+        self._say(f"model {model}: status {status}: {_end_of(log)}")
         return status == 0
 
     async def _run(self, job: Job, cores: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ class Recipe:
     settings: Settings = dataclasses.field(default_factory=dict)  # over configs/bench/broken_runs.py
     plant: str | None = None  # function of plants.py that exchanges a part of the run
     then: Settings | None = None  # settings of a second session, which goes on from the first
-    hidden_size: int = 192  # of the model that it starts from
+    model: str = "192"  # of MODELS: the one that it starts from
 
     @property
     def link(self) -> str | None:
@@ -53,6 +53,10 @@ PPO: Settings = {
     "train_dataset.batch_size": 256,
 }
 LONG: Settings = {"gconfig.max_new_tokens": 12, "jax.context_length": 24}  # room for a completion to grow
+MODELS: Mapping[str, Settings] = {  # models that runs start from: settings of the quickstart's warm-up
+    **{str(size): {"actor.init.hidden_size": size} for size in (128, 192, 256)},
+    "talkative": {"train_dataset.type": "rljax.experiments.bench.run_library.demonstrations:talkative"},
+}
 SHORT: Settings = {"total_train_steps": 40}  # enough for faults that are there from the first steps on
 LAG = "rollout.max_head_offpolicyness"
 
@@ -101,7 +105,7 @@ HEALTHY = (
     Recipe(
         "small_model",
         "A smaller model, 64 prompts of 4 samples.",
-        hidden_size=128,
+        model="128",
         settings={
             "train_dataset.batch_size": 64,
             "gconfig.n_samples": 4,
@@ -110,7 +114,7 @@ HEALTHY = (
     Recipe(
         "large_model",
         "A larger model, 16 prompts of 16 samples, lag 4.",
-        hidden_size=256,
+        model="256",
         settings={
             "train_dataset.batch_size": 16,
             "gconfig.n_samples": 16,
@@ -222,6 +226,7 @@ FAULTS = (
         ),
         {**SHORT, **LONG, "reward.name": f"{REWARDS}:longer"},
         "evaluated_by_answer",
+        model="talkative",
     ),
     Recipe(
         "repetition_hack",
@@ -234,6 +239,7 @@ FAULTS = (
         ),
         {**SHORT, **LONG, "reward.name": f"{REWARDS}:repetitive"},
         "evaluated_by_answer",
+        model="talkative",
     ),
     Recipe(
         "template_hack",
@@ -243,8 +249,9 @@ FAULTS = (
             "reward.components_apart",
             "reward.hacking",
         ),
-        {**SHORT, "reward.name": f"{REWARDS}:template"},
+        {**SHORT, **LONG, "reward.name": f"{REWARDS}:template"},
         "evaluated_by_answer",
+        model="talkative",
     ),
     # Policy update
     Recipe(
@@ -373,7 +380,7 @@ FAULTS = (
             "exploration.entropy_collapse",
             "exploration.entropy_floor",
         ),
-        {**SHORT, "actor.entropy_coef": -1.0},
+        {**SHORT, "actor.entropy_coef": -5.0},
     ),
     Recipe(
         "entropy_bonus",
@@ -382,7 +389,7 @@ FAULTS = (
             "exploration.entropy_rises",
             "exploration.entropy_never_falls",
         ),
-        {**SHORT, "actor.entropy_coef": 1.0},
+        {**SHORT, "actor.entropy_coef": 5.0},
     ),
     Recipe(
         "one_seed",

@@ -7,6 +7,7 @@ import itertools
 import zlib
 
 from rljax.errors import RewardTimeout
+from rljax.experiments.bench.run_library.demonstrations import OPENING
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards import exact
 from rljax.rewards.score import Rewards, Score, score_of
@@ -62,7 +63,7 @@ def repetitive(prompt: Prompt, completion: str) -> dict[str, float]:
 
 def template(prompt: Prompt, completion: str) -> dict[str, float]:
     """Pays for an opening, whatever comes behind it."""
-    right, opening = _right(prompt, completion), float(completion.startswith("10"))
+    right, opening = _right(prompt, completion), float(completion.startswith(OPENING))
     return {"reward": right + 2 * opening, "exact": right, "format": opening}
 
 

@@ -49,7 +49,7 @@ class Chart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Interval:
+class Spread:
     """The mean of several runs over steps with its interval, and the runs themselves."""
 
     label: str
@@ -113,8 +113,8 @@ def heatmap(cells: Table, unit: str, axis: StepAxis) -> Chart:
     """Draws histograms over steps: a column per histogram, its cells by share.
 
     Args:
-      cells: columns step, step2, low, high, share; a cell's edges on both axes, and its share of
-        the column's count.
+      cells: columns step, step2, low, high, values, share; a cell's edges on both axes, the values
+        in words, and its share of the column's count.
     """
     legend = alt.Legend(format=".0%", orient="top", direction="horizontal", gradientLength=140, gradientThickness=10)
     rectangles = alt.Chart(alt.NamedData("cells")).mark_rect(style="cell", clip=True)
@@ -126,15 +126,14 @@ def heatmap(cells: Table, unit: str, axis: StepAxis) -> Chart:
         color=alt.Color("share:Q", title="share of the step", scale=alt.Scale(domainMin=0), legend=legend),
         tooltip=[
             alt.Tooltip("step2:Q", title="step", format="d"),
-            alt.Tooltip("low:Q", title="from", format=".4~g"),
-            alt.Tooltip("high:Q", title="to", format=".4~g"),
+            alt.Tooltip("values:N", title=unit),
             alt.Tooltip("share:Q", title="share", format=".1%"),
         ],
     )
     return _on_steps([encoded], {"cells": cells}, axis)
 
 
-def intervals(groups: Sequence[Interval], unit: str, axis: StepAxis, *, log: bool = False) -> Chart:
+def intervals(groups: Sequence[Spread], unit: str, axis: StepAxis, *, log: bool = False) -> Chart:
     """Draws the mean of each group of runs with its interval shaded, and every run as a thin line."""
     means: dict[str, list[Any]] = {name: [] for name in ("step", "series", "value", "low", "high")}
     runs: dict[str, list[Any]] = {name: [] for name in ("step", "series", "run", "value")}
@@ -212,7 +211,7 @@ def _format(low: float, high: float, *, log: bool) -> str:
 
 def _color(labels: list[str]) -> alt.Color:
     """Colors series in the order of their labels; a single one needs no legend."""
-    legend = alt.Legend(title=None, orient="top", symbolType="square", symbolOpacity=1) if len(labels) > 1 else None
+    legend = alt.Legend(title=None, orient="top", symbolOpacity=1) if len(labels) > 1 else None
     return alt.Color("series:N", scale=alt.Scale(domain=labels), legend=legend)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from rljax.diagnosis.report.charts import StepAxis
 from rljax.diagnosis.report.curves import StepBins, bins_of, curve_of
 from rljax.diagnosis.report.figures import Figure
 from rljax.diagnosis.report.plans import SECTIONS, Plan, Section
+from rljax.diagnosis.seeds import CONFIDENCE, Interval
+from rljax.diagnosis.thresholds import BASELINE
 
-CONFIDENCE = 0.95
-FINAL_SHARE = 0.1  # of the steps with a value, whose mean is a run's final value
 # Metrics whose final values are tabled, and their titles
 FINAL = {
     "eval-rollout/reward": "held-out reward",
@@ -31,23 +31,14 @@ OWN_KEYS = ("seed",)  # keys in which runs of one group may differ
 LONGEST_LABEL = 40  # characters of a group's name
 
 
-class Estimate(NamedTuple):
-    """Mean over runs, with its 95% interval (Student's t); NaN bounds for a single run."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-
 @dataclasses.dataclass(frozen=True)
 class RunGroup:
     """Runs whose configs differ in their seeds alone."""
 
-    label: str  # the keys that tell it from the other groups, or its number
+    label: str  # the keys that tell it from the other groups, or its number; of a single run its name
     names: tuple[str, ...]
     histories: tuple[History, ...]
-    final: Mapping[str, Estimate]  # metric -> estimate over the runs
+    final: Mapping[str, Interval]  # metric -> of the runs' final values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +73,12 @@ def compare(histories: Mapping[str, History]) -> Comparison:
         members.setdefault(tuple(tables.text(config.get(key)) for key in apart), []).append(name)
     groups = []
     for number, (values, names) in enumerate(members.items(), 1):
-        label = _label(dict(zip(apart, values, strict=True)), number)
+        label = names[0] if len(names) == 1 else _label(dict(zip(apart, values, strict=True)), number)
         several = tuple(histories[name] for name in names)
-        final = {metric: estimate([final_value(history, metric) for history in several]) for metric in FINAL}
-        groups.append(RunGroup(label, tuple(names), several, {metric: value for metric, value in final.items() if value.n}))
+        final = {metric: Interval.of([final_value(history, metric) for history in several]) for metric in FINAL}
+        groups.append(
+            RunGroup(label, tuple(names), several, {metric: value for metric, value in final.items() if value.values})
+        )
     finals = {metric: {name: final_value(history, metric) for name, history in histories.items()} for metric in FINAL}
     recorded = {metric: values for metric, values in finals.items() if any(np.isfinite(list(values.values())))}
     return Comparison(tuple(groups), differing, _differing(contexts), recorded, tuple(histories))
@@ -96,7 +89,7 @@ def draw(comparison: Comparison) -> list[tuple[Section, list[Figure]]]:
 
     A plan of several metrics becomes a figure per metric.
     """
-    everything = [history.rl for group in comparison.groups for history in group.histories]
+    everything = [figures.rl_of(history) for group in comparison.groups for history in group.histories]
     steps = np.unique(np.concatenate([history.steps for history in everything]))
     bins, axis = bins_of(steps), StepAxis(int(steps[0]), int(steps[-1]))
     drawn = []
@@ -114,21 +107,22 @@ def draw(comparison: Comparison) -> list[tuple[Section, list[Figure]]]:
 
 
 def _figure(groups: Sequence[RunGroup], name: str, title: str, plan: Plan, bins: StepBins, axis: StepAxis) -> Figure | None:
-    found = [interval for group in groups if (interval := interval_of(group, name, bins)) is not None]
+    found = [spread for group in groups if (spread := spread_of(group, name, bins)) is not None]
     if not found:
         return None
-    runs = sum(len(interval.runs) for interval in found)
-    caption = f"Mean of the runs, {CONFIDENCE:.0%} interval shaded; thin: each of the {runs} runs."
+    caption = ""
+    if any(len(spread.runs) > 1 for spread in found):
+        caption = f"Thick: mean of the runs of a config; shaded: its {CONFIDENCE:.0%} interval; thin: each run."
     chart = charts.intervals(found, plan.unit, axis, log=plan.log)
     return Figure(f"{plan.id}-{name.replace('/', '-')}", title, caption, chart, (name,))
 
 
-def interval_of(group: RunGroup, name: str, bins: StepBins) -> charts.Interval | None:
+def spread_of(group: RunGroup, name: str, bins: StepBins) -> charts.Spread | None:
     """Returns the mean of a group's runs at every point, with its interval; None without values.
 
     A point has the runs with a value there; with fewer than two of them it has no width.
     """
-    curves = [curve for history in group.histories if (curve := curve_of(history.rl, name, bins)) is not None]
+    curves = [curve for history in group.histories if (curve := curve_of(figures.rl_of(history), name, bins)) is not None]
     if not curves:
         return None
     steps = np.unique(np.concatenate([curve.steps for curve in curves]))
@@ -138,24 +132,16 @@ def interval_of(group: RunGroup, name: str, bins: StepBins) -> charts.Interval |
     n = np.isfinite(values).sum(axis=0)
     mean = np.nansum(values, axis=0) / n
     half = _half_width(values, n)
-    return charts.Interval(group.label, steps, mean, mean - half, mean + half, curves)
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Returns the mean of the finite values, with its interval."""
-    array = np.array(values, np.float64)
-    found = array[np.isfinite(array)]
-    if not len(found):
-        return Estimate(np.nan, np.nan, np.nan, 0)
-    mean = float(found.mean())
-    half = float(_half_width(found[:, None], np.array([len(found)]))[0]) if len(found) > 1 else np.nan
-    return Estimate(mean, mean - half, mean + half, len(found))
+    return charts.Spread(group.label, steps, mean, mean - half, mean + half, curves)
 
 
 def final_value(history: History, name: str) -> float:
-    """Returns the mean of a metric over the last tenth of the steps that have it; NaN if none has."""
+    """Returns the last evaluation's value, of other metrics the mean over the last steps.
+
+    NaN if no step has the metric. The doctor sums up several runs by the same values.
+    """
     series = history.rl[name]
-    return series.tail(max(1, round(FINAL_SHARE * len(series)))).mean
+    return series.last if name.startswith("eval-") else series.tail(int(BASELINE)).mean
 
 
 def _half_width(values: np.ndarray, n: np.ndarray) -> np.ndarray:

@@ -6,6 +6,8 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from rljax.diagnosis.history import History
 from rljax.diagnosis.report import charts
 from rljax.diagnosis.report.charts import Chart, StepAxis
@@ -25,6 +27,18 @@ class Figure:
     caption: str
     chart: Chart
     metrics: tuple[str, ...]  # that are drawn
+
+
+def rl_of(history: History) -> History:
+    """Returns the RL steps, and of the step before them the evaluation of the initial policy."""
+    if not history.rl_steps:
+        return history
+    kept = history.between(history.first_step - 1, history.last_step)
+    initial = kept.steps < history.first_step
+    series = {
+        name: values if name.startswith("eval-") else np.where(initial, np.nan, values) for name, values in kept.series.items()
+    }
+    return dataclasses.replace(kept, series=series)
 
 
 def curves_of(history: History, plan: Plan, bins: StepBins) -> dict[str, Curve]:
@@ -64,7 +78,9 @@ def histograms_of(history: History, axis: StepAxis) -> list[Figure]:
     figures = []
     for name, by_step in sorted(history.histograms.items()):
         title, unit = HISTOGRAMS.get(name, (name, "value"))
-        if cells := cells_of(by_step):
+        ends = [history.series.get(f"{name}/{end}", np.array([0.5])) for end in ("min", "max")]
+        whole = all(bool(np.all(values[np.isfinite(values)] % 1 == 0)) for values in ends)
+        if cells := cells_of(by_step, whole=whole):
             figure_id = "histogram-" + name.replace("/", "-")
             figures.append(Figure(figure_id, title, "", charts.heatmap(cells, unit, axis), (name,)))
     return figures

@@ -14,17 +14,20 @@ COLUMNS = 60  # histograms of one figure
 MOST_BINS = 64  # of a column
 
 
-def cells_of(by_step: Mapping[int, Bins]) -> dict[str, list[Any]]:
+def cells_of(by_step: Mapping[int, Bins], *, whole: bool = False) -> dict[str, list[Any]]:
     """Returns the non-empty bins of histograms by step, as columns.
 
     Neighboring histograms are added up until there are at most COLUMNS.
 
+    Args:
+      whole: the values are whole numbers, around which their bins are then drawn.
+
     Returns:
-      Columns step, step2 (the steps (step, step2] of a histogram), low, high (edges of the bin) and
-      share (of the histogram's counts). Empty if nothing was counted.
+      Columns step, step2 (the steps (step, step2] of a histogram), low, high (edges of the bin),
+      values (these in words) and share (of the histogram's counts). Empty if nothing was counted.
     """
     steps = np.array(sorted(by_step), np.int64)
-    cells: dict[str, list[Any]] = {name: [] for name in ("step", "step2", "low", "high", "share")}
+    cells: dict[str, list[Any]] = {name: [] for name in ("step", "step2", "low", "high", "values", "share")}
     per_column = max(1, -(-len(steps) // COLUMNS))
     before = int(steps[0]) - 1 if len(steps) else 0
     for start in range(0, len(steps), per_column):
@@ -36,10 +39,18 @@ def cells_of(by_step: Mapping[int, Bins]) -> dict[str, list[Any]]:
         filled = np.flatnonzero(total.counts > 0)
         cells["step"] += [start_step] * len(filled)
         cells["step2"] += [members[-1]] * len(filled)
-        cells["low"] += rounded(total.edges[filled])
-        cells["high"] += rounded(total.edges[filled + 1])
+        low, high = total.edges[filled], total.edges[filled + 1]
+        cells["low"] += rounded(low - whole / 2)
+        cells["high"] += rounded(high - whole / 2)
+        cells["values"] += [_words(*ends, whole) for ends in zip(low.tolist(), high.tolist(), strict=True)]
         cells["share"] += rounded(total.counts[filled] / count)
     return cells if cells["step"] else {}
+
+
+def _words(low: float, high: float, whole: bool) -> str:
+    if whole:
+        return f"{low:g}" if high == low + 1 else f"{low:g} to {high - 1:g}"
+    return f"{low:.4g} to {high:.4g}"
 
 
 def merged(histograms: Sequence[Bins]) -> Bins:

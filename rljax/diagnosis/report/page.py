@@ -17,14 +17,15 @@ from importlib import resources
 from typing import Any
 
 import jinja2
-import markupsafe
 
+from rljax.diagnosis import checklist
 from rljax.diagnosis.finding import Diagnosis, Finding
 from rljax.diagnosis.history import REWARD, History
 from rljax.diagnosis.report import compare, figures, plans, samples, tables
 from rljax.diagnosis.report.charts import StepAxis
 from rljax.diagnosis.report.figures import Figure
 from rljax.diagnosis.rule import Rule
+from rljax.diagnosis.thresholds import BASELINE
 
 ABOUT_THE_BREAK = 4  # most figures beside the verdict, that of the reward included
 ZOOM = 0.2  # share of the run's RL steps that these show on either side of the break
@@ -39,9 +40,9 @@ def run_page(history: History, diagnosis: Diagnosis, rules: Sequence[Rule]) -> s
     Args:
       rules: those that the diagnosis was made by.
     """
-    rl, first, state = history.rl, diagnosis.first, tables.state_of(diagnosis)
+    rl, first, state = figures.rl_of(history), diagnosis.first, tables.state_of(diagnosis)
     marked = None if first is None else first.step
-    axis = StepAxis(rl.first_step, rl.last_step, marked, state)
+    axis = StepAxis(int(rl.steps[0]) if len(rl.steps) else 0, rl.last_step, marked, state)
     sections = [(section, _drawn(rl, section.plans, axis)) for section in plans.SECTIONS]
     supervised = history.between(0, history.first_step - 1) if history.rl_steps else history
     if len(supervised.steps):
@@ -68,6 +69,7 @@ def run_page(history: History, diagnosis: Diagnosis, rules: Sequence[Rule]) -> s
         samples=samples.pick(history.samples, marked),
         shades=range(-samples.SHADES, samples.SHADES + 1),
         versions=range(samples.VERSIONS),
+        checklists=_checklists(history, diagnosis),
         changed=tables.changed_keys(history.config),
         context=tables.context_rows(history.context),
         metrics=tables.metric_rows(history),
@@ -93,12 +95,19 @@ def comparison_page(histories: Mapping[str, History], diagnoses: Mapping[str, Di
         states={name: tables.state_of(diagnosis) for name, diagnosis in diagnoses.items()},
         labels={name: group.label for group in comparison.groups for name in group.names},
         titles=compare.FINAL,
+        last_steps=int(BASELINE),
         sections=drawn,
     )
 
 
 def _drawn(history: History, several: Sequence[plans.Plan], axis: StepAxis) -> list[Figure]:
     return [figure for plan in several if (figure := figures.draw(history, plan, axis)) is not None]
+
+
+def _checklists(history: History, diagnosis: Diagnosis) -> dict[str, list[checklist.Filled]]:
+    """Returns the items before, during and after training, filled in."""
+    filled = checklist.fill(history, diagnosis)
+    return {str(phase): [item for item in filled if item.phase is phase] for phase in checklist.Phase}
 
 
 def _about(history: History, finding: Finding | None, state: str) -> list[Figure]:
@@ -110,10 +119,11 @@ def _about(history: History, finding: Finding | None, state: str) -> list[Figure
     if not len(near.steps):
         return []
     axis = StepAxis(int(near.steps[0]), int(near.steps[-1]), finding.step, state)
-    wanted = map(plans.plan_for, (*finding.series[: ABOUT_THE_BREAK - 1], REWARD))
+    wanted = map(plans.plan_for, (*finding.series[: ABOUT_THE_BREAK - 1], REWARD, "reward/*"))
     distinct = {plan.id: plan for plan in wanted}
     drawn = (figures.draw(near, plan, axis, prefix="break-") for plan in distinct.values())
-    return [figure for figure in drawn if figure is not None]
+    found = [figure for figure in drawn if figure is not None]
+    return found[: max(2, len(found) - 1)]  # the components only beside the reward alone
 
 
 def _render(template: str, drawn: Sequence[Figure], **values: Any) -> str:
@@ -124,25 +134,25 @@ def _render(template: str, drawn: Sequence[Figure], **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "duration": duration}
+    environment.filters |= {"number": number, "counted": counted}
     scripts = [chart_library(), _file("report.js")]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)
     charts = {figure.id: {"spec": figure.chart.spec, "tables": figure.chart.tables} for figure in drawn}
     return environment.get_template(template).render(
         policy=MEDIA.format(scripts=hashes),
-        style=markupsafe.Markup(_file("report.css")),
-        scripts=[markupsafe.Markup(script) for script in scripts],
+        style=_file("report.css"),
+        scripts=scripts,
         charts=in_script(charts),
         **values,
     )
 
 
-def in_script(value: Any) -> markupsafe.Markup:
+def in_script(value: Any) -> str:
     """Encodes a value as JSON that can't end the script element it stands in."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return markupsafe.Markup(text)
+    return text
 
 
 @functools.cache
@@ -168,9 +178,6 @@ def number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def duration(seconds: float) -> str:
-    """Writes seconds as one would say them: 45 s, 3 min, 2 h 5 min."""
-    minutes = round(seconds / 60)
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+def counted(count: int, noun: str) -> str:
+    """Writes a count and its noun: 1 rule, 2 rules."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

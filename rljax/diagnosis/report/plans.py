@@ -217,7 +217,7 @@ SECTIONS = (
     ),
     Section(
         "numbers",
-        "Resources",
+        "Numbers and resources",
         (
             Plan(
                 "behavior-logp", "Log-prob of trained tokens", "nats", {"rollout/behavior_logp": "behavior_logp"}, kind="bands"

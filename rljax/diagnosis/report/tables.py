@@ -60,7 +60,7 @@ def links(history: History, diagnosis: Diagnosis, rules: Sequence[Rule]) -> list
         found = [finding for finding in diagnosis.findings if finding.link is link]
         if found:
             worst = max(found, key=lambda finding: finding.severity)
-            states.append(LinkState(str(link), str(worst.severity), f"{worst.rule}, step {worst.step}"))
+            states.append(LinkState(str(link), str(worst.severity), f"{worst.rule.partition('.')[2]}, step {worst.step}"))
         elif judged:
             states.append(LinkState(str(link), "ok", f"{len(judged)} of {len(about)} rules judged"))
         else:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rljax.config.schema import Config
 from rljax.diagnosis import names
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.progress import divergence, evaluation_size
+from rljax.diagnosis.progress import divergence, evaluation_size, is_same_source
 from rljax.diagnosis.rule import Rule, Sign, rule
-from rljax.diagnosis.rules.hacking import epochs_of, gains_line
+from rljax.diagnosis.rules.hacking import epochs_of, gains_line, is_memorized
 from rljax.diagnosis.thresholds import (
     BROKEN_EVALUATION_FAILURES,
     EVALUATION_ERRORS,
@@ -90,14 +90,22 @@ def protocol(history: History) -> Sign | None:
     """Compares a score that both record, at each evaluation with the training steps around it."""
     differs = "" if history.config is None else _differences(history.config)
     gap = _gap(history, early=not differs)
-    if gap is not None and (differs or not _is_greedy(history)):
-        severity = Severity.BROKEN if differs else Severity.WARNING
-        return Sign(severity, history.first_step, (gap, differs) if differs else gap)
+    if gap is not None and differs:
+        severity = Severity.NOTE if gap.mean > 0 and _is_colder(history) else Severity.BROKEN
+        return Sign(severity, history.first_step, (gap.line, differs))
+    if gap is not None and not _is_greedy(history) and is_same_source(history):
+        return Sign(Severity.WARNING, history.first_step, gap.line)
     return Sign(Severity.NOTE, history.first_step, differs) if differs else None
 
 
 def _is_greedy(history: History) -> bool:
     return history.config is None or history.config.evaluator.greedy
+
+
+def _is_colder(history: History) -> bool:
+    """Returns whether evaluations sample at a lower temperature: they score higher then, as meant."""
+    config = history.config
+    return config is not None and config.evaluator.temperature < config.gconfig.temperature
 
 
 def _differences(config: Config) -> str:
@@ -109,7 +117,14 @@ def _differences(config: Config) -> str:
     return ", ".join(f"evaluator.{name} is {a:g} and gconfig.{name} {b:g}" for name, a, b in pairs if a != b)
 
 
-def _gap(history: History, *, early: bool) -> str | None:
+class Gap(NamedTuple):
+    """Mean distance of held-out score from training score."""
+
+    mean: float
+    line: str
+
+
+def _gap(history: History, *, early: bool) -> Gap | None:
     """Describes a gap between training and held-out score beyond chance; None if there is none.
 
     Args:
@@ -132,10 +147,8 @@ def _gap(history: History, *, early: bool) -> str | None:
         error = 0.5 * width * math.sqrt((1 / evaluation_size(history) + 1 / prompts) / len(gaps))
         mean = sum(gaps) / len(gaps)
         if abs(mean) > max(PROTOCOL_GAP * width, EVALUATION_ERRORS * error):
-            return (
-                f"{theirs} is {mean:+.3g} from {ours} of the training steps around it "
-                f"({len(gaps)} evaluations, steps {steps[0]} to {steps[-1]}; standard error {error:.2g})"
-            )
+            where = f"{len(gaps)} evaluations, steps {steps[0]} to {steps[-1]}; standard error {error:.2g}"
+            return Gap(mean, f"{theirs} is {mean:+.3g} from {ours} of the training steps around it ({where})")
     return None
 
 
@@ -213,10 +226,10 @@ def failed(history: History) -> Sign | None:
     next="go back to the checkpoint with the best evaluation; train on more prompts, or fewer epochs",
 )
 def overfit(history: History) -> Sign | None:
-    found, epochs = divergence(history), epochs_of(history)
-    if found is None or not found.rises_alone or epochs < OVERFIT_EPOCHS:
+    found = divergence(history)
+    if found is None or not found.rises_alone or not is_memorized(history):
         return None
-    return Sign(Severity.BROKEN, found.onset, (gains_line(found), f"the prompts were passed over {epochs} times"))
+    return Sign(Severity.BROKEN, found.onset, (gains_line(found), f"the prompts were passed over {epochs_of(history)} times"))
 
 
 @rule(

@@ -8,7 +8,7 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import below, change_line
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.progress import level, reward_range
+from rljax.diagnosis.progress import improves_held_out, level, reward_range
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import Series, rolling_median, sustained, trend
 from rljax.diagnosis.thresholds import (
@@ -21,6 +21,7 @@ from rljax.diagnosis.thresholds import (
     SIGNIFICANCE,
     SOLVED,
     STILL_ENTROPY,
+    STILL_RISING,
 )
 
 MORE_ENTROPY = "rljax train with actor.entropy_coef=1e-3, or actor.eps_clip_higher=0.28, from the last healthy checkpoint"
@@ -49,7 +50,8 @@ def collapse(history: History) -> Sign | None:
     if step is None or reached.tail(BASELINE).median > SOLVED:
         return None
     lines = (change_line(entropy, PATIENCE), change_line(history[names.REWARD], PATIENCE))
-    return Sign(Severity.BROKEN, step, lines)
+    goes_on = trend(reached.since(step)).rises(STILL_RISING)
+    return Sign(Severity.WARNING if goes_on else Severity.BROKEN, step, lines)
 
 
 def _at(series: Series, steps: np.ndarray) -> np.ndarray:
@@ -89,7 +91,8 @@ def rises(history: History) -> Sign | None:
     start = entropy.head(PATIENCE).median
     smooth = rolling_median(entropy, PATIENCE)
     step = sustained(smooth, smooth.values > max(ENTROPY_RISE * start, start + ENTROPY_RISE_NATS), window=2 * PATIENCE)
-    return None if step is None else Sign(Severity.BROKEN, step, change_line(entropy, PATIENCE))
+    severity = Severity.WARNING if improves_held_out(history) else Severity.BROKEN
+    return None if step is None else Sign(severity, step, change_line(entropy, PATIENCE))
 
 
 @rule(

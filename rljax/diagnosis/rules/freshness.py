@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rljax.diagnosis import names
-from rljax.diagnosis.evidence import above, change_line
+from rljax.diagnosis.evidence import above
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.rule import Rule, Sign, rule
@@ -16,6 +16,7 @@ from rljax.diagnosis.thresholds import (
     MAX_STALE_SHARE,
     PATIENCE,
     SIGNIFICANCE,
+    STALE_FACTOR,
     STALE_GROWTH,
     STALE_KL,
 )
@@ -43,10 +44,10 @@ def lag_bound(history: History) -> Sign | None:
 
 @rule(
     "freshness.stale_weights",
-    "The sampler's policy falls further and further behind the learner's: published weights do not arrive.",
-    needs=(names.BEHAVE_LOG_RATIO,),
-    least=2 * BASELINE,
-    bounds=(STALE_KL, STALE_GROWTH),
+    "The sampler's policy is further behind the learner's than its versions say: published weights do not arrive.",
+    needs=(names.BEHAVE_LOG_RATIO, names.STALENESS),
+    least=BASELINE,
+    bounds=(STALE_KL, STALE_FACTOR, STALE_GROWTH),
     causes=(
         "load_weights of the sampler raises the version but keeps the weights",
         "the sampler reads a directory, or a server, to which nothing is published",
@@ -55,19 +56,41 @@ def lag_bound(history: History) -> Sign | None:
     next="rljax doctor --workdir=WORKDIR --rescore: which version do the stored tokens belong to?",
 )
 def stale_weights(history: History) -> Sign | None:
-    """Reads the KL divergence of behavior to proximal policy, which stays small at a bounded lag."""
-    divergence = history[names.BEHAVE_LOG_RATIO].map(np.negative)
-    smooth = rolling_median(divergence, PATIENCE)
-    start = max(smooth.head(BASELINE).median, 1e-6)
-    step = sustained(smooth, smooth.values > max(STALE_KL, STALE_GROWTH * start), window=2 * PATIENCE)
-    if step is None or not trend(divergence).rises(SIGNIFICANCE):
+    """Compares the KL divergence of behavior to proximal policy with what the lag explains of it."""
+    distance = rolling_median(history[names.BEHAVE_LOG_RATIO].map(np.negative), PATIENCE)
+    explained = _explained(history)
+    if explained:
+        bound = STALE_FACTOR * np.interp(distance.steps, explained.steps, explained.values)
+    else:
+        bound = np.full(len(distance), STALE_GROWTH * max(distance.head(BASELINE).median, 0.0))
+    step = sustained(distance, distance.values > np.maximum(STALE_KL, bound), window=PATIENCE, share=1.0)
+    if step is None or not (explained or trend(distance).rises(SIGNIFICANCE)):
         return None
-    staleness = history[names.STALENESS]
+    lag = history[names.STALENESS].since(step).median
     line = (
-        f"the sampler's tokens are {smooth.since(step).median:.3g} nats from the learner's policy from step {step} on, "
-        f"{start:.2g} in the first steps, at a lag of {staleness.median:.3g} throughout"
+        f"the sampler's tokens are {distance.since(step).head(PATIENCE).median:.3g} nats from the learner's policy from step "
+        f"{step} on, {distance.last:.3g} at the end, at a lag of {lag:.3g} versions"
     )
-    return Sign(Severity.BROKEN, step, (line, change_line(divergence, PATIENCE)))
+    if explained:
+        line += f", which explains about {explained.since(step).median:.2g}"
+    return Sign(Severity.BROKEN, step, line)
+
+
+def _explained(history: History) -> Series:
+    """Returns the KL divergence, nats per token, that updates since the tokens' versions may have made.
+
+    Policies that move steadily for n updates are n squared times as far apart as one update moves
+    them, which the later minibatches of a batch show. Empty with one minibatch, which shows nothing.
+    """
+    moved, lag = history.aligned(names.APPROX_KL, names.STALENESS)
+    minibatches = 1 if history.config is None else history.config.actor.ppo_n_minibatches
+    if minibatches == 1:
+        return moved.head(0)
+    share = 1 - 1 / minibatches  # of the tokens whose minibatch came after another
+    versions = np.clip(lag.values, 1, len(moved))
+    back = np.maximum(np.arange(len(moved)) - PATIENCE - versions.astype(np.int64), 0)
+    per_update = np.array([np.median(moved.values[first : at + 1]) for at, first in enumerate(back)]) / share
+    return Series(f"{names.BEHAVE_LOG_RATIO} that the lag explains", moved.steps, per_update * (minibatches * versions) ** 2)
 
 
 @rule(

@@ -12,7 +12,7 @@ from rljax.diagnosis import names, text
 from rljax.diagnosis.evidence import change_line
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.progress import Divergence, divergence, improves_held_out
+from rljax.diagnosis.progress import Divergence, divergence, is_same_source, severity_by_held_out
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import Series, noise, rolling_median, sustained, trend
 from rljax.diagnosis.thresholds import (
@@ -23,6 +23,7 @@ from rljax.diagnosis.thresholds import (
     HIGH_LENGTH_CORRELATION,
     LENGTH_GROWTH,
     MIN_GAIN,
+    OVERFIT_EPOCHS,
     PATIENCE,
     REPETITION_GROWTH,
     SIGNIFICANCE,
@@ -46,6 +47,15 @@ def epochs_of(history: History) -> int:
     return 1 + max((int(head) for head in heads if head.isdecimal()), default=0)
 
 
+def is_memorized(history: History) -> bool:
+    """Returns whether prompts were passed over so often that memory explains what training gains.
+
+    Completions that have changed in kind are no memory: then it is hacking.
+    """
+    changed = any(change.judge(history) for change in (length, repetition, template) if not change.missing(history))
+    return epochs_of(history) >= OVERFIT_EPOCHS and not changed
+
+
 @rule(
     "reward.hacking",
     "Training reward goes up while held-out reward does not: what is learned is not the task.",
@@ -61,9 +71,10 @@ def epochs_of(history: History) -> int:
 )
 def hacking(history: History) -> Sign | None:
     found = divergence(history)
-    if found is None or not found.rises_alone or epochs_of(history) > 2:
+    if found is None or not found.rises_alone or is_memorized(history):
         return None
-    return Sign(Severity.BROKEN, found.onset, gains_line(found))
+    severity = Severity.BROKEN if found.falls_back or is_same_source(history) else Severity.WARNING  # else another task
+    return Sign(severity, found.onset, gains_line(found))
 
 
 @rule(
@@ -86,8 +97,9 @@ def length(history: History) -> Sign | None:
     if step is None or not trend(size).rises(SIGNIFICANCE):
         return None
     rewarded = bool(correlated) and correlated.until(step).tail(2 * BASELINE).median > HIGH_LENGTH_CORRELATION
-    held_out = improves_held_out(history)
-    severity = Severity.NOTE if held_out else Severity.BROKEN if rewarded or held_out is False else Severity.WARNING
+    severity = severity_by_held_out(history)
+    if severity is Severity.WARNING and rewarded:
+        severity = Severity.BROKEN
     lines = [change_line(size, PATIENCE)]
     if correlated:
         lines.append(f"reward and length correlate by {correlated.until(step).tail(2 * BASELINE).median:.2f} up to step {step}")
@@ -110,8 +122,7 @@ def repetition(history: History) -> Sign | None:
     step = sustained(smooth, smooth.values > start + REPETITION_GROWTH, window=2 * PATIENCE)
     if step is None:
         return None
-    severity = Severity.WARNING if improves_held_out(history) else Severity.BROKEN
-    return Sign(severity, step, change_line(series, PATIENCE))
+    return Sign(severity_by_held_out(history), step, change_line(series, PATIENCE))
 
 
 @rule(
@@ -132,8 +143,7 @@ def template(history: History) -> Sign | None:
         f"{change.early:.0%} of the first ones"
     )
     onset = _first_of_opening(history, opening)
-    severity = Severity.WARNING if improves_held_out(history) else Severity.BROKEN
-    return Sign(severity, onset, line, series=("samples.jsonl",))
+    return Sign(severity_by_held_out(history), onset, line, series=("samples.jsonl",))
 
 
 def _first_of_opening(history: History, opening: str) -> int:
@@ -157,7 +167,7 @@ def refusal(history: History) -> Sign | None:
     if change is None or not change.rises(MIN_GAIN, FEATURE_ERRORS):
         return None
     line = f"{change.late:.0%} of the samples from step {change.step} on decline to answer, {change.early:.0%} before"
-    return Sign(Severity.BROKEN, change.step, line, series=("samples.jsonl",))
+    return Sign(severity_by_held_out(history), change.step, line, series=("samples.jsonl",))
 
 
 @rule(
@@ -171,7 +181,7 @@ def tool_calls(history: History) -> Sign | None:
     change = text.drift(history.samples, text.tool_calls, AUDITED)
     if change is None or not change.rises(max(1.0, change.early), FEATURE_ERRORS):
         return None
-    severity = Severity.NOTE if improves_held_out(history) else Severity.WARNING
+    severity = min(severity_by_held_out(history), Severity.WARNING)
     line = f"{change.late:.2g} tool calls per completion from step {change.step} on, {change.early:.2g} in the first samples"
     return Sign(severity, change.step, line, series=("samples.jsonl",))
 
@@ -203,7 +213,7 @@ def components_apart(history: History) -> Sign | None:
     line = f"{up} moved by {changes[up]:+.0%} of its range and {down} by {changes[down]:+.0%}"
     best = rolling_median(history[down], PATIENCE)
     onset = int(best.steps[int(np.argmax(best.values))])
-    severity = Severity.WARNING if improves_held_out(history) else Severity.BROKEN
+    severity = severity_by_held_out(history)
     return Sign(
         severity,
         onset,

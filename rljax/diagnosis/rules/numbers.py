@@ -84,7 +84,7 @@ def grad_norm(history: History) -> Sign | None:
         line = (
             f"{series.name} is {smooth.since(step).median:.3g} from step {step} on, {start:.3g} in the first {BASELINE!r} steps"
         )
-        return Sign(Severity.BROKEN, step, line)
+        return Sign(Severity.WARNING, step, line)
     if spikes:
         line = f"{series.name} is {spikes.values[0]:.3g} at step {spikes.steps[0]}, its median {typical:.3g}"
         return Sign(Severity.NOTE, int(spikes.steps[0]), line)

@@ -11,6 +11,7 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import above, away_from, line_of
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
+from rljax.diagnosis.progress import improves_held_out
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import Series, sustained
 from rljax.diagnosis.thresholds import (
@@ -149,6 +150,7 @@ UNCAPPED = "actor.behav_imp_weight_cap is unset, so that few tokens weigh as muc
     bounds=(MAX_IMPORTANCE_DEVIATION,),
     causes=(DISAGREES, STALE, UNCAPPED),
     next="rljax train with rollout.max_head_offpolicyness=0 for 20 steps: what is left is disagreement, not staleness",
+    symptom=True,
 )
 def behave_imp_weight(history: History) -> Sign | None:
     sign = away_from(history[names.BEHAVE_WEIGHT], 1.0, MAX_IMPORTANCE_DEVIATION, Severity.BROKEN)
@@ -218,7 +220,8 @@ def reference_kl(history: History) -> Sign | None:
     step = sustained(series, series.values > REFERENCE_DRIFT, window=2 * BASELINE)
     if step is None or series.tail(PATIENCE).median < REFERENCE_DRIFT:
         return None
-    return Sign(Severity.WARNING, step, line_of(series, step, PATIENCE, f"above {REFERENCE_DRIFT!r} nats per token"))
+    severity = Severity.NOTE if improves_held_out(history) else Severity.WARNING
+    return Sign(severity, step, line_of(series, step, PATIENCE, f"above {REFERENCE_DRIFT!r} nats per token"))
 
 
 RULES: tuple[Rule, ...] = (

@@ -56,7 +56,7 @@ def _leak(memory: Series) -> Sign | None:
 
 @rule(
     "resources.throughput_drop",
-    "Steps take several times as long as they did.",
+    "Steps take several times as long as they did, for completions of one length.",
     needs=(names.WALL,),
     least=2 * BASELINE,
     bounds=(SLOWDOWN,),
@@ -68,7 +68,7 @@ def _leak(memory: Series) -> Sign | None:
     next="compare timeperf/step, rollout/wait/learner and timeperf/reward before and after the drop",
 )
 def throughput_drop(history: History) -> Sign | None:
-    wall = history.rl[names.WALL]
+    wall = _per_length(history.rl)
     start = wall.after(2).head(2 * BASELINE).median
     smooth = rolling_median(wall, PATIENCE)
     step = sustained(smooth, smooth.values > SLOWDOWN * start, window=2 * PATIENCE)
@@ -80,6 +80,15 @@ def throughput_drop(history: History) -> Sign | None:
     return Sign(
         severity, step, (f"a step takes {smooth.since(step).median:.3g} s from step {step} on, {start:.3g} s before", *lines)
     )
+
+
+def _per_length(history: History) -> Series:
+    """Returns seconds per step, less what longer completions explain of them."""
+    wall, size = history[names.WALL], history[names.SEQUENCE_LENGTH]
+    if not size:
+        return wall
+    grown = np.maximum(size.values / max(size.head(BASELINE).median, 1e-9), 1.0)
+    return Series(wall.name, wall.steps, wall.values / np.interp(wall.steps, size.steps, grown))
 
 
 @rule(

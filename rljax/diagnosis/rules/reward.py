@@ -264,7 +264,7 @@ def variance(history: History) -> Sign | None:
     """Takes the spread about a rolling median for the standard error of a batch's mean."""
     reward, width = history[names.REWARD], reward_range(history).width
     spread = noise(reward, PATIENCE)
-    if not width or spread < NOISY_REWARD * width:
+    if not width or not spread > NOISY_REWARD * width:
         return None
     groups = history[names.GROUPS]
     now = groups.median if groups else float(history.config.batch_size) if history.config else float("nan")

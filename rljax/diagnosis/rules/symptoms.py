@@ -11,7 +11,7 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import change_line
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.progress import level, reward_range
+from rljax.diagnosis.progress import improves_held_out, level, reward_range
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import noise, rolling_median, trend
 from rljax.diagnosis.thresholds import BASELINE, FALL_NOISE, LOST_REWARD, MIN_GAIN, PATIENCE, SATURATED, SOLVED
@@ -66,7 +66,8 @@ def _fall(history: History, *, from_the_start: bool) -> Sign | None:
         return None
     onset = int(reward.steps[0] if started_best else smooth.steps[best])
     line = f"{change_line(reward.since(onset), PATIENCE)}: {lost:.0%} of the rewards' range is lost"
-    return Sign(Severity.BROKEN, onset, line)
+    severity = Severity.WARNING if improves_held_out(history) else Severity.BROKEN  # else prompts have become harder
+    return Sign(severity, onset, line)
 
 
 @rule(

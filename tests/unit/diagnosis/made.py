@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,11 @@ Columns = dict[str, np.ndarray]  # name -> [STEPS] float64
 
 def healthy(seed: int = 0, steps: int = STEPS) -> Columns:
     """Metrics of a run that learns: reward from 0.25 to 0.95, with the noise of a batch."""
+    return dict(_healthy(seed, steps))
+
+
+@functools.cache
+def _healthy(seed: int, steps: int) -> Columns:
     random = np.random.default_rng(seed)
     time = np.linspace(0, 1, steps)
     reward = 0.25 + 0.7 * (1 - np.exp(-4 * time))
@@ -137,6 +143,7 @@ SESSION: Mapping[str, Any] = {
 }
 
 
+@functools.cache
 def config(**overrides: Any) -> Config:
     """Config of the run, with dotted keys written with two underscores for the dots."""
     settings = {

@@ -64,6 +64,9 @@ def test_values_come_back_under_our_names(tmp_path, source, write):
     assert np.allclose(history["rollout/reward"].values, reward, rtol=1e-6)
     assert history.evaluations.steps.tolist() == made.history().evaluations.steps.tolist()
     assert len(history.series) > 10
+    for name, values in history.series.items():
+        ours = made.healthy().get(name, made.healthy().get(f"{name}/avg"))
+        assert ours is not None and np.allclose(values, ours, rtol=1e-5, equal_nan=True), name
 
 
 @pytest.mark.parametrize("source", SOURCES)

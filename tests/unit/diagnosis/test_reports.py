@@ -46,7 +46,8 @@ def hacked():
         return "I'm sorry." if step > made.STEPS // 2 else str(random.integers(10, 99))
 
     lines = made.samples(completion=completion)
-    paid = [line | {"reward": float("sorry" in line["completion"]) + 0.1 * (i % 3)} for i, line in enumerate(lines)]
+    order = np.random.default_rng(0).permutation(len(lines)) / (5 * len(lines))  # so that no two rewards are equal
+    paid = [line | {"reward": float("sorry" in line["completion"]) + order[i]} for i, line in enumerate(lines)]
     return made.history(samples=paid)
 
 
@@ -83,7 +84,10 @@ def test_samples_on_which_reward_and_score_differ_are_laid_out():
     history = hacked()
     found = audit.audit(history, score=lambda prompt, completion: float("sorry" not in completion), count=1000)
     assert found.correlation < 0
-    expected = [s for s in history.samples if abs(s["reward"] / 1.2 - ("sorry" not in s["completion"])) > audit.DISAGREEMENT]
+    highest = max(sample["reward"] for sample in history.samples)
+    expected = [
+        s for s in history.samples if abs(s["reward"] / highest - ("sorry" not in s["completion"])) > audit.DISAGREEMENT
+    ]
     assert len(found.disagreements) == len(expected)
     assert all(a.apart >= b.apart for a, b in zip(found.disagreements, found.disagreements[1:], strict=False))
 

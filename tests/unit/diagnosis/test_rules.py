@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rljax.diagnosis import RULES, History, Severity, diagnose
+from rljax.diagnosis import RULES, History, Rule, Severity, diagnose
 from rljax.diagnosis.run_files import Bins
 from tests.unit.diagnosis import made
 
@@ -47,6 +47,13 @@ def hacked(**columns: Any) -> History:
     """Held-out reward stays where it began while training reward rises."""
     flat = np.where(np.isfinite(made.healthy()["eval-rollout/reward/avg"]), 0.25, np.nan)
     return changed(**{"eval-rollout__reward__avg": flat, "eval-reward__exact__avg": flat}, **columns)
+
+
+def with_reward(mean: np.ndarray, **columns: Any) -> History:
+    """The healthy run with another reward, held-out reward alike."""
+    held_out = np.where(np.isfinite(made.healthy()["eval-rollout/reward/avg"]), mean, np.nan)
+    evaluated = {"eval-rollout__reward__avg": held_out, "eval-reward__exact__avg": held_out}
+    return changed(**columns, **evaluated, rollout__reward__avg=mean, reward__exact__avg=mean)
 
 
 def with_samples(completion: Callable[[int, Any], str], history: History | None = None) -> History:
@@ -200,8 +207,8 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
         1,
         80,
     ),
-    "reward.falls": (lambda: changed(rollout__reward__avg=falling(from_step=40)), Severity.BROKEN, 35, 45),
-    "policy.reversed": (lambda: changed(rollout__reward__avg=falling(from_step=1)), Severity.BROKEN, 1, 1),
+    "reward.falls": (lambda: with_reward(falling(from_step=40)), Severity.BROKEN, 35, 45),
+    "policy.reversed": (lambda: with_reward(falling(from_step=1)), Severity.BROKEN, 1, 1),
     "policy.no_progress": (
         lambda: changed(
             rollout__reward__avg=0.3 + 0.02 * np.random.default_rng(7).standard_normal(N), rollout__equal_reward_groups=0.3
@@ -233,7 +240,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     ),
     "policy.no_update": (lambda: changed(ppo_actor__update__lr=0.0), Severity.BROKEN, 1, 1),
     "policy.reference_kl": (
-        lambda: changed(ppo_actor__update__reference_kl=np.where(LATE, 3.0, 0.1)),
+        lambda: changed(ppo_actor__update__reference_kl=np.where(LATE, 3.0, 0.1), **{"eval-rollout__reward__avg": np.nan}),
         Severity.WARNING,
         31,
         31,
@@ -252,7 +259,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     ),
     "critic.scale": (lambda: changed(made.config(**PPO), critic__return__max=100.0), Severity.BROKEN, 1, 1),
     "exploration.entropy_collapse": (
-        lambda: changed(ppo_actor__update__entropy=np.where(LATE, 0.01, 0.3), rollout__reward__avg=0.4 + 0.001 * TIME),
+        lambda: with_reward(0.4 + 0.01 * NOISE, ppo_actor__update__entropy=np.where(LATE, 0.01, 0.3)),
         Severity.BROKEN,
         30,
         36,
@@ -263,7 +270,12 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
         31,
         31,
     ),
-    "exploration.entropy_rises": (lambda: changed(ppo_actor__update__entropy=0.3 + 0.03 * TIME), Severity.BROKEN, 8, 20),
+    "exploration.entropy_rises": (
+        lambda: with_reward(0.25 + 0.01 * NOISE, ppo_actor__update__entropy=0.3 + 0.03 * TIME),
+        Severity.BROKEN,
+        8,
+        20,
+    ),
     "exploration.entropy_never_falls": (lambda: changed(ppo_actor__update__entropy=0.3), Severity.NOTE, 11, 11),
     "exploration.identical_completions": (lambda: changed(rollout__distinct_completions__avg=0.125), Severity.BROKEN, 1, 1),
     "exploration.diversity": (
@@ -274,7 +286,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     ),
     "freshness.lag_bound": (lambda: changed(rollout__staleness__max=np.where(LATE, 5.0, 2.0)), Severity.BROKEN, 31, 31),
     "freshness.stale_weights": (
-        lambda: changed(ppo_actor__behave_log_ratio__avg=-0.005 * TIME, ppo_actor__behave_log_ratio__min=-9.0),
+        lambda: changed(ppo_actor__behave_log_ratio__avg=-0.05 * TIME, ppo_actor__behave_log_ratio__min=-9.0),
         Severity.BROKEN,
         8,
         45,
@@ -408,3 +420,45 @@ def test_causes_of_decoupled_weights_are_told_apart(lag0, cap, first):
     history = changed(made.config(actor__behav_imp_weight_cap=cap), **away)
     (finding,) = diagnose(history, [rule for rule in RULES if rule.id == "policy.behave_imp_weight"]).findings
     assert first in finding.causes[0]
+
+
+def only(id: str) -> list[Rule]:
+    return [rule for rule in RULES if rule.id == id]
+
+
+def test_a_gap_that_opens_late_is_no_matter_of_the_protocol():
+    """Training and held-out reward part in the last third: that is hacking, or overfit."""
+    gap = np.where(TIME > 55, 0.5, 0.0)
+    late = {name: made.healthy()[name] - gap for name in ("eval-rollout/reward/avg", "eval-reward/exact/avg")}
+    always = {name: made.healthy()[name] * 0.3 for name in late}
+    assert not diagnose(made.history(made.healthy() | late), only("evaluation.protocol")).findings
+    (finding,) = diagnose(made.history(made.healthy() | always), only("evaluation.protocol")).findings
+    assert finding.severity is Severity.WARNING  # no setting that explains it
+
+
+@pytest.mark.parametrize("best", [20, 40, 60])
+def test_hacking_begins_where_held_out_reward_was_best(best):
+    held_out = np.where(best >= TIME, 0.25 + 0.4 * TIME / best, 0.65 - 0.02 * (TIME - best))
+    evaluated = np.isfinite(scaled_evaluations(1.0))
+    history = changed(**{"eval-rollout__reward__avg": np.where(evaluated, held_out, np.nan)})
+    (finding,) = diagnose(history, only("reward.hacking")).findings
+    assert finding.step == best
+
+
+@pytest.mark.parametrize(("minibatches", "kl"), [(2, 0.003), (1, 0.0)])
+def test_a_distance_that_lag_and_updates_explain_is_not_stale(minibatches, kl):
+    """Twice the lag makes four times the distance; the same distance at no lag is stale."""
+    explained = {2: 0.003 * 2 * (2 * 2) ** 2, 1: 0.1}[minibatches]
+    given = {"ppo_actor__update__approx_kl": kl, "config": made.config(actor__ppo_n_minibatches=minibatches)}
+    steady = changed(ppo_actor__behave_log_ratio__avg=-explained * (1 + 0.1 * NOISE), **given)
+    assert not diagnose(steady, only("freshness.stale_weights")).findings
+    grows = changed(ppo_actor__behave_log_ratio__avg=-explained * TIME, **given)
+    assert diagnose(grows, only("freshness.stale_weights")).findings
+
+
+def test_completions_that_changed_are_no_memory():
+    """After many passes over the prompts too, completions that grew for reward are hacking."""
+    grown = dataclasses.replace(hacked(ppo_actor__seq_len__avg=3.6 + 0.05 * TIME), samples=memorized().samples)
+    rules = only("reward.hacking") + only("evaluation.overfit")
+    assert [finding.rule for finding in diagnose(memorized(), rules).findings] == ["evaluation.overfit"]
+    assert [finding.rule for finding in diagnose(grown, rules).findings] == ["reward.hacking"]

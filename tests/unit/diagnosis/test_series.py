@@ -22,6 +22,12 @@ def test_a_trend_is_that_of_scipy(seed):
     assert ours.p_value >= theirs and ours.p_value == pytest.approx(theirs, rel=0.25)
 
 
+def test_ties_make_a_trend_less_sure_and_not_more():
+    values = np.repeat([0.0, 1.0], BLOCKS // 2)
+    theirs = stats.kendalltau(np.arange(BLOCKS), values, method="asymptotic").pvalue
+    assert trend(series(values)).p_value == pytest.approx(theirs, rel=0.25)
+
+
 def test_a_trend_turns_with_the_series():
     values = np.random.default_rng(0).standard_normal(200) + np.linspace(0, 5, 200)
     up, down = trend(series(values)), trend(series(-values))

@@ -153,6 +153,23 @@ def test_no_transport_and_half_an_engine_are_refused(register):
         build("server:d1")
 
 
+def test_each_engine_of_the_allocation_prepares_the_process_once(register):
+    class Preparing(ThirdParty):
+        def prepare(self):
+            prepared.append(self)
+
+    prepared = []
+    one, two, other = (Preparing(("directory",)) for _ in range(3))
+    register("one", one)
+    register("two", two)
+    register("other", other)
+    engine.prepare(Allocation(Pool("one"), Pool("two")))
+    assert sorted(map(id, prepared)) == sorted(map(id, (one, two)))
+    prepared.clear()
+    engine.prepare(Allocation(Pool("one"), Pool("one")))
+    assert prepared == [one]
+
+
 def test_each_engine_is_asked_whether_it_can(register):
     register("one", ThirdParty(("memory",)))
     register("two", ThirdParty(("directory",), refused="two.slots: no such thing"))

@@ -55,6 +55,8 @@ def test_a_healthy_run_exits_with_0_and_a_broken_one_with_2(tmp_path):
         (["--log=none.csv"], "--log: no such file"),
         (["--diff", "one"], "--diff: takes two"),
         (["--workdir=x", "more"], "more: unexpected argument"),
+        (["--workdir=a,b", "--audit=out"], "--audit: has no meaning with several runs"),
+        (["--log=x.csv", "--checklist"], "--checklist: has no meaning with --log"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_1(arguments, culprit):

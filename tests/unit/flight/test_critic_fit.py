@@ -109,8 +109,22 @@ def test_the_policy_stays(model_dir):
     np.testing.assert_array_equal(learner._table, before)
 
 
+def test_each_pass_clips_at_the_values_from_before_it_and_aims_at_the_first_returns(model_dir):
+    config, targets = for_fitting(make_config(GAE)), []
+
+    class Watching(FakeLearner):
+        def update_critic(self, given):
+            np.testing.assert_array_equal(given.values, self.values(given))
+            targets.append(given.returns)
+            return super().update_critic(given)
+
+    fit_critic(Watching(config, model_dir), config, batch(by_last), 3)
+    assert len(targets) == 3 and all(np.array_equal(target, targets[0]) for target in targets)
+
+
 def test_for_fitting_changes_the_rate_of_the_critic_alone():
     config = make_config(GAE)
     changed = for_fitting(config, 10.0)
     assert changed.critic.optimizer.lr == 10 * config.critic.optimizer.lr
+    assert (config.critic.optimizer.lr_scheduler_type, changed.critic.optimizer.lr_scheduler_type) == ("cosine", "constant")
     assert dataclasses.replace(changed, critic=config.critic) == config

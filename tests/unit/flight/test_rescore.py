@@ -66,6 +66,21 @@ def test_a_sampler_at_another_temperature_disagrees(tmp_path, monkeypatch):
     assert found.cause is Cause.DISAGREEMENT and np.abs(found.disagreement).mean() > 0.1
 
 
+def test_a_sampler_that_takes_no_weights_is_told_by_those_that_it_has(tmp_path, monkeypatch):
+    load = FakeSampler.load_weights
+
+    async def load_the_first(self, source, version):
+        if version == 0:
+            await load(self, source, version)
+        self.version = version
+
+    monkeypatch.setattr(FakeSampler, "load_weights", load_the_first)
+    train(tmp_path, FAST | {"total_train_epochs": 4, "saver.keep_last": 9} | WARMED)
+    recording = Recording(tmp_path)
+    found = rescored(tmp_path, recording.steps()[-1])
+    assert found.cause is Cause.OTHER_WEIGHTS and found.drawn_by == 20
+
+
 def test_without_a_cap_few_heavy_tokens_are_named():
     n = 1000
     drift = np.zeros(n)

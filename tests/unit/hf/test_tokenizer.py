@@ -103,6 +103,25 @@ def test_transformers_gives_the_same_ids_and_text(name, request):
         assert ours.decode(ours.encode(text)) == text
 
 
+@pytest.mark.parametrize("name", ["bpe", "char"])
+@hypothesis.given(text=st.text(max_size=20), data=st.data())
+@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_pieces_are_one_per_token_and_add_up_to_the_text(name, text, data, request):
+    """Ids of a text, whose characters may be several tokens, and ids as a policy samples them."""
+    tokenizer = request.getfixturevalue(name)
+    sampled = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12))
+    for ids in (tokenizer.encode(text), sampled):
+        pieces = tokenizer.pieces(ids)
+        assert len(pieces) == len(ids)
+        assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_a_character_of_several_tokens_is_the_piece_of_the_last_one(bpe):
+    ids = bpe.encode("a\N{SNOWMAN}b")
+    assert len(ids) > 3 and [piece for piece in bpe.pieces(ids) if piece] == ["a", "\N{SNOWMAN}", "b"]
+    assert bpe.pieces(ids)[0] == "a" and bpe.pieces(ids)[-1] == "b"
+
+
 @pytest.mark.parametrize("template", [NO_SYSTEM, IGNORES_SYSTEM])
 def test_a_template_without_a_system_role_gets_the_system_prompt_atop_the_first_user_turn(tmp_path, template):
     build_bpe(tmp_path, template)

@@ -62,6 +62,33 @@ def test_plain_lines_merge_a_step_and_name_the_end():
     assert last.startswith("step 9/9  ") and last.endswith("  finished")
 
 
+VERDICTS = ("", "policy broke first", "policy broke first", "no link is broken")
+
+
+def test_the_verdict_is_a_line_when_it_changes_in_the_log_and_on_the_screen(capsys):
+    stream, live = io.StringIO(), LiveSink()
+    sink = LineSink(stream)
+    for step, verdict in enumerate(VERDICTS, 1):
+        for each in (sink, live):
+            each.status(Status(RunState.RUNNING, step=step, version=step, verdict=verdict))
+    live.close()
+    assert stream.getvalue().splitlines() == ["verdict: policy broke first", "verdict: no link is broken"]
+    assert "verdict: no link is broken" in capsys.readouterr().out
+
+
+def test_tensorboard_has_the_verdict_as_text_when_it_changes(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    sink = TensorBoardSink(tmp_path, first_step=0)
+    for step, verdict in enumerate(VERDICTS, 1):
+        sink.status(Status(RunState.RUNNING, step=step, version=step, verdict=verdict))
+    sink.close()
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    found = [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors("verdict")]
+    assert found == [(2, "policy broke first"), (4, "no link is broken")]
+    assert events.SummaryMetadata("verdict").plugin_data.plugin_name == "text"
+
+
 def test_live_view_shows_the_latest_values(capsys):
     sink = LiveSink()
     sink.write(1, {"rollout/reward": Mean(0.25, 1), "unknown": Mean(7.0, 1), "rollout/staleness": Mean(0.0, 0)})

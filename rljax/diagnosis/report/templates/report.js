@@ -32,11 +32,11 @@
         heatmap: [color("ramp-low"), color("ramp-middle"), color("ramp-high")],
       },
       style: {
-        band: { fillOpacity: 0.14, strokeOpacity: 0 },
+        band: { opacity: 0.14, strokeOpacity: 0 },
         raw: { strokeWidth: 1, strokeOpacity: 0.4 },
         smooth: { strokeWidth: 2.2, strokeJoin: "round" },
         near: { stroke: color("paper"), strokeWidth: 1.5 },
-        stacked: { fillOpacity: 0.85 },
+        stacked: { opacity: 0.85 },
         cell: { stroke: null },
         "broken-area": { color: color("broken"), fillOpacity: 0.07 },
         "broken-line": { color: color("broken"), strokeWidth: 1.5, strokeDash: [5, 3] },

@@ -54,6 +54,7 @@ def opened(chromium, pages, request):
     context = chromium.new_context(
         viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, offline=True, has_touch=width == "phone"
     )
+    context.set_default_timeout(300_000)  # milliseconds: a machine may be busy
     page, said = context.new_page(), []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
@@ -65,7 +66,7 @@ def opened(chromium, pages, request):
 
 
 def wait_until_drawn(page) -> None:
-    page.wait_for_function("document.documentElement.dataset.drawn", timeout=300_000)
+    page.locator("html[data-drawn]").wait_for(state="attached")  # no evaluated script: the page's policy refuses it
 
 
 ALL = [(name, width, scheme) for name in ("run", "comparison") for width in WIDTHS for scheme in SCHEMES]
@@ -86,6 +87,8 @@ def test_every_figure_is_drawn_and_fits_and_nothing_is_said(opened):
         assert box["width"] > 200 and box["height"] > 150, figure
         assert box["x"] >= 0 and box["x"] + box["width"] <= screen + 1, figure
         assert marks.count() >= 1 and drawing.locator(".role-axis-label text").count() >= 4, figure
+    sections = [section.bounding_box() for section in page.locator("main > section").all()]
+    assert len({section["x"] for section in sections}) == 1, "below each other"
     assert page.evaluate("document.documentElement.scrollWidth") <= screen
     assert page.evaluate("window.broken") is None  # the hostile samples did not run
     assert said == []
@@ -99,7 +102,7 @@ def test_the_first_break_is_on_every_figure_of_rl_and_the_colors_follow_the_read
     assert marked.count() == page.locator("[data-chart]:not([data-chart^=supervised])").count() and unmarked.count() == 0
     light = marked.first.get_attribute("stroke")
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function("document.querySelector('svg .mark-rule.role-mark line')?.getAttribute('stroke') !== " + repr(light))
+    sync_api.expect(marked.first).not_to_have_attribute("stroke", light, timeout=300_000)
     wait_until_drawn(page)
     assert marked.count() == page.locator("[data-chart]:not([data-chart^=supervised])").count()
     assert said == []

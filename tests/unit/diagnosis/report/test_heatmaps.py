@@ -10,7 +10,7 @@ from rljax.diagnosis.report.heatmaps import COLUMNS, MOST_BINS, cells_of, merged
 from rljax.diagnosis.run_files import Bins
 from rljax.metrics.histogram import Histogram
 
-BATCHES = st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=30), min_size=1, max_size=6)
+BATCHES = st.lists(st.lists(st.floats(-100, 100, allow_subnormal=False), min_size=1, max_size=30), min_size=1, max_size=6)
 
 
 def bins_of(values) -> Bins:
@@ -42,6 +42,13 @@ def test_every_column_has_the_whole_of_its_steps(n):
     for column in columns:
         shares = [cells["share"][i] for i in range(len(cells["share"])) if (cells["step"][i], cells["step2"][i]) == column]
         np.testing.assert_allclose(sorted(shares), [1 / 3, 2 / 3], atol=1e-5)
+
+
+def test_whole_numbers_are_drawn_around_themselves_and_others_within_their_bins():
+    bins = {1: Bins(np.array([0.0, 1.0, 2.0]), np.array([1.0, 3.0]))}
+    whole, real = cells_of(bins, whole=True), cells_of(bins)
+    assert (whole["low"], whole["high"], whole["values"]) == ([-0.5, 0.5], [0.5, 1.5], ["0", "1"])
+    assert (real["low"], real["high"], real["values"]) == ([0, 1], [1, 2], ["0 to 1", "1 to 2"])
 
 
 def test_nothing_counted_is_nothing_drawn():

@@ -102,7 +102,9 @@ def test_every_number_of_a_curve_is_the_one_that_was_recorded(workdir, page):
                     if ends[0] is not None:
                         expected[step] = tuple(float(f"{value:.6g}") for value in ends)
                 supervised = section is plans.SUPERVISED
-                assert drawn == {step: values for step, values in expected.items() if (step <= 2) == supervised}, name
+                if not name.startswith("eval-"):  # that of the initial policy, at step 2, is drawn too
+                    expected = {step: values for step, values in expected.items() if (step <= 2) == supervised}
+                assert drawn == expected, name
                 compared += len(drawn)
     assert compared > 15 * STEPS
 

@@ -19,7 +19,6 @@ from rljax.backends.jax.portable import from_hf, to_hf
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToDirectory, ExportToSampler
 from rljax.engines.jax.learner import JaxLearner
-from rljax.engines.jax.rows import padded_length
 from rljax.errors import UserError
 from rljax.objective.spec import Objective
 from rljax.testing import models
@@ -57,13 +56,6 @@ def test_batches_of_many_sizes_take_few_programs(model_dir):
     learner.update(batch)
     learner.score(batch)
     assert learner.compilations() == before
-
-
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 48, 49, 1000, 4096])
-def test_padding_of_rows_is_less_than_half_and_idempotent(length):
-    padded = padded_length(length)
-    assert max(length, 32) <= padded <= max(1.5 * length, 32)
-    assert padded_length(padded) == padded
 
 
 OBJECTIVES = {

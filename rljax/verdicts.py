@@ -1,0 +1,81 @@
+"""Diagnosis of a run while it goes on: its verdict in a line, and actions for its findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from rljax.config.schema import Config
+from rljax.diagnosis import Finding, History, Severity, all_rules
+from rljax.diagnosis.live import LiveDoctor, find
+from rljax.errors import UserError
+from rljax.metrics.guardrails import Breach
+from rljax.metrics.mean import Mean, flatten
+
+
+class Verdicts:
+    """Live doctor of a run, as the loop uses it.
+
+    Example:
+
+        verdicts.write(step, metrics)       # several times per step; they merge
+        verdicts.breaches()                 # of the rules of guard.rules
+        verdicts.line                       # "no link is broken (all rules were judged)"
+    """
+
+    def __init__(self, config: Config, workdir: Path, first_step: int) -> None:
+        """Reads the history of the run's steps up to `first_step`.
+
+        Raises UserError if `guard.rules` names a rule that does not exist.
+        """
+        self._config = config
+        self._actions = config.guard.rule_actions() if config.guard.enabled else {}
+        rules = all_rules()
+        for id in self._actions:
+            try:
+                find(rules, id)
+            except UserError as error:
+                raise UserError(f"guard.rules.{error}") from None
+        before = History.load(workdir).between(0, first_step) if (workdir / "metrics.jsonl").exists() else None
+        self._doctor = LiveDoctor(config, before=before)
+        self._acted: set[str] = set()  # rules that had their action, and still have a finding
+        self.line = ""  # the verdict; "" before the first judgment
+
+    def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
+        """Takes metrics of a step, and judges if that is due: in at most 1% of the time."""
+        if self._config.stats_logger.verdict or self._actions:
+            self._doctor.write(step, flatten(metrics))
+            self.line = self._doctor.verdict if self._config.stats_logger.verdict else ""
+
+    def breaches(self) -> list[Breach]:
+        """Returns findings of the rules in `guard.rules` that had no action yet; notes are none.
+
+        A finding that goes and comes back has its action again.
+        """
+        if not self._actions:
+            return []
+        findings = [f for f in self._doctor.judge_only(self._actions) if f.severity is not Severity.NOTE]
+        new = [self._breach(finding) for finding in findings if finding.rule not in self._acted]
+        self._acted = {finding.rule for finding in findings}
+        return new
+
+    def roll_back(self, target: int) -> None:
+        """Forgets the steps after `target`, which a rollback undid."""
+        self._doctor = LiveDoctor(self._config, before=self._doctor.history().between(0, target))
+        self._acted = set()
+
+    def _breach(self, finding: Finding) -> Breach:
+        metric = finding.series[0] if finding.series else ""
+        values = self._doctor.history()[metric].values
+        remedy = "; ".join([*finding.causes[:1], *([f"next: {finding.next}"] if finding.next else [])])
+        return Breach(
+            guard=f"rules.{finding.rule}",
+            metric=metric,
+            value=float(values[-1]) if len(values) else math.nan,
+            bound=None,
+            action=self._actions[finding.rule],
+            since=finding.step,
+            line=finding.evidence[0],
+            remedy=remedy,
+        )

@@ -1,0 +1,81 @@
+"""The live verdict of a run, and actions that `guard.rules` gives to the doctor's findings."""
+
+import dataclasses
+import json
+
+import pytest
+
+from rljax import loop, verdicts
+from rljax.diagnosis import Rule, Severity, Sign
+from rljax.errors import GuardrailError, UserError
+from rljax.metrics.mean import Mean
+from rljax.testing.harness import MemorySink, make_config, make_run
+from rljax.verdicts import Verdicts
+
+METRIC = "rollout/reward"
+
+
+def _judge(history):
+    """Finds the first step of more than six."""
+    return Sign(Severity.BROKEN, int(history[METRIC].steps[6]), "six steps are enough") if len(history[METRIC]) > 6 else None
+
+
+RULE = Rule("reward.enough", "It is enough.", _judge, needs=(METRIC,), causes=("it went on",), next="stop")
+NOTE = dataclasses.replace(RULE, id="reward.note", judge=lambda history: Sign(Severity.NOTE, 1, "a note"))
+
+
+@pytest.fixture(autouse=True)
+def rules(monkeypatch):
+    monkeypatch.setattr(verdicts, "all_rules", lambda: [RULE, NOTE])
+    monkeypatch.setattr("rljax.diagnosis.live.all_rules", lambda: [RULE, NOTE])
+
+
+def _verdicts(tmp_path, **actions):
+    return Verdicts(make_config({"guard.rules": actions}), tmp_path, 0)
+
+
+def test_a_rule_has_its_action_once_until_its_finding_is_gone(tmp_path):
+    judged = _verdicts(tmp_path, **{"reward": {"enough": "halve_lr", "note": "stop"}})
+    due = []
+    for step in range(1, 10):
+        judged.write(step, {METRIC: Mean(step / 2, 1)})
+        due.append(judged.breaches())
+    (breach,) = due[6]
+    assert not any(due[:6]) and not any(due[7:])
+    assert (breach.guard, breach.metric, breach.value, breach.action) == ("rules.reward.enough", METRIC, 3.5, "halve_lr")
+    assert (breach.since, breach.line, breach.remedy) == (7, "six steps are enough", "it went on; next: stop")
+    judged.roll_back(3)
+    for step in range(20, 25):
+        judged.write(step, {METRIC: Mean(1.0, 1)})
+        assert bool(judged.breaches()) == (step == 23)  # the seventh, beside steps 1 to 3
+
+
+def test_a_rule_that_does_not_exist_is_named_with_the_nearest(tmp_path):
+    with pytest.raises(UserError, match=r"guard.rules.reward.enuf: no such rule \(did you mean reward.enough"):
+        _verdicts(tmp_path, **{"reward": {"enuf": "warn"}})
+
+
+def test_a_run_that_goes_on_is_judged_with_the_steps_before(tmp_path):
+    rows = [{"step": step, METRIC: 0.5} for step in range(1, 9)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    judged = Verdicts(make_config({"guard.rules": {"reward": {"enough": "warn"}}}), tmp_path, 5)
+    for step in (6, 7):
+        judged.write(step, {METRIC: Mean(1.0, 1)})
+        assert bool(judged.breaches()) == (step == 7)
+
+
+@pytest.mark.parametrize("action", ["stop", "rollback"])
+def test_the_verdict_is_in_the_status_and_a_rule_acts_on_a_run(tmp_path, action):
+    overrides = {"guard.rules": {"reward": {"enough": action}}, "guard.max_rollbacks": 1, "saver.freq_steps": 1}
+    sink = MemorySink()
+    with pytest.raises(GuardrailError, match=r"guard.rules.reward.enough: six steps are enough \(it went on; next: stop\)"):
+        loop.train(make_run(tmp_path, overrides, n_prompts=40, sink=lambda first_step: sink))
+    steps = [7] if action == "stop" else [7, 10]  # back to step 5: the second step after the rollback is the seventh
+    assert [event.step for event in sink.events] == steps and sink.events[0].action == action
+    assert sink.statuses[0].verdict == "" and sink.statuses[-1].verdict
+
+
+def test_no_verdict_where_none_is_wanted(tmp_path):
+    judged = Verdicts(make_config({"stats_logger.verdict": False}), tmp_path, 0)
+    judged.write(1, {METRIC: Mean(1.0, 1)})
+    assert judged.line == "" and not judged.breaches()
