@@ -64,6 +64,7 @@ import numpy as np
 
 from rljax.checkpoints.recovery import Recovery
 from rljax.config.schema import Config, FrequencyConfig
+from rljax.diagnosis import Severity
 from rljax.engine import Engine, ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.flight.recorder import Recorder
@@ -149,6 +150,7 @@ class Loop:
         self.recovery = Recovery(config, run.workdir, run.engine.learner, self.buffer)
         self.guardrails = Guardrails(config.guard)
         self.actions = GuardActions(config)
+        self.warned: set[tuple[str, str]] = set()  # guards and their actions within updates
         self.producer: asyncio.Task[None] | None = None
         self.accumulator = Accumulator()
         self.supervised_steps = 0  # finished
@@ -329,6 +331,7 @@ class Loop:
         events, decisions = [breach.event(self.step) for breach in learned.breaches], self._decide(metrics)
         self._write(metrics | _counted([*(e.action for e in events), *(d.action for d in decisions)]))
         for event in events:
+            self._warn_once(event)
             self._record(event)
         for decision in decisions:
             if await self._act(decision):
@@ -368,6 +371,8 @@ class Loop:
         if line := self.guardrails.hint(metrics):
             log.warning("%s", line)
         self.verdicts.write(self.step, metrics)
+        for finding in self.verdicts.news():
+            self._keep_batch(finding.step, f"{finding.rule}: {finding.evidence[0]}", alone=finding.severity < Severity.BROKEN)
         breaches = in_order([*self.guardrails.check(self.step, metrics), *self.verdicts.breaches()])
         return self.actions.decide(breaches, supervised=not self.buffer.version)
 
@@ -428,7 +433,7 @@ class Loop:
             f"{self.parts.workdir / 'checkpoints' / f'{bad}-failed'}"
         )
         log.warning("guard.%s: %s (%s): %s", breach.guard, breach.line, breach.remedy, detail)
-        self._record(breach.event(bad, "rollback", detail), trusted=target)
+        self._record(breach.event(bad, "rollback", detail, restored=target), trusted=target)
         await asyncio.to_thread(self.flight.rolled_back, self.step, target)
         await self._save()
         between = [s for s in self.recovery.checkpoints.steps() if target < s < self.step and s not in self.flight.held]
@@ -442,15 +447,31 @@ class Loop:
     async def _scale_lr(self) -> None:
         await asyncio.to_thread(self.parts.engine.learner.scale_lr, self.actions.lr_factor)
 
+    def _warn_once(self, event: Event) -> None:
+        """Warns of an action within an update, the first time in this process."""
+        if (event.guard, event.action) not in self.warned:
+            self.warned.add((event.guard, event.action))
+            found = f"guard.{event.guard}: {event.metric} is {event.value:.4g} in {event.detail} of step {event.step}"
+            log.warning("%s: %s (guard.jsonl has all of these; this is said once)", found, event.action)
+
     def _record(self, event: Event, trusted: int | None = None) -> None:
         """Writes an action of a guardrail to the sinks, and keeps the step's batch.
 
         Args:
           trusted: step up to which checkpoints stay; None if all do.
         """
-        checkpoints = [s for s in self.recovery.checkpoints.steps() if trusted is None or s <= trusted]
-        self.flight.keep(event.step, str(event), checkpoints=checkpoints)
+        self._keep_batch(event.step, str(event), trusted=trusted)
         self.sinks.event(event)
+
+    def _keep_batch(self, step: int, why: str, *, trusted: int | None = None, alone: bool = False) -> None:
+        """Keeps the batch of a step at which a guardrail or a rule spoke.
+
+        Args:
+          trusted: step up to which checkpoints stay; None if all do.
+          alone: don't keep a checkpoint and the batches after it, to make the step again.
+        """
+        checkpoints = [s for s in self.recovery.checkpoints.steps() if trusted is None or s <= trusted]
+        self.flight.keep(step, why, checkpoints=None if alone else checkpoints)
 
     def _check_end(self) -> None:
         """Checks the last metrics of the supervised steps, or of the run. Raises GuardrailError."""

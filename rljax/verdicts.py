@@ -21,6 +21,7 @@ class Verdicts:
 
         verdicts.write(step, metrics)       # several times per step; they merge
         verdicts.breaches()                 # of the rules of guard.rules
+        verdicts.news()                     # findings that the last judgment was the first to have
         verdicts.line                       # "no link is broken (all rules were judged)"
     """
 
@@ -40,6 +41,7 @@ class Verdicts:
         before = History.load(workdir).between(0, first_step) if (workdir / "metrics.jsonl").exists() else None
         self._doctor = LiveDoctor(config, before=before)
         self._acted: set[str] = set()  # rules that had their action, and still have a finding
+        self._known: set[str] = set()  # rules with a warning or a break in the last judgment
         self.line = ""  # the verdict; "" before the first judgment
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
@@ -60,10 +62,18 @@ class Verdicts:
         self._acted = {finding.rule for finding in findings}
         return new
 
+    def news(self) -> list[Finding]:
+        """Returns warnings and breaks of the last judgment, by rules with none in the one before."""
+        diagnosis = self._doctor.diagnosis
+        findings = [f for f in diagnosis.findings if f.severity is not Severity.NOTE] if diagnosis else []
+        new = [finding for finding in findings if finding.rule not in self._known]
+        self._known = {finding.rule for finding in findings}
+        return new
+
     def roll_back(self, target: int) -> None:
         """Forgets the steps after `target`, which a rollback undid."""
         self._doctor = LiveDoctor(self._config, before=self._doctor.history().between(0, target))
-        self._acted = set()
+        self._acted, self._known = set(), set()
 
     def _breach(self, finding: Finding) -> Breach:
         metric = finding.series[0] if finding.series else ""

@@ -61,6 +61,7 @@ ROOMS = {
     "loop": (
         "checkpoints",
         "config",
+        "diagnosis",
         "engine",
         "errors",
         "flight",

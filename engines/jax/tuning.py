@@ -92,8 +92,9 @@ def _computes_on_cpu() -> bool:
     """What `jax.default_backend() == "cpu"` will be, as far as it can be told beforehand: an
     accelerator's plugin that will find no device counts as an accelerator.
     """
-    if chosen := jax.config.jax_platforms:
-        return str(chosen).split(",")[0] == "cpu"
+    chosen: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]  # JAX defines its settings at run time
+    if chosen:
+        return chosen.split(",")[0] == "cpu"
     return not importlib.metadata.entry_points(group="jax_plugins") and importlib.util.find_spec("libtpu") is None
 
 

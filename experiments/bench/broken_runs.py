@@ -62,7 +62,9 @@ def _run_one(name: str) -> None:
     from rljax.experiments.bench.run_library.recipes import find
 
     recipe = find(name)
-    run_here(recipe, SEED.value, main.workdir_from_flags(), Path(MODELS.value))
+    if WORKDIR.value is None:
+        raise UserError("--workdir: missing (a directory for the run)")
+    run_here(recipe, SEED.value, Path(WORKDIR.value), Path(MODELS.value))
 
 
 def _run_all() -> None:

@@ -195,7 +195,7 @@ class FlightConfig:
     steps: int = key(100, "Last steps whose batches are kept. 0: no step's.", NOT_NEGATIVE)
     max_mb: float = key(1024.0, "Size of all batches together.", POSITIVE, unit="MiB")
     keep_checkpoints: int = key(
-        1, "Checkpoints kept, with the batches from there on, for the first steps at which a guard or a rule spoke.",
+        1, "Checkpoints kept, with the batches from there on, for the first steps at which a guardrail acted or a link broke.",
         NOT_NEGATIVE,
     )  # fmt: skip
 

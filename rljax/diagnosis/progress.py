@@ -106,7 +106,9 @@ def improves_held_out(history: History) -> bool | None:
     reward; None if that is not known.
     """
     found = divergence(history)
-    return None if found is None else not found.rises_alone and found.held_out > CHANCE * found.error
+    if found is None:
+        return None
+    return found.held_out > CHANCE * found.error and not found.falls_back and not found.rises_alone
 
 
 def severity_by_held_out(history: History) -> Severity:

@@ -69,7 +69,8 @@ MAX_FILTERED = Threshold(0.75, "share of groups", "practice of dynamic sampling 
 SATURATED = Threshold(0.9, "share of groups with equal rewards", "one group in ten still teaches something")
 
 # Policy update
-MAX_KL = Threshold(0.05, "nats per token", "target of a step; PPO practice is 0.01 to 0.02, and healthy runs have peaks; tuned")
+KL_TARGET = Threshold(0.0125, "nats per token", "target of a step: PPO practice is 0.01 to 0.02; tuned")
+LARGE_KL = Threshold(0.1, "nats per token", "eight times the target: five steps are enough")
 FATAL_KL = Threshold(1.0, "nats per token", "a single step that makes another policy")
 MAX_CLIP_RATIO = Threshold(0.4, "share of tokens", "practice: beyond it the clip, not the gradient, decides")
 MAX_IMPORTANCE_DEVIATION = Threshold(0.1, "mean ratio", "a tenth of the gradient's weight is distortion; tuned")
@@ -77,7 +78,7 @@ MAX_ROUNDING = Threshold(
     1e-3, "ratio", "rounding of log-probs in bfloat16 logits with float32 log-sum-exp; exactly 0 on one device"
 )
 NOTED_DISAGREEMENT = Threshold(2e-3, "nats per token", "bfloat16 sampler beside a float32 learner")
-MAX_DISAGREEMENT = Threshold(0.02, "nats per token", "ten times what precision explains; tuned")
+MAX_DISAGREEMENT = Threshold(0.01, "nats per token", "five times what precision explains; tuned")
 IDLE_CLIPPING = Threshold(1e3, "times the clip", "less than a thousandth of the gradient is left")
 REFERENCE_DRIFT = Threshold(1.0, "nats per token", "practice: past it completions have little in common with the reference's")
 
@@ -117,15 +118,17 @@ OVERFIT_EPOCHS = Count(3, "passes over the prompts", "practice: the first two pa
 
 # Critic
 MIN_EXPLAINED = Threshold(-0.03, "share of the returns' variance", "0 is what the mean explains, less the noise of a batch")
-USELESS_CRITIC = Threshold(0.05, "share of the returns' variance", "tuned")
+USELESS_CRITIC = Threshold(0.25, "share of the returns' variance", "tuned")
 VALUE_OFFSET = Threshold(0.2, "share of the rewards' range", "tuned")
 RETURN_SCALE = Threshold(5.0, "times the largest reward", "a return of one reward at the end is that reward; tuned")
 
 # Exploration
-COLLAPSED_ENTROPY = Threshold(0.15, "times that of the first steps", "tuned")
+COLLAPSED_ENTROPY = Threshold(0.2, "times that of the first steps", "tuned")
+FALLEN_ENTROPY = Threshold(0.5, "times that of the first steps", "where the reward is below its start too; tuned")
+TURNED_ENTROPY = Threshold(0.1, "share of that of the first steps", "from there on it rises, or falls, for good")
 SOLVED = Threshold(0.85, "share of the rewards' range", "above it a policy without entropy is one that knows; tuned")
-ENTROPY_RISE = Threshold(2.0, "times that of the first steps", "tuned")
-ENTROPY_RISE_NATS = Threshold(0.3, "nats per token", "tuned")
+ENTROPY_RISE = Threshold(1.5, "times that of the first steps", "tuned")
+ENTROPY_RISE_NATS = Threshold(0.1, "nats per token", "tuned")
 STILL_ENTROPY = Threshold(0.02, "share of that of the first steps", "a policy that learns becomes surer")
 STILL_RISING = Threshold(0.05, "p-value", "a run whose reward still rises has not lost its way")
 LITTLE_DIVERSITY = Threshold(0.05, "of the way from all equal to all distinct", "tuned")
@@ -141,3 +144,5 @@ NOTED_IDLE = Threshold(0.5, "share of the time", "half of the devices' time is f
 # Symptoms
 LOST_REWARD = Threshold(0.1, "share of the rewards' range", "tuned")
 FALL_NOISE = Threshold(3.0, "standard deviations of a step about the rolling median", "medians of five steps vary half as much")
+LITTLE_GAIN = Threshold(0.08, "share of the rewards' range", "three standard errors of ten steps' mean of 32 prompts")
+LITTLE_DOUBT = Threshold(0.01, "p-value", "a trend this sure is progress, however slow")

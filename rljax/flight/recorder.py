@@ -94,7 +94,7 @@ class Recorder:
         self._parents[step], self.parent = self.parent, step
         return header
 
-    def keep(self, step: int, why: str, *, checkpoints: Collection[int]) -> None:
+    def keep(self, step: int, why: str, *, checkpoints: Collection[int] | None) -> None:
         """Keeps a step's batch beyond the last `flight.steps`.
 
         The nearest checkpoint before it, and the batches from there on, are kept with it as long as
@@ -102,17 +102,24 @@ class Recorder:
 
         Args:
           why: one line: which guard or rule spoke.
-          checkpoints: steps of the checkpoints that exist now.
+          checkpoints: steps of the checkpoints that exist now; None to keep the batch alone.
         """
         if self._shelf is None or step not in self._parents:
             return
+        base, steps = None, [step]
+        if checkpoints is not None:
+            base, steps = self._way_to(step, checkpoints)
+            if base is None or not self._shelf.hold(base, self._checkpoints):
+                base, steps = None, [step]
+        self._put(lambda shelf: shelf.keep(Kept(step, why, base), steps))
+
+    def _way_to(self, step: int, checkpoints: Collection[int]) -> tuple[int | None, list[int]]:
+        """Returns the nearest checkpoint before a step (0: the initial model), and the steps since."""
         steps, parent = [step], self._parents[step]
         while parent not in checkpoints and parent in self._parents:
             steps.append(parent)
             parent = self._parents[parent]
-        whole = (parent in checkpoints or parent == 0) and self._shelf.hold(parent, self._checkpoints)
-        kept = Kept(step, why, parent if whole else None)
-        self._put(lambda shelf: shelf.keep(kept, steps if whole else steps[:1]))
+        return (parent if parent in checkpoints or parent == 0 else None), steps
 
     def close(self) -> None:
         """Waits until everything is written, or nothing has been for a while."""

@@ -66,9 +66,12 @@ class Shelf:
         return {step: header.parent for step, header in self._recording.headers().items()}
 
     def hold(self, base: int, limit: int) -> bool:
-        """Holds a checkpoint, unless `limit` others are held. Returns whether it is held."""
+        """Holds a checkpoint, unless `limit` others are held. Returns whether it is held.
+
+        The initial model, 0, is no checkpoint and always held.
+        """
         with self._lock:
-            if base not in self._with_base and len(self._with_base) >= limit:
+            if base and base not in self._with_base and len(self._with_base.keys() - {0}) >= limit:
                 return False
             self._with_base.setdefault(base, set())
             return True

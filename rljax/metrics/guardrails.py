@@ -107,6 +107,7 @@ class Event:
     bound: float | None
     action: str
     detail: str
+    restored: int | None = None  # step whose checkpoint a rollback restored; later ones up to `step` were undone
 
     def __str__(self) -> str:
         bound = "" if self.bound is None else f", bound {self.bound:g}"
@@ -126,9 +127,9 @@ class Breach:
     line: str  # what was found
     remedy: str
 
-    def event(self, step: int, action: str, detail: str) -> Event:
+    def event(self, step: int, action: str, detail: str, restored: int | None = None) -> Event:
         """Returns the line of guard.jsonl for the action that was taken."""
-        return Event(step, self.guard, self.metric, self.value, self.bound, action, detail)
+        return Event(step, self.guard, self.metric, self.value, self.bound, action, detail, restored)
 
 
 class Guardrails:

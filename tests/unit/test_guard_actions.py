@@ -91,7 +91,7 @@ def test_a_rollback_is_recorded_keeps_the_failed_state_and_leaves_no_suspect_che
     loop.train(_run(tmp_path, {"total_train_steps": 6, "saver.keep_last": 9}, sinks=sinks))
     (event,) = sinks[0].events
     assert (event.step, event.guard, event.metric, event.action) == (5, "max_approx_kl", KL, "rollback")
-    assert (event.value, event.bound) == (5.0, 1.0)
+    assert (event.value, event.bound, event.restored) == (5.0, 1.0, 3)
     assert "back to step 3" in event.detail and f"{tmp_path}/checkpoints/5-failed" in event.detail
     assert sinks[0].steps[5]["guard/rollback"] == 1 and not any("guard/rollback" in sinks[0].steps[s] for s in (1, 4, 7))
     steps = {path.name for path in (tmp_path / "checkpoints").iterdir()}
@@ -145,6 +145,27 @@ def test_resume_equivalence_after_a_rollback(tmp_path, kill_at):
     else:  # its guardrails spoke again, of the learning rate that the checkpoint has
         assert parts[1].first_step == 4 and [e.action for e in parts[1].events] == ["rollback"]
         assert lines.keys() == whole[0].steps.keys()
+
+
+def test_groups_in_the_journal_of_a_killed_process_are_not_used_after_a_rollback(tmp_path):
+    """They were finished by the weights of the checkpoint, and are within the lag bound."""
+
+    class Dies(RememberingLearner):
+        def update(self, batch):
+            if self._adam["policy"].steps == 3:
+                raise Killed
+            return super().update(batch)
+
+    class Early(Diverges):
+        start = 1
+
+    far = {"rollout.max_head_offpolicyness": 8, "rollout.max_concurrent_rollouts": 40, "saver.freq_steps": None}
+    with pytest.raises(Killed):
+        loop.train(_run(tmp_path, far, learner=Dies))
+    run = _run(tmp_path, far | {"rollout.max_head_offpolicyness": 5}, learner=Early)  # it has no room for all of them at once
+    assert loop.train(run).finished and run.engine.learner.restored >= 1
+    _assert_once(run)
+    assert all(oldest >= 2 for _, oldest in run.engine.learner.oldest[1:])
 
 
 def test_exactly_once_through_a_rollback_with_workers(tmp_path):
@@ -209,7 +230,7 @@ def test_a_warning_changes_nothing_of_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("action", ["skip", "stop_epoch"])
-def test_actions_within_an_update_are_recorded_by_step_and_minibatch(tmp_path, action):
+def test_actions_within_an_update_are_recorded_by_step_and_minibatch(tmp_path, action, caplog):
     overrides = {
         "guard.action": "stop",
         "guard.actions": {"max_grad_norm": action},
@@ -226,6 +247,8 @@ def test_actions_within_an_update_are_recorded_by_step_and_minibatch(tmp_path, a
     assert [(event.step, event.action, event.detail) for event in sinks[0].events] == expected
     assert all(event.guard == "max_grad_norm" and event.value > event.bound == 1e-9 for event in sinks[0].events)
     assert all(sinks[0].steps[step][f"guard/{action}"] == minibatches for step in (1, 2, 3))
+    (told,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("guard.")]
+    assert f" in minibatch 1 of 2 of step 1: {action} (" in told
     assert np.array_equal(run.engine.learner._table, before) == (action == "skip")
     assert run.engine.learner._adam["policy"].steps == (0 if action == "skip" else 3)
 

@@ -19,7 +19,7 @@ from rljax.metrics.mean import Mean
 from rljax.rollout.trajectories import trajectory_of
 from rljax.sinks import RunState, Status
 from rljax.testing.harness import IN_MEMORY, MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
-from rljax.types import Completion, Finish, Request, SamplingParams
+from rljax.types import Completion, Finish, Group, Request, SamplingParams, Trajectory
 
 ASYNC = {"rollout.max_head_offpolicyness": 2}
 NOT_COMPARED = ("timeperf/", "perf/", "rollout/wait/")  # of this machine, at that time
@@ -380,7 +380,8 @@ def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name):
     finally:
         signal.signal(number, inherited)
     assert not outcome.finished and outcome.step < 6
-    assert sinks.opened[0].statuses[-1] == Status(RunState.STOPPED, outcome.step, outcome.version, total_steps=6)
+    status = dataclasses.replace(sinks.opened[0].statuses[-1], verdict="")
+    assert status == Status(RunState.STOPPED, outcome.step, outcome.version, total_steps=6)
     run = make_run(tmp_path, overrides, sink=sinks)
     assert loop.train(run).step == 6
     assert sinks.opened[1].first_step == outcome.step
@@ -574,3 +575,20 @@ def test_a_sampler_that_comes_back_without_weights_is_given_them_also_while_the_
     assert run.engine.sampler.given.is_set()
     evaluated = [step for step, line in sinks.lines().items() if "eval-rollout/reward/avg" in line]
     assert evaluated == ([] if freq_steps is None else [0, 1, 2, 3, 4])
+
+
+def test_samples_are_of_all_groups_in_turn_each_with_its_own_advantage():
+    """A trajectory's only token is its advantage here, so that a mix-up shows."""
+    counts = {"0/0": 3, "0/1": 1, "0/2": 2}
+    numbers = iter(range(sum(counts.values())))
+    ids = {uid: [next(numbers) for _ in range(count)] for uid, count in counts.items()}
+
+    def made(token: int) -> Trajectory:
+        one = np.ones(1)
+        return Trajectory(np.array([token]), one < 0, one, one, reward=0.0, components={}, finish=Finish.STOP)
+
+    groups = [Group(uid, tuple(map(made, tokens))) for uid, tokens in ids.items()]
+    samples = list(loop.interleaved(groups, [np.array([i]) for i in range(sum(counts.values()))]))
+    assert [uid for uid, *_ in samples] == ["0/0", "0/1", "0/2", "0/0", "0/2", "0/0"]
+    assert all(trajectory.token_ids[0] == advantage[0] for _, trajectory, advantage in samples)
+    assert [int(advantage[0]) for *_, advantage in samples] == [0, 3, 4, 1, 5, 2]

@@ -7,7 +7,9 @@ import pytest
 
 from rljax import loop, verdicts
 from rljax.diagnosis import Rule, Severity, Sign
+from rljax.diagnosis.live import LiveDoctor
 from rljax.errors import GuardrailError, UserError
+from rljax.flight.recording import Recording
 from rljax.metrics.mean import Mean
 from rljax.testing.harness import MemorySink, make_config, make_run
 from rljax.verdicts import Verdicts
@@ -48,6 +50,28 @@ def test_a_rule_has_its_action_once_until_its_finding_is_gone(tmp_path):
     for step in range(20, 25):
         judged.write(step, {METRIC: Mean(1.0, 1)})
         assert bool(judged.breaches()) == (step == 23)  # the seventh, beside steps 1 to 3
+
+
+def test_a_finding_is_news_once_until_it_is_gone(tmp_path):
+    """A note never is."""
+    judged, news = _verdicts(tmp_path), []
+    for step in range(1, 10):
+        judged.write(step, {METRIC: Mean(step / 2, 1)})
+        judged._doctor.judge()  # which it does by itself as far as time allows
+        news.append([finding.rule for finding in judged.news()])
+    assert news == [[]] * 6 + [["reward.enough"], [], []]
+    judged.roll_back(3)
+    assert judged.news() == []
+    judged._doctor.judge()
+    assert judged.news() == []  # of steps 1 to 3
+
+
+def test_a_step_at_which_a_rule_spoke_is_kept_by_the_flight_recorder(tmp_path, monkeypatch):
+    monkeypatch.setattr(verdicts, "LiveDoctor", lambda config, before: LiveDoctor(config, before=before, share=1e9))
+    loop.train(make_run(tmp_path, {"total_train_epochs": 8, "flight.steps": 4, "saver.freq_steps": 4, "saver.keep_last": 1}))
+    recording = Recording(tmp_path)
+    assert [(kept.step, kept.why, kept.base) for kept in recording.kept()] == [(7, "reward.enough: six steps are enough", 4)]
+    assert recording.steps() == [5, 6, 7, 21, 22, 23, 24] and 4 in recording.checkpoints()
 
 
 def test_a_rule_that_does_not_exist_is_named_with_the_nearest(tmp_path):

@@ -86,7 +86,7 @@ class Pool:
                 kept.write(path, sorted(kept.read(path), key=lambda run: run.recipe))
 
     async def _warm_up(self, model: str) -> bool:
-        """Makes a model unless it is there, on whatever cores are idle. Returns whether it is there."""
+        """Makes a model unless it is there, on idle cores. Returns whether it is there."""
         if model_directory(self._models, model).is_dir():
             return True
         log = self._scratch / f"model-{model}.log"

@@ -398,16 +398,6 @@ FAULTS = (
         SHORT,
         plant="one_seed",
     ),
-    Recipe(
-        "cold_sampling",
-        "Sampling at temperature 0.25 gives a prompt's samples no variety.",
-        (
-            "exploration.identical_completions",
-            "exploration.diversity",
-            "exploration.entropy_floor",
-        ),
-        {**SHORT, "gconfig.temperature": 0.25, "evaluator.temperature": 0.25},
-    ),
     # Freshness
     Recipe(
         "never_published", "The sampler keeps its first weights.", ("freshness.stale_weights",), SHORT, plant="never_published"

@@ -57,7 +57,7 @@ def longer(prompt: Prompt, completion: str) -> dict[str, float]:
 def repetitive(prompt: Prompt, completion: str) -> dict[str, float]:
     """Pays for each character that says the one before again."""
     right = _right(prompt, completion)
-    again = 0.25 * sum(a == b for a, b in itertools.pairwise(completion))
+    again = float(sum(a == b for a, b in itertools.pairwise(completion)))
     return {"reward": right + again, "exact": right, "style": again}
 
 

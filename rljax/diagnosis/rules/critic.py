@@ -54,7 +54,7 @@ def explained(history: History) -> Sign | None:
         return Sign(Severity.BROKEN, onset, line)
     if smooth and smooth.values.max() < USELESS_CRITIC:
         line = f"{series.name} is at most {smooth.values.max():.3g} (rolling median) in {len(series)} steps"
-        return Sign(Severity.NOTE, int(series.steps[BASELINE]), line)
+        return Sign(Severity.WARNING, int(series.steps[BASELINE]), line)
     return None
 
 

@@ -8,7 +8,7 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import below, change_line
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.progress import improves_held_out, level, reward_range
+from rljax.diagnosis.progress import level, reward_range, severity_by_held_out
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import Series, rolling_median, sustained, trend
 from rljax.diagnosis.thresholds import (
@@ -16,12 +16,14 @@ from rljax.diagnosis.thresholds import (
     COLLAPSED_ENTROPY,
     ENTROPY_RISE,
     ENTROPY_RISE_NATS,
+    FALLEN_ENTROPY,
     LITTLE_DIVERSITY,
     PATIENCE,
     SIGNIFICANCE,
     SOLVED,
     STILL_ENTROPY,
     STILL_RISING,
+    TURNED_ENTROPY,
 )
 
 MORE_ENTROPY = "rljax train with actor.entropy_coef=1e-3, or actor.eps_clip_higher=0.28, from the last healthy checkpoint"
@@ -32,7 +34,7 @@ MORE_ENTROPY = "rljax train with actor.entropy_coef=1e-3, or actor.eps_clip_high
     "Entropy is all but gone while the task is not solved: the policy has stopped trying.",
     needs=(names.ENTROPY, names.REWARD),
     least=2 * BASELINE,
-    bounds=(COLLAPSED_ENTROPY, SOLVED),
+    bounds=(COLLAPSED_ENTROPY, SOLVED, FALLEN_ENTROPY, TURNED_ENTROPY),
     causes=(
         "the learning rate is too high, or a batch teaches too many steps",
         "the entropy bonus has the wrong sign, or the clip's upper side is tight",
@@ -44,14 +46,22 @@ def collapse(history: History) -> Sign | None:
     entropy, reached = history[names.ENTROPY], level(history)
     start = entropy.head(PATIENCE).median
     smooth = rolling_median(entropy, PATIENCE)
-    gone = smooth.values < COLLAPSED_ENTROPY * start
-    solved = _at(rolling_median(reached, PATIENCE), smooth.steps) > SOLVED
-    step = sustained(smooth, gone & ~solved, window=2 * PATIENCE)
+    share = _at(rolling_median(reached, PATIENCE), smooth.steps)
+    gone = (smooth.values < COLLAPSED_ENTROPY * start) & (share < SOLVED)
+    fallen = (smooth.values < FALLEN_ENTROPY * start) & (share < reached.head(PATIENCE).median)
+    step = sustained(smooth, gone | fallen, window=2 * PATIENCE)
     if step is None or reached.tail(BASELINE).median > SOLVED:
         return None
     lines = (change_line(entropy, PATIENCE), change_line(history[names.REWARD], PATIENCE))
     goes_on = trend(reached.since(step)).rises(STILL_RISING)
-    return Sign(Severity.WARNING if goes_on else Severity.BROKEN, step, lines)
+    severity = Severity.WARNING if goes_on else Severity.BROKEN
+    return Sign(severity, _turned(smooth, smooth.values < (1 - TURNED_ENTROPY) * start, step), lines)
+
+
+def _turned(series: Series, away: np.ndarray, step: int) -> int:
+    """Returns the step from which the series was away from its start for good, up to a step."""
+    near = series.steps[~away & (series.steps <= step)]
+    return int(series.steps[0]) if not len(near) else int(near[-1])
 
 
 def _at(series: Series, steps: np.ndarray) -> np.ndarray:
@@ -78,7 +88,7 @@ def floor(history: History) -> Sign | None:
     "Entropy rises: the policy turns to noise.",
     needs=(names.ENTROPY,),
     least=2 * BASELINE,
-    bounds=(ENTROPY_RISE, ENTROPY_RISE_NATS),
+    bounds=(ENTROPY_RISE, ENTROPY_RISE_NATS, TURNED_ENTROPY),
     causes=(
         "actor.entropy_coef is too large, or has the wrong sign",
         "the learning rate is too high",
@@ -90,9 +100,12 @@ def rises(history: History) -> Sign | None:
     entropy = history[names.ENTROPY]
     start = entropy.head(PATIENCE).median
     smooth = rolling_median(entropy, PATIENCE)
-    step = sustained(smooth, smooth.values > max(ENTROPY_RISE * start, start + ENTROPY_RISE_NATS), window=2 * PATIENCE)
-    severity = Severity.WARNING if improves_held_out(history) else Severity.BROKEN
-    return None if step is None else Sign(severity, step, change_line(entropy, PATIENCE))
+    bound = max(ENTROPY_RISE * start, start + ENTROPY_RISE_NATS)
+    step = sustained(smooth, smooth.values > bound, window=PATIENCE)
+    if step is None or entropy.tail(PATIENCE).median < bound:
+        return None
+    onset = _turned(smooth, smooth.values > (1 + TURNED_ENTROPY) * start, step)
+    return Sign(severity_by_held_out(history), onset, change_line(entropy, PATIENCE))
 
 
 @rule(

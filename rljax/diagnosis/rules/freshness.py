@@ -77,10 +77,10 @@ def stale_weights(history: History) -> Sign | None:
 
 
 def _explained(history: History) -> Series:
-    """Returns the KL divergence, nats per token, that updates since the tokens' versions may have made.
+    """Returns the KL divergence, nats per token, that updates since the tokens' versions may make.
 
     Policies that move steadily for n updates are n squared times as far apart as one update moves
-    them, which the later minibatches of a batch show. Empty with one minibatch, which shows nothing.
+    them, which the later minibatches of a batch show. Empty with one minibatch: it shows nothing.
     """
     moved, lag = history.aligned(names.APPROX_KL, names.STALENESS)
     minibatches = 1 if history.config is None else history.config.actor.ppo_n_minibatches

@@ -13,15 +13,16 @@ from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import improves_held_out
 from rljax.diagnosis.rule import Rule, Sign, rule
-from rljax.diagnosis.series import Series, sustained
+from rljax.diagnosis.series import Series, rolling_median, sustained
 from rljax.diagnosis.thresholds import (
     BASELINE,
     FATAL_KL,
     IDLE_CLIPPING,
+    KL_TARGET,
+    LARGE_KL,
     MAX_CLIP_RATIO,
     MAX_DISAGREEMENT,
     MAX_IMPORTANCE_DEVIATION,
-    MAX_KL,
     MAX_ROUNDING,
     NOTED_DISAGREEMENT,
     PATIENCE,
@@ -39,7 +40,7 @@ def _recomputes(config: Config) -> bool:
     "policy.kl",
     "The policy moves too far in one step: twice the KL divergence that a step should have, or more.",
     needs=(names.APPROX_KL,),
-    bounds=(MAX_KL, FATAL_KL),
+    bounds=(KL_TARGET, LARGE_KL, FATAL_KL),
     causes=(
         "the learning rate is too high",
         "too many minibatches per batch, or several epochs over it",
@@ -50,11 +51,25 @@ def _recomputes(config: Config) -> bool:
 def kl(history: History) -> Sign | None:
     series = history[names.APPROX_KL]
     fatal = series.where(series.values > FATAL_KL)
-    sign = above(series, 2 * MAX_KL, Severity.BROKEN)
+    sign = above(series, LARGE_KL, Severity.BROKEN) or _over_target(series)
     if fatal and (sign is None or fatal.steps[0] <= sign.step):
         line = f"{series.name} is {fatal.values[0]:.4g} nats per token at step {fatal.steps[0]}, above {FATAL_KL!r}"
         return Sign(Severity.BROKEN, int(fatal.steps[0]), line)
     return sign
+
+
+def _over_target(series: Series) -> Sign | None:
+    """Finds a KL divergence over twice its target at most steps of a long while."""
+    smooth = rolling_median(series, 2 * PATIENCE)
+    step = sustained(smooth, smooth.values > 2 * KL_TARGET, window=PATIENCE, share=1.0)
+    if step is None:
+        return None
+    since = series.since(step - 2 * PATIENCE + 1).head(3 * PATIENCE)  # what the medians are of
+    line = (
+        f"{series.name} is {since.median:.3g} nats per token (median of steps {since.steps[0]} to {since.steps[-1]}), "
+        f"over twice a target of {KL_TARGET!r}"
+    )
+    return Sign(Severity.BROKEN, int(since.steps[0]), line)
 
 
 @rule(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rljax.config.schema import Config
 from rljax.diagnosis import names
 from rljax.diagnosis.evidence import change_line
 from rljax.diagnosis.finding import Severity
@@ -14,7 +15,22 @@ from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import improves_held_out, level, reward_range
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import noise, rolling_median, trend
-from rljax.diagnosis.thresholds import BASELINE, FALL_NOISE, LOST_REWARD, MIN_GAIN, PATIENCE, SATURATED, SOLVED
+from rljax.diagnosis.thresholds import (
+    BASELINE,
+    FALL_NOISE,
+    LITTLE_DOUBT,
+    LITTLE_GAIN,
+    LOST_REWARD,
+    MIN_GAIN,
+    PATIENCE,
+    SATURATED,
+    SOLVED,
+)
+
+
+def _learns_from_reward(config: Config) -> bool:
+    """Returns whether the reward is what is maximized; in distillation it may only be watched."""
+    return config.actor.reward_scaling != 0
 
 
 @rule(
@@ -29,6 +45,7 @@ from rljax.diagnosis.thresholds import BASELINE, FALL_NOISE, LOST_REWARD, MIN_GA
         "another term outweighs the reward: a bonus, a penalty",
     ),
     next="rljax train with actor.optimizer.lr=0 for ten steps (the reward must stay), then with a tenth of the rate",
+    applies=_learns_from_reward,
     symptom=True,
 )
 def turned(history: History) -> Sign | None:
@@ -47,6 +64,7 @@ def turned(history: History) -> Sign | None:
         "the policy has left the region where the reward, or the reference, holds",
     ),
     next="rljax train from the last checkpoint before the fall, with a third of actor.optimizer.lr",
+    applies=_learns_from_reward,
     symptom=True,
 )
 def falls(history: History) -> Sign | None:
@@ -61,7 +79,7 @@ def _fall(history: History, *, from_the_start: bool) -> Sign | None:
     smooth = rolling_median(share, PATIENCE)
     best = int(np.argmax(smooth.values))
     lost = float(smooth.values[best]) - share.tail(BASELINE).median
-    started_best = best <= BASELINE
+    started_best = float(smooth.values[best]) - share.head(PATIENCE).median < MIN_GAIN / 2
     if started_best is not from_the_start or lost < max(LOST_REWARD, FALL_NOISE * noise(share, PATIENCE)):
         return None
     onset = int(reward.steps[0] if started_best else smooth.steps[best])
@@ -75,7 +93,7 @@ def _fall(history: History, *, from_the_start: bool) -> Sign | None:
     "The reward does not move, although groups have spread and the policy is updated.",
     needs=(names.REWARD, names.EQUAL_REWARD_GROUPS),
     least=4 * BASELINE,
-    bounds=(MIN_GAIN,),
+    bounds=(LITTLE_GAIN, LITTLE_DOUBT),
     causes=(
         "advantages do not belong to the tokens, or trajectories, that they are given to",
         "another term outweighs the reward: a penalty, a KL divergence",
@@ -83,6 +101,7 @@ def _fall(history: History, *, from_the_start: bool) -> Sign | None:
         "the task is too hard, or the reward too noisy for this batch size: see reward.variance",
     ),
     next="rljax train with ten times actor.optimizer.lr for 50 steps; rljax parity --config=CONFIG for the objective",
+    applies=_learns_from_reward,
     symptom=True,
 )
 def no_progress(history: History) -> Sign | None:
@@ -91,7 +110,7 @@ def no_progress(history: History) -> Sign | None:
         return None
     found = trend(share)
     gain = share.tail(BASELINE).mean - share.head(BASELINE).mean
-    if abs(gain) > MIN_GAIN / 2 or found.rises(0.05):
+    if abs(gain) > LITTLE_GAIN or found.rises(LITTLE_DOUBT):
         return None
     line = f"{change_line(history[names.REWARD], BASELINE)}: no trend over {len(share)} steps (p = {found.p_value:.2g})"
     return Sign(Severity.WARNING, int(share.steps[BASELINE]), line)

@@ -273,7 +273,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     "exploration.entropy_rises": (
         lambda: with_reward(0.25 + 0.01 * NOISE, ppo_actor__update__entropy=0.3 + 0.03 * TIME),
         Severity.BROKEN,
-        8,
+        5,
         20,
     ),
     "exploration.entropy_never_falls": (lambda: changed(ppo_actor__update__entropy=0.3), Severity.NOTE, 11, 11),

@@ -13,6 +13,7 @@ import pytest
 from tests.unit.experiments.test_train import REPOSITORY, SYNCHRONOUS, binary, finish, train
 
 ASYNCHRONOUS = "--config.rollout.max_head_offpolicyness=2"
+NO_VERDICT = "--config.stats_logger.verdict=False"  # which would have steps and checkpoints kept
 LAST = 34  # step of the run: 4 of the warm-up and 30 of RL, a checkpoint every third
 
 
@@ -23,7 +24,7 @@ def replay(workdir: Path, *arguments: str) -> tuple[int, str, str]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     workdir = tmp_path_factory.mktemp("runs") / "recorded"
-    code, _, err = train(workdir, ASYNCHRONOUS, "--config.actor.ppo_n_minibatches=2", "--config.saver.keep_last=3")
+    code, _, err = train(workdir, ASYNCHRONOUS, "--config.actor.ppo_n_minibatches=2", "--config.saver.keep_last=3", NO_VERDICT)
     assert code == 0, err
     return workdir
 

@@ -12,14 +12,17 @@ ASYNC = {"rollout.max_head_offpolicyness": 2, "actor.ppo_n_minibatches": 2}
 
 
 def train(workdir: Path, overrides, **options):
-    """Trains, and returns the run and the sink with its metrics by step; metrics.jsonl has them too."""
+    """Trains, and returns the run and the sink with its metrics by step; metrics.jsonl has them too.
+
+    Without a live verdict, which would have steps kept.
+    """
     sinks = []
 
     def open_sink(first_step):
         sinks.append(MemorySink(first_step, workdir / "metrics.jsonl"))
         return sinks[-1]
 
-    run = make_run(workdir, overrides, sink=open_sink, **options)
+    run = make_run(workdir, {"stats_logger.verdict": False} | overrides, sink=open_sink, **options)
     loop.train(run)
     return run, sinks[-1]
 

@@ -92,18 +92,19 @@ def test_a_step_at_which_something_spoke_is_kept_with_the_way_to_it(tmp_path):
     record(recorder, range(1, 7))
     recorder.keep(6, "guard.max_grad_norm: 1e9", checkpoints=[2, 4])
     record(recorder, range(7, 12))
+    recorder.keep(9, "a warning", checkpoints=None)
     recorder.keep(10, "guard.max_grad_norm: 1e9", checkpoints=[2, 4, 8])  # one checkpoint is held already
     record(recorder, range(12, 20))
     assert set(recorder.held) == {4}
     recorder.close()
     recording = Recording(tmp_path)
-    assert recording.steps() == [5, 6, 10, 17, 18, 19]
-    assert [(kept.step, kept.base) for kept in recording.kept()] == [(6, 4), (10, None)]
+    assert recording.steps() == [5, 6, 9, 10, 17, 18, 19]
+    assert [(kept.step, kept.base) for kept in recording.kept()] == [(6, 4), (9, None), (10, None)]
     again = recorder_of(tmp_path, first_step=19, steps=3)  # a run that goes on keeps them
     assert set(again.held) == {4}
     record(again, range(20, 25))
     again.close()
-    assert recording.steps() == [5, 6, 10, 22, 23, 24]
+    assert recording.steps() == [5, 6, 9, 10, 22, 23, 24]
 
 
 def test_kept_steps_go_last_when_there_is_no_room(tmp_path, caplog):

@@ -1,5 +1,5 @@
-"""Buffer and journal against a plain model, with a kill between any two operations: exactly once
-and the lag bound.
+"""Buffer and journal against a plain model, with a kill or a rollback between any two operations:
+exactly once and the lag bound.
 
 The model is sets of prompt indices and a copy of them at each checkpoint. It knows nothing of
 heaps and files; it says what must be true: where every prompt is, what may be admitted, what comes
@@ -44,6 +44,8 @@ class Model:
 
     def __init__(self):
         self.version = 0
+        self.undone = 0  # versions that don't count: of undone steps, and of rollbacks
+        self.floor = 0  # version of the last rollback: nothing older is trained on
         self.drawn = 0
         self.running = {}  # index -> ticket
         self.again = []  # indices, first to be admitted first
@@ -88,7 +90,7 @@ class BufferAndJournal(RuleBasedStateMachine):
         accepted = len(model.trained) + len(model.ready)
         room = min(
             self.limits.max_concurrent - len(model.running),
-            (self.limits.max_lag + model.version + 1) * self.limits.batch_size - accepted - len(model.running),
+            (self.limits.max_lag + model.version - model.undone + 1) * self.limits.batch_size - accepted - len(model.running),
         )
         left = bool(model.again) or model.drawn < EPOCH * EPOCHS
         assert (ticket is not None) == (room > 0 and left)
@@ -173,7 +175,7 @@ class BufferAndJournal(RuleBasedStateMachine):
             (trajectory,) = entry.group.trajectories
             assert trajectory.reward == entry.index  # its own group, not another's
             versions = trajectory.versions[trajectory.loss_mask].tolist()
-            assert versions == model.ready.pop(entry.index)
+            assert versions == model.ready.pop(entry.index) and min(versions) >= model.floor
             model.trained.append((entry.index, model.version, versions))
         self.buffer.publish()
         model.version += 1
@@ -217,6 +219,22 @@ class BufferAndJournal(RuleBasedStateMachine):
         self.model = copy.deepcopy(model)
         self.model.again = sorted([*self.model.running, *self.model.again])
         self.model.running = {}
+
+    @precondition(lambda self: self.checkpoint[1] is not None)
+    @rule()
+    def roll_back(self):
+        """A guardrail undoes the steps since the checkpoint; all that was not trained on is void."""
+        then, state, ready = self.checkpoint
+        now, self.model = self.model, copy.deepcopy(then)
+        self.buffer.roll_back(state, journal.read_entries(self.directory / "ready", ready))
+        model = self.model
+        model.version = model.floor = now.version + 1
+        model.undone = model.version - (then.version - then.undone)
+        model.again = sorted([*model.running, *model.again, *model.ready])
+        model.attempts.update(model.again)
+        model.running, model.ready = {}, {}
+        self.recovered.clear()
+        self.save()
 
     # What must be true
 

@@ -19,10 +19,11 @@ from rljax.loop import Loop
 from rljax.messaging import framing, handshake
 from rljax.messaging.framing import UNPROVED, Message
 from rljax.messaging.handshake import HandshakeError, Refused, connect_async
+from rljax.metrics.mean import Mean
 from rljax.rollout.buffer import ticket_from_json
 from rljax.rollout.producer import RetryingGenerator
 from rljax.rollout.result import Result
-from rljax.testing.harness import TOKEN, MemorySink, Repeat, make_run, worker
+from rljax.testing.harness import TOKEN, MemorySink, RememberingLearner, Repeat, make_run, settle, worker
 from rljax.types import Finish, Trajectory
 from rljax.workers import connection as connections
 from rljax.workers.client import work
@@ -488,3 +489,55 @@ def test_a_worker_without_a_trainer_says_so_and_file_names_stay_in_their_directo
         with pytest.raises(PeerError, match="not a file name"):
             plain_name(name)
     assert plain_name("model-00001-of-00002.safetensors")
+
+
+class OutOfBoundsOnce(RememberingLearner):
+    """A learner whose second update is out of bounds."""
+
+    oldest: tuple[int, ...] = ()  # oldest version of each update
+
+    def update(self, batch):
+        self.oldest += (int(batch.versions[batch.loss_mask].min()),)
+        return super().update(batch) | {"ppo_actor/update/approx_kl": Mean(5.0 if len(self.oldest) == 2 else 0.0, 1)}
+
+
+def test_groups_of_leases_from_before_a_rollback_are_late_though_their_prompts_are_leased_again(tmp_path):
+    """A worker that is at two groups when its leases are revoked, and sends them all the same."""
+
+    async def stubborn(workdir):
+        connection, held, sent = await _attached(workdir), [], 0
+        while (message := await connection.receive()).kind != "end":
+            if message.kind == "lease":
+                held.append(ticket_from_json(message.fields["ticket"]))
+                while held and (sent < 8 or len(held) > 4):  # two batches, and never with fewer than four in hand until then
+                    ticket, sent = held.pop(0), sent + 1
+                    connection.send(_group(ticket, version=max(0, -(-sent // 4) - 1)))
+            elif message.kind == "revoke":
+                await settle()  # a server that did not wait for the answer would lease the same prompts again now
+                for ticket in held:
+                    connection.send(_group(ticket, version=1))
+                connection.send(Message("revoked"))
+                break
+        while (message := await connection.receive()).kind != "end":
+            if message.kind == "lease":
+                connection.send(_group(ticket_from_json(message.fields["ticket"]), version=3))
+
+    lines = Lines()
+    overrides = {
+        "guard.action": "rollback",
+        "guard.max_approx_kl": 1.0,
+        "guard.patience": 1,
+        "rollout.max_head_offpolicyness": 3,
+    }
+    run = make_run(tmp_path, overrides, n_prompts=12, sink=lines, by_workers=True)
+    run.engine.learner = OutOfBoundsOnce(run.config, tmp_path / "model")
+
+    async def scenario():
+        beside = asyncio.create_task(stubborn(tmp_path))
+        outcome = await asyncio.wait_for(Loop(run).run(), 60)
+        await beside
+        return outcome
+
+    assert asyncio.run(scenario()).finished and _once(run, 12, 1)
+    assert run.engine.learner.oldest[:2] == (0, 1) and min(run.engine.learner.oldest[2:]) == 3
+    assert sum(line.get("rollout/late_groups", 0) for line in lines.sink.steps.values()) >= 1
