@@ -267,8 +267,7 @@ class SlotTable:
 
         def cost(shape: tuple[int, int]) -> int:
             rows, width = shape
-            parts = -(-tokens // width)  # a dispatch takes in one of each tenant
-            return max(math.ceil(parts.sum() / rows), int(parts.max())) * (rows * width + DISPATCH)
+            return math.ceil(sum(-(-tokens // width)) / rows) * (rows * width + DISPATCH)
 
         rows, width = min(shapes, key=cost)
         zeros, tables = np.zeros(rows, np.int32), np.full((rows, self.tables.shape[1]), self._pages, np.int32)

@@ -245,15 +245,6 @@ def test_one_request_always_fits_alone():
         table.release(tenant)
 
 
-@pytest.mark.parametrize("slots, length, shape", [(4, 65, (1, 64)), (16, 65, (16, 8)), (16, 3, (16, 8))])
-def test_few_long_prompts_are_not_prefilled_in_narrow_rows(slots, length, shape):
-    """A dispatch takes in one part of each prompt, however many rows it has."""
-    table, _ = make(slots=slots)
-    for i in range(slots):
-        table.admit(work_of(np.full(length, i)))
-    assert table.chunk([(1, 64), (16, 8)]).tokens.shape == shape
-
-
 def test_the_last_to_arrive_is_the_youngest():
     table, _ = make()
     works = [work_of([i]) for i in range(3)]
