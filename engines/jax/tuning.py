@@ -26,7 +26,7 @@ ANY = 2**30  # layers
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """How the learner's programs are made for a platform."""
+    """Settings of the learner's programs on a platform."""
 
     unrolled_layers: int = 0  # layers of the deepest model whose layers are unrolled
     lengths_per_octave: int = 2  # row lengths between a power of two and the next that programs are compiled for
@@ -89,7 +89,7 @@ def prepare_host() -> None:
 
 
 def _computes_on_cpu() -> bool:
-    """What `jax.default_backend() == "cpu"` will be, as far as it can be told beforehand: an
+    """Predicts `jax.default_backend() == "cpu"`, as far as it can be told beforehand: an
     accelerator's plugin that will find no device counts as an accelerator.
     """
     chosen: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]  # JAX defines its settings at run time

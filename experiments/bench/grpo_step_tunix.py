@@ -1,4 +1,4 @@
-"""google-tunix's side of `grpo_step.py`: prints the seconds of each step of its GRPOLearner as JSON.
+"""google-tunix's side of `grpo_step.py`: prints the seconds of each GRPOLearner step as JSON.
 
 python -m experiments.bench.grpo_step_tunix MODEL WORKDIR STEPS THREADS
 
