@@ -1,14 +1,14 @@
-"""A `Transformer` over a key/value cache: what a sampler runs.
+"""A `Transformer` over a paged key/value cache: what a sampler runs.
 
-Layers are unrolled and each has a cache of its own, laid out as attention reads it, so that XLA
-updates it where it is: one array for all layers, scanned, is cut, transposed and put together
+Layers are unrolled and each has pages of its own, laid out as attention reads them, so that XLA
+updates them where they are: one array for all layers, scanned, is cut, transposed and put together
 again at every step.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,34 +16,24 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from rljax.backends.jax.decode_attention import Attend
+from rljax.backends.jax.decode_attention import DecodeAttention, Places, write_and_attend
 from rljax.backends.jax.decode_attention.xla import XLA
-from rljax.backends.jax.model import Transformer, rotation_at
-from rljax.backends.jax.sharding import constrain
+from rljax.backends.jax.model import Rotation, Transformer, rotation_at
 from rljax.hf.spec import ModelSpec
 
 LAYERS = "layers"  # of the parameter tree
 
-
-class LayerCache(NamedTuple):
-    """Keys and values of the tokens so far, of one layer. Key index == absolute position of the
-    token in its row.
-
-    What lies at indices above a query's position is never seen by it, so stale content needs no
-    clearing.
-    """
-
-    key: Array  # [B, K, S, D]
-    value: Array  # [B, K, S, D]
+Cache = tuple[Any, ...]  # a pool of pages per layer, as `DecodeAttention.empty` makes it
 
 
-Cache = tuple[LayerCache, ...]  # one per layer
+def empty_cache(spec: ModelSpec, pages: int, page_size: int, dtype: DTypeLike, attention: DecodeAttention = XLA) -> Cache:
+    """Makes a cache of so many pages in every layer."""
+    return tuple(attention.empty(pages, page_size, spec.num_kv_heads, spec.head_dim, dtype) for _ in range(spec.num_layers))
 
 
-def empty_cache(spec: ModelSpec, rows: int, length: int, dtype: DTypeLike) -> Cache:
-    """Makes a cache for `rows` rows of at most `length` tokens."""
-    shape = (rows, spec.num_kv_heads, length, spec.head_dim)
-    return tuple(LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(spec.num_layers))
+def in_order(rows: int, columns: int) -> Array:
+    """Tables of rows that have `columns` pages each, in order: [rows, columns] int32."""
+    return jnp.arange(rows * columns, dtype=jnp.int32).reshape(rows, columns)
 
 
 def unstack(params: dict[str, Any]) -> dict[str, Any]:
@@ -64,9 +54,11 @@ class CachedTransformer:
 
     Example:
         model = CachedTransformer(graphdef, unstack(params))
-        hidden, cache = model.extend(prompt_ids, positions, empty_cache(spec, rows, length, dtype))
+        cache, tables = empty_cache(spec, rows * 2, 64, dtype), in_order(rows, 2)
+        hidden, cache = model.extend(prompt_ids, Places(positions, tables), cache)
         token_ids = model.logits(hidden[:, -1]).argmax(-1)
-        hidden, cache = model.decode(token_ids, positions[:, -1] + 1, cache)
+        places = Places(positions[:, -1:] + 1, tables)
+        hidden, cache = model.extend(token_ids[:, None], places, cache)
     """
 
     def __init__(self, graphdef: nnx.GraphDef, params: dict[str, Any]) -> None:
@@ -80,57 +72,33 @@ class CachedTransformer:
         return self._model.logits(hidden)
 
     def extend(
-        self, token_ids: Array, positions: Array, cache: Cache, rows: Array | None = None, *, attend: Attend = XLA.attend
+        self, token_ids: Array, places: Places, cache: Cache, *, attention: DecodeAttention = XLA
     ) -> tuple[Array, Cache]:
-        """Writes tokens into rows of the cache; each sees what is cached of its row, and those
+        """Writes tokens into pages of the cache; each sees what is cached of its row, and those
         before it here.
 
         Args:
           token_ids: [R, T] int32.
-          positions: [R, T] int32, in the row; what is outside [0, S) is padding: not written, and
-            what it sees means nothing.
-          rows: [R] int32, of the cache, no two alike; one out of range is padding. None: R is B,
-            in order.
+          places: of the tokens. No page is written by two rows.
 
         Returns:
-          Hidden states after the final norm, [R, T, H], and the cache.
+          Hidden states after the final norm, [R, T, H], those of padding without meaning, and the
+          cache.
         """
-        capacity, _, length, _ = cache[0].key.shape
-        keep = (positions >= 0) & (positions < length)
-        if rows is not None:
-            keep &= (rows < capacity)[:, None]
-        index = jnp.where(keep, positions, -1)
         spec, written = self.spec, []
-        x, rotation = self._model.embed(token_ids), rotation_at(spec, positions)
+        x, rotation = self._model.embed(token_ids), rotation_at(spec, places.index)
 
-        def write_and_see(
-            query: Array, key: Array, value: Array, *, layer_cache: LayerCache, window: int | None
-        ) -> tuple[Array, LayerCache]:
-            layer_cache = LayerCache(write(layer_cache.key, key, index, rows), write(layer_cache.value, value, index, rows))
-            out = attend(
-                query, *layer_cache, index, rows, scale=spec.attention_scale, softcap=spec.attention_softcap, window=window
-            )
-            return out, layer_cache
+        @functools.partial(jax.jit, static_argnames=("window", "rope"))  # traced and lowered once for all layers alike
+        def layer(
+            params: Any, x: Array, layer_cache: Any, rotation: Rotation, places: Places, *, window: int | None, rope: int
+        ) -> tuple[Array, Any]:
+            def see(query: Array, key: Array, value: Array) -> tuple[Array, Any]:
+                settings = {"scale": spec.attention_scale, "softcap": spec.attention_softcap, "window": window}
+                return write_and_attend(attention, query, key, value, layer_cache, places, **settings)
+
+            return nnx.merge(self._layer, params).step(x, rope, rotation, see)
 
         for params, layer_cache, window, rope in zip(self._layers, cache, spec.windows, spec.rope_of_layer, strict=True):
-            see = functools.partial(write_and_see, layer_cache=layer_cache, window=window)
-            x, new = nnx.merge(self._layer, params).step(x, rope, rotation, see)
+            x, new = layer(params, x, layer_cache, rotation, places, window=window, rope=rope)
             written.append(new)
         return self._model.norm(x), tuple(written)
-
-    def decode(self, tokens: Array, positions: Array, cache: Cache, *, attend: Attend = XLA.attend) -> tuple[Array, Cache]:
-        """Takes in one token of every row of the cache: [B] int32 each -> hidden states [B, H],
-        and the cache.
-        """
-        hidden, cache = self.extend(tokens[:, None], positions[:, None], cache, attend=attend)
-        return hidden[:, 0], cache
-
-
-def write(cache: Array, new: Array, positions: Array, rows: Array | None = None) -> Array:
-    """A layer's keys or values [B, K, S, D] with new ones [R, T, K, D] at positions [R, T] of the
-    rows; -1: dropped.
-    """
-    size = cache.shape[2]
-    slots = jnp.where(positions >= 0, positions, size)  # a negative index would count from the end
-    rows = jnp.arange(len(new)) if rows is None else rows
-    return constrain(cache.at[rows[:, None], :, slots].set(new.astype(cache.dtype), mode="drop"), "cache")

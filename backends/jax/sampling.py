@@ -32,16 +32,25 @@ class Sampling(NamedTuple):
     token_index: Int[Array, " B"]
 
 
-def sample(logits: Float[Array, "B V"], params: Sampling) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+def sample(
+    logits: Float[Array, "B V"], params: Sampling, plain: bool | None = None
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """Draws one token per row.
+
+    Args:
+      plain: whether every row asks for a temperature alone; None: found out at every call, for
+        which the host of a GPU waits.
 
     Returns:
       Token ids, int32, and their log-probabilities, float32, nats, under the distribution that was
       drawn from. A greedy row takes the likeliest token and reports its log-probability at
       temperature 1 over the whole vocabulary.
     """
+    logits = jnp.asarray(logits, jnp.float32)
+    if plain is not None:
+        return (_sample_plain if plain else _sample_any)(logits, params)
     asks = params.greedy | (params.token_index < params.min_new_tokens) | (params.top_k > 0) | (params.top_p < 1)
-    return jax.lax.cond(jnp.any(asks), _sample_any, _sample_plain, jnp.asarray(logits, jnp.float32), params)
+    return jax.lax.cond(jnp.any(asks), _sample_any, _sample_plain, logits, params)
 
 
 def _sample_plain(logits: Array, params: Sampling) -> tuple[Array, Array]:

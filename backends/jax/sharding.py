@@ -29,8 +29,8 @@ ACTIVATIONS: dict[str, tuple[Any, ...]] = {
     "hidden": (BATCH, None, None),  # [B, T, H]
     "heads": (BATCH, None, "tensor", None),  # [B, T, heads, D]
     "feed_forward": (BATCH, None, "tensor"),  # [B, T, F]
-    "cache": (BATCH, "tensor", None, None),  # [B, heads, S, D], of a layer
     "rows": (BATCH, None),  # [B, T]
+    "logits": (BATCH, "tensor"),  # [B, V]
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rljax.config.keys import NOT_NEGATIVE, POSITIVE, key
+from rljax.config.keys import HALF_OPEN_UNIT, NOT_NEGATIVE, POSITIVE, key
 from rljax.config.schema import EngineConfig
 
 _DTYPES = ("float32", "bfloat16")
@@ -15,13 +15,26 @@ class JaxConfig(EngineConfig):
     """The JAX sampler and learner."""
 
     slots: int = key(64, "Requests decoded at once.", POSITIVE)
-    context_length: int = key(2048, "Prompt and completion that a slot has room for.", POSITIVE, unit="tokens")
+    context_length: int = key(2048, "Longest prompt and completion together.", POSITIVE, unit="tokens")
+    page_size: int = key(
+        64, "Room of a page of the sampler's cache. Equal prefixes are shared by whole pages.", POSITIVE, unit="tokens"
+    )
+    cache_tokens: int | None = key(
+        None,
+        "Room of the sampler's cache, all pages together. With less than slots * context_length requests wait for pages, and "
+        "the youngest that run give theirs up. None: slots * context_length, or what cache_memory_fraction allows.",
+        POSITIVE,
+        unit="tokens",
+    )
+    cache_memory_fraction: float = key(
+        0.9, "Most of the memory left beside the sampler's weights that its cache takes by itself.", HALF_OPEN_UNIT
+    )
     prefill_chunk: int = key(256, "Prompt tokens per dispatch.", POSITIVE, unit="tokens")
     decode_steps: int = key(4, "Decode steps per dispatch.", POSITIVE)
     decode_attention: str = key(
         "auto",
         "Kernel of the sampler's attention over its cache. auto: the first of these that can do it on the devices at hand.",
-        choices=("auto", "pallas_gpu", "xla"),
+        choices=("auto", "pallas_gpu", "pallas_tpu", "xla"),
     )
     cache_dtype: str = key("bfloat16", "What the sampler's keys and values are kept in.", choices=_DTYPES)
     sampler_dtype: str = key("bfloat16", "What the sampler's weights are kept and computed in.", choices=_DTYPES)

@@ -1,19 +1,25 @@
-"""Programs of the sampler: three compiled functions over one key/value cache, and the weights they
-read.
+"""Programs of the sampler: three compiled functions over one paged key/value cache, and the weights
+they read.
 
-    prefill  tokens of some rows into the cache
-    copy     rows of the cache onto other rows
+    prefill  tokens of some rows into their pages
+    copy     pages onto other pages
     decode   up to `decode_steps` tokens of every active slot
 
 All of them update the cache where it is (tested in the compiled programs). Prefill is compiled for
-every one of `shapes`, copy for every length in `spans`, decode once. Whatever differs between
-requests goes in as arrays, so that nothing compiles after warm-up.
+every one of `shapes`, copy once, decode for every one of `variants`. Whatever else differs between
+requests, tables of pages included, goes in as arrays, so that nothing compiles after warm-up.
+
+Where a device works beside the host, no program makes the host wait: a loop has a fixed number of
+turns, and what depends on the requests is decided by the host, which chooses among the variants. A
+condition that is computed on the device would be waited for at every step.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+import concurrent.futures
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,170 +28,127 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.typing import DTypeLike
 
 from rljax.backends.jax import hf
 from rljax.backends.jax.cached import LAYERS, Cache, CachedTransformer, empty_cache, stack, unstack
-from rljax.backends.jax.decode_attention import Problem, choose, spans
+from rljax.backends.jax.decode_attention import Groups, Places, Problem, choose, no_groups
 from rljax.backends.jax.mesh import dispatching, row_shards
-from rljax.backends.jax.sampling import Sampling, sample
-from rljax.backends.jax.sharding import activation_sharding, constrain, replicated, shardings
+from rljax.backends.jax.sampling import sample
+from rljax.backends.jax.sharding import BATCH, constrain, replicated, shardings
 from rljax.config.schema import Config
 from rljax.engine import WeightsInDirectory, WeightsInMemory, WeightSource
+from rljax.engines.jax.cache_size import pages_per_shard
 from rljax.engines.jax.config import JaxConfig
-from rljax.engines.jax.slots import Chunk
+from rljax.engines.jax.orders import ORDER, Decoded, DecodeState, advance, apply_orders, empty_state
+from rljax.engines.jax.pages import columns
+from rljax.engines.jax.slots import Chunk, Copy
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 
 LONE_CHUNK = 32  # tokens in a prefill dispatch of one short prompt
 NARROW_CHUNK = 16  # tokens per row in a prefill dispatch of many prompts
 MIDDLE_CHUNK = 128  # tokens per row in a prefill dispatch of a few prompts
+COPIES = 64  # pages per dispatch and shard, at most
 OUTSIDE = -1  # a position that is in no row: of padding, and of slots at rest
-MAX_STOP_IDS = 16  # per request
-KEEP, START, HALT = range(3)  # what an order does to a slot
-
-ORDER = np.dtype(
-    [
-        ("action", np.int32),
-        ("token", np.int32),  # the last of the prompt (and of the completion so far): the next step takes it in
-        ("position", np.int32),  # of that token
-        ("limit", np.int32),  # tokens of the completion
-        ("token_index", np.int32),  # of the next token in the completion
-        ("seed", np.int32),  # the bits of a uint32
-        ("min_new_tokens", np.int32),
-        ("top_k", np.int32),
-        ("greedy", np.int32),
-        ("temperature", np.float32),
-        ("top_p", np.float32),
-        ("stop_ids", np.int32, (MAX_STOP_IDS,)),
-    ]
-)
-FIELDS: Mapping[str, Any] = ORDER.fields or {}
 
 
-class DecodeState(NamedTuple):
-    """Decoding state of B slots."""
+class Variant(NamedTuple):
+    """Choices that a decode program is compiled for."""
 
-    token: Array  # [B] int32, the next step takes it in
-    position: Array  # [B] int32, of that token
-    active: Array  # [B] bool
-    limit: Array  # [B] int32, tokens of the completion
-    sampling: Sampling
+    grouped: bool  # reads the pages that slots share once
+    plain: bool | None  # every request asks for a temperature alone; None: the device looks
 
-
-class Decoded(NamedTuple):
-    """Tokens of a decode dispatch; -1 where a slot drew nothing.
-
-    A slot's tokens stand in its first steps.
-    """
-
-    tokens: Array  # [steps, B] int32
-    logp: Array  # [steps, B] float32, nats
+    @property
+    def name(self) -> str:
+        return " ".join(["decode", *["grouped"] * self.grouped, *["any"] * (self.plain is False)])
 
 
 class Programs:
     """Weights, cache and slot state on the devices of a mesh, and the compiled programs over them."""
 
-    def __init__(
-        self,
-        model_dir: Path,
-        mesh: Mesh,
-        *,
-        slots: int,
-        context: int,
-        prefill_tokens: int,
-        decode_steps: int,
-        dtype: DTypeLike,
-        param_dtype: DTypeLike,
-        cache_dtype: DTypeLike,
-        precise: bool = False,
-        decode_attention: str = "auto",
-        described: bool = False,
-    ) -> None:
+    def __init__(self, config: Config, model_dir: Path, mesh: Mesh, *, described: bool = False) -> None:
         """Compiles nothing yet.
 
         Args:
-          dtype: computed in. Matrices are stored in `param_dtype`, norms in float32.
           described: weights, cache and state are shapes alone: for `lower`, on devices that are not
             there.
 
         Raises:
-          UserError: a model that can't be loaded, or a `decode_attention` that can't do this.
+          UserError: a model that can't be loaded, a `jax.decode_attention` that can't do this,
+            slots that the data shards of the mesh do not divide, or a cache without room for a
+            request.
         """
+        settings = JaxConfig.of(config)
+        self.shards = row_shards(mesh)
+        if settings.slots % self.shards:
+            raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {self.shards} data shards of its pool")
         self.spec = ModelSpec.from_directory(model_dir)
-        self.slots, self.context, self.decode_steps = slots, context, decode_steps
-        self.spans = spans(context)
-        self.shapes = chunk_shapes(prefill_tokens, slots, context)
-        self.mesh, self._dtype, self._param_dtype = mesh, jnp.dtype(dtype), jnp.dtype(param_dtype)
-        self.attention = choose(decode_attention, self._problem(jnp.dtype(cache_dtype)))
-        self._graphdef, params = hf.load(model_dir, mesh, self._dtype, self._param_dtype, precise=precise, describe=described)
+        self.slots, self.context, self.decode_steps = settings.slots, settings.context_length, settings.decode_steps
+        self.shapes = chunk_shapes(settings.prefill_chunk, self.slots, self.context)
+        self.mesh = mesh
+        self._dtype = jnp.dtype(config.actor.dtype if settings.bitwise else settings.sampler_dtype)
+        self._param_dtype = jnp.dtype("float32" if settings.bitwise else settings.sampler_dtype)
+        self.attention = choose(settings.decode_attention, self._problem(settings))
+        self.page_size = self.attention.page_size(settings.page_size, self.context)
+        self.columns = columns(self.context, self.page_size)
+        self._graphdef, params = hf.load(
+            model_dir, mesh, self._dtype, self._param_dtype, precise=settings.precise, describe=described
+        )
         self._shardings = shardings(self.spec, mesh)
         self._unstack = jax.jit(unstack, out_shardings=_unstacked(self._shardings, self.spec.num_layers))
         self._stack = jax.jit(stack, out_shardings=self._shardings)
+        self._weights = self._described(params) if described else self._adopt(params)
+        del params
+        self.pages = pages_per_shard(settings, self.spec, mesh, self.attention, self.page_size, self._weights)
         self.dispatches: collections.Counter[str] = collections.Counter()  # by kind
 
         def zeros() -> Cache:
-            return empty_cache(self.spec, slots, self.attention.padded(context), cache_dtype)
+            return empty_cache(self.spec, self.pages * self.shards, self.page_size, settings.cache_dtype, self.attention)
 
-        whole = jax.eval_shape(lambda: (zeros(), empty_state(slots)))
-        placed = jax.tree.map(self._sharding, whole)
+        whole = jax.eval_shape(lambda: (zeros(), empty_state(self.slots)))
+        placed: Any = jax.tree.map(self._cache_sharding, whole[0]), jax.tree.map(lambda _: replicated(mesh), whole[1])
         self._empty = jax.jit(zeros, out_shardings=placed[0])
         self._prefill = jax.jit(self._prefill_rows, donate_argnums=1, out_shardings=placed[0])
-        self._copy = jax.jit(self._copy_rows, static_argnames="span", donate_argnums=0, out_shardings=placed[0])
-        self._decode = jax.jit(self._decode_steps, donate_argnums=(1, 2), out_shardings=(*placed, replicated(mesh)))
+        self._copy = jax.jit(self._copy_pages, donate_argnums=0, out_shardings=placed[0])
+        self._decode = jax.jit(
+            self._decode_steps, static_argnums=5, donate_argnums=(1, 2), out_shardings=(*placed, replicated(mesh))
+        )
+        self._compiled: dict[str, jax.stages.Compiled] = {}
         if described:
-            self._weights = self._described(params)
             self._cache, self._state = jax.tree.map(_shape, whole, placed)
         else:
-            self._weights = self._adopt(params)
-            self._cache, self._state = self._empty(), jax.jit(lambda: empty_state(slots), out_shardings=placed[1])()
+            self._cache = self._empty()
+            self._state = jax.jit(lambda: empty_state(self.slots), out_shardings=placed[1])()
 
-    @classmethod
-    def of(cls, config: Config, model_dir: Path, mesh: Mesh, *, described: bool = False) -> Programs:
-        """The programs of a run. Raises UserError as the constructor does, and for slots that the
-        data shards of the mesh do not divide.
-        """
-        settings = JaxConfig.of(config)
-        if settings.slots % row_shards(mesh):
-            raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {row_shards(mesh)} data shards of its pool")
-        return cls(
-            model_dir,
-            mesh,
-            slots=settings.slots,
-            context=settings.context_length,
-            prefill_tokens=settings.prefill_chunk,
-            decode_steps=settings.decode_steps,
-            dtype=config.actor.dtype if settings.bitwise else settings.sampler_dtype,
-            param_dtype="float32" if settings.bitwise else settings.sampler_dtype,
-            cache_dtype=settings.cache_dtype,
-            precise=settings.precise,
-            decode_attention=settings.decode_attention,
-            described=described,
-        )
-
-    def _problem(self, cache_dtype: jnp.dtype) -> Problem:
-        spec, mesh = self.spec, self.mesh
+    def _problem(self, settings: JaxConfig) -> Problem:
         return Problem(
-            platform=mesh.devices.flat[0].platform,
+            platform=self.mesh.devices.flat[0].platform,
             dtype=self._dtype,
-            cache_dtype=cache_dtype,
-            rows=self.slots,
-            length=self.context,
-            kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            softcap=spec.attention_softcap,
-            row_shards=row_shards(mesh),
-            head_shards=mesh.shape["tensor"],
+            cache_dtype=jnp.dtype(settings.cache_dtype),
+            page_size=settings.page_size,
+            kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim,
+            softcap=self.spec.attention_softcap,
+            head_shards=self.mesh.shape["tensor"],
+            rows=self.slots // self.shards,
+            columns=columns(self.context, settings.page_size),
         )
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Decode programs; on the CPU, which waits for nothing but itself, one that looks itself."""
+        grouped = (False, True) if self.attention.reads_groups else (False,)
+        return [Variant(*pair) for pair in itertools.product(grouped, (None,) if self._waits_for_nothing else (True, False))]
+
+    @property
+    def _waits_for_nothing(self) -> bool:
+        return bool(self.mesh.devices.flat[0].platform == "cpu")
 
     def warm_up(self) -> None:
-        """Compiles every program by running it on nothing."""
-        self.decode(np.zeros(self.slots, ORDER))
-        for span in self.spans:
-            self.copy([], span)
-        for rows, width in self.shapes:
-            out = np.full(rows, self.slots, np.int32)
-            self.prefill(Chunk(out, np.zeros_like(out), np.zeros_like(out), np.zeros((rows, width), np.int32)))
+        """Compiles every program, several at a time."""
+        lowered = self.lower()
+        with concurrent.futures.ThreadPoolExecutor() as pool, dispatching(self.mesh):
+            self._compiled = dict(zip(lowered, pool.map(lambda each: each.compile(), lowered.values()), strict=True))
         self.wait()
 
     def lower(self) -> dict[str, jax.stages.Lowered]:
@@ -194,20 +157,32 @@ class Programs:
         def ints(*shape: int) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=replicated(self.mesh))
 
-        weights, cache = self._weights, self._cache
-        columns = ints(self.slots, ORDER.itemsize // 4)
-        lowered = {"decode": self._decode.lower(weights, cache, self._state, columns)}
-        for span in self.spans:
-            lowered[f"copy {span}"] = self._copy.lower(cache, ints(self.copies, 2), span=span)
+        weights, cache, groups = self._weights, self._cache, self.no_groups()
+        orders = ints(self.slots, ORDER.itemsize // 4 + self.columns + groups.own.shape[1])
+        lowered = {
+            variant.name: self._decode.lower(weights, cache, self._state, orders, ints(*groups.items.shape), variant)
+            for variant in self.variants
+        }
+        lowered["copy"] = self._copy.lower(cache, ints(self.shards, self.copies, 2))
         for rows, width in self.shapes:
-            lowered[f"prefill {rows}x{width}"] = self._prefill.lower(weights, cache, ints(rows, 3 + width))
+            plan = ints(rows, 3 + self.columns + width)
+            lowered[f"prefill {rows}x{width}"] = self._prefill.lower(weights, cache, plan)
         return lowered
+
+    def no_groups(self) -> Groups:
+        """Groups of nobody."""
+        each = [no_groups(self.slots // self.shards)] * self.shards
+        return Groups(*(np.concatenate(arrays) for arrays in zip(*each, strict=True)))
 
     @property
     def compilations(self) -> int:
-        """Programs compiled so far, by these three functions."""
-        programs: tuple[Any, ...] = (self._prefill, self._copy, self._decode)
-        return sum(program._cache_size() for program in programs)
+        """Programs compiled so far."""
+        return len(self._compiled)
+
+    @property
+    def held(self) -> tuple[Any, Cache]:
+        """Weights and cache, as they lie on the devices."""
+        return self._weights, self._cache
 
     @property
     def params(self) -> Any:
@@ -216,37 +191,45 @@ class Programs:
             return self._stack(self._weights)
 
     def prefill(self, chunk: Chunk) -> None:
-        plan = np.concatenate([np.stack([chunk.rows, chunk.starts, chunk.counts], axis=1), chunk.tokens], axis=1)
-        self.dispatches["prefill {}x{}".format(*chunk.tokens.shape)] += 1
+        shard = chunk.slots // (self.slots // self.shards)
+        places = np.stack([shard, chunk.starts, chunk.counts], axis=1)
+        name = "prefill {}x{}".format(*chunk.tokens.shape)
+        self.dispatches[name] += 1
         with dispatching(self.mesh):
-            self._cache = self._prefill(self._weights, self._cache, plan)
+            plan = np.concatenate([places, chunk.tables, chunk.tokens], axis=1)
+            self._cache = self._compiled[name](self._weights, self._cache, plan)
 
-    def copy(self, pairs: Sequence[tuple[int, int, int]], span: int | None = None) -> None:
-        """(source row, target row, tokens), at most `copies` of them, up to `span` tokens; None:
-        the shortest that does.
-        """
-        plan = np.full((self.copies, 2), self.slots, np.int32)
-        for row, (source, target, _) in enumerate(pairs):
-            plan[row] = source, target
-        longest = max((length for *_, length in pairs), default=0)
-        span = next(span for span in self.spans if span >= longest) if span is None else span
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copies pages onto pages, at most `copies` of them."""
+        plan = np.full((self.shards, self.copies, 2), self.pages, np.int32)
+        for row, copy in enumerate(copies):
+            plan[copy.shard, row] = copy.source, copy.target
         self.dispatches["copy"] += 1
         with dispatching(self.mesh):
-            self._cache = self._copy(self._cache, plan, span=span)
+            self._cache = self._compiled["copy"](self._cache, plan)
 
     @property
     def copies(self) -> int:
-        """Rows that one dispatch copies."""
-        return min(self.slots, 16)
+        """Pages that one dispatch copies."""
+        return min(self.slots, COPIES)
 
-    def decode(self, orders: np.ndarray) -> Decoded:
+    def decode(self, orders: np.ndarray, tables: np.ndarray, groups: Groups, plain: bool) -> Decoded:
         """Carries out the orders, [B] of ORDER, then draws up to `decode_steps` tokens of every
         active slot.
+
+        Args:
+          tables: [B, C], with room for those tokens.
+          groups: of the slots that take part.
+          plain: their requests ask for a temperature alone.
         """
-        columns = orders.view(np.int32).reshape(self.slots, -1)
-        self.dispatches["decode"] += 1
+        grouped = self.attention.reads_groups and bool(groups.own.any())
+        name = Variant(grouped, None if self._waits_for_nothing else plain).name
+        plan = np.concatenate([orders.view(np.int32).reshape(self.slots, -1), tables, groups.own], axis=1)
+        self.dispatches[name] += 1
         with dispatching(self.mesh):
-            self._cache, self._state, drawn = self._decode(self._weights, self._cache, self._state, columns)
+            self._cache, self._state, drawn = self._compiled[name](self._weights, self._cache, self._state, plan, groups.items)
+        for array in drawn:
+            array.copy_to_host_async()  # behind the program, so that nobody has to ask for it then
         return drawn
 
     def wait(self) -> None:
@@ -310,33 +293,44 @@ class Programs:
         """Dtype of the weight at a path of the tree."""
         return jnp.float32 if path[-1].key == "scale" else self._param_dtype
 
-    def _sharding(self, leaf: jax.ShapeDtypeStruct) -> Any:
-        return activation_sharding(self.mesh, "cache", leaf.shape) if leaf.ndim == 4 else replicated(self.mesh)
+    def _cache_sharding(self, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        return NamedSharding(self.mesh, self.attention.spec(leaf.shape, self.mesh.shape))
 
     def _prefill_rows(self, weights: Any, cache: Cache, plan: Array) -> Cache:
-        """plan [R, 3 + C]: row, position of the first token, number of tokens, tokens.
-
-        Rows out of range do nothing.
-        """
-        rows, starts, counts, tokens = plan[:, 0], plan[:, 1], plan[:, 2], plan[:, 3:]
+        """plan [R, 3 + C + T]: shard, position of the first token, number of tokens, pages, tokens."""
+        shard, starts, counts = plan[:, 0], plan[:, 1], plan[:, 2]
+        tables, tokens = plan[:, 3 : 3 + self.columns], plan[:, 3 + self.columns :]
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             offsets = jnp.arange(tokens.shape[1])[None]
             positions = jnp.where(offsets < counts[:, None], starts[:, None] + offsets, OUTSIDE)
             model = CachedTransformer(self._graphdef, weights)
-            return model.extend(tokens, positions, cache, rows, attend=self.attention.attend)[1]
+            return model.extend(tokens, Places(positions, tables, shard), cache, attention=self.attention)[1]
 
-    def _copy_rows(self, cache: Cache, plan: Array, *, span: int) -> Cache:
-        """plan [R, 2]: source and target row; a target out of range does nothing."""
+    def _copy_pages(self, cache: Cache, plan: Array) -> Cache:
+        """plan [shards, n, 2]: source and target page; a target out of range does nothing."""
 
-        def copied(x: Array) -> Array:
-            return x.at[plan[:, 1], :, :span].set(x.at[plan[:, 0], :, :span].get(mode="clip"), mode="drop")
+        def copied(x: Array, plan: Array) -> Array:
+            source, target = plan[0, :, 0], plan[0, :, 1]
+            return x.at[target].set(x.at[source].get(mode="clip"), mode="drop")
 
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-            return jax.tree.map(copied, cache)
+            if self.mesh.size == 1:
+                return jax.tree.map(lambda x: copied(x, plan), cache)
+            specs = jax.tree.map(lambda x: self.attention.spec(x.shape, self.mesh.shape), cache)
+            every = jax.shard_map(
+                lambda cache, plan: jax.tree.map(lambda x: copied(x, plan), cache),
+                in_specs=(specs, PartitionSpec(BATCH)),
+                out_specs=specs,
+                check_vma=False,
+            )
+            return every(cache, plan)
 
     def _decode_steps(
-        self, weights: Any, cache: Cache, state: DecodeState, orders: Array
+        self, weights: Any, cache: Cache, state: DecodeState, plan: Array, items: Array, variant: Variant
     ) -> tuple[Cache, DecodeState, Decoded]:
+        """plan [B, ORDER + C + 4]: orders, pages, `Groups.own`; items: of `Groups`."""
+        orders, tables, own = jnp.split(plan, [ORDER.itemsize // 4, ORDER.itemsize // 4 + self.columns], axis=1)
+        groups = Groups(items, own) if variant.grouped else None
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
             model = CachedTransformer(self._graphdef, weights)
             none = Decoded(
@@ -351,13 +345,17 @@ class Programs:
             def one_step(carry: tuple[Array, Cache, DecodeState, Decoded]) -> tuple[Array, Cache, DecodeState, Decoded]:
                 step, cache, state, drawn = carry
                 positions = jnp.where(state.active, state.position, OUTSIDE)
-                hidden, cache = model.decode(state.token, positions, cache, attend=self.attention.attend)
-                token, logp = sample(constrain(model.logits(hidden), "rows"), state.sampling)
+                places = Places(positions[:, None], tables, groups=groups)
+                hidden, cache = model.extend(state.token[:, None], places, cache, attention=self.attention)
+                logits = constrain(model.logits(hidden[:, 0]), "logits")  # or XLA gathers the unembedding in every step
+                token, logp = sample(constrain(logits, "rows"), state.sampling, variant.plain)
                 drawn = Decoded(drawn.tokens.at[step].set(jnp.where(state.active, token, -1)), drawn.logp.at[step].set(logp))
                 return step + 1, cache, advance(state, token), drawn
 
             start = (jnp.int32(0), cache, apply_orders(state, orders), none)
-            return jax.lax.while_loop(going, one_step, start)[1:]  # ends early when every slot has
+            if self._waits_for_nothing:
+                return jax.lax.while_loop(going, one_step, start)[1:]  # ends early when every slot has
+            return jax.lax.fori_loop(0, self.decode_steps, lambda _, carry: one_step(carry), start)[1:]
 
 
 def _shape(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
@@ -378,59 +376,3 @@ def chunk_shapes(tokens: int, slots: int, context: int) -> list[tuple[int, int]]
     lone, *several = (min(width, tokens, context) for width in (LONE_CHUNK, NARROW_CHUNK, MIDDLE_CHUNK, tokens))
     shapes = {(1, lone)} | {(max(1, min(slots, tokens // width)), width) for width in several}
     return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
-
-
-def empty_state(slots: int) -> DecodeState:
-    """Nobody in any slot."""
-    ints, floats = jnp.zeros(slots, jnp.int32), jnp.ones(slots, jnp.float32)
-    none = jnp.zeros(slots, bool)
-    stop_ids = jnp.zeros((slots, MAX_STOP_IDS), jnp.int32)
-    sampling = Sampling(floats, floats, ints, none, ints, stop_ids, ints.astype(jnp.uint32), ints)
-    return DecodeState(ints, ints, none, ints, sampling)
-
-
-def apply_orders(state: DecodeState, orders: Array) -> DecodeState:
-    """Returns the state after the orders, the columns of ORDER as int32 [B, columns]."""
-
-    def column(name: str) -> Array:
-        dtype, offset = FIELDS[name][:2]
-        start, width = offset // 4, dtype.itemsize // 4
-        return orders[:, start : start + width] if dtype.shape else orders[:, start]
-
-    def decimal(name: str) -> Array:
-        return jax.lax.bitcast_convert_type(column(name), jnp.float32)
-
-    sampling = Sampling(
-        temperature=decimal("temperature"),
-        top_p=decimal("top_p"),
-        top_k=column("top_k"),
-        greedy=column("greedy") != 0,
-        min_new_tokens=column("min_new_tokens"),
-        stop_ids=column("stop_ids"),
-        seed=column("seed").astype(jnp.uint32),
-        token_index=column("token_index"),
-    )
-    starts = column("action") == START
-    fresh = DecodeState(column("token"), column("position"), starts, column("limit"), sampling)
-
-    def chosen(new: Array, old: Array) -> Array:
-        return jnp.where(starts.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-    state = jax.tree.map(chosen, fresh, state)
-    return state._replace(active=state.active & (column("action") != HALT))
-
-
-def advance(state: DecodeState, token: Array) -> DecodeState:
-    """The state after every active slot drew its token: one further, and at rest where that token
-    was the last.
-    """
-    sampling = state.sampling
-    emitted = sampling.token_index + 1
-    stopped = jnp.any(token[:, None] == sampling.stop_ids, axis=-1) | (emitted >= state.limit)
-    return DecodeState(
-        token=jnp.where(state.active, token, state.token),
-        position=jnp.where(state.active, state.position + 1, state.position),
-        active=state.active & ~stopped,
-        limit=state.limit,
-        sampling=sampling._replace(token_index=jnp.where(state.active, emitted, sampling.token_index)),
-    )

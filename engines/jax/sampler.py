@@ -16,7 +16,8 @@ from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engine import Sampler, WeightSource
 from rljax.engines.jax.config import JaxConfig
-from rljax.engines.jax.programs import MAX_STOP_IDS, Programs
+from rljax.engines.jax.orders import MAX_STOP_IDS
+from rljax.engines.jax.programs import Programs
 from rljax.engines.jax.scheduler import SamplerStats, Scheduler
 from rljax.engines.jax.scoring import scorer_of
 from rljax.engines.jax.slots import Work
@@ -50,13 +51,15 @@ class JaxSampler(Sampler):
 
         Raises:
           UserError: slots that the pool's data dimension does not divide, a pool with more devices
-            than there are, a `jax.decode_attention` that can't do this, or a model directory that
-            can't be loaded. (A context longer than the model's is refused by the plugin's check.)
+            than there are, a `jax.decode_attention` that can't do this, a cache without room for
+            one request, or a model directory that can't be loaded. (A context longer than the
+            model's is refused by the plugin's check.)
         """
         settings = JaxConfig.of(config)
         mesh = pool_mesh(pool, sampling=True)
-        self._programs = Programs.of(config, model_dir, mesh)
-        log.info("decode attention: %s", self._programs.attention.name)
+        self._programs = Programs(config, model_dir, mesh)
+        room = self._programs.pages * self._programs.shards * self._programs.page_size
+        log.info("decode attention: %s; room for %d tokens", self._programs.attention.name, room)
         self._programs.warm_up()
         self._model_dir = model_dir
         self.lends = settings.release_memory

@@ -1,15 +1,19 @@
 """The sampler's loop, in a thread of its own: admit, prefill, decode, collect.
 
-    generate --> inbox --> slot --> prefix copied --> prefilled --> decoding --> completion
-                                                      ^                |
-                    publish with recompute_kv_on_publish               stop id, stop string,
-                                                                       limit or abort
+    generate --> inbox --> waiting --> slot and pages --> prefilled --> decoding --> completion
+                              ^                                            |   stop id or string,
+                              |                                            |   limit or abort
+                              +---- no page left: the youngest goes back --+
+                              +---- publish with recompute_kv_on_publish --+
 
 Prompts are prefilled first, so that a decode step is as full as it can be: it costs about the same
 however many take part. Where nearly all slots could decode, prefill and decode dispatches
 alternate, so that a long prompt stalls nobody; and after PATIENCE prefill dispatches in a row
 those that could decode have their turn in any case. Requests, pauses and weight swaps come through
 one inbox and are looked at between dispatches.
+
+A request that goes back keeps its tokens, and is prefilled behind them when there is room again.
+The one that arrived first never has to, so that some request always gets on.
 """
 
 from __future__ import annotations
@@ -20,14 +24,16 @@ import dataclasses
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rljax.engine import WeightSource
-from rljax.engines.jax.programs import HALT, ORDER, START, Decoded, Programs
-from rljax.engines.jax.slots import SlotTable, Work
+from rljax.engines.jax.orders import HALT, ORDER, START, Decoded
+from rljax.engines.jax.programs import Programs
+from rljax.engines.jax.slots import SlotTable, Tenant, Work
 from rljax.errors import SamplerError
 from rljax.types import Completion, Finish
 
@@ -54,7 +60,7 @@ class Dispatch:
 
     drawn: Decoded
     version: int
-    tenants: dict[int, Work]
+    tenants: dict[int, Tenant]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +72,8 @@ class SamplerStats:
     prefilled_tokens: int  # less than prompt_tokens where prefixes were shared
     running: int  # requests in slots
     waiting: int  # requests without one
+    preemptions: int  # times that a request gave up its pages
+    waited: float  # seconds that the scheduler spent waiting for tokens of the device
 
 
 class Scheduler:
@@ -83,20 +91,22 @@ class Scheduler:
           scorer: of `jax.bitwise`: its log-probs replace those of sampling when a completion ends.
         """
         self.version = 0
-        self._weights = 0  # how many have been loaded: a server outlives runs, and the next one's version 3 is another
         self._scorer, self._scored_temperature = scorer, scored_temperature
         self._programs, self._recompute, self._ahead = programs, recompute, ahead
-        self._table = SlotTable(programs.slots, programs.context)
+        self._table = SlotTable(
+            programs.slots, programs.context, page_size=programs.page_size, pages=programs.pages, shards=programs.shards
+        )
         self._inbox: queue.SimpleQueue[Work | Command] = queue.SimpleQueue()
         self._waiting: collections.deque[Work] = collections.deque()
-        self._decoding: dict[int, Work] = {}  # what the device has in its slots
+        self._decoding: dict[int, Tenant] = {}  # what the device has in its slots
         self._dispatched: collections.deque[Dispatch] = collections.deque()
         self._prefills = 0  # dispatches since the last decode
         self._paused = False
         self._lent = False  # the cache that was is gone
         self._ended: BaseException | None = None  # why nothing runs any more
         self._lock = threading.Lock()  # nothing enters the inbox after the thread has emptied it for the last time
-        self._generated = self._prompted = self._prefilled = 0
+        self._waited = 0.0
+        self._arrived = self._generated = self._prompted = self._prefilled = self._preemptions = 0
         self._thread = threading.Thread(target=self._run, name="rljax-sampler", daemon=True)
         self._thread.start()
 
@@ -131,6 +141,8 @@ class Scheduler:
             prefilled_tokens=self._prefilled,
             running=len(self._table.occupied),
             waiting=len(self._waiting) + self._inbox.qsize(),
+            preemptions=self._preemptions,
+            waited=self._waited,
         )
 
     # Commands: run in the thread, when nothing is dispatched
@@ -145,8 +157,7 @@ class Scheduler:
     def load(self, source: WeightSource, version: int) -> None:
         self._programs.load(source)
         self.version = version
-        self._weights += 1
-        self._table.swap(self._weights, self._recompute or self._lent)
+        self._waiting.extendleft(reversed(self._table.swap(self._recompute or self._lent)))
         self._lent = False
 
     def release(self) -> None:
@@ -181,10 +192,10 @@ class Scheduler:
     def _step(self) -> None:
         """One dispatch, or the tokens of one."""
         self._drop_cancelled()
-        while self._waiting and self._table.has_room():
-            self._admit(self._waiting.popleft())
-        if pairs := self._table.copies(self._programs.copies):
-            self._programs.copy(pairs)
+        while self._waiting and self._table.admit(self._waiting[0]):
+            self._waiting.popleft()
+        if copies := self._table.copies(self._programs.copies):
+            self._programs.copy(copies)
         if not self._decode_is_due() and (chunk := self._table.chunk(self._programs.shapes)):
             self._prefilled += int(chunk.counts.sum())
             self._programs.prefill(chunk)
@@ -203,10 +214,12 @@ class Scheduler:
             item = self._inbox.get()
             idle = False
             if isinstance(item, Work):
+                item.arrival = self._arrived
+                self._arrived += 1
+                self._prompted += len(item.request.prompt_ids)
                 self._waiting.append(item)
                 continue
-            while self._dispatched:
-                self._collect(self._dispatched.popleft())
+            self._collect_all()
             try:
                 item.act()
             except Exception as error:  # the command's own: a missing file, weights of another model
@@ -214,15 +227,10 @@ class Scheduler:
             else:
                 resolve(item.future, None)
 
-    def _admit(self, work: Work) -> None:
-        self._prompted += len(work.request.prompt_ids)
-        self._table.admit(work, self._weights)
-
     def _drop_cancelled(self) -> None:
-        for slot in self._table.occupied:
-            work = self._table.work[slot]
-            if work is not None and work.future.cancelled():
-                self._table.release(slot)
+        for tenant in self._table.occupied:
+            if tenant.work.future.cancelled():
+                self._table.release(tenant)
         if any(work.future.cancelled() for work in self._waiting):
             self._waiting = collections.deque(work for work in self._waiting if not work.future.cancelled())
 
@@ -236,33 +244,64 @@ class Scheduler:
         """Sends the next decode dispatch, if some slot has its prompt in the cache and tokens to
         come.
         """
-        steps = self._programs.decode_steps
-        filling = set(self._table.filling)
-        tenants = {slot: work for slot, work in enumerate(self._table.work) if work is not None and slot not in filling}
-        # Of the present tenants: a dispatch that the last one in a slot is still being read from says nothing of the next
-        pending = collections.Counter(
-            slot for dispatch in self._dispatched for slot, work in dispatch.tenants.items() if tenants.get(slot) is work
-        )
-        going = {slot: work for slot, work in tenants.items() if work.emitted + steps * pending[slot] < work.limit}
-        if not going:
+        tenants = self._ready()
+        if not tenants:
             return False
         orders = np.zeros(self._programs.slots, ORDER)
-        for slot, work in self._decoding.items():
-            if tenants.get(slot) is not work:
+        for slot, tenant in self._decoding.items():
+            if tenants.get(slot) is not tenant:
                 orders[slot]["action"] = HALT
-        for slot, work in tenants.items():
-            if self._decoding.get(slot) is not work:
-                orders[slot] = self._order(slot, work)
+        for slot, tenant in tenants.items():
+            if self._decoding.get(slot) is not tenant:
+                orders[slot] = self._order(tenant)
         self._decoding = tenants
-        drawn = self._programs.decode(orders)
+        plain = all(tenant.work.plain for tenant in tenants.values())
+        drawn = self._programs.decode(orders, self._table.tables, self._table.groups(list(tenants)), plain)
         self._dispatched.append(Dispatch(drawn, self.version, tenants))
         return True
 
-    def _order(self, slot: int, work: Work) -> np.ndarray:
-        params = work.request.params
+    def _ready(self) -> dict[int, Tenant]:
+        """Tenants that have been prefilled, by slot, with pages for another dispatch; empty if none
+        of them has tokens to come.
+
+        Where pages run out, those that draw are waited for, because some may end; then the
+        youngest goes back to wait.
+        """
+        while True:
+            filling = set(self._table.filling)
+            tenants = {tenant.slot: tenant for tenant in self._table.occupied if tenant not in filling}
+            pending = collections.Counter(
+                tenant
+                for dispatch in self._dispatched
+                for slot, tenant in dispatch.tenants.items()
+                if tenants.get(slot) is tenant
+            )
+            short, going = None, False
+            for tenant in tenants.values():
+                drawn = self._programs.decode_steps * pending[tenant]
+                if tenant.work.emitted + drawn < tenant.work.limit:
+                    going = True
+                    needed = int(self._table.length[tenant.slot]) - 1 + drawn + self._programs.decode_steps
+                    if not self._table.grow(tenant, min(needed, tenant.last)):
+                        short = tenant
+                        break
+            if short is None:
+                return tenants if going else {}
+            if self._dispatched:
+                self._collect_all()
+            else:
+                self._preempt(self._table.youngest(short))
+
+    def _preempt(self, tenant: Tenant) -> None:
+        self._table.release(tenant)
+        self._waiting.appendleft(tenant.work)
+        self._preemptions += 1
+
+    def _order(self, tenant: Tenant) -> np.ndarray:
+        work, params = tenant.work, tenant.work.request.params
         order = np.zeros((), ORDER)
-        last = int(self._table.length[slot]) - 1
-        order["action"], order["token"], order["position"] = START, self._table.tokens[slot, last], last
+        last = int(self._table.length[tenant.slot]) - 1
+        order["action"], order["token"], order["position"] = START, self._table.tokens[tenant.slot, last], last
         order["limit"], order["token_index"] = work.limit, work.emitted
         order["seed"] = np.uint32(work.request.seed % 2**32).view(np.int32)
         order["min_new_tokens"], order["top_k"], order["greedy"] = params.min_new_tokens, params.top_k, params.greedy
@@ -271,26 +310,32 @@ class Scheduler:
         order["stop_ids"][: len(params.stop_token_ids)] = params.stop_token_ids
         return order
 
+    def _collect_all(self) -> None:
+        while self._dispatched:
+            self._collect(self._dispatched.popleft())
+
     def _collect(self, dispatch: Dispatch) -> None:
         """Waits for a dispatch and hands out its tokens."""
+        start = time.perf_counter()
         tokens, logp = np.asarray(dispatch.drawn.tokens), np.asarray(dispatch.drawn.logp)
+        self._waited += time.perf_counter() - start
         counts = (tokens >= 0).sum(axis=0).tolist()
         ended = []
-        for slot, work in dispatch.tenants.items():
+        for slot, tenant in dispatch.tenants.items():
             count = counts[slot]
-            if self._table.work[slot] is work and count:
-                finish = self._take(slot, work, tokens[:count, slot], logp[:count, slot], dispatch.version)
+            if self._table.tenants[slot] is tenant and count:
+                finish = self._take(tenant, tokens[:count, slot], logp[:count, slot], dispatch.version)
                 if finish is not None:
-                    self._table.release(slot)
-                    ended.append((work, work.completion(finish)))
+                    self._table.release(tenant)
+                    ended.append((tenant.work, tenant.work.completion(finish)))
         for work, completion in self._rescored(ended):
             resolve(work.future, completion)
 
-    def _take(self, slot: int, work: Work, tokens: np.ndarray, logp: np.ndarray, version: int) -> Finish | None:
+    def _take(self, tenant: Tenant, tokens: np.ndarray, logp: np.ndarray, version: int) -> Finish | None:
         """Adds tokens to a completion, as far as they belong to it, and says whether that ended
         it.
         """
-        params = work.request.params
+        work, params = tenant.work, tenant.work.request.params
         finish = None
         if work.stops is not None:
             for count, token in enumerate(tokens.tolist(), 1):
@@ -299,7 +344,7 @@ class Scheduler:
                     break
         work.append(tokens, logp, version)
         self._generated += len(tokens)
-        self._table.extend(slot, tokens)
+        self._table.extend(tenant, tokens)
         if int(tokens[-1]) in params.stop_token_ids:
             finish = Finish.STOP
         if finish is None and work.emitted >= work.limit:
@@ -343,15 +388,15 @@ class Scheduler:
         Nothing is accepted from here on."""
         with self._lock:
             self._ended = why
-        works = [work for work in self._table.work if work is not None] + list(self._waiting)
+        works = [tenant.work for tenant in self._table.occupied] + list(self._waiting)
         while not self._inbox.empty():
             item = self._inbox.get()
             if isinstance(item, Work):
                 works.append(item)
             else:
                 reject(item.future, SamplerError(f"the sampler has ended: {why}"))
-        for slot in self._table.occupied:
-            self._table.release(slot)
+        for tenant in self._table.occupied:
+            self._table.release(tenant)
         self._waiting.clear()
         return works
 

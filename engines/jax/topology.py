@@ -9,11 +9,10 @@ shapes in the place of arrays. Nothing can be run.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import importlib.util
+import math
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +28,8 @@ from rljax.backends.jax.sharding import replicated
 from rljax.batching.batch import Batch
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
+from rljax.engines.jax import hlo
+from rljax.engines.jax.cache_size import shard_bytes
 from rljax.engines.jax.functions import Functions
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.programs import Programs
@@ -36,9 +37,20 @@ from rljax.engines.jax.rows import micro_batches
 from rljax.errors import UserError
 from rljax.objective.spec import Objective
 
-COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-_COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
-_KERNEL = re.compile(r'^\s*(?:ROOT )?%?(\w+?)(?:\.\d+)* = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
+# Beginnings of the names of the TPU kernels that an attention is made of.
+KERNELS = {"splash": ("splash_mha",), "pallas_tpu": ("ragged_paged_attention", "write_pages")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """The tokens that a sampler's program takes in at once, and what lies on every device."""
+
+    rows: int  # of a data shard
+    new: int  # tokens of a row
+    cached: int  # tokens of the row before them, at most
+    weights: int  # bytes
+    cache: int  # bytes
+    room: int  # tokens that the cache has room for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +60,10 @@ class Target:
     name: str
     attention: str  # that was chosen for it
     lowered: jax.stages.Lowered
+    kernels: tuple[str, ...]  # beginnings of the names of those that must be in it
     batch: Batch | None = None  # that the learner's pass over tokens is lowered for
+    sampled: Sampled | None = None  # of a sampler's program that takes tokens in
+    layer: int | None = None  # of a sampler's program: elements of a layer's cache on a device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +74,12 @@ class Compiled:
     peak: int  # bytes: arguments, results and temporaries at the fullest moment
     arguments: int  # bytes
     results: int  # bytes, those in donated arguments included
+    temporaries: int  # bytes
     flops: float  # of one turn of each loop: XLA does not multiply by turns
     traffic: float  # bytes read and written in memory, of one turn of each loop
     kernels: Mapping[str, int]  # Pallas kernels by name, times called in the program's text
     collectives: Mapping[str, int]  # by kind, times called in the program's text
+    text: str = dataclasses.field(repr=False)  # of the optimized HLO module
 
 
 def topology_devices(name: str) -> Sequence[jax.Device]:
@@ -97,12 +114,14 @@ def learner_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequen
     rows = config.actor.mb_spec.rows_per_mb
     part = micro_batches(batch, batch.loss_mask, mesh, rows, policy.attention, place=describe).parts[0]
     state = optimizer.describe(policy.trained, replicated(mesh))
+    kernels = KERNELS.get(policy.attention.name, ())
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # splash works out its mask on a device at hand
         score = policy.program(functions.logp).lower(policy.trained, policy.frozen, part)
-        yield Target("score", policy.attention.name, score, batch)
+        yield Target("score", policy.attention.name, score, kernels, batch)
         step = GradientStep(functions.policy_loss, optimizer, policy.trained, state, mesh)
         for name, lowered in step.lower(policy.trained, state, policy.frozen, part).items():
-            yield Target(name, policy.attention.name, lowered, None if name == "apply" else batch)
+            attends = name != "apply"
+            yield Target(name, policy.attention.name, lowered, kernels if attends else (), batch if attends else None)
 
 
 def _full_batch(config: Config, shards: int) -> Batch:
@@ -128,19 +147,36 @@ def _full_batch(config: Config, shards: int) -> Batch:
 
 
 def sampler_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequence[jax.Device]) -> Iterator[Target]:
-    """Lowers the sampler's programs: decode, a copy per span, a prefill per shape.
+    """Lowers the sampler's programs: decode, copy, a prefill per shape.
 
     Raises UserError for a model or a setting that these devices can't do.
     """
-    programs = Programs.of(config, model_dir, pool_mesh(pool, sampling=True, devices=devices), described=True)
+    programs = Programs(config, model_dir, pool_mesh(pool, sampling=True, devices=devices), described=True)
+    attention = programs.attention.name
+    layer = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(programs.held[1]))
     for name, lowered in programs.lower().items():
-        yield Target(name, programs.attention.name, lowered)
+        sampled = _sampled(programs, name)
+        kernels = () if sampled is None else KERNELS.get(attention, ())
+        yield Target(name, attention, lowered, kernels, sampled=sampled, layer=layer)
+
+
+def _sampled(programs: Programs, name: str) -> Sampled | None:
+    """Tokens that the program of that name takes in; None if it takes none."""
+    match name.split():
+        case ["decode", *_]:
+            rows, new, cached = programs.slots // programs.shards, 1, programs.context - 1
+        case ["prefill", shape]:
+            rows, new, cached = *map(int, shape.split("x")), 0
+        case _:
+            return None
+    weights, cache = (sum(map(shard_bytes, jax.tree.leaves(tree))) for tree in programs.held)
+    return Sampled(rows, new, cached, weights, cache, programs.pages * programs.page_size)
 
 
 def compile_target(target: Target) -> Compiled:
     """Compiles a program.
 
-    Raises UserError if the program needs more memory than a device has.
+    Raises UserError if the program needs more memory than a device has, or lacks a kernel.
     """
     start = time.perf_counter()
     try:
@@ -153,13 +189,18 @@ def compile_target(target: Target) -> Compiled:
     seconds = time.perf_counter() - start
     text, memory, cost = compiled.as_text() or "", compiled.memory_analysis(), compiled.cost_analysis() or {}
     assert memory is not None  # libtpu has it
+    kernels = hlo.kernels(text)
+    if missing := [kernel for kernel in target.kernels if not any(name.startswith(kernel) for name in kernels)]:
+        raise UserError(f"{target.name}: compiled without {', '.join(missing)}, the kernel of attention {target.attention}")
     return Compiled(
         seconds=seconds,
         peak=memory.peak_memory_in_bytes,
         arguments=memory.argument_size_in_bytes,
         results=memory.output_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
         flops=cost.get("flops", 0.0),
         traffic=cost.get("bytes accessed", 0.0),
-        kernels=collections.Counter(_KERNEL.findall(text)),
-        collectives=collections.Counter(_COLLECTIVE.findall(text)),
+        kernels=kernels,
+        collectives=hlo.collectives(text),
+        text=text,
     )

@@ -47,12 +47,12 @@ def remat_of(config: Config, spec: ModelSpec, mesh: Mesh) -> str:
     actor = config.actor
     tokens = actor.mb_spec.rows_per_mb * actor.mb_spec.max_tokens_per_row
     needed = training_bytes(spec, tokens, logit_rows_of(config, spec, mesh), mesh.shape["fsdp"] * mesh.shape["tensor"])
-    return checkpointing(actor.gradient_checkpointing, needed, _memory(first_device(mesh)))
+    return checkpointing(actor.gradient_checkpointing, needed, memory_of(first_device(mesh)))
 
 
 def logit_rows_of(config: Config, spec: ModelSpec, mesh: Mesh) -> int:
     """`actor.logprob_chunk`, with None decided by the memory of a device."""
-    return logit_rows(config.actor.logprob_chunk, spec.vocab_size, _memory(first_device(mesh)))
+    return logit_rows(config.actor.logprob_chunk, spec.vocab_size, memory_of(first_device(mesh)))
 
 
 def unrolled(config: Config, spec: ModelSpec, remat: str, mesh: Mesh) -> bool:
@@ -98,7 +98,7 @@ def _computes_on_cpu() -> bool:
     return not importlib.metadata.entry_points(group="jax_plugins") and importlib.util.find_spec("libtpu") is None
 
 
-def _memory(device: jax.Device) -> int | None:
+def memory_of(device: jax.Device) -> int | None:
     """Bytes that JAX may use of the device: as it says, or as published of one that isn't attached."""
     if device not in jax.local_devices():
         chip = chip_of(device.device_kind)

@@ -26,26 +26,16 @@ import numpy as np
 from absl import flags
 
 from rljax.config.allocation import Pool
-from rljax.config.io import from_dict
-from rljax.config.schema import Config
-from rljax.configs import base
 from rljax.errors import UserError
 from rljax.experiments import main
-from rljax.experiments.bench.shapes import SHAPES, make_model
+from rljax.experiments.bench.sampler_config import DIRECTORY, SHAPE, SLOTS, make_config, peak_gb
+from rljax.experiments.bench.shapes import make_model
 from rljax.types import Request, SamplingParams
 
-SHAPE = flags.DEFINE_enum("shape", "qwen3-0.6b", list(SHAPES), "Shape of the model.")
-DIRECTORY = flags.DEFINE_string("directory", "", "Directory of the model, written if missing; empty: a temporary one.")
 REQUESTS = flags.DEFINE_integer("requests", 256, "Requests per run.", lower_bound=1)
 RUNS = flags.DEFINE_integer("runs", 3, "Runs; the first is not counted, because it warms caches.", lower_bound=1)
 SHORTEST = flags.DEFINE_integer("shortest", 100, "Fewest tokens of a prompt and of a completion.", lower_bound=1)
 LONGEST = flags.DEFINE_integer("longest", 1024, "Most tokens of a prompt and of a completion.", lower_bound=1)
-SLOTS = flags.DEFINE_integer("slots", 256, "jax.slots")
-CONTEXT = flags.DEFINE_integer("context", 2048, "jax.context_length")
-PREFILL = flags.DEFINE_integer("prefill_chunk", 2048, "jax.prefill_chunk")
-STEPS = flags.DEFINE_integer("decode_steps", 4, "jax.decode_steps")
-ATTENTION = flags.DEFINE_string("decode_attention", "auto", "jax.decode_attention")
-DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Dtype of weights, computation and cache.")
 PEER = flags.DEFINE_enum("peer", "none", ["none", "sglang"], "Library to compare with.")
 PEER_PYTHON = flags.DEFINE_string("peer_python", "python3", "The interpreter that has the peer.")
 
@@ -56,18 +46,6 @@ def lengths() -> Lengths:
     random = np.random.default_rng(0)
     draw = lambda: int(random.integers(SHORTEST.value, LONGEST.value + 1))  # noqa: E731
     return [(draw(), draw()) for _ in range(REQUESTS.value)]
-
-
-def make_config() -> Config:
-    config = base.get_config()
-    config.actor.dtype = DTYPE.value
-    config.jax.sampler_dtype = config.jax.cache_dtype = DTYPE.value
-    config.jax.slots = SLOTS.value
-    config.jax.context_length = CONTEXT.value
-    config.jax.prefill_chunk = PREFILL.value
-    config.jax.decode_steps = STEPS.value
-    config.jax.decode_attention = ATTENTION.value
-    return from_dict(config)
 
 
 async def ours(directory: Path, vocabulary: int) -> None:
@@ -81,28 +59,21 @@ async def ours(directory: Path, vocabulary: int) -> None:
         for i, (prompt, completion) in enumerate(lengths()):
             ids = random.integers(3, vocabulary, prompt, dtype=np.int32)
             requests.append(Request(f"{run}.{i}", ids, SamplingParams(completion), i))
-        before = sampler.dispatches
+        before, waited = sampler.dispatches, sampler.stats().waited
         start = time.perf_counter()
         completions = await asyncio.gather(*map(sampler.generate, requests))
         seconds = time.perf_counter() - start
         found = {"engine": "jax", "run": run, **rate(sum(len(c.token_ids) for c in completions), seconds)}
         found["dispatches"] = {kind: n - before.get(kind, 0) for kind, n in sampler.dispatches.items()}
-        found |= {"peak_gb": peak_gb(), "warm_up_s": round(warm_up, 1), "decode_attention": sampler.decode_attention}
+        found |= {"waited_s": round(sampler.stats().waited - waited, 2), "preemptions": sampler.stats().preemptions}
+        found |= {"peak_gb": peak_gb(), "warm_up_s": round(warm_up, 1)}
+        found["decode_attention"] = sampler.decode_attention
         print(json.dumps(found), flush=True)
     await sampler.close()
 
 
 def rate(tokens: int, seconds: float) -> dict[str, Any]:
     return {"requests": REQUESTS.value, "tokens": tokens, "s": round(seconds, 2), "tokens_per_s": round(tokens / seconds)}
-
-
-def peak_gb() -> float | None:
-    """Returns the peak memory of this process's first device in GB; None if it does not say."""
-    import jax
-
-    stats = jax.devices()[0].memory_stats() or {}
-    peak = stats.get("peak_bytes_in_use")
-    return None if peak is None else round(peak / 1e9, 2)
 
 
 def sglang(directory: Path, vocabulary: int) -> None:

@@ -4,12 +4,16 @@
     python -m experiments.bench.tpu_compile --shape=qwen3-0.6b --topology=v5e:2x4 --programs=update
 
 Needs the extra [tpu], and neither a TPU nor weights: of the model, config.json is read. A line of
-JSON per program, figures per device: compile time, peak memory and what of it are arguments,
-kernels and collectives by times they stand in the program. least_ms is a roofline, no measurement:
-the larger of FLOPs and bytes over the chip's published peaks. Of a learner's program those are the
-model's FLOPs and every argument and result once, of a sampler's what the compiler counts (for
-decode, of one step over full rows, copies included). Exit status 1 if a program does not compile
-or fit.
+JSON per program, figures per device: compile time, peak memory and what of it are arguments and
+temporaries, kernels and collectives by times they stand in the program, and of a sampler's program
+what makes an array as large as a layer's cache other than in its place. least_ms is a roofline, no
+measurement: the larger of FLOPs and bytes over the chip's published peaks. Exit status 1 if a
+program does not compile or fit, or lacks the kernel of its attention.
+
+What is counted, of a learner's program: the model's FLOPs, and every argument and result once. Of a
+sampler's (decode: of one step over rows of the whole context, as many as the cache has room for;
+prefill: at the beginning of its rows; a copy: nothing): the FLOPs of the matrix products that the
+compiler counts and those of attention, the weights, and the keys and values read and written.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from rljax.experiments.bench.shapes import SHAPES, write_config
 if TYPE_CHECKING:
     import jax
 
-    from rljax.engines.jax.topology import Target
+    from rljax.engines.jax.topology import Sampled, Target
 
 main.define_config_flags(workdir=False)
 TOPOLOGY = flags.DEFINE_multi_string("topology", [], "TPUs to compile for, such as v5e:2x4; may be given several times.")
@@ -47,6 +51,7 @@ def bench() -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # libtpu compiles only; without a TPU JAX would look for one
+    jax.config.update("jax_enable_compilation_cache", False)  # what is compiled for a TPU can't be read back without one
     from rljax.engines.jax.topology import topology_devices
 
     if not TOPOLOGY.value:
@@ -84,6 +89,7 @@ def _pools(config: Config, devices: int) -> Iterator[tuple[str, Pool]]:
 def compiled(config: Config, side: str, pool: Pool, directory: Path, devices: Sequence[jax.Device]) -> Iterator[dict[str, Any]]:
     """Compiles the programs of one side and describes each."""
     from rljax.backends.jax.chips import chip_of
+    from rljax.engines.jax.hlo import large_operations
     from rljax.engines.jax.topology import compile_target, learner_targets, sampler_targets
 
     chip = chip_of(devices[0].device_kind)
@@ -91,22 +97,43 @@ def compiled(config: Config, side: str, pool: Pool, directory: Path, devices: Se
         if PROGRAMS.value and not re.fullmatch(PROGRAMS.value, target.name):
             continue
         program = compile_target(target)
-        flops, traffic = program.flops, program.traffic
         if side == "learner":
-            flops, traffic = _model_flops(config, directory, target) / pool.size, program.arguments + program.results
+            flops, traffic = _model_flops(config, directory, target) / pool.size, float(program.arguments + program.results)
+        elif target.sampled is not None:
+            flops = program.flops + _attention_flops(directory, target.sampled) / pool.tensor
+            traffic = _bytes_needed(target.sampled)
+        else:
+            flops = traffic = 0.0
         yield {
             "program": target.name,
             "attention": target.attention,
             "compile_s": round(program.seconds, 1),
             "peak_gb": round(program.peak / 1e9, 3),
             "arguments_gb": round(program.arguments / 1e9, 3),
+            "temporaries_gb": round(program.temporaries / 1e9, 3),
             "memory_gb": None if chip is None else round(chip.memory / 1e9, 1),
             "gflops": round(flops / 1e9, 1),
             "traffic_gb": round(traffic / 1e9, 3),
             "least_ms": None if chip is None else round(1e3 * max(flops / chip.flops, traffic / chip.bandwidth), 2),
             "kernels": dict(program.kernels),
             "collectives": dict(program.collectives),
+            "as_large_as_a_layers_cache": None if target.layer is None else large_operations(program.text, target.layer),
         }
+
+
+def _attention_flops(directory: Path, sampled: Sampled) -> float:
+    """FLOPs of attention in all layers over the rows of a data shard."""
+    from rljax.hf.flops import attention_flops
+    from rljax.hf.spec import ModelSpec
+
+    rows = min(sampled.rows, sampled.room // (sampled.cached + sampled.new))
+    return rows * attention_flops(ModelSpec.from_directory(directory), sampled.cached, sampled.new)
+
+
+def _bytes_needed(sampled: Sampled) -> float:
+    """Weights once, keys and values of rows once, and those that are new once more."""
+    rows, tokens = sampled.rows, sampled.rows * (sampled.cached + sampled.new)
+    return sampled.weights + (min(tokens, sampled.room) + rows * sampled.new) * sampled.cache / sampled.room
 
 
 def _model_flops(config: Config, directory: Path, target: Target) -> float:

@@ -28,6 +28,15 @@ def update_flops(spec: ModelSpec, segment_ids: np.ndarray, trained: int, *, adap
     return (2 if adapters else 3) * forward + 3 * attention
 
 
+def attention_flops(spec: ModelSpec, cached: int, new: int) -> float:
+    """Returns the FLOPs of attention of `new` tokens of a row over the `cached` before them, and
+    over each other.
+    """
+    lengths = np.asarray([cached + new, cached])
+    pairs = np.sum([_pairs(lengths[:1], window) - _pairs(lengths[1:], window) for window in spec.windows])
+    return 4.0 * spec.num_heads * spec.head_dim * float(pairs)
+
+
 def _pairs(lengths: np.ndarray, window: int | None) -> float:
     """Counts pairs of a token and a key that it sees, over causal segments."""
     lengths = lengths.astype(np.float64)

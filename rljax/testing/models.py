@@ -27,6 +27,7 @@ def config_of(**overrides: Any) -> Config:
         "jax.cache_dtype": "float32",
         "jax.slots": 4,
         "jax.context_length": 64,
+        "jax.page_size": 16,
         "jax.prefill_chunk": 32,
         "jax.decode_steps": 3,
     }

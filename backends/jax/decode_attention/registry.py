@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from rljax.backends.jax.decode_attention.interface import DecodeAttention, Problem
 from rljax.backends.jax.decode_attention.pallas_gpu import PALLAS_GPU
+from rljax.backends.jax.decode_attention.pallas_tpu import PALLAS_TPU
 from rljax.backends.jax.decode_attention.xla import XLA
 from rljax.errors import UserError
 
-IMPLEMENTATIONS: dict[str, DecodeAttention] = {each.name: each for each in (PALLAS_GPU, XLA)}  # best first; the last can all
+# Best first; the last can do everything.
+IMPLEMENTATIONS: dict[str, DecodeAttention] = {each.name: each for each in (PALLAS_GPU, PALLAS_TPU, XLA)}
 AUTO = "auto"
 
 

@@ -13,7 +13,8 @@ import pytest
 from flax import nnx
 
 from rljax.backends.jax import hf
-from rljax.backends.jax.cached import CachedTransformer, empty_cache, unstack
+from rljax.backends.jax.cached import CachedTransformer, empty_cache, in_order, unstack
+from rljax.backends.jax.decode_attention import Places
 from rljax.errors import UserError
 from rljax.hf import ModelSpec, WeightReader
 from rljax.hf.gguf import convert, find_gguf
@@ -202,7 +203,7 @@ def greedy(directory, prompt, stop, limit):
     @jax.jit
     def step(params, token_ids, positions, cache):
         model = CachedTransformer(graphdef, unstack(params))
-        hidden, cache = model.extend(token_ids, positions, cache)
+        hidden, cache = model.extend(token_ids, Places(positions, in_order(1, 1)), cache)
         return model.logits(hidden[:, -1:])[0, 0].argmax(), cache
 
     cache = empty_cache(spec, 1, len(prompt) + limit, jnp.float32)

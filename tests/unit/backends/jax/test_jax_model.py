@@ -11,14 +11,14 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljax.backends.jax.cached import CachedTransformer, LayerCache, unstack
-from rljax.backends.jax.decode_attention import xla
+from rljax.backends.jax.cached import CachedTransformer, unstack
+from rljax.backends.jax.decode_attention import Pages, Places
 from rljax.backends.jax.model import BLOCK, Norm, Transformer, abstract, dot
 from rljax.config.schema import ModelConfig
 from rljax.hf import spec_of
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-LENGTH = 20
+LENGTH, PAGE, PAGES = 20, 4, 30
 BOUND = 2e-5  # float32, another order of summation
 
 
@@ -45,19 +45,19 @@ def call(graphdef, params, *inputs):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def extend(graphdef, params, *inputs):
-    return CachedTransformer(graphdef, unstack(params)).extend(*inputs)
+def extend(graphdef, params, token_ids, positions, tables, cache):
+    return CachedTransformer(graphdef, unstack(params)).extend(token_ids, Places(positions, tables), cache)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def decode(graphdef, params, *inputs):
-    return CachedTransformer(graphdef, unstack(params)).decode(*inputs)
-
-
-def stale_cache(rows, length):
+def stale_cache():
     """Three layers of what earlier tenants may have left: nothing small."""
-    stale = np.random.default_rng(3).normal(size=(3, rows, 2, length, 8)).astype(np.float32) * 9
-    return tuple(LayerCache(jnp.asarray(layer), jnp.asarray(-layer)) for layer in stale)
+    stale = np.random.default_rng(3).normal(size=(3, PAGES, 2, PAGE, 8)).astype(np.float32) * 9
+    return tuple(Pages(jnp.asarray(layer), jnp.asarray(-layer)) for layer in stale)
+
+
+def tables_of(rows):
+    """Pages of their own for every row, in no order."""
+    return np.random.default_rng(4).permutation(PAGES)[: rows * LENGTH // PAGE].reshape(rows, -1).astype(np.int32)
 
 
 @jax.jit
@@ -132,7 +132,7 @@ def test_decode_through_the_cache_equals_the_whole_row(model, data):
     _, graphdef, params = model
     token_ids = tokens(2, LENGTH)
     whole = hidden(graphdef, params, token_ids)
-    cache = stale_cache(2, LENGTH)
+    cache, tables = stale_cache(), tables_of(2)
     done = np.zeros(2, int)
     out = np.zeros_like(whole)
     while (done < LENGTH).any():
@@ -141,35 +141,45 @@ def test_decode_through_the_cache_equals_the_whole_row(model, data):
         counts = np.minimum(counts if counts.any() else counts + 1, LENGTH - done)
         offsets = np.arange(width)[None]
         valid = offsets < counts[:, None]
-        outside = data.draw(st.sampled_from((-1, LENGTH, LENGTH + 5)))  # where padding says it is: not written
-        positions = np.where(valid, done[:, None] + offsets, outside)
+        positions = np.where(valid, done[:, None] + offsets, -1)
         inputs = np.take_along_axis(token_ids, np.clip(positions, 0, LENGTH - 1), axis=1)
-        if width == 1:
-            states, cache = decode(graphdef, params, inputs[:, 0], positions[:, 0], cache)
-            states = states[:, None]
-        else:
-            states, cache = extend(graphdef, params, inputs, positions, cache)
+        states, cache = extend(graphdef, params, inputs, positions, tables, cache)
         for row in range(2):
             out[row, done[row] : done[row] + counts[row]] = states[row, : counts[row]]
         done += counts
     np.testing.assert_allclose(out, whole, atol=BOUND)
 
 
-def test_rows_of_the_cache_are_extended_where_they_are(model, monkeypatch):
-    """Rows 4 and 1 of five, and padding rows out of range; over spans shorter than the cache. The others keep every bit."""
-    monkeypatch.setattr(xla, "SHORTEST_SPAN", 4)
+def test_rows_are_extended_in_their_pages(model):
+    """Two rows, and two of padding, one of them without pages; over some of the pages. The others keep every bit."""
     _, graphdef, params = model
-    token_ids, before = tokens(2, LENGTH), stale_cache(5, LENGTH)
+    token_ids, before, tables = tokens(2, LENGTH), stale_cache(), tables_of(4)
+    tables[3] = PAGES
     cache, parts = before, []
     for start, stop in ((0, 3), (3, 9), (9, LENGTH)):
         inputs = np.concatenate([token_ids[:, start:stop], np.zeros((2, stop - start), np.int32)])
-        positions = np.broadcast_to(np.arange(start, stop), inputs.shape)
-        states, cache = extend(graphdef, params, inputs, positions, cache, np.array([4, 1, 5, 9]))
+        positions = np.broadcast_to(np.arange(start, stop), inputs.shape).copy()
+        positions[2:] = -1
+        states, cache = extend(graphdef, params, inputs, positions, tables, cache)
         parts.append(states[:2])
     np.testing.assert_allclose(np.concatenate(parts, axis=1), hidden(graphdef, params, token_ids), atol=BOUND)
+    others = np.setdiff1d(np.arange(PAGES), tables[:2])
     for layer, was in zip(cache, before, strict=True):
         for now, then in zip(layer, was, strict=True):
-            np.testing.assert_array_equal(now[np.array([0, 2, 3])], then[np.array([0, 2, 3])])
+            np.testing.assert_array_equal(now[others], then[others])
+
+
+def test_rows_share_the_pages_of_an_equal_prefix(model):
+    """Two rows go on differently behind eight tokens that one of them wrote."""
+    _, graphdef, params = model
+    token_ids = tokens(2, LENGTH)
+    token_ids[1, :8] = token_ids[0, :8]
+    tables = tables_of(2)
+    tables[1, :2] = tables[0, :2]
+    at = np.arange(LENGTH)
+    cache = extend(graphdef, params, token_ids[:1, :8], at[None, :8], tables[:1], stale_cache())[1]
+    states, _ = extend(graphdef, params, token_ids[:, 8:], np.stack([at[8:]] * 2), tables, cache)
+    np.testing.assert_allclose(states, hidden(graphdef, params, token_ids)[:, 8:], atol=BOUND)
 
 
 def loss_and_gradient(graphdef, params, token_ids):

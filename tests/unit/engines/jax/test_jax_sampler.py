@@ -169,6 +169,21 @@ def test_the_next_turn_prefills_only_what_is_new(models):
     np.testing.assert_allclose(completion.logp, scored(models[0], request, completion), atol=BOUND)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_with_few_pages_every_request_gets_the_tokens_it_gets_with_many(models, ahead):
+    """Some go back and are prefilled again behind their tokens."""
+    requests = requests_of((1, 15, 16, 17, 30, 30, 40), max_new_tokens=34)
+    requests += [Request(f"twin {i}", requests[4].prompt_ids, requests[4].params, 50 + i) for i in range(3)]
+    with sampler_of(models[0]) as sampler:
+        want = generate(sampler, requests)
+        assert sampler.stats().preemptions == 0
+    with sampler_of(models[0], cache_tokens=96, ahead=ahead) as sampler:
+        for request, got, expected in zip(requests, generate(sampler, requests), want, strict=True):
+            np.testing.assert_array_equal(got.token_ids, expected.token_ids)
+            np.testing.assert_allclose(got.logp, scored(models[0], request, got), atol=BOUND)
+        assert sampler.stats().preemptions > 0
+
+
 def test_a_cancelled_request_stops_at_once(models):
     """It frees its slot and the device stops working for it; the next request finds all as it should be."""
     (long,), (short,) = requests_of((10,), max_new_tokens=48), requests_of((11,), max_new_tokens=3)
@@ -357,6 +372,11 @@ def test_what_a_request_cannot_ask(models):
 def test_a_kernel_that_cannot_run_here_is_refused(models):
     with pytest.raises(UserError, match=r"jax\.decode_attention=pallas_gpu: runs on GPUs"):
         JaxSampler(config_of(**{"jax.decode_attention": "pallas_gpu"}), Pool("jax"), models[0])
+
+
+def test_a_cache_without_room_for_one_request_is_refused(models):
+    with pytest.raises(UserError, match=r"jax\.cache_tokens: 63 tokens, .* needs 64 \(4 pages of 16"):
+        JaxSampler(config_of(**{"jax.cache_tokens": 63}), Pool("jax"), models[0])
 
 
 def test_what_a_pool_cannot_be(models):

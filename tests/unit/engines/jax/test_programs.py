@@ -3,96 +3,45 @@
 import re
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
+from rljax.backends.jax.decode_attention.xla import Xla
 from rljax.backends.jax.sharding import single_device_mesh
-from rljax.engines.jax.programs import ORDER, Programs
-from rljax.testing.models import make_model
+from rljax.engines.jax.cache_size import pages_per_shard
+from rljax.engines.jax.config import JaxConfig
+from rljax.engines.jax.hlo import large_operations
+from rljax.engines.jax.programs import Programs
+from rljax.errors import UserError
+from rljax.testing.models import config_of, make_model
 
-SLOTS, CONTEXT = 24, 256  # more slots than rows of any prefill or copy dispatch
+SLOTS, CONTEXT, PAGE = 24, 256, 16  # more pages than any dispatch has rows, slots or copies
+PAGES = SLOTS * CONTEXT // PAGE
 KV_HEADS, HEAD_DIM = 2, 8
 
-RESULT = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\((.*)$")
-MOVES_NOTHING = {"parameter", "get-tuple-element", "bitcast"}
-IN_PLACE = {"scatter", "dynamic-update-slice"}
+SETTINGS = {"jax.slots": SLOTS, "jax.context_length": CONTEXT, "jax.page_size": PAGE, "jax.prefill_chunk": 64}
 
 
 @pytest.fixture(scope="module", params=["qwen3", "gemma3"])
 def programs(request, tmp_path_factory):
     model = make_model(tmp_path_factory.mktemp("model"), architecture=request.param)
-    return Programs(
-        model,
-        single_device_mesh(),
-        slots=SLOTS,
-        context=CONTEXT,
-        prefill_tokens=64,
-        decode_steps=3,
-        dtype="float32",
-        param_dtype="float32",
-        cache_dtype="float32",
-    )
+    return Programs(config_of(**SETTINGS), model, single_device_mesh())
 
 
 def compiled(programs, name):
-    weights, cache, state = programs._weights, programs._cache, programs._state
-    columns = jnp.zeros((SLOTS, ORDER.itemsize // 4), jnp.int32)
-    lowered = {
-        "decode": lambda: programs._decode.lower(weights, cache, state, columns),
-        "copy": lambda: programs._copy.lower(cache, jnp.zeros((programs.copies, 2), jnp.int32), span=128),
-        **{
-            f"prefill{shape}": lambda shape=shape: programs._prefill.lower(
-                weights, cache, jnp.zeros((shape[0], 3 + shape[1]), jnp.int32)
-            )
-            for shape in programs.shapes
-        },
-    }
-    return lowered[name]().compile()
+    return programs.lower()[name].compile()
 
 
-def bodies(text):
-    """Computations of an HLO module by name, each a list of (result, elements, operation, rest of the line)."""
-    found, current = {}, None
-    for line in text.splitlines():
-        if line.endswith("{") and " = " not in line:
-            current = found.setdefault(line.removeprefix("ENTRY ").split()[0].lstrip("%"), [])
-        elif current is not None and (match := RESULT.match(line)):
-            name, _, dims, operation, rest = match.groups()
-            current.append((name, int(np.prod([int(d) for d in dims.split(",") if d])), operation, rest, "ROOT" in line))
-    return found
-
-
-def large_operations(text, elements):
-    """Every operation whose result is at least so large, but those that move nothing and updates in place."""
-    computations = bodies(text)
-
-    def updates(rest):
-        """Whether a fusion's root is an update in place."""
-        name = re.search(r"calls=%?([\w.-]+)", rest).group(1)
-        return any(root and operation in IN_PLACE for *_, operation, _, root in computations[name])
-
-    fused = {match for match in re.findall(r"calls=%?([\w.-]+)", text)}
-    return [
-        (name, operation)
-        for computation, lines in computations.items()
-        if computation not in fused
-        for name, size, operation, rest, _ in lines
-        if size >= elements and operation not in MOVES_NOTHING | IN_PLACE
-        if not (operation == "fusion" and updates(rest))
-    ]
-
-
-LAYER = SLOTS * KV_HEADS * CONTEXT * HEAD_DIM
-NAMES = ["decode", "copy", "prefill(1, 32)", "prefill(4, 16)", "prefill(1, 64)"]
+LAYER = PAGES * KV_HEADS * PAGE * HEAD_DIM
+NAMES = ["decode", "copy", "prefill 1x32", "prefill 4x16", "prefill 1x64"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_operation_makes_anything_as_large_as_a_layer_s_cache(programs, name):
+def test_no_operation_makes_anything_as_large_as_a_layer_s_pages(programs, name):
+    assert programs.lower().keys() == set(NAMES)
     program = compiled(programs, name)
     text = program.as_text()
     assert large_operations(text, LAYER) == []
-    assert re.search(rf"f32\[{SLOTS},{KV_HEADS},{CONTEXT},{HEAD_DIM}\]", text)  # it was looked for in the right place
+    assert re.search(rf"f32\[{PAGES},{KV_HEADS},{PAGE},{HEAD_DIM}\]", text)  # it was looked for in the right place
     cache = 2 * 2 * LAYER * 4
     assert program.memory_analysis().alias_size_in_bytes >= cache  # donated: the result is the input's memory
     assert program.memory_analysis().temp_size_in_bytes < cache / 2
@@ -106,3 +55,46 @@ def test_a_copy_would_be_found(programs):
 
     text = jax.jit(kept).lower(programs._cache, 0).compile().as_text()
     assert large_operations(text, LAYER)
+
+
+class Narrow(Xla):
+    """One that can address so many pages."""
+
+    name = "narrow"
+
+    def __init__(self, most):
+        self.most_pages = lambda page_size, kv_heads, head_dim: most
+
+
+def pages(most=None, **settings):
+    mesh = single_device_mesh()
+    spec_of_cache = type("Spec", (), dict(num_layers=2, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM))()
+    return pages_per_shard(
+        JaxConfig(**dict(slots=SLOTS, context_length=CONTEXT) | settings), spec_of_cache, mesh, Narrow(most), PAGE, {}
+    )
+
+
+def test_the_cache_has_room_for_every_slot_or_for_what_it_is_told():
+    assert pages() == PAGES
+    assert pages(cache_tokens=10 * CONTEXT) == 10 * CONTEXT // PAGE
+    assert pages(most=PAGES - 1) == PAGES - 1
+
+
+def test_the_cache_takes_its_share_of_the_memory_that_is_free(monkeypatch):
+    page = 2 * 2 * KV_HEADS * PAGE * HEAD_DIM * 2
+    monkeypatch.setattr("rljax.engines.jax.cache_size.memory_of", lambda device: 100 * page)
+    assert pages(cache_memory_fraction=0.5) == 50
+    with pytest.raises(UserError, match=r"jax.cache_memory_fraction: room for 160 tokens, .*jax.context_length=256 needs 256"):
+        pages(cache_memory_fraction=0.1)
+
+
+@pytest.mark.parametrize(
+    "tokens, most, culprit",
+    [
+        (CONTEXT - 1, None, "255 tokens, and one request of jax.context_length=256 needs 256"),
+        (CONTEXT * 2, 8, "narrow can address 128"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_refused(tokens, most, culprit):
+    with pytest.raises(UserError, match=rf"^jax.cache_tokens: {culprit}"):
+        pages(most, cache_tokens=tokens)

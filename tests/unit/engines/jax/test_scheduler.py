@@ -1,8 +1,8 @@
 """The scheduler over devices that are made of numpy: whatever comes when, a completion is that of its prompt and seed alone.
 
-The imitation keeps, at each place of its cache, the token and the weights that were there when it was written, and draws a
-token that depends on all it has read. So a row shared too early, a prefix of other weights, a slot that decodes while it is
-being prefilled or an order left out changes what comes out.
+The imitation keeps, at each place of its pages, the token and the weights that were there when it was written, and draws a
+token that depends on all it has read. So a page shared too early or given to two, a prefix of other weights, a slot that
+decodes while it is being prefilled or an order left out changes what comes out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,12 +20,12 @@ from hypothesis import strategies as st
 
 from rljax.engine import WeightsInMemory, WeightSource
 from rljax.engines.jax import scheduler as scheduler_module
-from rljax.engines.jax.programs import HALT, START, Decoded
+from rljax.engines.jax.orders import HALT, START, Decoded
 from rljax.engines.jax.scheduler import PATIENCE, Scheduler
 from rljax.engines.jax.slots import Work
 from rljax.types import Finish, Request, SamplingParams
 
-VOCABULARY, STOP, SLOTS, CONTEXT, STEPS = 7, 6, 4, 64, 4
+VOCABULARY, STOP, SLOTS, CONTEXT, STEPS, PAGE = 7, 6, 4, 64, 4, 8
 
 
 def draw(tokens, seed: int) -> int:
@@ -48,34 +49,38 @@ def endless(prompt: list[int]) -> int:
 class Devices:
     """`Programs` in numpy. A decode's log-prob is the age of the oldest weights it has read, as a number."""
 
-    slots, context, decode_steps, copies = SLOTS, CONTEXT, STEPS, 3
+    slots, context, decode_steps, copies, page_size, shards = SLOTS, CONTEXT, STEPS, 3, PAGE, 1
     shapes = ((1, 4), (2, 8), (3, 4))
     spec = SimpleNamespace(vocab_size=VOCABULARY)
 
-    def __init__(self) -> None:
+    def __init__(self, pages: int = SLOTS * CONTEXT // PAGE) -> None:
         self.weights = 0
-        self.tokens = np.full((SLOTS, CONTEXT), -1)
-        self.written_by = np.full((SLOTS, CONTEXT), -1)
+        self.pages = pages
+        self.tokens = np.full((pages, PAGE), -1)
+        self.written_by = np.full((pages, PAGE), -1)
         self.state = [None] * SLOTS
         self.sent: list[str] = []  # kinds of dispatches, in order
         self.gate = threading.Event()  # nothing is decoded before it is open
         self.gate.set()
 
-    def copy(self, pairs) -> None:
+    def copy(self, copies) -> None:
         before, by = self.tokens.copy(), self.written_by.copy()
-        for source, target, length in pairs:
-            self.tokens[target, :length], self.written_by[target, :length] = before[source, :length], by[source, :length]
+        for copy in copies:
+            self.tokens[copy.target], self.written_by[copy.target] = before[copy.source], by[copy.source]
+
+    def write(self, table, at, token) -> None:
+        self.tokens[table[at // PAGE], at % PAGE], self.written_by[table[at // PAGE], at % PAGE] = token, self.weights
 
     def prefill(self, chunk) -> None:
         self.sent.append("prefill")
-        for row, start, count, tokens in zip(chunk.rows, chunk.starts, chunk.counts, chunk.tokens, strict=True):
-            if row < SLOTS:
-                self.tokens[row, start : start + count] = tokens[:count]
-                self.written_by[row, start : start + count] = self.weights
+        for start, count, table, tokens in zip(chunk.starts, chunk.counts, chunk.tables, chunk.tokens, strict=True):
+            for at in range(count):
+                self.write(table, start + at, tokens[at])
 
-    def decode(self, orders) -> Decoded:
+    def decode(self, orders, tables, groups, plain) -> Decoded:
         self.gate.wait()
         self.sent.append("decode")
+        tables = tables.copy()  # the scheduler's own, which it changes
         drawn, age = np.full((STEPS, SLOTS), -1, np.int32), np.zeros((STEPS, SLOTS), np.float32)
         for slot, order in enumerate(orders):
             if order["action"] == START:
@@ -87,10 +92,10 @@ class Devices:
                 if state is None:
                     continue
                 at = state["position"]
-                self.tokens[slot, at], self.written_by[slot, at] = state["token"], self.weights
-                read = slice(0, at + 1)
-                token = draw(self.tokens[slot, read], state["seed"])
-                drawn[step, slot], age[step, slot] = token, self.written_by[slot, read].min()
+                self.write(tables[slot], at, state["token"])
+                pages = tables[slot, : at // PAGE + 1]
+                token = draw(self.tokens[pages].ravel()[: at + 1], state["seed"])
+                drawn[step, slot], age[step, slot] = token, self.written_by[pages].ravel()[: at + 1].min()
                 state.update(token=token, position=at + 1, token_index=state["token_index"] + 1)
                 if token == STOP or state["token_index"] >= state["limit"]:
                     self.state[slot] = None
@@ -128,10 +133,17 @@ class Heard:
     loaded: int
 
 
-@given(works=requests(), ahead=st.integers(0, 2), recompute=st.booleans(), choices=st.randoms(use_true_random=False))
+@given(
+    works=requests(),
+    ahead=st.integers(0, 2),
+    recompute=st.booleans(),
+    pages=st.sampled_from((CONTEXT // PAGE, 12, 32)),
+    choices=st.randoms(use_true_random=False),
+)
 @settings(max_examples=150, deadline=None)
-def test_completions_depend_on_prompt_and_seed_alone(works, ahead, recompute, choices):
-    devices = Devices()
+def test_completions_depend_on_prompt_and_seed_alone(works, ahead, recompute, pages, choices):
+    """Whatever else runs, with pages for all or for one alone."""
+    devices = Devices(pages)
     scheduler = Scheduler(devices, recompute=recompute, ahead=ahead)
     heard, cancelled, loaded = [], set(), 0
     try:
@@ -201,3 +213,41 @@ def test_long_prompts_do_not_stall_those_that_decode(monkeypatch, decoding, leng
         assert work.future.result(10).token_ids.tolist() == expected(work.request, work.limit)
     scheduler.close()
     assert longest_stall(devices.sent) == stall
+
+
+def without_room(ahead: int, limits=(40, 40, 40)):
+    """Three requests of one page each at first, that all come to need six of eight pages."""
+    devices = Devices(CONTEXT // PAGE)
+    scheduler = Scheduler(devices, recompute=False, ahead=ahead)
+    works = [work_of(str(i), [i + 1], limit, endless([i + 1])) for i, limit in enumerate(limits)]
+    scheduler.command(scheduler.pause).result(10)
+    for work in works:
+        scheduler.submit(work)
+    scheduler.command(scheduler.resume)
+    return scheduler, works
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_out_of_pages_the_youngest_goes_back_and_keeps_its_tokens(ahead):
+    ended: list[str] = []
+    scheduler, works = without_room(ahead)
+    for work in works:
+        work.future.add_done_callback(lambda _, work=work: ended.append(work.request.id))
+    for work in works:
+        assert work.future.result(10).token_ids.tolist() == expected(work.request, work.limit)
+        assert sum(map(len, work.tokens)) == work.limit, "a token was drawn twice"
+    scheduler.close()
+    assert ended == ["0", "1", "2"]  # the first to arrive never waits for pages
+    assert 2 <= scheduler.stats().preemptions <= 8
+    assert scheduler.stats().generated_tokens == 120
+
+
+def test_a_request_that_went_back_can_be_cancelled():
+    scheduler, works = without_room(0)
+    while not scheduler.stats().preemptions and not works[0].future.done():
+        time.sleep(1e-3)
+    assert scheduler.stats().preemptions
+    works[2].future.cancel()
+    for work in works[:2]:
+        assert work.future.result(10).token_ids.tolist() == expected(work.request, work.limit)
+    scheduler.close()

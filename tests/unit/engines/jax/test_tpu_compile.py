@@ -8,7 +8,7 @@ import pytest
 from rljax.backends.jax.chips import CHIPS, chip_of
 from rljax.backends.jax.sharding import single_device_mesh
 from rljax.config.allocation import Pool
-from rljax.engines.jax import topology
+from rljax.engines.jax import hlo, topology
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.programs import Programs
 from rljax.engines.jax.tuning import remat_of
@@ -23,6 +23,14 @@ CONFIG = {
     "actor.mb_spec.rows_per_mb": 1,
     "jax.slots": 8,
     "jax.context_length": 256,
+}
+LARGE_CACHE = {  # a layer's is larger than the memory on a core, where XLA would move a smaller one
+    "jax.slots": 256,
+    "jax.context_length": 8192,
+    "jax.page_size": 128,
+    "jax.prefill_chunk": 128,
+    "jax.sampler_dtype": "bfloat16",
+    "jax.cache_dtype": "bfloat16",
 }
 SPLASH = {"splash_mha_fwd_segmented_residuals", "splash_mha_dkv_segmented_no_residuals", "splash_mha_dq_segmented_no_residuals"}
 
@@ -58,9 +66,10 @@ def test_a_learner_s_programs_from_shapes_are_those_of_a_run(model_dir, rank):
 
 def test_a_sampler_s_weights_cache_and_state_are_described_as_they_are(model_dir):
     config, mesh = config_of(**CONFIG), single_device_mesh()
-    described, real = (Programs.of(config, model_dir, mesh, described=described) for described in (True, False))
+    described, real = (Programs(config, model_dir, mesh, described=described) for described in (True, False))
     for part in ("_weights", "_cache", "_state"):
         assert shapes(getattr(described, part)) == shapes(getattr(real, part))
+    assert described.pages == real.pages
     names = described.lower().keys()
     real.warm_up()
     assert len(names) == real.compilations
@@ -110,12 +119,35 @@ def test_the_learner_compiles_for_a_tpu_with_splash_attention_in_it(pool, model_
 
 @needs_libtpu
 @pytest.mark.slow
-def test_the_sampler_compiles_for_a_tpu(model_dir):
-    devices = topology.topology_devices("v5e:2x2")
-    kinds = set()
-    for target in topology.sampler_targets(config_of(**CONFIG), Pool("jax", data=2, tensor=2), model_dir, devices):
+@pytest.mark.parametrize(
+    "devices, architecture, pool",
+    [
+        ("v5e:2x2", "qwen3", Pool("jax", data=2, tensor=2)),
+        ("v5p:2x2x1", "gemma3", Pool("jax", fsdp=2)),
+        ("v6e:2x2", "llama", Pool("jax", tensor=2)),
+        ("tpu7x:2x2x1", "qwen3", Pool("jax", data=2, fsdp=2)),
+    ],
+    ids=str,
+)
+def test_the_sampler_s_cache_stays_where_it_is_on_a_tpu(devices, architecture, pool, tmp_path):
+    """Of every program: the kernels are in it, nothing as large as a layer's cache is made, and it needs little beside it."""
+    model = models.make_model(tmp_path, architecture=architecture)
+    devices = topology.topology_devices(devices)
+    names = set()
+    for target in topology.sampler_targets(config_of(**LARGE_CACHE), pool, model, devices):
         found = topology.compile_target(target)
-        assert target.attention == "xla" and not found.kernels
-        assert found.arguments < found.peak < 1e9
-        kinds.add(target.name.split()[0])
-    assert kinds == {"decode", "copy", "prefill"}
+        assert target.attention == "pallas_tpu"
+        names.add(target.name)
+        assert found.kernels.keys() == (set() if target.name == "copy" else {"ragged_paged_attention_kernel", "write_pages"})
+        assert hlo.large_operations(found.text, target.layer) == []
+        assert found.temporaries < found.arguments / 10
+        assert found.peak < 1.1 * found.arguments
+    assert names == {"decode", "decode any", "copy", "prefill 1x32", "prefill 8x16", "prefill 1x128"}
+
+
+@needs_libtpu
+def test_a_missing_kernel_is_named():
+    device = topology.topology_devices("v5e:2x2")[0]
+    x = jax.ShapeDtypeStruct((8, 128), jax.numpy.float32, sharding=jax.sharding.SingleDeviceSharding(device))
+    with pytest.raises(UserError, match=r"twice: compiled without write_pages.*attention pallas_tpu"):
+        topology.compile_target(topology.Target("twice", "pallas_tpu", jax.jit(lambda x: 2 * x).lower(x), ("write_pages",)))

@@ -1,0 +1,85 @@
+"""Searches of a compiled program's text: for kernels, for collectives, and for operations that make
+something as large as nothing but an update in place should.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+_COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
+_KERNEL = re.compile(r'^\s*(?:ROOT )?%?(\w+?)(?:\.\d+)* = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*)$")
+_ARRAY = re.compile(r"\w+\[([\d,]*)\]")
+_ALIASING = re.compile(r"output_to_operand_aliasing=\{(.*?\}\))\}")  # of {1}: (0, {}), or {}: (5, {})
+_ALIASED = re.compile(r"\{(\d*)\}: \(")
+_CALLED = re.compile(r"calls=%?([\w.-]+)")
+
+_MAKES_NOTHING = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier"}
+_UPDATES = {"scatter", "dynamic-update-slice"}
+
+
+class Instruction(NamedTuple):
+    name: str
+    operation: str
+    elements: int  # of the largest array of its result that has not the memory of an operand
+    is_root: bool  # the result of its computation
+    rest: str  # operands and attributes
+
+
+def kernels(text: str) -> Mapping[str, int]:
+    """Counts Pallas kernels for TPUs by name, each call that stands in the text."""
+    return collections.Counter(_KERNEL.findall(text))
+
+
+def collectives(text: str) -> Mapping[str, int]:
+    """Counts collectives by kind, each call that stands in the text."""
+    return collections.Counter(_COLLECTIVE.findall(text))
+
+
+def large_operations(text: str, elements: int) -> list[str]:
+    """Names what makes an array of at least so many elements: all but other names of what is there,
+    and updates in place.
+    """
+    computations = _computations(text)
+    fused = set(_CALLED.findall(text))
+    return [
+        f"{each.name} ({each.operation})"
+        for name, instructions in computations.items()
+        if name not in fused
+        for each in instructions
+        if each.elements >= elements and each.operation not in _MAKES_NOTHING and not _updates(each, computations)
+    ]
+
+
+def _updates(instruction: Instruction, computations: Mapping[str, list[Instruction]]) -> bool:
+    """Tells whether the result takes the memory of an operand, though its line does not say so."""
+    if instruction.operation == "fusion" and (called := _CALLED.search(instruction.rest)):
+        return any(each.is_root and each.operation in _UPDATES for each in computations[called.group(1)])
+    return instruction.operation in _UPDATES
+
+
+def _computations(text: str) -> Mapping[str, list[Instruction]]:
+    """Instructions of each computation of a module, by its name."""
+    found: dict[str, list[Instruction]] = {}
+    current: list[Instruction] = []
+    for line in text.splitlines():
+        if line.endswith("{") and " = " not in line:
+            current = found.setdefault(line.removeprefix("ENTRY ").split()[0].lstrip("%"), [])
+        elif match := _INSTRUCTION.match(line):
+            root, name, result, operation, rest = match.groups()
+            current.append(Instruction(name, operation, _elements(result, rest), root is not None, rest))
+    return found
+
+
+def _elements(result: str, rest: str) -> int:
+    """Elements of the largest array of a result, less those that take the memory of an operand."""
+    aliasing = _ALIASING.search(rest)
+    aliased = set(_ALIASED.findall(aliasing.group(1))) if aliasing else set()
+    sizes = (math.prod(map(int, filter(None, dims.split(",")))) for dims in _ARRAY.findall(result))
+    return max((size for index, size in enumerate(sizes) if str(index) not in aliased and "" not in aliased), default=0)
