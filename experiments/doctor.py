@@ -12,7 +12,8 @@
     python -m experiments.doctor --workdir=runs/a --critic      # can the critic fit a batch?
 
 docs/doctor.md has the rules, severities and false alarms. Exit status 0: no link is broken, or
-nothing could be judged; 2: a link is broken, or the run failed; 1: bad input. --json prints any of these as JSON.
+nothing could be judged; 2: a link is broken, or the run failed; 1: bad input. --json prints any of
+these as JSON.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Filled:
 
 
 def _quiet(*rules: str, context: bool = False) -> Callable[[History, Diagnosis], Answer]:
-    """Answers with the findings of some rules: done if all could judge and none speaks above a note.
+    """Answers with the findings of some rules: done if all could judge, and none is above a note.
 
     Args:
       context: they read context.json too.

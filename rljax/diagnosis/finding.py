@@ -91,7 +91,7 @@ class Diagnosis:
 
     @property
     def standing(self) -> Standing:
-        """How the run does. Only a run whose reward and policy were judged is healthy."""
+        """Verdict in one word. Only a run whose reward and policy were judged is healthy."""
         if self.failure:
             return Standing.FAILED
         if self.first is not None:

@@ -62,13 +62,8 @@ def run_line(diagnosis: Diagnosis) -> str:
     """Describes the run in one line: source, steps, state."""
     run = diagnosis.run
     state = f", {run['state']}" if run["state"] else ""
-    steps = (
-        f"{run['rl_steps']} RL steps"
-        if run["rl_steps"]
-        else f"{run['steps']} steps, none of RL"
-        if run["steps"]
-        else "no steps"
-    )
+    others = f"{run['steps']} steps, none of RL" if run["steps"] else "no steps"
+    steps = f"{run['rl_steps']} RL steps" if run["rl_steps"] else others
     span = f" ({run['first_step']} to {run['last_step']})" if run["steps"] else ""
     return f"{run['source'] or 'run'}: {steps}{span}{state}"
 

@@ -14,7 +14,7 @@ from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import improves_held_out, level, reward_range
 from rljax.diagnosis.rule import Rule, Sign, rule
-from rljax.diagnosis.series import noise, rolling_median, trend
+from rljax.diagnosis.series import Series, noise, rolling_median, trend
 from rljax.diagnosis.thresholds import (
     BASELINE,
     FALL_NOISE,
@@ -54,7 +54,7 @@ def turned(history: History) -> Sign | None:
 
 @rule(
     "reward.falls",
-    "The reward falls after it had risen.",
+    "The reward falls after it had risen, or stood still.",
     needs=(names.REWARD,),
     least=2 * BASELINE,
     bounds=(LOST_REWARD, FALL_NOISE),
@@ -72,7 +72,10 @@ def falls(history: History) -> Sign | None:
 
 
 def _fall(history: History, *, from_the_start: bool) -> Sign | None:
-    """Finds a fall from the best rolling median to the end."""
+    """Finds a fall from the best rolling median to the end.
+
+    A reward that stood still before it fell late has fallen, and was not reversed.
+    """
     share, reward = level(history), history[names.REWARD]
     if reward_range(history).width == 0:
         return None
@@ -80,12 +83,35 @@ def _fall(history: History, *, from_the_start: bool) -> Sign | None:
     best = int(np.argmax(smooth.values))
     lost = float(smooth.values[best]) - share.tail(BASELINE).median
     started_best = float(smooth.values[best]) - share.head(PATIENCE).median < MIN_GAIN / 2
-    if started_best is not from_the_start or lost < max(LOST_REWARD, FALL_NOISE * noise(share, PATIENCE)):
+    if lost < max(LOST_REWARD, FALL_NOISE * noise(share, PATIENCE)):
         return None
-    onset = int(reward.steps[0] if started_best else smooth.steps[best])
+    stood = _stood_still(share, float(smooth.values[best]) - lost / 2) if started_best else None
+    if (started_best and stood is None) is not from_the_start:
+        return None
+    onset = int(reward.steps[0] if from_the_start else smooth.steps[best] if stood is None else stood)
     line = f"{change_line(reward.since(onset), PATIENCE)}: {lost:.0%} of the rewards' range is lost"
     severity = Severity.WARNING if improves_held_out(history) else Severity.BROKEN  # else prompts have become harder
     return Sign(severity, onset, line)
+
+
+def _stood_still(share: Series, half: float) -> int | None:
+    """Returns the last step at which a reward that falls late was where it began.
+
+    Args:
+      half: the reward at which half of the fall is done.
+
+    Returns:
+      None if the reward fell in the first steps, or all the while.
+    """
+    smooth = rolling_median(share, PATIENCE)
+    above = share.until(int(smooth.steps[smooth.values >= half][-1]))
+    if len(above) <= 2 * BASELINE:
+        return None
+    level, found = above.head(len(above) // 2), trend(above)
+    if found.falls(LITTLE_DOUBT) and -found.change > (level.median - half) / 2:
+        return None
+    near = smooth.steps[smooth.values >= level.median - max(noise(level, PATIENCE), LOST_REWARD / 5)]
+    return int(near[-1])
 
 
 @rule(

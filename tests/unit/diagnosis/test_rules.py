@@ -462,3 +462,31 @@ def test_completions_that_changed_are_no_memory():
     rules = only("reward.hacking") + only("evaluation.overfit")
     assert [finding.rule for finding in diagnose(memorized(), rules).findings] == ["evaluation.overfit"]
     assert [finding.rule for finding in diagnose(grown, rules).findings] == ["reward.hacking"]
+
+
+def only_means(history: History, *more: str) -> History:
+    """The history as another trainer logs it: of rewards only the mean, and what `more` names."""
+    lost = {"rollout/reward/min", "rollout/reward/max", "rollout/equal_reward_groups", "rollout/group_reward_std/avg"}
+    return dataclasses.replace(history, series={n: v for n, v in history.series.items() if n not in lost - set(more)})
+
+
+def first_rule(history: History) -> str:
+    first = diagnose(history).first
+    return "" if first is None else first.rule
+
+
+@pytest.mark.parametrize("spread", [(), ("rollout/equal_reward_groups",), ("rollout/group_reward_std/avg",)])
+@pytest.mark.parametrize(("value", "rule"), [(0.0, "reward.all_zero"), (1.0, "reward.all_one")])
+def test_constant_rewards_are_seen_in_a_log_without_their_ends(value, rule, spread):
+    history = changed(**constant(value), rollout__group_reward_std__avg=0.0)
+    assert first_rule(only_means(history, *spread)) == first_rule(history) == rule
+
+
+def test_a_constant_mean_of_rewards_with_spread_is_not_a_constant_reward():
+    history = only_means(changed(**constant(0.0) | {"rollout__equal_reward_groups": 0.2}), "rollout/equal_reward_groups")
+    assert not any(finding.rule == "reward.all_zero" for finding in diagnose(history).findings)
+
+
+def test_rewards_of_the_prompt_alone_are_seen_in_a_log_without_their_ends():
+    history = only_means(changed(rollout__equal_reward_groups=1.0), "rollout/equal_reward_groups")
+    assert first_rule(history) == "reward.constant_by_prompt"
