@@ -12,7 +12,7 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import change_line
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.progress import improves_held_out, level, reward_range
+from rljax.diagnosis.progress import improves_held_out, level, lost_share
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import Series, noise, rolling_median, trend
 from rljax.diagnosis.thresholds import (
@@ -76,42 +76,39 @@ def _fall(history: History, *, from_the_start: bool) -> Sign | None:
 
     A reward that stood still before it fell late has fallen, and was not reversed.
     """
-    share, reward = level(history), history[names.REWARD]
-    if reward_range(history).width == 0:
+    share, reward, lost = level(history), history[names.REWARD], lost_share(history)
+    if not lost:
         return None
     smooth = rolling_median(share, PATIENCE)
     best = int(np.argmax(smooth.values))
-    lost = float(smooth.values[best]) - share.tail(BASELINE).median
     started_best = float(smooth.values[best]) - share.head(PATIENCE).median < MIN_GAIN / 2
-    if lost < max(LOST_REWARD, FALL_NOISE * noise(share, PATIENCE)):
-        return None
-    stood = _stood_still(share, float(smooth.values[best]) - lost / 2) if started_best else None
+    stood = _stood_still(share, float(smooth.values[best]), lost) if started_best else None
     if (started_best and stood is None) is not from_the_start:
         return None
     onset = int(reward.steps[0] if from_the_start else smooth.steps[best] if stood is None else stood)
-    line = f"{change_line(reward.since(onset), PATIENCE)}: {lost:.0%} of the rewards' range is lost"
+    fell = reward.since(onset) if stood is None else reward
+    line = f"{change_line(fell, PATIENCE)}: {lost:.0%} of the rewards' range is lost"
     severity = Severity.WARNING if improves_held_out(history) else Severity.BROKEN  # else prompts have become harder
     return Sign(severity, onset, line)
 
 
-def _stood_still(share: Series, half: float) -> int | None:
+def _stood_still(share: Series, best: float, lost: float) -> int | None:
     """Returns the last step at which a reward that falls late was where it began.
 
     Args:
-      half: the reward at which half of the fall is done.
+      best: its best rolling median.
+      lost: fall from there to the end.
 
     Returns:
       None if the reward fell in the first steps, or all the while.
     """
     smooth = rolling_median(share, PATIENCE)
-    above = share.until(int(smooth.steps[smooth.values >= half][-1]))
-    if len(above) <= 2 * BASELINE:
+    before = share.until(int(smooth.steps[smooth.values >= best - lost / 2][-1]))  # the first half of the fall
+    early = before.head(len(before) // 2)  # has a quarter of the fall, where that is steady
+    if len(before) <= 2 * BASELINE or -trend(early).change > lost / 8:
         return None
-    level, found = above.head(len(above) // 2), trend(above)
-    if found.falls(LITTLE_DOUBT) and -found.change > (level.median - half) / 2:
-        return None
-    near = smooth.steps[smooth.values >= level.median - max(noise(level, PATIENCE), LOST_REWARD / 5)]
-    return int(near[-1])
+    near = smooth.steps[smooth.values >= early.median - max(noise(early, PATIENCE), lost / 10)]
+    return int(near[-1] - (near[-1] - share.until(int(near[-1])).tail(PATIENCE).steps[0]) // 2)  # the window's middle
 
 
 @rule(

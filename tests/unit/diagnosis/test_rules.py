@@ -490,3 +490,52 @@ def test_a_constant_mean_of_rewards_with_spread_is_not_a_constant_reward():
 def test_rewards_of_the_prompt_alone_are_seen_in_a_log_without_their_ends():
     history = only_means(changed(rollout__equal_reward_groups=1.0), "rollout/equal_reward_groups")
     assert first_rule(history) == "reward.constant_by_prompt"
+
+
+def steady(from_step: int, seed: int, **columns: Any) -> History:
+    """A run without evaluations whose reward stands at 0.5 and falls to 0.05 in 20 steps."""
+    noise = 0.02 * np.random.default_rng(seed).standard_normal(N)
+    reward = 0.5 - 0.45 * np.clip((TIME - from_step) / 20, 0, 1) + noise
+    history = changed(rollout__reward__avg=reward, reward__exact__avg=reward, **columns)
+    return dataclasses.replace(history, series={n: v for n, v in history.series.items() if not n.startswith("eval")})
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("from_step", [35, 45, 55])
+def test_a_reward_that_stood_still_and_fell_late_has_its_onset_there(from_step, seed):
+    found = {finding.rule: finding for finding in diagnose(steady(from_step, seed)).findings}
+    assert "policy.reversed" not in found
+    assert from_step - 8 <= found["reward.falls"].step <= from_step + 8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_reward_that_falls_all_the_while_is_reversed(seed):
+    noise = 0.02 * np.random.default_rng(seed).standard_normal(N)
+    assert first_rule(with_reward(0.6 - 0.5 * TIME / N + noise)) == "policy.reversed"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "rule"),
+    [
+        ("ppo_actor__update__reference_kl", 0.05 + 0.3 * np.maximum(TIME - 45, 0), "policy.reference_kl"),
+        ("ppo_actor__update__entropy", 0.3 + 0.1 * np.maximum(TIME - 43, 0), "exploration.entropy_rises"),
+    ],
+)
+def test_what_goes_far_as_the_reward_falls_is_broken_and_comes_first(name, values, rule):
+    """Without a fall it is a warning: nobody measured what it is good for."""
+    assert diagnose(steady(45, 0, **{name: values})).first_break.rule == rule
+    alone = diagnose(steady(N, 0, **{name: values}))
+    assert alone.first_break is None and rule in {finding.rule for finding in alone.of(Severity.WARNING)}
+
+
+def test_ten_nats_from_the_reference_are_broken_by_themselves():
+    history = steady(N, 0, ppo_actor__update__reference_kl=np.where(LATE, 40.0, 0.05))
+    assert diagnose(history).first_break.rule == "policy.reference_kl"
+
+
+@pytest.mark.parametrize(("late", "speaks"), [(0.3, True), (0.31, True), (0.2, False), (0.6, False)])
+def test_still_entropy_says_so_in_words_that_are_true(late, speaks):
+    history = changed(ppo_actor__update__entropy=np.where(LATE, late, 0.3))
+    found = [f.evidence[0] for f in diagnose(history).findings if f.rule == "exploration.entropy_never_falls"]
+    assert bool(found) is speaks
+    assert not found or ("still 0.3" in found[0]) is (late == 0.3)
