@@ -147,7 +147,11 @@ ITEMS: Sequence[Item] = (
     Item(Phase.BEFORE, "Evaluations use other prompts than training", _quiet("evaluation.same_data", context=True)),
     Item(Phase.BEFORE, "Evaluations sample as training does, or differ on purpose", _quiet("evaluation.protocol")),
     Item(Phase.BEFORE, "The first batch has something to learn from", _learnable),
-    Item(Phase.BEFORE, "The reward has the right sign and scale", _quiet("reward.sign", "reward.scale")),
+    Item(
+        Phase.BEFORE,
+        "The reward has the right sign and scale",
+        _quiet("reward.sign", "reward.negative_scaling", "reward.scale"),
+    ),
     Item(Phase.BEFORE, "Sampler and learner give the same log-probs", _quiet("policy.sampler_disagrees")),
     Item(Phase.BEFORE, "Checkpoints are saved", _saved),
     Item(Phase.BEFORE, "Ten completions were read beside their rewards", _person("only a person can")),

@@ -162,18 +162,11 @@ def one_sample(history: History) -> Sign | None:
     needs=(names.REWARD,),
     least=PATIENCE,
     bounds=(OPPOSITE,),
-    causes=("errors are counted where successes are meant", "actor.reward_scaling is negative", "a cost is used as a reward"),
+    causes=("errors are counted where successes are meant", "a cost is used as a reward"),
     next="sort WORKDIR/samples.jsonl by reward: the completions with the highest must be the best ones",
 )
 def sign(history: History) -> Sign | None:
-    return _scaled_negatively(history) or _against_a_component(history) or _never_positive(history)
-
-
-def _scaled_negatively(history: History) -> Sign | None:
-    if history.config is not None and history.config.actor.reward_scaling < 0:
-        line = f"actor.reward_scaling is {history.config.actor.reward_scaling:g}: low rewards are reinforced"
-        return Sign(Severity.BROKEN, history.first_step, line)
-    return None
+    return _against_a_component(history) or _never_positive(history)
 
 
 def _against_a_component(history: History) -> Sign | None:
@@ -200,6 +193,22 @@ def _never_positive(history: History) -> Sign | None:
         f"while the held-out reward is {evaluations.values[0]:.3g} at step {evaluations.steps[0]}"
     )
     return Sign(Severity.BROKEN, int(high.steps[0]), line) if evaluations.values.max() > 0 else None
+
+
+@rule(
+    "reward.negative_scaling",
+    "Rewards are multiplied by a negative number: the run learns the opposite of the task.",
+    needs_config=True,
+    causes=("the reward is a cost: then the reward function is the place for its sign",),
+    next="unset actor.reward_scaling",
+)
+def negative_scaling(history: History) -> Sign | None:
+    """Reads the config alone, so that it speaks before the first step."""
+    assert history.config is not None
+    scaling = history.config.actor.reward_scaling
+    if scaling >= 0:
+        return None
+    return Sign(Severity.BROKEN, history.first_step, f"actor.reward_scaling is {scaling:g}: low rewards are reinforced")
 
 
 @rule(
@@ -303,6 +312,7 @@ RULES: tuple[Rule, ...] = (
     no_spread,
     one_sample,
     sign,
+    negative_scaling,
     scale,
     filtered,
     long_tail,

@@ -107,8 +107,8 @@ def _stood_still(share: Series, best: float, lost: float) -> int | None:
     early = before.head(len(before) // 2)  # has a quarter of the fall, where that is steady
     if len(before) <= 2 * BASELINE or -trend(early).change > lost / 8:
         return None
-    near = smooth.steps[smooth.values >= early.median - max(noise(early, PATIENCE), lost / 10)]
-    return int(near[-1] - (near[-1] - share.until(int(near[-1])).tail(PATIENCE).steps[0]) // 2)  # the window's middle
+    near = np.flatnonzero(smooth.values >= early.median - max(noise(early, PATIENCE), lost / 10))
+    return int(share.steps[near[-1] + PATIENCE // 2])  # the middle of that median's window
 
 
 @rule(

@@ -148,6 +148,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     "reward.no_spread": (lambda: changed(rollout__equal_reward_groups=np.where(LATE, 0.95, 0.3)), Severity.NOTE, 31, 31),
     "reward.one_sample": (lambda: made.history(config=made.config(gconfig__n_samples=1)), Severity.BROKEN, 1, 1),
     "reward.sign": (lambda: changed(reward__exact__avg=1 - made.healthy()["rollout/reward/avg"]), Severity.BROKEN, 1, 1),
+    "reward.negative_scaling": (lambda: changed(made.config(actor__reward_scaling=-1.0)), Severity.BROKEN, 1, 1),
     "reward.scale": (
         lambda: changed(rollout__reward__max=1000.0, rollout__reward__avg=1000 * made.healthy()["rollout/reward/avg"]),
         Severity.BROKEN,
@@ -539,3 +540,9 @@ def test_still_entropy_says_so_in_words_that_are_true(late, speaks):
     found = [f.evidence[0] for f in diagnose(history).findings if f.rule == "exploration.entropy_never_falls"]
     assert bool(found) is speaks
     assert not found or ("still 0.3" in found[0]) is (late == 0.3)
+
+
+def test_a_negative_scaling_is_seen_before_the_first_step():
+    empty = History(np.zeros(0, np.int64), {}, config=made.config(actor__reward_scaling=-1.0))
+    first = diagnose(empty).first_break
+    assert (first.rule, first.next) == ("reward.negative_scaling", "unset actor.reward_scaling")
