@@ -47,11 +47,14 @@ class History:
 
     @classmethod
     def load(cls, workdir: Path) -> History:
-        """Reads a run directory, finished, live or torn. Raises UserError if it has no metrics."""
+        """Reads a run directory, finished, live or torn. Raises UserError if it has no metrics.
+
+        A run that failed before its first step has none, and no steps.
+        """
         if not workdir.is_dir():
             raise UserError(f"--workdir: no such directory: {workdir} (the --workdir of a run)")
-        path = workdir / METRICS
-        if not path.is_file():
+        path, status = workdir / METRICS, run_files.read_object(workdir / "status.json")
+        if not path.is_file() and (status or {}).get("state") != "failed":
             raise UserError(f"--workdir: {workdir} has no {METRICS} (a run that has begun has; --log reads other logs)")
         sessions = (run_files.read_object(workdir / "context.json") or {}).get("sessions")
         return cls(
@@ -61,7 +64,7 @@ class History:
             guard=run_files.read_lines(workdir / "guard.jsonl"),
             context=sessions if isinstance(sessions, list) else (),
             config=run_files.read_config(workdir / "config.json"),
-            status=run_files.read_object(workdir / "status.json"),
+            status=status,
             source=str(workdir),
         )
 
