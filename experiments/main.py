@@ -71,7 +71,12 @@ def config_from_flags() -> Config:
 
     if FLAGS.config is None:
         raise UserError("--config: missing (a config by its name, such as quickstart, or a Python file with get_config)")
-    return config_io.load(FLAGS.config, _overrides)
+    config = config_io.load(FLAGS.config, _overrides)
+    if named := config.guard.rule_actions():
+        from rljax.diagnosis.live import require_rules
+
+        require_rules(named, "guard.rules.")  # here, as the config itself knows no rules
+    return config
 
 
 def overrides_from_flags() -> tuple[tuple[str, str], ...]:
