@@ -48,4 +48,5 @@ def describe(history: History) -> dict[str, Any]:
         "last_step": history.last_step,
         "rl_steps": history.rl_steps,
         "state": status.get("state"),
+        "damage": list(history.damage),
     }
