@@ -57,7 +57,6 @@ def replay() -> None:
     if pools.learner is None:
         raise UserError(f"allocation_mode: {pools} cannot learn")
     engine.check(config, dataclasses.replace(pools, sampler=None))
-    engine.prepare(dataclasses.replace(pools, sampler=None))
 
     # --------------------------------------------------------------------------------------------------------------------
     # Ranks: in a learner of several processes, all but rank 0 become followers here
@@ -65,6 +64,7 @@ def replay() -> None:
     from rljax import multiprocess
 
     workdir = main.workdir_from_flags()
+    engine.prepare(dataclasses.replace(pools, sampler=None))
     process, processes = multiprocess.find_rank(config, pools.learner)
     if process.rank > 0:
         return multiprocess.follow(process, workdir)

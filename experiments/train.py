@@ -51,7 +51,6 @@ def train() -> None:
     pools = engine.allocate(config)
     engine.require_both(pools)
     engine.check(config, pools)
-    engine.prepare(pools)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Ranks: in a learner of several processes, all but rank 0 become followers here
@@ -59,6 +58,7 @@ def train() -> None:
     from rljax import multiprocess
 
     workdir = main.workdir_from_flags()
+    engine.prepare(pools)
     process, processes = multiprocess.find_rank(config, pools.learner)
     if process.rank > 0:
         return multiprocess.follow(process, workdir)
