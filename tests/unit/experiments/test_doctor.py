@@ -58,6 +58,8 @@ def test_a_healthy_run_exits_with_0_and_a_broken_one_with_2(tmp_path):
         (["--diff", "one"], "--diff: takes two"),
         (["--workdir=x", "more"], "more: unexpected argument"),
         (["--workdir=a,b", "--audit=out"], "--audit: has no meaning with several runs"),
+        (["--workdir=a", "--score=os.path:join"], "--score: has no meaning without --audit"),
+        (["--workdir=a", "--rescore", "--critic"], "--critic: excludes --rescore"),
         (["--log=x.csv", "--checklist"], "--checklist: has no meaning with --log"),
     ],
 )
