@@ -11,8 +11,9 @@
     python -m experiments.doctor --workdir=runs/a --rescore     # do sampler and learner agree?
     python -m experiments.doctor --workdir=runs/a --critic      # can the critic fit a batch?
 
-docs/doctor.md has the rules, severities and false alarms. Exit status 0: no link is broken; 2: one
-is; 1: bad input. --json prints any of these as JSON.
+docs/doctor.md has the rules, severities and false alarms. Exit status 0: no link is broken, or
+nothing could be judged; 2: a link is broken, or the run failed; 1: bad input. --json prints any of
+these as JSON.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def _judge(workdir: Path) -> None:
         tree["audit"] = AUDIT.value
         parts.append(f"The audit is in {Path(AUDIT.value) / 'audit.md'}.")
     _say(tree, "\n\n".join(parts))
-    _exit(diagnosis.first_break is not None)
+    _exit(diagnosis.is_bad)
 
 
 def _score() -> Any:
@@ -133,7 +134,7 @@ def _judge_log(path: Path) -> None:
 
     diagnosis = diagnose(importers.read(path, FORMAT.value, SOURCE.value))
     _say(diagnosis.json(), render.text(diagnosis))
-    _exit(diagnosis.first_break is not None)
+    _exit(diagnosis.is_bad)
 
 
 def _summarize(workdirs: list[Path]) -> None:
@@ -141,14 +142,13 @@ def _summarize(workdirs: list[Path]) -> None:
 
     summary = seeds.summarize([History.load(workdir) for workdir in workdirs])
     _say(summary.json(), seeds.text(summary))
-    _exit(any(outcome.diagnosis.first_break is not None for outcome in summary.outcomes))
+    _exit(any(outcome.diagnosis.is_bad for outcome in summary.outcomes))
 
 
 def _watch(workdir: Path) -> None:
     """Says the verdict when it changes, until the run's status is no longer "running"."""
     from rljax.diagnosis import Diagnosis, History, diagnose, render
 
-    said: str | None = None
     diagnosis: Diagnosis | None = None
     while True:
         try:
@@ -158,16 +158,15 @@ def _watch(workdir: Path) -> None:
                 raise
             time.sleep(INTERVAL.value)  # the run has not written a step yet
             continue
-        diagnosis = diagnose(history)
-        if diagnosis.verdict() != said:
-            said = diagnosis.verdict()
-            _say(diagnosis.json(), f"step {history.last_step}: {said}", compact=True)
+        before, diagnosis = diagnosis, diagnose(history)
+        if not diagnosis.says_as(before):
+            _say(diagnosis.json(), f"step {history.last_step}: {diagnosis.verdict()}", compact=True)
         if (history.status or {}).get("state") != "running":
             break
         time.sleep(INTERVAL.value)
     if not JSON.value:
         print(f"\n{render.text(diagnosis)}")
-    _exit(diagnosis.first_break is not None)
+    _exit(diagnosis.is_bad)
 
 
 def _examine(workdir: Path) -> None:

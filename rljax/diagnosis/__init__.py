@@ -18,7 +18,7 @@ audit.py        reward-hacking audit; checklist.py, compare.py, private.py, seed
 """
 
 from rljax.diagnosis.doctor import diagnose
-from rljax.diagnosis.finding import Diagnosis, Finding, Link, Severity
+from rljax.diagnosis.finding import Diagnosis, Finding, Link, Severity, Standing
 from rljax.diagnosis.history import History
 from rljax.diagnosis.registry import all_rules
 from rljax.diagnosis.rule import Rule, Sign
@@ -37,6 +37,7 @@ __all__ = [
     "Series",
     "Severity",
     "Sign",
+    "Standing",
     "all_rules",
     "diagnose",
 ]

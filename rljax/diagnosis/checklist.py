@@ -54,25 +54,39 @@ class Filled:
         return {"phase": str(self.phase), "item": self.text, "done": self.done, "why": self.why}
 
 
-def _quiet(*rules: str) -> Callable[[History, Diagnosis], Answer]:
-    """Answers with the findings of some rules: done if none of them speaks above a note."""
+def _quiet(*rules: str, context: bool = False) -> Callable[[History, Diagnosis], Answer]:
+    """Answers with the findings of some rules: done if all could judge, and none is above a note.
+
+    Args:
+      context: they read context.json too.
+    """
 
     def answer(history: History, diagnosis: Diagnosis) -> Answer:
         spoke = [f for f in diagnosis.findings if f.rule in rules and f.severity > Severity.NOTE]
         if spoke:
             return Answer(False, f"{spoke[0].rule}: {spoke[0].evidence[0]}")
         unjudged = [diagnosis.unjudged[rule] for rule in rules if rule in diagnosis.unjudged]
-        return Answer(None, unjudged[0]) if len(unjudged) == len(rules) else Answer(True, "")
+        if unjudged or not history.rl_steps:
+            return Answer(None, unjudged[0] if unjudged else diagnosis.lacking)
+        if context and not history.context:
+            return Answer(None, "needs context.json")
+        return Answer(True, "")
 
     return answer
 
 
 def _link(*links: Link) -> Callable[[History, Diagnosis], Answer]:
-    """Answers with the findings of whole links."""
+    """Answers with the findings of whole links: open where none of their rules had what it needs."""
 
     def answer(history: History, diagnosis: Diagnosis) -> Answer:
         spoke = [f for f in diagnosis.findings if f.link in links and f.severity > Severity.NOTE]
-        return Answer(not spoke, f"{spoke[0].rule}: {spoke[0].evidence[0]}" if spoke else "")
+        if spoke:
+            return Answer(False, f"{spoke[0].rule}: {spoke[0].evidence[0]}")
+        if not history.rl_steps:
+            return Answer(None, diagnosis.lacking)
+        names_of_links = {str(link) for link in links}
+        unjudged = [why for rule, why in diagnosis.unjudged.items() if rule.partition(".")[0] in names_of_links]
+        return Answer(None, unjudged[0]) if unjudged and not diagnosis.judged.intersection(links) else Answer(True, "")
 
     return answer
 
@@ -115,6 +129,8 @@ def _saved(history: History, diagnosis: Diagnosis) -> Answer:
 
 def _finished(history: History, diagnosis: Diagnosis) -> Answer:
     state = (history.status or {}).get("state")
+    if diagnosis.failure:
+        return Answer(False, f"it failed: {diagnosis.failure}")
     return Answer(None if state is None else state == "finished", f"the run is {state}" if state else "needs status.json")
 
 
@@ -128,10 +144,14 @@ def _better(history: History, diagnosis: Diagnosis) -> Answer:
 ITEMS: Sequence[Item] = (
     Item(Phase.BEFORE, "Config, seed, code, packages, hardware, model and data are recorded", _recorded),
     Item(Phase.BEFORE, "The code is committed", _committed),
-    Item(Phase.BEFORE, "Evaluations use other prompts than training", _quiet("evaluation.same_data")),
+    Item(Phase.BEFORE, "Evaluations use other prompts than training", _quiet("evaluation.same_data", context=True)),
     Item(Phase.BEFORE, "Evaluations sample as training does, or differ on purpose", _quiet("evaluation.protocol")),
     Item(Phase.BEFORE, "The first batch has something to learn from", _learnable),
-    Item(Phase.BEFORE, "The reward has the right sign and scale", _quiet("reward.sign", "reward.scale")),
+    Item(
+        Phase.BEFORE,
+        "The reward has the right sign and scale",
+        _quiet("reward.sign", "reward.negative_scaling", "reward.scale"),
+    ),
     Item(Phase.BEFORE, "Sampler and learner give the same log-probs", _quiet("policy.sampler_disagrees")),
     Item(Phase.BEFORE, "Checkpoints are saved", _saved),
     Item(Phase.BEFORE, "Ten completions were read beside their rewards", _person("only a person can")),
@@ -146,7 +166,7 @@ ITEMS: Sequence[Item] = (
     Item(Phase.DURING, "Time and memory stay level", _link(Link.RESOURCES)),
     Item(Phase.AFTER, "The run came to its end", _finished),
     Item(Phase.AFTER, "Held-out reward improved by more than chance", _better),
-    Item(Phase.AFTER, "The protocol stayed the same throughout", _quiet("evaluation.protocol_changed")),
+    Item(Phase.AFTER, "The protocol stayed the same throughout", _quiet("evaluation.protocol_changed", context=True)),
     Item(Phase.AFTER, "The samples with the highest reward were read", _person("rljax doctor --workdir=DIR --audit=OUT")),
     Item(Phase.AFTER, "Other seeds agree", _person("rljax doctor --workdir=A,B,C")),
     Item(Phase.AFTER, "A private set agrees", _person("rljax doctor --workdir=DIR --private=OTHER")),

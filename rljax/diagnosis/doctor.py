@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from rljax.diagnosis.finding import Diagnosis, Finding, in_order
+from rljax.diagnosis.finding import Diagnosis, Finding, Link, in_order
 from rljax.diagnosis.history import History
 from rljax.diagnosis.registry import all_rules
 from rljax.diagnosis.rule import Rule
@@ -23,6 +23,7 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
     """
     findings: list[Finding] = []
     unjudged: dict[str, str] = {}
+    judged: set[Link] = set()
     for rule in all_rules() if rules is None else rules:
         if not rule.is_about(history):
             continue
@@ -35,8 +36,33 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
                 unjudged[rule.id] = f"it raised {type(error).__name__}: {' '.join(str(error).split())}"
                 continue
             findings += [finding] if finding is not None else []
+            judged |= {rule.link} if rule.needs and not rule.symptom else set()
     tolerance = max(SIMULTANEOUS_STEPS, int(SIMULTANEOUS_SHARE * history.rl_steps))
-    return Diagnosis(in_order(findings, tolerance), unjudged, describe(history))
+    return Diagnosis(
+        in_order(findings, tolerance),
+        unjudged,
+        describe(history),
+        frozenset(judged),
+        _lacking(history, judged),
+        _failure(history),
+    )
+
+
+def _lacking(history: History, judged: Collection[Link]) -> str:
+    """Returns why a run without findings can't be called healthy; "" if it can."""
+    if not history.rl_steps:
+        return "no RL steps"
+    missing = [str(link) for link in (Link.REWARD, Link.POLICY) if link not in judged]
+    steps = "1 RL step" if history.rl_steps == 1 else f"{history.rl_steps} RL steps"
+    return f"no rule of {' and '.join(missing)} had the metrics, or the steps, that it needs ({steps})" if missing else ""
+
+
+def _failure(history: History) -> str:
+    """Returns the error that ended a run, in one line; "" if none did."""
+    status = history.status or {}
+    if status.get("state") != "failed":
+        return ""
+    return " ".join(str(status.get("error") or "").split()) or "status.json does not say why"
 
 
 def describe(history: History) -> dict[str, Any]:
@@ -46,6 +72,7 @@ def describe(history: History) -> dict[str, Any]:
         "source": history.source,
         "first_step": history.first_step,
         "last_step": history.last_step,
+        "steps": len(history.steps),
         "rl_steps": history.rl_steps,
         "state": status.get("state"),
         "damage": list(history.damage),

@@ -37,6 +37,16 @@ class Severity(enum.IntEnum):
         return self.name.lower()
 
 
+class Standing(enum.StrEnum):
+    """Answer to how a run does, in one word."""
+
+    FAILED = "FAILED"  # it ended with an error, or a guardrail ended it
+    BROKEN = "BROKEN"
+    WARNING = "WARNING"
+    NOT_JUDGED = "NOT JUDGED"  # nothing was found, and reward or policy could not be looked at
+    HEALTHY = "HEALTHY"
+
+
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """Verdict of one rule on one run.
@@ -75,6 +85,30 @@ class Diagnosis:
     findings: tuple[Finding, ...]  # broken first, then warnings, then notes
     unjudged: Mapping[str, str]  # rule id -> what it needed and the run did not record
     run: Mapping[str, Any]  # source, steps and state of the run
+    judged: frozenset[Link] = frozenset()  # links of which a rule judged a metric
+    lacking: str = ""  # why the run can't be called healthy, as "no RL steps"; "" if it can
+    failure: str = ""  # error that ended the run; "" if none did
+
+    @property
+    def standing(self) -> Standing:
+        """Verdict in one word. Only a run whose reward and policy were judged is healthy."""
+        if self.failure:
+            return Standing.FAILED
+        if self.first is not None:
+            return Standing.WARNING if self.first_break is None else Standing.BROKEN
+        return Standing.NOT_JUDGED if self.lacking else Standing.HEALTHY
+
+    @property
+    def is_bad(self) -> bool:
+        """True if the run failed or a link is broken: exit status 2."""
+        return bool(self.failure) or self.first_break is not None
+
+    def says_as(self, other: Diagnosis | None) -> bool:
+        """Returns whether another diagnosis says the same, whatever its figures."""
+        if other is None:
+            return False
+        ours, theirs = (d.first.rule if d.first else "" for d in (self, other))
+        return (self.standing, ours, self.failure) == (other.standing, theirs, other.failure)
 
     @property
     def first_break(self) -> Finding | None:
@@ -95,6 +129,7 @@ class Diagnosis:
         broken = self.first_break
         keys = ("rule", "link", "step", "evidence", "causes", "next")
         return {
+            "standing": str(self.standing),
             "verdict": self.verdict(),
             "first_break": None if broken is None else {key: broken.json()[key] for key in keys},
             "findings": [finding.json() for finding in self.findings],
@@ -104,11 +139,16 @@ class Diagnosis:
 
     def verdict(self) -> str:
         """Returns the verdict in one line."""
+        return f"the run failed: {self.failure}; {self._of_links()}" if self.failure else self._of_links()
+
+    def _of_links(self) -> str:
         broken, warning = self.first_break, self._first(Severity.WARNING)
         if broken is not None:
             return f"{broken.link} broke first, at step {broken.step}: {broken.rule}: {broken.evidence[0]}"
         if warning is not None:
             return f"no link is broken; {warning.link} is under strain since step {warning.step}: {warning.evidence[0]}"
+        if self.lacking:
+            return f"not judged: {self.lacking}"
         judged = f"{len(self.unjudged)} rules could not be judged" if self.unjudged else "all rules were judged"
         return f"no link is broken ({judged})"
 

@@ -51,13 +51,16 @@ class History:
 
     @classmethod
     def load(cls, workdir: Path) -> History:
-        """Reads a run directory, finished, live or torn. Raises UserError if it has no metrics."""
+        """Reads a run directory, finished, live or torn. Raises UserError if it has no metrics.
+
+        A run that failed before its first step has none, and no steps.
+        """
         if not workdir.is_dir():
             raise UserError(f"--workdir: no such directory: {workdir} (the --workdir of a run)")
-        path = workdir / METRICS
-        if not path.is_file():
+        path, status = workdir / METRICS, run_files.read_object(workdir / STATUS)
+        if not path.is_file() and (status or {}).get("state") != "failed":
             raise UserError(f"--workdir: {workdir} has no {METRICS} (a run that has begun has; --log reads other logs)")
-        context, status = (run_files.read_object(workdir / name) for name in (CONTEXT, STATUS))
+        context = run_files.read_object(workdir / CONTEXT)
         config = run_files.read_config(workdir / CONFIG)
         sessions = (context or {}).get("sessions")
         return cls(

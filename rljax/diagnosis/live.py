@@ -74,7 +74,7 @@ class LiveDoctor:
           step: never less than before.
 
         Returns:
-          The new diagnosis if its verdict differs from the one before, else None.
+          The new diagnosis if it says something else than the one before, else None.
         """
         at = self._place(step)
         for name, value in scalars.items():
@@ -87,11 +87,11 @@ class LiveDoctor:
         began = self._clock()
         if began < self._due:
             return None
-        verdict = self.verdict
+        before = self.diagnosis
         diagnosis = self.judge()
         ended = self._clock()
         self._due = ended + (ended - began) / self._share
-        return None if diagnosis.verdict() == verdict else diagnosis
+        return None if diagnosis.says_as(before) else diagnosis
 
     def sample(self, sample: Mapping[str, Any]) -> None:
         """Takes a line of samples.jsonl."""

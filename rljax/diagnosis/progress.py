@@ -11,8 +11,8 @@ import numpy as np
 from rljax.diagnosis import names
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.series import Series, rolling_median
-from rljax.diagnosis.thresholds import BASELINE, EVALUATION_ERRORS, FLAT_GAIN, MIN_GAIN, PATIENCE
+from rljax.diagnosis.series import Series, noise, rolling_median
+from rljax.diagnosis.thresholds import BASELINE, EVALUATION_ERRORS, FALL_NOISE, FLAT_GAIN, LOST_REWARD, MIN_GAIN, PATIENCE
 
 CHANCE = 2  # standard errors
 UNKNOWN_SIZE = 100  # episodes per evaluation, where nothing says how many
@@ -118,6 +118,28 @@ def severity_by_held_out(history: History) -> Severity:
     """
     improves = improves_held_out(history)
     return Severity.WARNING if improves is None else Severity.NOTE if improves else Severity.BROKEN
+
+
+def lost_share(history: History) -> float:
+    """Returns how far the mean reward is below its best rolling median, as a share of its range.
+
+    0 if that is within noise.
+    """
+    share = level(history)
+    smooth = rolling_median(share, PATIENCE)
+    if not smooth:
+        return 0.0
+    lost = float(smooth.values.max()) - share.tail(BASELINE).median
+    return lost if lost >= max(LOST_REWARD, FALL_NOISE * noise(share, PATIENCE)) else 0.0
+
+
+def severity_by_rewards(history: History) -> Severity:
+    """Returns how bad it is that the policy has gone far: as held-out reward tells.
+
+    Where nobody measured that, broken if training reward has fallen.
+    """
+    severity = severity_by_held_out(history)
+    return Severity.BROKEN if severity is Severity.WARNING and lost_share(history) else severity
 
 
 def is_same_source(history: History) -> bool:

@@ -34,9 +34,20 @@ python -m experiments.doctor --workdir=runs/a --private=runs/b    # b: the polic
 python -m experiments.doctor --log=export.csv --source=trl        # a log of another trainer
 ```
 
-`--json` prints any of these as JSON; of a run it is `{"verdict", "first_break": {"rule", "link", "step", "evidence",
-"causes", "next"}, "findings", "unjudged", "run"}`, and `first_break` is null if no link is broken. Exit status 0: no
-link is broken; 2: one is; 1: bad input.
+`--json` prints any of these as JSON; of a run it is `{"standing", "verdict", "first_break": {"rule", "link", "step",
+"evidence", "causes", "next"}, "findings", "unjudged", "run"}`, and `first_break` is null if no link is broken.
+
+The first line begins with the run's standing:
+
+| standing | meaning | exit status |
+| --- | --- | --- |
+| `HEALTHY` | No link is broken or under strain. Rules of the reward and of the policy had what they need. | 0 |
+| `NOT JUDGED` | Nothing was found, but metrics or steps for judging the reward or the policy are missing. | 0 |
+| `WARNING` | A link is under strain. | 0 |
+| `BROKEN` | A link is broken. | 2 |
+| `FAILED` | An error or a guardrail ended the run; the reason follows, then what the rules found before. | 2 |
+
+Bad input has exit status 1.
 
 ## Severities
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from rljax.diagnosis.finding import Diagnosis, Finding, Severity
+from rljax.diagnosis.finding import Diagnosis, Finding, Severity, Standing
 
 WIDTH = 110
 
@@ -19,6 +19,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield headline(diagnosis)
     yield run_line(diagnosis)
     yield from diagnosis.run["damage"]
+    if diagnosis.failure:
+        yield of_links(diagnosis)
     first = diagnosis.first
     if first is not None:
         yield ""
@@ -42,19 +44,29 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 def headline(diagnosis: Diagnosis) -> str:
     """Returns the verdict, led by a word that a reader looks for."""
+    return f"{Standing.FAILED}: {diagnosis.failure}" if diagnosis.failure else of_links(diagnosis)
+
+
+def of_links(diagnosis: Diagnosis) -> str:
+    """Returns the verdict on the links, whether the run failed or not."""
     broken, first = diagnosis.first_break, diagnosis.first
     if broken is not None:
-        return f"BROKEN: the link {broken.link}, at step {broken.step} ({broken.rule})"
+        return f"{Standing.BROKEN}: the link {broken.link}, at step {broken.step} ({broken.rule})"
     if first is not None:
-        return f"WARNING: the link {first.link}, at step {first.step} ({first.rule}); no link is broken"
-    return "HEALTHY: no link is broken"
+        return f"{Standing.WARNING}: the link {first.link}, at step {first.step} ({first.rule}); no link is broken"
+    if diagnosis.lacking:
+        return f"{Standing.NOT_JUDGED}: {diagnosis.lacking}"
+    return "No link was found broken before that" if diagnosis.failure else f"{Standing.HEALTHY}: no link is broken"
 
 
 def run_line(diagnosis: Diagnosis) -> str:
     """Describes the run in one line: source, steps, state."""
     run = diagnosis.run
     state = f", {run['state']}" if run["state"] else ""
-    return f"{run['source'] or 'run'}: {run['rl_steps']} RL steps ({run['first_step']} to {run['last_step']}){state}"
+    others = f"{run['steps']} steps, none of RL" if run["steps"] else "no steps"
+    steps = f"{run['rl_steps']} RL steps" if run["rl_steps"] else others
+    span = f" ({run['first_step']} to {run['last_step']})" if run["steps"] else ""
+    return f"{run['source'] or 'run'}: {steps}{span}{state}"
 
 
 def _full(finding: Finding) -> Iterator[str]:

@@ -103,7 +103,9 @@ def summarize(histories: Sequence[History]) -> Summary:
 def text(summary: Summary) -> str:
     """Returns a summary as text for a terminal."""
     broken = sum(o.diagnosis.first_break is not None for o in summary.outcomes)
-    lines = [f"{broken} of {len(summary.outcomes)} runs have a broken link", ""]
+    failed = sum(bool(o.diagnosis.failure) for o in summary.outcomes)
+    ended = f", {failed} failed" if failed else ""
+    lines = [f"{broken} of {len(summary.outcomes)} runs have a broken link{ended}", ""]
     for o in summary.outcomes:
         lines.append(f"{o.source} (seed {o.seed}): reward {o.reward:.4g}, held-out {o.held_out:.4g}; {o.diagnosis.verdict()}")
     lines += ["", f"{REWARD}: {summary.reward}", f"{EVALUATION_REWARD}: {summary.held_out}"]

@@ -81,6 +81,7 @@ NOTED_DISAGREEMENT = Threshold(2e-3, "nats per token", "bfloat16 sampler beside 
 MAX_DISAGREEMENT = Threshold(0.01, "nats per token", "five times what precision explains; tuned")
 IDLE_CLIPPING = Threshold(1e3, "times the clip", "less than a thousandth of the gradient is left")
 REFERENCE_DRIFT = Threshold(1.0, "nats per token", "practice: past it completions have little in common with the reference's")
+FATAL_REFERENCE_DRIFT = Threshold(10.0, "nats per token", "a token of the policy is one in e10 of the reference's")
 
 # Freshness
 STALE_KL = Threshold(0.03, "nats per token", "less is noise; tuned")

@@ -12,7 +12,7 @@ import numpy as np
 
 from rljax.config import io as config_io
 from rljax.config.schema import Config
-from rljax.diagnosis.finding import Diagnosis, Link, Severity
+from rljax.diagnosis.finding import Diagnosis, Link, Standing
 from rljax.diagnosis.history import History
 from rljax.diagnosis.rule import Rule
 
@@ -80,9 +80,9 @@ def standing(history: History) -> list[str]:
 
 
 def state_of(diagnosis: Diagnosis) -> str:
-    """Returns the state of the whole run: broken, warning or ok."""
-    first = diagnosis.first
-    return "ok" if first is None else "broken" if first.severity is Severity.BROKEN else "warning"
+    """Returns the state of the whole run: broken, warning, unjudged or ok."""
+    states = {Standing.FAILED: "broken", Standing.NOT_JUDGED: "unjudged", Standing.HEALTHY: "ok"}
+    return states.get(diagnosis.standing, str(diagnosis.standing).lower())
 
 
 def changed_keys(config: Config | None) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import below, change_line
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.progress import level, reward_range, severity_by_held_out
+from rljax.diagnosis.progress import level, reward_range, severity_by_rewards
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import Series, rolling_median, sustained, trend
 from rljax.diagnosis.thresholds import (
@@ -105,7 +105,7 @@ def rises(history: History) -> Sign | None:
     if step is None or entropy.tail(PATIENCE).median < bound:
         return None
     onset = _turned(smooth, smooth.values > (1 + TURNED_ENTROPY) * start, step)
-    return Sign(severity_by_held_out(history), onset, change_line(entropy, PATIENCE))
+    return Sign(severity_by_rewards(history), onset, change_line(entropy, PATIENCE))
 
 
 @rule(
@@ -120,9 +120,15 @@ def rises(history: History) -> Sign | None:
 def never_falls(history: History) -> Sign | None:
     entropy = history[names.ENTROPY]
     first, last = entropy.head(BASELINE).median, entropy.tail(BASELINE).median
-    if last < (1 - STILL_ENTROPY) * first or trend(entropy).falls(SIGNIFICANCE):
+    if last > (1 + TURNED_ENTROPY) * first or last < (1 - STILL_ENTROPY) * first or trend(entropy).falls(SIGNIFICANCE):
         return None
-    return Sign(Severity.NOTE, int(entropy.steps[BASELINE]), change_line(entropy, BASELINE))
+    line = (
+        f"{entropy.name} is {first:.4g} in the first {BASELINE} steps and {last:.4g} in the last {BASELINE}, "
+        f"at step {entropy.steps[-1]}"
+    )
+    if f"{first:.4g}" == f"{last:.4g}":
+        line = f"{entropy.name} is still {last:.4g}, as at first (medians of {BASELINE} steps), at step {entropy.steps[-1]}"
+    return Sign(Severity.NOTE, int(entropy.steps[BASELINE]), line)
 
 
 @rule(

@@ -11,12 +11,13 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import above, away_from, line_of
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.progress import improves_held_out
+from rljax.diagnosis.progress import improves_held_out, lost_share
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import Series, rolling_median, sustained
 from rljax.diagnosis.thresholds import (
     BASELINE,
     FATAL_KL,
+    FATAL_REFERENCE_DRIFT,
     IDLE_CLIPPING,
     KL_TARGET,
     LARGE_KL,
@@ -226,7 +227,7 @@ def _no_movement(history: History) -> Sign | None:
     "The policy is far from its reference: what the start model could do is being forgotten.",
     needs=(names.REFERENCE_KL,),
     least=2 * BASELINE,
-    bounds=(REFERENCE_DRIFT,),
+    bounds=(REFERENCE_DRIFT, FATAL_REFERENCE_DRIFT),
     causes=("actor.kl_ctl is small for this learning rate", "the reward pulls away from all that the start model does"),
     next="rljax train with actor.kl_ctl three times as large",
 )
@@ -235,7 +236,8 @@ def reference_kl(history: History) -> Sign | None:
     step = sustained(series, series.values > REFERENCE_DRIFT, window=2 * BASELINE)
     if step is None or series.tail(PATIENCE).median < REFERENCE_DRIFT:
         return None
-    severity = Severity.NOTE if improves_held_out(history) else Severity.WARNING
+    fallen = lost_share(history) > 0 or series.tail(PATIENCE).median > FATAL_REFERENCE_DRIFT
+    severity = Severity.NOTE if improves_held_out(history) else Severity.BROKEN if fallen else Severity.WARNING
     return Sign(severity, step, line_of(series, step, PATIENCE, f"above {REFERENCE_DRIFT!r} nats per token"))
 
 

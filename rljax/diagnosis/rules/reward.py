@@ -31,7 +31,7 @@ LOWEST, HIGHEST = f"{names.REWARD}/min", f"{names.REWARD}/max"
 @rule(
     "reward.all_zero",
     "Every reward is the same, at the bottom: nothing tells completions apart, so nothing is learned.",
-    needs=(LOWEST, HIGHEST),
+    needs=(names.REWARD,),
     least=PATIENCE,
     causes=(
         "the reward looks for an answer in a format that the prompt does not ask for",
@@ -47,7 +47,7 @@ def all_zero(history: History) -> Sign | None:
 @rule(
     "reward.all_one",
     "Every reward is the same, at the top, from the first step on: the reward accepts anything.",
-    needs=(LOWEST, HIGHEST),
+    needs=(names.REWARD,),
     least=PATIENCE,
     causes=("the reward compares the answer with itself, or catches its errors as successes", "the task is solved already"),
     next="score an empty and a wrong completion with the reward: both must be less than the right one",
@@ -61,21 +61,38 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
 
     A run that has come to its best reward is constant too, but did not begin so.
     """
-    low, high = history.aligned(LOWEST, HIGHEST)
-    if not high:
+    reward, equal = _batches_of_one_reward(history)
+    if not reward:
         return None
-    equal = (low.values == high.values) & (high.values == high.values[0])
-    step = sustained(high.head(2 * BASELINE), equal[: 2 * BASELINE], window=2 * PATIENCE)
-    if step is None or step > high.steps[PATIENCE - 1] or bool(high.values[0] > 0) is not at_top:
+    same = equal & (reward.values == reward.values[0])
+    step = sustained(reward.head(2 * BASELINE), same[: 2 * BASELINE], window=2 * PATIENCE)
+    if step is None or step > reward.steps[PATIENCE - 1] or bool(reward.values[0] > 0) is not at_top:
         return None
-    line = f"every reward is {high.values[0]:g} at {int(equal.sum())} of {len(high)} steps, from step {step} on"
+    line = f"every reward is {reward.values[0]:g} at {int(same.sum())} of {len(reward)} steps, from step {step} on"
     return Sign(Severity.BROKEN, step, line)
+
+
+def _batches_of_one_reward(history: History) -> tuple[Series, np.ndarray]:
+    """Returns rewards, and at which steps all of a batch are this one.
+
+    Logs without the least and the greatest reward tell it by groups without spread; those without
+    these too, by a mean that does not move.
+    """
+    low, high = history.aligned(LOWEST, HIGHEST)
+    if high:
+        return high, low.values == high.values
+    for name, alone in ((names.EQUAL_REWARD_GROUPS, 1.0), (names.GROUP_REWARD_STD, 0.0)):
+        reward, spread = history.aligned(names.REWARD, name)
+        if spread:
+            return reward, spread.values == alone
+    reward = history[names.REWARD]
+    return reward, np.ones(len(reward), bool)
 
 
 @rule(
     "reward.constant_by_prompt",
     "Rewards differ between prompts but not between completions of one: they score the question, not the answer.",
-    needs=(names.EQUAL_REWARD_GROUPS, LOWEST, HIGHEST),
+    needs=(names.EQUAL_REWARD_GROUPS, names.REWARD),
     least=PATIENCE,
     applies=lambda config: config.gconfig.n_samples > 1 and config.actor.reward_scaling != 0,
     bounds=(MIN_GROUP_SPREAD,),
@@ -86,17 +103,21 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
     next="score two different completions of one prompt with the reward",
 )
 def constant_by_prompt(history: History) -> Sign | None:
+    """Takes a mean that moves for rewards that differ, where least and greatest are not recorded."""
     equal, low, high = history.aligned(names.EQUAL_REWARD_GROUPS, LOWEST, HIGHEST)
     differ = high.values > low.values
+    if not equal:
+        equal, low = history.aligned(names.EQUAL_REWARD_GROUPS, names.REWARD)
+        high, differ = low, low.values != low.median
     if not equal or _are_identical(history):
         return None
     step = sustained(equal, (equal.values >= 1 - MIN_GROUP_SPREAD) & differ, window=2 * PATIENCE, share=0.95)
     if step is None or step > equal.steps[min(BASELINE, len(equal) - 1)]:
         return None
-    line = (
-        f"all {equal.since(step).median:.0%} of the groups have equal rewards from step {step} on, "
-        f"while rewards of a batch go from {low.median:g} to {high.median:g}"
-    )
+    rewards = f"rewards of a batch go from {low.median:g} to {high.median:g}"
+    if high is low:
+        rewards = f"the mean reward goes from {low.values.min():.4g} to {low.values.max():.4g}"
+    line = f"all {equal.since(step).median:.0%} of the groups have equal rewards from step {step} on, while {rewards}"
     return Sign(Severity.BROKEN, step, line)
 
 
@@ -141,18 +162,11 @@ def one_sample(history: History) -> Sign | None:
     needs=(names.REWARD,),
     least=PATIENCE,
     bounds=(OPPOSITE,),
-    causes=("errors are counted where successes are meant", "actor.reward_scaling is negative", "a cost is used as a reward"),
+    causes=("errors are counted where successes are meant", "a cost is used as a reward"),
     next="sort WORKDIR/samples.jsonl by reward: the completions with the highest must be the best ones",
 )
 def sign(history: History) -> Sign | None:
-    return _scaled_negatively(history) or _against_a_component(history) or _never_positive(history)
-
-
-def _scaled_negatively(history: History) -> Sign | None:
-    if history.config is not None and history.config.actor.reward_scaling < 0:
-        line = f"actor.reward_scaling is {history.config.actor.reward_scaling:g}: low rewards are reinforced"
-        return Sign(Severity.BROKEN, history.first_step, line)
-    return None
+    return _against_a_component(history) or _never_positive(history)
 
 
 def _against_a_component(history: History) -> Sign | None:
@@ -179,6 +193,22 @@ def _never_positive(history: History) -> Sign | None:
         f"while the held-out reward is {evaluations.values[0]:.3g} at step {evaluations.steps[0]}"
     )
     return Sign(Severity.BROKEN, int(high.steps[0]), line) if evaluations.values.max() > 0 else None
+
+
+@rule(
+    "reward.negative_scaling",
+    "Rewards are multiplied by a negative number: the run learns the opposite of the task.",
+    needs_config=True,
+    causes=("the reward is a cost: then the reward function is the place for its sign",),
+    next="unset actor.reward_scaling",
+)
+def negative_scaling(history: History) -> Sign | None:
+    """Reads the config alone, so that it speaks before the first step."""
+    assert history.config is not None
+    scaling = history.config.actor.reward_scaling
+    if scaling >= 0:
+        return None
+    return Sign(Severity.BROKEN, history.first_step, f"actor.reward_scaling is {scaling:g}: low rewards are reinforced")
 
 
 @rule(
@@ -282,6 +312,7 @@ RULES: tuple[Rule, ...] = (
     no_spread,
     one_sample,
     sign,
+    negative_scaling,
     scale,
     filtered,
     long_tail,

@@ -12,9 +12,9 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import change_line
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.progress import improves_held_out, level, reward_range
+from rljax.diagnosis.progress import improves_held_out, level, lost_share
 from rljax.diagnosis.rule import Rule, Sign, rule
-from rljax.diagnosis.series import noise, rolling_median, trend
+from rljax.diagnosis.series import Series, noise, rolling_median, trend
 from rljax.diagnosis.thresholds import (
     BASELINE,
     FALL_NOISE,
@@ -54,7 +54,7 @@ def turned(history: History) -> Sign | None:
 
 @rule(
     "reward.falls",
-    "The reward falls after it had risen.",
+    "The reward falls after it had risen, or stood still.",
     needs=(names.REWARD,),
     least=2 * BASELINE,
     bounds=(LOST_REWARD, FALL_NOISE),
@@ -72,20 +72,43 @@ def falls(history: History) -> Sign | None:
 
 
 def _fall(history: History, *, from_the_start: bool) -> Sign | None:
-    """Finds a fall from the best rolling median to the end."""
-    share, reward = level(history), history[names.REWARD]
-    if reward_range(history).width == 0:
+    """Finds a fall from the best rolling median to the end.
+
+    A reward that stood still before it fell late has fallen, and was not reversed.
+    """
+    share, reward, lost = level(history), history[names.REWARD], lost_share(history)
+    if not lost:
         return None
     smooth = rolling_median(share, PATIENCE)
     best = int(np.argmax(smooth.values))
-    lost = float(smooth.values[best]) - share.tail(BASELINE).median
     started_best = float(smooth.values[best]) - share.head(PATIENCE).median < MIN_GAIN / 2
-    if started_best is not from_the_start or lost < max(LOST_REWARD, FALL_NOISE * noise(share, PATIENCE)):
+    stood = _stood_still(share, float(smooth.values[best]), lost) if started_best else None
+    if (started_best and stood is None) is not from_the_start:
         return None
-    onset = int(reward.steps[0] if started_best else smooth.steps[best])
-    line = f"{change_line(reward.since(onset), PATIENCE)}: {lost:.0%} of the rewards' range is lost"
+    onset = int(reward.steps[0] if from_the_start else smooth.steps[best] if stood is None else stood)
+    fell = reward.since(onset) if stood is None else reward
+    line = f"{change_line(fell, PATIENCE)}: {lost:.0%} of the rewards' range is lost"
     severity = Severity.WARNING if improves_held_out(history) else Severity.BROKEN  # else prompts have become harder
     return Sign(severity, onset, line)
+
+
+def _stood_still(share: Series, best: float, lost: float) -> int | None:
+    """Returns the last step at which a reward that falls late was where it began.
+
+    Args:
+      best: its best rolling median.
+      lost: fall from there to the end.
+
+    Returns:
+      None if the reward fell in the first steps, or all the while.
+    """
+    smooth = rolling_median(share, PATIENCE)
+    before = share.until(int(smooth.steps[smooth.values >= best - lost / 2][-1]))  # the first half of the fall
+    early = before.head(len(before) // 2)  # has a quarter of the fall, where that is steady
+    if len(before) <= 2 * BASELINE or -trend(early).change > lost / 8:
+        return None
+    near = np.flatnonzero(smooth.values >= early.median - max(noise(early, PATIENCE), lost / 10))
+    return int(share.steps[near[-1] + PATIENCE // 2])  # the middle of that median's window
 
 
 @rule(

@@ -1,11 +1,12 @@
 """Order of findings, and the diagnosis that they add up to."""
 
+import dataclasses
 import itertools
 import random
 
 import pytest
 
-from rljax.diagnosis import Diagnosis, Finding, Link, Severity
+from rljax.diagnosis import Diagnosis, Finding, Link, Severity, Standing, render
 from rljax.diagnosis.finding import in_order
 
 BROKEN, WARNING, NOTE = Severity.BROKEN, Severity.WARNING, Severity.NOTE
@@ -75,3 +76,30 @@ def test_json_has_what_a_script_needs():
 def test_a_verdict_is_one_line_that_names_link_and_step():
     line = diagnosis(finding("kl", Link.POLICY, 9)).verdict()
     assert "\n" not in line and "policy" in line and "9" in line
+
+
+@pytest.mark.parametrize("lacking", ["", "no RL steps"])
+@pytest.mark.parametrize("failure", ["", "out of memory"])
+@pytest.mark.parametrize(
+    ("severity", "standing"), [(None, Standing.HEALTHY), (WARNING, Standing.WARNING), (BROKEN, Standing.BROKEN)]
+)
+def test_a_failure_leads_then_what_was_found_then_what_could_not_be_judged(lacking, failure, severity, standing):
+    found = () if severity is None else (finding("kl", Link.POLICY, 9, severity),)
+    judged = dataclasses.replace(diagnosis(*found), lacking=lacking, failure=failure)
+    if failure:
+        standing = Standing.FAILED
+    elif lacking and severity is None:
+        standing = Standing.NOT_JUDGED
+    assert judged.standing is standing and judged.json()["standing"] == str(standing)
+    assert judged.is_bad is (standing in (Standing.FAILED, Standing.BROKEN))
+    assert render.headline(judged).startswith(f"{standing}: ") and failure in render.headline(judged)
+
+
+def test_a_diagnosis_says_the_same_whatever_its_figures_and_counts():
+    ours = diagnosis(finding("kl", Link.POLICY, 9))
+    later = dataclasses.replace(
+        ours, unjudged={"a": "b"}, findings=(dataclasses.replace(ours.findings[0], evidence=("other",)),)
+    )
+    assert ours.says_as(later) and not ours.says_as(None)
+    for other in (diagnosis(), diagnosis(finding("clip", Link.POLICY, 9)), dataclasses.replace(ours, failure="x")):
+        assert not ours.says_as(other)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rljax.diagnosis import audit, checklist, compare, diagnose, private, render, seeds
+from rljax.diagnosis import History, audit, checklist, compare, diagnose, private, render, seeds
 from rljax.diagnosis.seeds import Interval
 from rljax.errors import UserError
 from tests.unit.diagnosis import made
@@ -36,6 +36,37 @@ def test_a_healthy_run_says_so_and_names_what_was_not_judged():
     columns = {name: v for name, v in made.healthy().items() if name != "rollout/duplicate_prompts"}
     text = render.text(diagnose(made.history(columns)))
     assert text.startswith("HEALTHY") and "environment.duplicate_prompts" in text
+
+
+@pytest.mark.parametrize(
+    ("kept", "why"),
+    [
+        (lambda name: not name.startswith("rollout/reward"), "no RL steps"),
+        (lambda name: name == "rollout/reward/avg", "policy"),
+        (lambda name: False, "no RL steps"),
+    ],
+)
+def test_a_run_without_the_metrics_of_reward_and_policy_is_not_judged(kept, why):
+    columns = {name: values for name, values in made.healthy().items() if kept(name)}
+    history = made.history(columns) if columns else History(np.zeros(0, np.int64), {})
+    diagnosis = diagnose(history)
+    assert render.headline(diagnosis).startswith("NOT JUDGED: ") and why in render.headline(diagnosis)
+    assert not diagnosis.is_bad and "HEALTHY" not in render.text(diagnosis) and " 0 RL steps" not in render.text(diagnosis)
+
+
+def test_a_supervised_run_has_no_link_ticked():
+    columns = {name: v for name, v in made.healthy().items() if not name.startswith("rollout/reward")}
+    history = made.history(columns)
+    during = [f for f in checklist.fill(history, diagnose(history)) if f.phase is checklist.Phase.DURING][1:]
+    assert {f.done for f in during} == {None} and {f.why for f in during} == {"no RL steps"}
+
+
+def test_a_failed_run_is_never_healthy():
+    history = made.history(status={"state": "failed", "error": "guard.collapse: rollout/reward\nis 0"})
+    diagnosis = diagnose(history)
+    assert render.headline(diagnosis) == "FAILED: guard.collapse: rollout/reward is 0" and diagnosis.is_bad
+    (ended,) = [f for f in checklist.fill(history, diagnosis) if f.text == "The run came to its end"]
+    assert ended.done is False and "guard.collapse" in ended.why
 
 
 # The audit

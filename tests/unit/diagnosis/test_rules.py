@@ -148,6 +148,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     "reward.no_spread": (lambda: changed(rollout__equal_reward_groups=np.where(LATE, 0.95, 0.3)), Severity.NOTE, 31, 31),
     "reward.one_sample": (lambda: made.history(config=made.config(gconfig__n_samples=1)), Severity.BROKEN, 1, 1),
     "reward.sign": (lambda: changed(reward__exact__avg=1 - made.healthy()["rollout/reward/avg"]), Severity.BROKEN, 1, 1),
+    "reward.negative_scaling": (lambda: changed(made.config(actor__reward_scaling=-1.0)), Severity.BROKEN, 1, 1),
     "reward.scale": (
         lambda: changed(rollout__reward__max=1000.0, rollout__reward__avg=1000 * made.healthy()["rollout/reward/avg"]),
         Severity.BROKEN,
@@ -462,3 +463,86 @@ def test_completions_that_changed_are_no_memory():
     rules = only("reward.hacking") + only("evaluation.overfit")
     assert [finding.rule for finding in diagnose(memorized(), rules).findings] == ["evaluation.overfit"]
     assert [finding.rule for finding in diagnose(grown, rules).findings] == ["reward.hacking"]
+
+
+def only_means(history: History, *more: str) -> History:
+    """The history as another trainer logs it: of rewards only the mean, and what `more` names."""
+    lost = {"rollout/reward/min", "rollout/reward/max", "rollout/equal_reward_groups", "rollout/group_reward_std/avg"}
+    return dataclasses.replace(history, series={n: v for n, v in history.series.items() if n not in lost - set(more)})
+
+
+def first_rule(history: History) -> str:
+    first = diagnose(history).first
+    return "" if first is None else first.rule
+
+
+@pytest.mark.parametrize("spread", [(), ("rollout/equal_reward_groups",), ("rollout/group_reward_std/avg",)])
+@pytest.mark.parametrize(("value", "rule"), [(0.0, "reward.all_zero"), (1.0, "reward.all_one")])
+def test_constant_rewards_are_seen_in_a_log_without_their_ends(value, rule, spread):
+    history = changed(**constant(value), rollout__group_reward_std__avg=0.0)
+    assert first_rule(only_means(history, *spread)) == first_rule(history) == rule
+
+
+def test_a_constant_mean_of_rewards_with_spread_is_not_a_constant_reward():
+    history = only_means(changed(**constant(0.0) | {"rollout__equal_reward_groups": 0.2}), "rollout/equal_reward_groups")
+    assert not any(finding.rule == "reward.all_zero" for finding in diagnose(history).findings)
+
+
+def test_rewards_of_the_prompt_alone_are_seen_in_a_log_without_their_ends():
+    history = only_means(changed(rollout__equal_reward_groups=1.0), "rollout/equal_reward_groups")
+    assert first_rule(history) == "reward.constant_by_prompt"
+
+
+def steady(from_step: int, seed: int, **columns: Any) -> History:
+    """A run without evaluations whose reward stands at 0.5 and falls to 0.05 in 20 steps."""
+    noise = 0.02 * np.random.default_rng(seed).standard_normal(N)
+    reward = 0.5 - 0.45 * np.clip((TIME - from_step) / 20, 0, 1) + noise
+    history = changed(rollout__reward__avg=reward, reward__exact__avg=reward, **columns)
+    return dataclasses.replace(history, series={n: v for n, v in history.series.items() if not n.startswith("eval")})
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("from_step", [35, 45, 55])
+def test_a_reward_that_stood_still_and_fell_late_has_its_onset_there(from_step, seed):
+    found = {finding.rule: finding for finding in diagnose(steady(from_step, seed)).findings}
+    assert "policy.reversed" not in found
+    assert from_step - 8 <= found["reward.falls"].step <= from_step + 8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_reward_that_falls_all_the_while_is_reversed(seed):
+    noise = 0.02 * np.random.default_rng(seed).standard_normal(N)
+    assert first_rule(with_reward(0.6 - 0.5 * TIME / N + noise)) == "policy.reversed"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "rule"),
+    [
+        ("ppo_actor__update__reference_kl", 0.05 + 0.3 * np.maximum(TIME - 45, 0), "policy.reference_kl"),
+        ("ppo_actor__update__entropy", 0.3 + 0.1 * np.maximum(TIME - 43, 0), "exploration.entropy_rises"),
+    ],
+)
+def test_what_goes_far_as_the_reward_falls_is_broken_and_comes_first(name, values, rule):
+    """Without a fall it is a warning: nobody measured what it is good for."""
+    assert diagnose(steady(45, 0, **{name: values})).first_break.rule == rule
+    alone = diagnose(steady(N, 0, **{name: values}))
+    assert alone.first_break is None and rule in {finding.rule for finding in alone.of(Severity.WARNING)}
+
+
+def test_ten_nats_from_the_reference_are_broken_by_themselves():
+    history = steady(N, 0, ppo_actor__update__reference_kl=np.where(LATE, 40.0, 0.05))
+    assert diagnose(history).first_break.rule == "policy.reference_kl"
+
+
+@pytest.mark.parametrize(("late", "speaks"), [(0.3, True), (0.31, True), (0.2, False), (0.6, False)])
+def test_still_entropy_says_so_in_words_that_are_true(late, speaks):
+    history = changed(ppo_actor__update__entropy=np.where(LATE, late, 0.3))
+    found = [f.evidence[0] for f in diagnose(history).findings if f.rule == "exploration.entropy_never_falls"]
+    assert bool(found) is speaks
+    assert not found or ("still 0.3" in found[0]) is (late == 0.3)
+
+
+def test_a_negative_scaling_is_seen_before_the_first_step():
+    empty = History(np.zeros(0, np.int64), {}, config=made.config(actor__reward_scaling=-1.0))
+    first = diagnose(empty).first_break
+    assert (first.rule, first.next) == ("reward.negative_scaling", "unset actor.reward_scaling")

@@ -49,6 +49,25 @@ def test_a_healthy_run_exits_with_0_and_a_broken_one_with_2(tmp_path):
     assert done.returncode == 2 and "1 of 2 runs" in done.stdout
 
 
+def test_a_failed_run_exits_with_2_and_the_reason_even_before_its_first_step(tmp_path):
+    run = write(tmp_path / "run", made.healthy())
+    (run / "status.json").write_text(json.dumps({"state": "failed", "error": "guard.collapse: all rewards are 0"}))
+    early = tmp_path / "early"
+    early.mkdir()
+    (early / "status.json").write_text(json.dumps({"state": "failed", "error": "no such model: x"}))
+    for workdir, reason in ((run, "guard.collapse: all rewards are 0"), (early, "no such model: x")):
+        done = doctor(f"--workdir={workdir}", "--checklist")
+        assert (done.returncode, done.stdout.splitlines()[0]) == (2, f"FAILED: {reason}")
+        assert "HEALTHY" not in done.stdout
+
+
+def test_a_run_without_steps_exits_with_0_and_is_not_called_healthy(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    done = doctor(f"--workdir={tmp_path}", "--checklist")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "NOT JUDGED: no RL steps")
+    assert "HEALTHY" not in done.stdout and "[x]" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "culprit"),
     [
@@ -99,4 +118,5 @@ def test_watch_says_the_verdict_when_it_changes_and_ends_with_the_run(tmp_path):
     (worse / "metrics.jsonl").rename(run / "metrics.jsonl")
     assert json.loads(watching.stdout.readline())["first_break"]["rule"] == "policy.clip_ratio"
     (run / "status.json").write_text(json.dumps({"state": "failed", "step": made.STEPS}))
+    assert json.loads(watching.stdout.readline())["standing"] == "FAILED"
     assert watching.stdout.readline() == "" and watching.wait(60) == 2
