@@ -18,6 +18,8 @@ import functools
 import logging as standard_logging
 import os
 import re
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -69,7 +71,12 @@ def config_from_flags() -> Config:
 
     if FLAGS.config is None:
         raise UserError("--config: missing (a config by its name, such as quickstart, or a Python file with get_config)")
-    return config_io.load(FLAGS.config, _overrides)
+    config = config_io.load(FLAGS.config, _overrides)
+    if named := config.guard.rule_actions():
+        from rljax.diagnosis.live import require_rules
+
+        require_rules(named, "guard.rules.")  # here, as the config itself knows no rules
+    return config
 
 
 def overrides_from_flags() -> tuple[tuple[str, str], ...]:
@@ -108,7 +115,8 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
 
     The status is 0, or 1 with one line on stderr for an error that the user can fix. A workflow or
     reward that always fails shows the traceback of its first failure before that line, and a lost
-    rank the end of its output. Any other error is a bug and keeps its traceback.
+    rank the end of its output. Where nobody reads stdout any more (`| head`), the binary ends
+    without a word, with the status of SIGPIPE. Any other error is a bug and keeps its traceback.
 
     Args:
       takes_arguments: the binary takes positional arguments (`arguments_from_flags`); they are an
@@ -118,7 +126,7 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice to install torch
     try:
-        app.run(lambda _: run(), flags_parser=functools.partial(_parse_flags, takes_arguments=takes_arguments))
+        app.run(lambda _: _flushed(run), flags_parser=functools.partial(_parse_flags, takes_arguments=takes_arguments))
     except (UserError, GuardrailError) as error:
         _fail(str(error))
     except TooManyFailures as error:
@@ -134,6 +142,12 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
         if error.name not in EXTRAS:
             raise
         _fail(f"{error.name}: not installed (pip install 'rljax[{EXTRAS[error.name]}]>=0.1')")
+    except BrokenPipeError:
+        if not _has_no_reader():
+            raise
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # for what is left to be flushed at exit
+        sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
         if not _is_no_space(error):
             raise
@@ -142,6 +156,21 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     sys.exit(0)
+
+
+def _flushed(run: Callable[[], None]) -> None:
+    """Calls `run` and flushes stdout while an error of that still has a handler."""
+    try:
+        run()
+    finally:
+        sys.stdout.flush()
+
+
+def _has_no_reader() -> bool:
+    """Returns whether stdout is a pipe whose other end is closed."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # an error is always reported
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 class _Plain(standard_logging.Formatter):
@@ -172,8 +201,7 @@ def _parse_flags(argv: Sequence[str], *, takes_arguments: bool = False) -> list[
     Raises UserError for unknown ones.
     """
     if _HELP & set(argv[1:]):
-        with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
-            print(_help(), flush=True)
+        print(_help(), flush=True)
         sys.exit(0)
     rest = _take_overrides(argv)
     try:

@@ -148,7 +148,7 @@ class Loop:
         self.config = config = run.config
         self.buffer = Buffer(run.prompts, limits_of(config, len(run.prompts)))
         self.recovery = Recovery(config, run.workdir, run.engine.learner, self.buffer)
-        self.guardrails = Guardrails(config.guard)
+        self.guardrails = Guardrails(config.guard, config.gconfig.n_samples)
         self.actions = GuardActions(config)
         self.warned: set[tuple[str, str]] = set()  # guards and their actions within updates
         self.producer: asyncio.Task[None] | None = None

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.config.schema import Config
-from rljax.diagnosis import Finding, History, Severity, all_rules
-from rljax.diagnosis.live import LiveDoctor, find
-from rljax.errors import UserError
+from rljax.diagnosis import Finding, History, Severity
+from rljax.diagnosis.live import LiveDoctor, require_rules
 from rljax.metrics.guardrails import Breach
 from rljax.metrics.mean import Mean, flatten
 
@@ -32,12 +31,7 @@ class Verdicts:
         """
         self._config = config
         self._actions = config.guard.rule_actions() if config.guard.enabled else {}
-        rules = all_rules()
-        for id in self._actions:
-            try:
-                find(rules, id)
-            except UserError as error:
-                raise UserError(f"guard.rules.{error}") from None
+        require_rules(self._actions, "guard.rules.")
         before = History.load(workdir).between(0, first_step) if (workdir / "metrics.jsonl").exists() else None
         self._doctor = LiveDoctor(config, before=before)
         self._acted: set[str] = set()  # rules that had their action, and still have a finding

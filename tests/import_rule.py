@@ -57,7 +57,7 @@ ROOMS = {
     "data": ("config", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "metrics", "process", "types"),
     "workflows": ("config", "engine", "errors", "hf", "rewards", "rollout", "types"),
-    "verdicts": ("config", "diagnosis", "errors", "metrics"),
+    "verdicts": ("config", "diagnosis", "metrics"),
     "loop": (
         "checkpoints",
         "config",

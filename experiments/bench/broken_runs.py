@@ -1,4 +1,4 @@
-"""A library of runs with one fault each, to judge the doctor by, and of healthy ones beside them.
+"""Runs with one fault each, and healthy ones, to judge the doctor by.
 
     python -m experiments.bench.broken_runs --list
     python -m experiments.bench.broken_runs --run=lr_x100 --seed=1 --workdir=runs/lr_x100

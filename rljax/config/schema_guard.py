@@ -30,7 +30,9 @@ class GuardConfig:
     )
     finite: bool = key(True, "Require a finite loss and gradient norm.")
     gradient: bool = key(True, "Require a gradient that is not exactly 0 in steps with advantages that are not.")
-    collapse: bool = key(True, "Require at least half of the best mean reward so far in steps where every advantage is 0.")
+    collapse: bool = key(
+        True, "Require half of the best mean reward so far, unless chance explains less, in steps where every advantage is 0."
+    )
     max_approx_kl: float | None = key(
         10.0, "Largest KL divergence of the policy from its proximal policy.", POSITIVE, unit="nats per token"
     )

@@ -75,4 +75,5 @@ def describe(history: History) -> dict[str, Any]:
         "steps": len(history.steps),
         "rl_steps": history.rl_steps,
         "state": status.get("state"),
+        "damage": list(history.damage),
     }

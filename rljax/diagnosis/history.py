@@ -22,7 +22,8 @@ from rljax.diagnosis.run_files import Bins
 from rljax.diagnosis.series import Series
 from rljax.errors import UserError
 
-METRICS = "metrics.jsonl"
+METRICS, SAMPLES, GUARD, HISTOGRAMS = LINES = ("metrics.jsonl", "samples.jsonl", "guard.jsonl", "histograms.jsonl")
+CONFIG, CONTEXT, STATUS = "config.json", "context.json", "status.json"
 REWARD = "rollout/reward"
 EVALUATION_REWARD = "eval-rollout/reward"
 
@@ -44,6 +45,7 @@ class History:
     config: Config | None = None
     status: Mapping[str, Any] | None = None
     source: str = ""  # path, for messages
+    damage: Sequence[str] = ()  # lines about files that are there and can't be read
 
     @classmethod
     def load(cls, workdir: Path) -> History:
@@ -53,19 +55,22 @@ class History:
         """
         if not workdir.is_dir():
             raise UserError(f"--workdir: no such directory: {workdir} (the --workdir of a run)")
-        path, status = workdir / METRICS, run_files.read_object(workdir / "status.json")
+        path, status = workdir / METRICS, run_files.read_object(workdir / STATUS)
         if not path.is_file() and (status or {}).get("state") != "failed":
             raise UserError(f"--workdir: {workdir} has no {METRICS} (a run that has begun has; --log reads other logs)")
-        sessions = (run_files.read_object(workdir / "context.json") or {}).get("sessions")
+        context = run_files.read_object(workdir / CONTEXT)
+        config = run_files.read_config(workdir / CONFIG)
+        sessions = (context or {}).get("sessions")
         return cls(
             *run_files.columns(run_files.read_lines(path)),
-            histograms=run_files.histograms(run_files.read_lines(workdir / "histograms.jsonl")),
-            samples=run_files.read_lines(workdir / "samples.jsonl"),
-            guard=run_files.read_lines(workdir / "guard.jsonl"),
+            histograms=run_files.histograms(run_files.read_lines(workdir / HISTOGRAMS)),
+            samples=run_files.read_lines(workdir / SAMPLES),
+            guard=run_files.read_lines(workdir / GUARD),
             context=sessions if isinstance(sessions, list) else (),
-            config=run_files.read_config(workdir / "config.json"),
+            config=config,
             status=status,
             source=str(workdir),
+            damage=_damage(workdir, {CONFIG: config, CONTEXT: context, STATUS: status}),
         )
 
     @classmethod
@@ -137,6 +142,25 @@ class History:
     @property
     def last_step(self) -> int:
         return int(self.steps[-1]) if len(self.steps) else 0
+
+
+def _damage(workdir: Path, objects: Mapping[str, Any]) -> list[str]:
+    """Describes the files of a run that can't be read, each in a line.
+
+    Args:
+      objects: content of files that hold one object, by name; None for what could not be read.
+    """
+    lost = [name for name, value in objects.items() if value is None and (workdir / name).exists()]
+    lines = {name: run_files.damaged_lines(workdir / name) for name in LINES}
+    return [
+        *(f"{name} is damaged: it counts as missing" for name in lost),
+        *(f"{name} is damaged: {_numbered(at)} left out" for name, at in lines.items() if at),
+    ]
+
+
+def _numbered(lines: Sequence[int]) -> str:
+    shown = ", ".join(map(str, lines[:3])) + (", ..." if len(lines) > 3 else "")
+    return f"line {shown} is" if len(lines) == 1 else f"{len(lines)} lines ({shown}) are"
 
 
 def _base(name: str) -> str:

@@ -153,6 +153,16 @@ class LiveDoctor:
         self._not_finite = {name: steps.tolist() for name, steps in before.not_finite.items()}
 
 
+def require_rules(ids: Iterable[str], prefix: str = "") -> None:
+    """Raises UserError, which begins with the prefix, for an id that no rule has."""
+    rules = all_rules()
+    for id in ids:
+        try:
+            find(rules, id)
+        except UserError as error:
+            raise UserError(f"{prefix}{error}") from None
+
+
 def find(rules: Sequence[Rule], id: str) -> Rule:
     """Returns the rule of an id. Raises UserError if there is none."""
     for rule in rules:

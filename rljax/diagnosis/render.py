@@ -18,6 +18,7 @@ def text(diagnosis: Diagnosis) -> str:
 def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield headline(diagnosis)
     yield run_line(diagnosis)
+    yield from diagnosis.run["damage"]
     if diagnosis.failure:
         yield of_links(diagnosis)
     first = diagnosis.first

@@ -71,6 +71,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row.get("step"), int)]
 
 
+def damaged_lines(path: Path) -> list[int]:
+    """Returns the numbers, from 1, of lines that `read_lines` leaves out; the last line is none."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [number for number, line in enumerate(lines[:-1], 1) if not isinstance(_object(line).get("step"), int)]
+
+
 def read_object(path: Path) -> dict[str, Any] | None:
     """Reads a JSON file that holds an object; None if it is missing or can't be read."""
     try:

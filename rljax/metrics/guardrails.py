@@ -66,6 +66,7 @@ GUARDS = (
     ),
 )
 MUST_BE_FINITE = ("loss", "grad_norm")  # last parts of metric names
+CHANCE = 1e-3  # probability below which a fall of the reward is not put down to chance
 IDLE = 5  # steps in a row without anything to learn before a warning
 NOT_FINITE = "lower actor.optimizer.lr, set gradient_clipping, compute in float32, look at the batch in samples.jsonl"
 COLLAPSED = "the policy has collapsed: lower actor.optimizer.lr, look at samples.jsonl and entropy"
@@ -135,17 +136,22 @@ class Breach:
 class Guardrails:
     """Counter of consecutive steps out of bounds.
 
+    Args:
+      group_size: completions per prompt; their rewards are not independent.
+
     Example:
 
-        guardrails = Guardrails(config.guard)
+        guardrails = Guardrails(config.guard, config.gconfig.n_samples)
         for breach in guardrails.check(step, metrics):  # each step; the most severe action first
             ...
         guardrails.suspect                              # "" while all is well
     """
 
-    def __init__(self, config: GuardConfig) -> None:
-        self._config = config
-        self._best, self._least = -math.inf, math.inf  # best mean reward of a step, and least reward, so far
+    def __init__(self, config: GuardConfig, group_size: int = 1) -> None:
+        self._config, self._group_size = config, group_size
+        self._best = Mean(0.0, 0)  # reward of the step with the best mean so far
+        self._least, self._most = math.inf, -math.inf  # of any completion's reward so far
+        self._rewarded = 0  # steps with a reward so far
         self.reset()
 
     def reset(self) -> None:
@@ -153,6 +159,7 @@ class Guardrails:
         self._since: dict[str, int] = {}  # first step out of bounds of those in a row, by key
         self._bad: dict[str, int] = {}  # steps in a row out of bounds, by key
         self._lines: dict[str, str] = {}  # descriptions of those, by key
+        self._low = Mean(0.0, 0)  # reward of the steps in a row that may be a collapse
         self._idle = 0  # steps in a row in which there was nothing to learn
 
     @property
@@ -190,20 +197,46 @@ class Guardrails:
         return in_order(breach for breach in due if breach is not None)
 
     def _find_collapse(self, metrics: Mapping[str, Mean]) -> tuple[str, float, str]:
-        """Finds a step with nothing to learn at far less than the best reward.
+        """Finds steps in a row with nothing to learn, at far less than the best reward.
 
-        Half of the best is counted from the least reward of any completion so far. Returns as
-        `_find_not_finite`.
+        Half of the best is counted from the least reward of any completion so far. A fall that
+        chance explains is none. Returns as `_find_not_finite`.
         """
         reward, advantage = metrics.get(REWARD), metrics.get(ADVANTAGE)
         if reward is None or not reward.count or math.isnan(reward.sum):
             return "", 0.0, ""
-        self._best, self._least = max(self._best, reward.value), min(self._least, reward.min, reward.value)
-        half = (self._best + self._least) / 2
+        self._rewarded += 1
+        self._least = min(self._least, reward.min, reward.value)
+        self._most = max(self._most, reward.max, reward.value)
+        if not self._best.count or reward.value > self._best.value:
+            self._best = reward
+        half = (self._best.value + self._least) / 2
         if advantage is None or not advantage.min == advantage.max == 0 or reward.value >= half:
+            self._low = Mean(0.0, 0)
             return "", 0.0, ""
-        line = f"{REWARD} is {reward.value:.4g} after {self._best:.4g}, and every advantage is 0"
+        self._low += reward
+        # Of many steps one is high and another one low by chance alone: hence a factor for the choice of both
+        if self._rewarded**2 * self._probability_of_fall() >= CHANCE:
+            return "", 0.0, ""
+        line = f"{REWARD} is {reward.value:.4g} after {self._best.value:.4g}, and every advantage is 0"
         return REWARD, reward.value, line
+
+    def _probability_of_fall(self) -> float:
+        """Returns a bound on the probability of a fall from the best step to the low ones by chance.
+
+        Chernoff's bound at equal expected rewards, at the expectation that makes it largest. It holds
+        for any rewards within the range seen so far, and takes a group of completions as one draw.
+        """
+        if not self._least < self._most or not math.isfinite(self._most - self._least):
+            return 1.0
+        best, low = self._best, self._low
+        pooled = self._share(best + low)
+        exponent = sum(mean.count / self._group_size * _divergence(self._share(mean), pooled) for mean in (best, low))
+        return math.exp(-exponent)
+
+    def _share(self, reward: Mean) -> float:
+        """Returns a mean reward's place in the range of rewards so far, from 0 to 1."""
+        return min(max((reward.value - self._least) / (self._most - self._least), 0.0), 1.0)
 
     def check_end(self, step: int) -> Breach | None:
         """Returns a breach if the last loss or gradient norm was not finite, whatever the patience."""
@@ -266,6 +299,11 @@ class Guardrails:
 def in_order(breaches: Iterable[Breach]) -> list[Breach]:
     """Sorts breaches, those with the most severe action first."""
     return sorted(breaches, key=lambda breach: -ACTIONS.index(breach.action))
+
+
+def _divergence(p: float, q: float) -> float:
+    """Returns the KL divergence in nats of two coins with probabilities p and q, where 0 < q < 1 or p == q."""
+    return sum(a * math.log(a / b) for a, b in ((p, q), (1 - p, 1 - q)) if a > 0)
 
 
 def _find_no_gradient(metrics: Mapping[str, Mean]) -> tuple[str, float, str]:

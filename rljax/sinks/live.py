@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -62,7 +63,7 @@ class LineSink:
         before, self._status = self._status, status
         self._print(status)
         if status.verdict and (before is None or before.verdict != status.verdict):
-            print(f"verdict: {status.verdict}", file=self._stream, flush=True)
+            self._write(f"verdict: {status.verdict}")
 
     def _print(self, status: Status) -> None:
         """Prints the metrics of ON_A_LINE since the last line; no line if there are none."""
@@ -73,8 +74,15 @@ class LineSink:
         step = f"step {status.step}" + (f"/{status.total_steps}" if status.total_steps else "")
         now = time.monotonic()
         end = [] if status.state is RunState.RUNNING else [str(status.state)]
-        print("  ".join([step, *shown, f"{now - self._last_line:.1f} s", *end]), file=self._stream, flush=True)
+        self._write("  ".join([step, *shown, f"{now - self._last_line:.1f} s", *end]))
         self._last_line = now
+
+    def _write(self, line: str) -> None:
+        try:
+            print(line, file=self._stream, flush=True)
+        except BrokenPipeError:  # the reader, such as `head`, is gone; the run goes on without
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
     def close(self) -> None:
         """Leaves the stream open; the caller owns it."""

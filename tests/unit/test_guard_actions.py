@@ -44,14 +44,14 @@ class Diverges(RememberingLearner):
         self.restored, self._bad = self.restored + 1, 0
 
 
-def _run(workdir, overrides=None, *, learner=Diverges, sinks=None, **arguments):
+def _run(workdir, overrides=None, *, learner=Diverges, sinks=None, n_prompts=40, **arguments):
     sinks = [] if sinks is None else sinks
 
     def open_sink(first_step):
         sinks.append(MemorySink(first_step))
         return sinks[-1]
 
-    run = make_run(workdir, GUARDED | (overrides or {}), sink=open_sink, n_prompts=40, **arguments)
+    run = make_run(workdir, GUARDED | (overrides or {}), sink=open_sink, n_prompts=n_prompts, **arguments)
     run.engine.learner = learner(run.config, workdir / "model")
     return run
 
@@ -263,5 +263,6 @@ def test_a_policy_that_collapsed_does_not_end_well(tmp_path):
             return metrics
 
     overrides = {"guard.action": "stop", "guard.patience": 3, "guard.max_approx_kl": None, "gconfig.max_new_tokens": 1}
+    overrides |= {"train_dataset.batch_size": 80, "total_train_epochs": 15}  # as many prompts as tell a collapse from chance
     with pytest.raises(GuardrailError, match=r"guard.collapse: rollout/reward is 0 after 0\.\d+, and every advantage is 0"):
-        loop.train(_run(tmp_path, overrides, learner=Collapses))
+        loop.train(_run(tmp_path, overrides, learner=Collapses, n_prompts=80))

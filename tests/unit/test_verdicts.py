@@ -28,7 +28,6 @@ NOTE = dataclasses.replace(RULE, id="reward.note", judge=lambda history: Sign(Se
 
 @pytest.fixture(autouse=True)
 def rules(monkeypatch):
-    monkeypatch.setattr(verdicts, "all_rules", lambda: [RULE, NOTE])
     monkeypatch.setattr("rljax.diagnosis.live.all_rules", lambda: [RULE, NOTE])
 
 

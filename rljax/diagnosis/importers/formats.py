@@ -54,7 +54,10 @@ def _number(cell: str) -> float | None:
 
 
 def read_json_lines(path: Path) -> list[Row]:
-    """Reads objects, one per line; or the `log_history` of a trainer_state.json."""
+    """Reads objects, one per line; or the `log_history` of a trainer_state.json.
+
+    An object may hold its metrics itself or, as those of verl's file logger, under `data`.
+    """
     text = path.read_text(errors="replace")
     history = _log_history(text)
     if history is not None:
@@ -70,8 +73,13 @@ def read_json_lines(path: Path) -> list[Row]:
                 break  # the last line of a live run may be half written
             raise UserError(f"--log: {path}:{number}: not JSON (--format=wandb-csv or tensorboard for others)") from None
         if isinstance(row, dict):
-            rows.append(row)
+            rows.append(_unpacked(row))
     return _with_steps(path, rows)
+
+
+def _unpacked(row: Row) -> Row:
+    data = row.get("data")
+    return data | {name: value for name, value in row.items() if name != "data"} if isinstance(data, dict) else row
 
 
 def _log_history(text: str) -> list[Row] | None:
@@ -89,9 +97,10 @@ def read_tensorboard(path: Path) -> list[Row]:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError:
         raise UserError("--format=tensorboard: not installed (pip install 'rljax[tensorboard]>=0.1')") from None
-    folders = sorted({file.parent for file in path.rglob(f"*{EVENTS}*")}) if path.is_dir() else [path]
-    if not folders:
+    files = event_files(path)
+    if not files:
         raise UserError(f"--log: {path} has no event files (names with {EVENTS})")
+    folders = sorted({file.parent for file in files}) if path.is_dir() else files
     rows: dict[int, Row] = {}
     for folder in folders:
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
@@ -102,6 +111,11 @@ def read_tensorboard(path: Path) -> list[Row]:
     if not rows:
         raise UserError(f"--log: {path} has no scalars")
     return [rows[step] for step in sorted(rows)]
+
+
+def event_files(path: Path) -> list[Path]:
+    """Returns the event files that a path stands for: itself, or all below a directory."""
+    return sorted(path.rglob(f"*{EVENTS}*")) if path.is_dir() else [path]
 
 
 def _with_steps(path: Path, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
@@ -123,6 +137,7 @@ def _renamed(rows: Iterable[Mapping[str, Any]], step: str) -> Iterator[Row]:
             yield {name: value for name, value in row.items() if name != step} | {"step": int(row[step])}
 
 
+OF_DIRECTORIES = ("tensorboard",)
 FORMATS: Mapping[str, Callable[[Path], list[Row]]] = {
     "wandb-csv": read_wandb_csv,
     "tensorboard": read_tensorboard,

@@ -27,6 +27,8 @@ def read(path: Path, form: str = AUTO, source: str = AUTO) -> History:
     form = formats.detect(path) if form == AUTO else form
     if form not in formats.FORMATS:
         raise UserError(f"--format: no such format: {form!r} ({nearest(form, [AUTO, *formats.FORMATS])})")
+    if path.is_dir() and form not in formats.OF_DIRECTORIES:
+        raise UserError(f"--log: {path} is a directory, and --format={form} reads a file (name the file in it)")
     rows = formats.FORMATS[form](path)
     seen = {name for row in rows for name in row if name != "step"}
     chosen = tables.detect(seen) if source == AUTO else source
@@ -36,9 +38,17 @@ def read(path: Path, form: str = AUTO, source: str = AUTO) -> History:
         )
     if chosen not in tables.SOURCES:
         raise UserError(f"--source: no such trainer: {chosen!r} ({nearest(chosen, [AUTO, *tables.SOURCES])})")
-    history = History.of_rows(tables.convert(tables.SOURCES[chosen], rows), source=str(path))
+    history = History.of_rows(tables.convert(tables.SOURCES[chosen], rows), source=_what_was_read(path))
     if not history[REWARD]:
         raise UserError(
             f"--log: {path} has no reward under a name of {chosen} (docs/doctor.md has the names; --source names another)"
         )
     return history
+
+
+def _what_was_read(path: Path) -> str:
+    """Names the files of a log: of a directory, the event files in it and below."""
+    if not path.is_dir():
+        return str(path)
+    first, *others = formats.event_files(path)
+    return f"{first}" + (f" and {len(others)} more event files in {path}" if others else "")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rljax.config import io as config_io
-from rljax.diagnosis import History
+from rljax.diagnosis import History, diagnose, render
 from rljax.errors import UserError
 from tests.unit.diagnosis import made
 
@@ -95,6 +95,27 @@ def test_a_broken_file_counts_as_missing(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     history = History.load(tmp_path)
     assert (history.config, history.status, list(history.context), list(history.samples)) == (None, None, [], [])
+
+
+@pytest.mark.parametrize("name", ["config.json", "context.json", "status.json"])
+@pytest.mark.parametrize("content", ["", '{"actor": {', "[]"])
+def test_a_broken_file_is_named_and_a_missing_one_is_not(tmp_path, name, content):
+    assert not History.load(write(tmp_path)).damage
+    (tmp_path / name).write_text(content)
+    history = History.load(tmp_path)
+    assert history.damage == [f"{name} is damaged: it counts as missing"]
+    assert history.damage[0] in render.text(diagnose(history)).splitlines()
+
+
+def test_lines_in_the_middle_that_can_not_be_read_are_counted(tmp_path):
+    whole = History.load(write(tmp_path))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("\n".join([lines[0], "\x00gar{bage", *lines[1:], '{"step": 4, "roll']))
+    history = History.load(tmp_path)
+    assert history.damage == ["metrics.jsonl is damaged: line 2 is left out"]
+    assert history.steps.tolist() == whole.steps.tolist()
+    (tmp_path / "metrics.jsonl").write_text("\n".join(["x"] * 5 + lines))
+    assert History.load(tmp_path).damage == ["metrics.jsonl is damaged: 5 lines (1, 2, 3, ...) are left out"]
 
 
 def test_a_directory_without_a_run_is_an_error_that_names_it(tmp_path):

@@ -108,6 +108,25 @@ def test_a_trainer_state_is_read(tmp_path):
     assert history["rollout/reward"].values.tolist() == [0.5] and history.evaluations.values.tolist() == [0.25]
 
 
+@pytest.mark.parametrize("key", ["training/global_step", "actor/entropy"])
+def test_metrics_under_data_are_read_as_those_beside_the_step(tmp_path, key):
+    flat = [row | {key: float(row["step"])} for row in log_of("verl", made.healthy())]
+    nested = [{"step": row["step"], "data": {name: row[name] for name in row if name != "step"}} for row in flat]
+    ours, theirs = (importers.read(as_jsonl(tmp_path, rows)) for rows in (nested, flat))
+    assert ours.steps.tolist() == theirs.steps.tolist() and ours.series.keys() == theirs.series.keys()
+    assert all(np.array_equal(ours.series[name], theirs.series[name], equal_nan=True) for name in ours.series)
+
+
+def test_the_event_files_that_a_directory_stands_for_are_named(tmp_path):
+    rows = log_of("trl", made.healthy())
+    (tmp_path / "one").mkdir()
+    (event_file,) = as_events(tmp_path / "one", rows).iterdir()
+    assert importers.read(tmp_path).source == importers.read(event_file).source == str(event_file)
+    (tmp_path / "two").mkdir()
+    as_events(tmp_path / "two", rows)
+    assert importers.read(tmp_path).source == f"{event_file} and 1 more event files in {tmp_path}"
+
+
 def test_own_metrics_need_no_table(tmp_path):
     rows = [{"step": 1, "rollout/reward/avg": 0.5, "ppo_actor/update/loss": None}]
     history = importers.read(as_jsonl(tmp_path, rows))
@@ -145,5 +164,8 @@ def test_unknown_formats_and_sources_are_errors(tmp_path):
         importers.read(path, "jsonlines")
     with pytest.raises(UserError, match=r"--source.*trl"):
         importers.read(path, source="tlr")
+    for form in ("wandb-csv", "jsonl"):
+        with pytest.raises(UserError, match=f"is a directory, and --format={form} reads a file"):
+            importers.read(tmp_path, form)
     with pytest.raises(UserError, match="no event files"):
         importers.read(tmp_path, "tensorboard")

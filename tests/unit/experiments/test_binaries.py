@@ -102,6 +102,15 @@ def test_bad_data_is_one_line_before_an_engine_is_made(tmp_path, changes, expect
     assert done.stderr.count("\n") == 1 and not (tmp_path / "metrics.jsonl").exists()
 
 
+def test_a_rule_that_does_not_exist_is_named_before_anything_is_written(tmp_path):
+    done = train(QUICKSTART, f"--workdir={tmp_path / 'run'}", "--config.guard.rules.reward.sgn=warn")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: guard.rules.reward.sgn: no such rule (did you mean reward.sign or reward.scale or reward.falls?)\n",
+    )
+    assert not (tmp_path / "run").exists() and done.stdout.splitlines()[-1] == ""
+
+
 def test_attaching_where_nobody_listens_is_one_line(tmp_path):
     for address, line in (
         (str(tmp_path), f"error: --attach: no run listens in {tmp_path} (one with rollout.listen or rollout.workers does)\n"),

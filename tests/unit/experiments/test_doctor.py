@@ -1,6 +1,8 @@
 """The doctor as a program: verdicts, exit statuses, and one line for bad input."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +83,17 @@ def test_a_run_without_steps_exits_with_0_and_is_not_called_healthy(tmp_path):
 def test_bad_input_is_one_line_and_exit_status_1(arguments, culprit):
     done = doctor(*arguments)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and culprit in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--json"], [], ["--help"]])
+def test_a_reader_that_is_gone_ends_it_without_a_word(tmp_path, arguments):
+    run = write(tmp_path / "run", clipped())
+    read, pipe = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "experiments.doctor", f"--workdir={run}", *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, stdout=pipe, stderr=subprocess.PIPE, text=True)
+    os.close(pipe)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_everything_about_one_run_at_once(tmp_path):

@@ -146,6 +146,48 @@ def test_a_gradient_of_exactly_0_is_bad_where_advantages_are_not():
     assert line.startswith("guard.gradient: ppo_actor/update/grad_norm is exactly 0, with advantages from -1 to 1, for 2 steps")
 
 
+def _unlearned(*rewards):
+    """Returns metrics of a step with these rewards, all advantages 0."""
+    return {"rollout/reward": Mean.of(rewards), "ppo_actor/advantage": Mean(0.0, len(rewards), 0.0, 0.0)}
+
+
+def _rewarded(count, of):
+    return _unlearned(*[1.0] * count, *[0.0] * (of - count))
+
+
+def test_a_reward_that_chance_takes_away_has_not_collapsed():
+    rails = _guard()
+    assert not rails(_rewarded(1, of=32))
+    for _ in range(3000):
+        assert not rails(_rewarded(0, of=32)) and not rails.suspect
+
+
+@pytest.mark.parametrize(("best", "worst"), [(0.9, 0.0), (1.0, 0.0), (0.9, 0.3)])
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (5.0, -2.0)])
+def test_a_collapse_of_many_completions_is_told_at_once(best, worst, scale, shift):
+    rails, n = _guard(), 256
+    for share, told in [(best, False)] * 100 + [(worst, False), (worst, False), (worst, True)]:
+        rewards = [1.0] * round(share * n) + [0.0] * (n - round(share * n))
+        assert bool(rails(_unlearned(*(scale * reward + shift for reward in rewards)))) == told
+        assert bool(rails.suspect) == (share == worst)
+
+
+def test_completions_of_one_prompt_are_one_draw():
+    def told(group_size):
+        rails = Guardrails(GuardConfig(patience=1), group_size)
+        return any(rails.check(step, _rewarded(8 if step == 1 else 0, of=32)) for step in range(1, 9))
+
+    assert told(1) and not told(8)  # eight of 32 prompts, and one of four
+
+
+def test_false_alarms_of_a_constant_policy_are_as_rare_as_they_are_meant_to_be():
+    draw, alarms = np.random.default_rng(0), 0
+    for _ in range(300):
+        rails, rate = _guard(patience=1), draw.uniform(0.01, 0.3)
+        alarms += any(rails(_rewarded(draw.binomial(16, rate), of=16)) for _ in range(100))
+    assert not alarms
+
+
 def test_actions_are_due_again_after_as_many_more_steps_and_the_most_severe_comes_first():
     actions = {"min_entropy": "warn", "max_approx_kl": "rollback", "max_grad_norm": "halve_lr"}
     rails = _guard(patience=2, min_entropy=1.0, max_approx_kl=1.0, max_grad_norm=1.0, actions=actions)

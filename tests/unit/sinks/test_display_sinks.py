@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 
 import pytest
 
@@ -45,6 +46,17 @@ def test_tensorboard_reads_back_the_bins_of_a_histogram(tmp_path):
     (event,) = events.Histograms("rollout/reward/histogram")
     assert event.histogram_value.bucket_limit == histogram.edges[1:].tolist()
     assert event.histogram_value.bucket == histogram.counts.tolist() and event.histogram_value.num == 4
+
+
+def test_plain_lines_that_nobody_reads_any_more_end_no_run():
+    read, write = os.pipe()
+    with open(write, "w") as stream:
+        sink = LineSink(stream)
+        sink.status(Status(RunState.FINISHED, step=1, version=1))
+        assert os.read(read, 100).startswith(b"step 1")
+        os.close(read)
+        for step in (2, 3):
+            sink.status(Status(RunState.FINISHED, step=step, version=step))
 
 
 def test_plain_lines_merge_a_step_and_name_the_end():

@@ -23,7 +23,7 @@ class Adam:
     """Moments of one number, and the settings it was made with."""
 
     def __init__(self, total_steps):
-        self.total_steps = total_steps
+        self.total_steps, self.lr_factor = total_steps, 1.0
         self.state = {"mu": {NAME: np.zeros(1)}, "nu": {NAME: np.zeros(1)}, "count": np.int64(0)}
 
     def step(self):
@@ -32,6 +32,9 @@ class Adam:
             "nu": {NAME: self.state["nu"][NAME] + 2},
             "count": self.state["count"] + 1,
         }
+
+    def scale_lr(self, factor):
+        self.lr_factor = factor
 
     def saved(self):
         return self.state
@@ -129,6 +132,9 @@ class NumpyLearner(PhasedLearner[Adam, Critic]):
     def _devices(self):
         return "cpu", 1
 
+    def _memory_in_use(self):
+        return None
+
 
 def _arrays(tree):
     return {name: _arrays(node) if isinstance(node, dict) else np.array(node) for name, node in tree.items()}
@@ -193,6 +199,17 @@ def test_schedules_run_over_all_optimizer_steps_of_their_phase(model_dir, batch)
     sft = NumpyLearner(config_of(**{"actor.loss": "sft", "total_train_steps": 7, "actor.ppo_n_minibatches": 3}), model_dir)
     sft.update_supervised(batch)
     assert sft._phases.names == ["rl"] and sft._phases.rl.actor.total_steps == 7  # no warm-up: the policy's own optimizer
+
+
+def test_a_factor_of_the_learning_rate_is_of_every_optimizer_also_of_those_that_begin_later(model_dir, batch):
+    learner = NumpyLearner(config_of(**CRITIC), model_dir)
+    learner.update_supervised(batch)
+    learner.scale_lr(0.25)
+    assert learner._phases.supervised.lr_factor == 0.25
+    learner.update(batch)
+    assert learner._phases.rl.actor.lr_factor == learner._critic().lr_factor == 0.25
+    learner.scale_lr(0.5)
+    assert learner._phases.rl.actor.lr_factor == learner._critic().lr_factor == 0.5
 
 
 @pytest.mark.parametrize("supervised, updates", [(0, 0), (1, 0), (2, 3)])
