@@ -61,6 +61,8 @@ def links(history: History, diagnosis: Diagnosis, rules: Sequence[Rule]) -> list
         if found:
             worst = max(found, key=lambda finding: finding.severity)
             states.append(LinkState(str(link), str(worst.severity), f"{worst.rule.partition('.')[2]}, step {worst.step}"))
+        elif not history.rl_steps:
+            states.append(LinkState(str(link), "unjudged", "no RL steps"))
         elif judged:
             states.append(LinkState(str(link), "ok", f"{len(judged)} of {len(about)} rules judged"))
         else:

@@ -1,5 +1,7 @@
 """The live doctor says what the doctor says, and takes no more of a run's time than its share."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,13 @@ def test_a_changed_verdict_is_returned_once():
     broken = [(step, first) for step, first in said if first is not None]
     assert broken and broken[0][1].rule == "policy.kl" and 31 <= broken[0][0] <= 40
     assert live.verdict == diagnose(live.history()).verdict()
+
+
+def test_a_verdict_is_not_said_again_for_other_figures_or_counts():
+    live = LiveDoctor(made.config(), share=1e9)
+    said = [found for step, scalars in rows(drifting()) if (found := live.write(step, scalars)) is not None]
+    words = [(found.standing, found.first and found.first.rule) for found in said]
+    assert all(earlier != later for earlier, later in itertools.pairwise(words))
 
 
 def test_a_run_that_goes_on_is_judged_with_its_past():

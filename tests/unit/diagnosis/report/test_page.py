@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rljax.diagnosis import Diagnosis, Finding, History, Link, Severity, all_rules, diagnose
-from rljax.diagnosis.report import comparison_page, plans, run_page
+from rljax.diagnosis.report import comparison_page, plans, run_page, tables
 from tests.unit.diagnosis.report.conftest import HOSTILE, STEPS
 
 
@@ -160,6 +160,20 @@ def test_no_request_leaves_the_page_and_no_other_script_runs(page):
     assert {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in running} == allowed
     assert parsed.policy.startswith("default-src 'none'") and "unsafe-inline" not in parsed.policy.partition("script-src")[2]
     assert not re.search(r"@import|url\(", re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1])
+
+
+@pytest.mark.parametrize("failure", ["", "guard.collapse: no reward"])
+@pytest.mark.parametrize("lacking", ["", "no RL steps"])
+def test_a_run_that_failed_or_was_not_judged_is_not_called_healthy(history, failure, lacking):
+    diagnosis = Diagnosis((), {}, {}, lacking=lacking, failure=failure)
+    text = "".join(Parsed(run_page(history, diagnosis, all_rules())).text)
+    assert ("Healthy:" in text) is not bool(failure or lacking)
+    assert failure in text and ("Not judged:" in text) is bool(lacking)
+
+
+def test_no_link_of_a_run_without_rl_steps_is_ok():
+    empty = History(np.zeros(0, np.int64), {})
+    assert {link.state for link in tables.links(empty, diagnose(empty), all_rules())} <= {"unjudged", "note"}
 
 
 def test_the_verdict_and_its_evidence_come_first_and_the_break_is_on_every_figure(history):
