@@ -95,6 +95,10 @@ def _check_flags(mode: str) -> None:
     for name in dict.fromkeys(name for names in MODES.values() for name in names):
         if main.FLAGS[name].present and name not in MODES[mode]:
             raise UserError(f"--{name}: has no meaning with {mode}")
+    if SCORE.value is not None and AUDIT.value is None:
+        raise UserError("--score: has no meaning without --audit (the directory to write the audit to)")
+    if RESCORE.value and CRITIC.value:
+        raise UserError("--critic: excludes --rescore (run one after the other)")
 
 
 def _judge(workdir: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from rljax.config.schema import Config
 from rljax.diagnosis import run_files
+from rljax.diagnosis.advice import OWN
 from rljax.diagnosis.run_files import Bins
 from rljax.diagnosis.series import Series
 from rljax.errors import UserError
@@ -45,6 +46,7 @@ class History:
     config: Config | None = None
     status: Mapping[str, Any] | None = None
     source: str = ""  # path, for messages
+    trainer: str = OWN  # that wrote the log
     damage: Sequence[str] = ()  # lines about files that are there and can't be read
 
     @classmethod

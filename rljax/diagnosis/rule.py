@@ -21,6 +21,7 @@ import dataclasses
 from collections.abc import Callable
 
 from rljax.config.schema import Config
+from rljax.diagnosis.advice import reword
 from rljax.diagnosis.finding import Finding, Link, Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.thresholds import Count, Threshold
@@ -79,6 +80,8 @@ class Rule:
         sign = self.judge(history)
         if sign is None:
             return None
+        causes = (reword(cause, history.trainer) for cause in sign.causes or self.causes)
+        advice = reword(sign.next or self.next, history.trainer)
         return Finding(
             self.id,
             self.link,
@@ -86,8 +89,8 @@ class Rule:
             sign.step,
             (sign.evidence,) if isinstance(sign.evidence, str) else sign.evidence,
             sign.series or self.needs,
-            sign.causes or self.causes,
-            (sign.next or self.next).replace("WORKDIR", history.source or "WORKDIR").replace("=STEP", f"={sign.step}"),
+            tuple(filter(None, causes)),
+            advice.replace("WORKDIR", history.source or "WORKDIR").replace("=STEP", f"={sign.step}"),
             self.symptom,
         )
 

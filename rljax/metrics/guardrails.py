@@ -224,8 +224,9 @@ class Guardrails:
     def _probability_of_fall(self) -> float:
         """Returns a bound on the probability of a fall from the best step to the low ones by chance.
 
-        Chernoff's bound at equal expected rewards, at the expectation that makes it largest. It holds
-        for any rewards within the range seen so far, and takes a group of completions as one draw.
+        Chernoff's bound at equal expected rewards, at the expectation that makes it largest. It
+        holds for any rewards within the range seen so far, and takes a group of completions as one
+        draw.
         """
         if not self._least < self._most or not math.isfinite(self._most - self._least):
             return 1.0
@@ -302,7 +303,10 @@ def in_order(breaches: Iterable[Breach]) -> list[Breach]:
 
 
 def _divergence(p: float, q: float) -> float:
-    """Returns the KL divergence in nats of two coins with probabilities p and q, where 0 < q < 1 or p == q."""
+    """Returns the KL divergence, in nats, of two coins of probabilities p and q.
+
+    q is 0 or 1 only where p is too.
+    """
     return sum(a * math.log(a / b) for a, b in ((p, q), (1 - p, 1 - q)) if a > 0)
 
 

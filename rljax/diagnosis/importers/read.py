@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from rljax.config.registry import nearest
@@ -43,7 +44,7 @@ def read(path: Path, form: str = AUTO, source: str = AUTO) -> History:
         raise UserError(
             f"--log: {path} has no reward under a name of {chosen} (docs/doctor.md has the names; --source names another)"
         )
-    return history
+    return dataclasses.replace(history, trainer=chosen)
 
 
 def _what_was_read(path: Path) -> str:

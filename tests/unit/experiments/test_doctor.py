@@ -77,6 +77,8 @@ def test_a_run_without_steps_exits_with_0_and_is_not_called_healthy(tmp_path):
         (["--diff", "one"], "--diff: takes two"),
         (["--workdir=x", "more"], "more: unexpected argument"),
         (["--workdir=a,b", "--audit=out"], "--audit: has no meaning with several runs"),
+        (["--workdir=a", "--score=os.path:join"], "--score: has no meaning without --audit"),
+        (["--workdir=a", "--rescore", "--critic"], "--critic: excludes --rescore"),
         (["--log=x.csv", "--checklist"], "--checklist: has no meaning with --log"),
     ],
 )
