@@ -21,7 +21,7 @@ class Verdicts:
         verdicts.write(step, metrics)       # several times per step; they merge
         verdicts.breaches()                 # of the rules of guard.rules
         verdicts.news()                     # findings that the last judgment was the first to have
-        verdicts.line                       # "no link is broken (all rules were judged)"
+        verdicts.line                       # "no link is broken"
     """
 
     def __init__(self, config: Config, workdir: Path, first_step: int) -> None:

@@ -53,8 +53,7 @@ def _lacking(history: History, judged: Collection[Link]) -> str:
     if not history.rl_steps:
         return "no RL steps"
     missing = [str(link) for link in (Link.REWARD, Link.POLICY) if link not in judged]
-    steps = "1 RL step" if history.rl_steps == 1 else f"{history.rl_steps} RL steps"
-    return f"no rule of {' and '.join(missing)} had the metrics, or the steps, that it needs ({steps})" if missing else ""
+    return f"too few steps, or no metrics, for the rules of {' and '.join(missing)}" if missing else ""
 
 
 def _failure(history: History) -> str:

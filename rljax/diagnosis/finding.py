@@ -149,8 +149,7 @@ class Diagnosis:
             return f"no link is broken; {warning.link} is under strain since step {warning.step}: {warning.evidence[0]}"
         if self.lacking:
             return f"not judged: {self.lacking}"
-        judged = f"{len(self.unjudged)} rules could not be judged" if self.unjudged else "all rules were judged"
-        return f"no link is broken ({judged})"
+        return "no link is broken"
 
     def _first(self, severity: Severity) -> Finding | None:
         return next(iter(self.of(severity)), None)

@@ -101,5 +101,6 @@ def test_a_diagnosis_says_the_same_whatever_its_figures_and_counts():
         ours, unjudged={"a": "b"}, findings=(dataclasses.replace(ours.findings[0], evidence=("other",)),)
     )
     assert ours.says_as(later) and not ours.says_as(None)
+    assert dataclasses.replace(diagnosis(), unjudged={"a": "b"}).verdict() == diagnosis().verdict()
     for other in (diagnosis(), diagnosis(finding("clip", Link.POLICY, 9)), dataclasses.replace(ours, failure="x")):
         assert not ours.says_as(other)
