@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rljax.diagnosis import History, diagnose
+
 
 def report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "experiments.report", *map(str, arguments)]
@@ -34,5 +36,5 @@ def test_a_page_is_written_with_the_verdict_on_the_terminal(tmp_path):
     (workdir / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     done = report(f"--workdir={workdir}", f"--out={out}")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{out}: ") and f"{workdir}: no link is broken" in done.stdout
+    assert done.stdout.startswith(f"{out}: ") and f"{workdir}: {diagnose(History.load(workdir)).verdict()}\n" in done.stdout
     assert out.read_text().startswith("<!doctype html>")
