@@ -222,7 +222,7 @@ class Guardrails:
         return REWARD, reward.value, line
 
     def _probability_of_fall(self) -> float:
-        """Returns a bound on the probability of a fall from the best step to the low ones by chance.
+        """Returns a bound on the probability of such a fall from the best step by chance.
 
         Chernoff's bound at equal expected rewards, at the expectation that makes it largest. It
         holds for any rewards within the range seen so far, and takes a group of completions as one
