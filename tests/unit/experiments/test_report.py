@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rljax.diagnosis import History, diagnose
+
 
 def report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "experiments.report", *map(str, arguments)]
