@@ -224,5 +224,5 @@ def test_a_long_run_keeps_no_file_and_no_memory(tmp_path):
     loop.train(make_run(tmp_path, overrides, n_prompts=160, sink=Watching()))
     assert len(seen) == 480
     files, memory = zip(*seen, strict=True)
-    assert max(files[240:]) <= max(files[:240])
+    assert max(files[240:]) <= max(files[:240]) + 1  # a batch may be on its way to the disk
     assert memory[-1] - memory[240] < 8 << 20  # bytes; a group a step kept for good would be more
