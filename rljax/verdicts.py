@@ -41,8 +41,9 @@ class Verdicts:
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Takes metrics of a step, and judges if that is due: in at most 1% of the time."""
         if self._config.stats_logger.verdict or self._actions:
-            self._doctor.write(step, flatten(metrics))
-            self.line = self._doctor.verdict if self._config.stats_logger.verdict else ""
+            news = self._doctor.write(step, flatten(metrics))
+            if news is not None and self._config.stats_logger.verdict:
+                self.line = news.verdict()  # stays while only its figures change, so that logs have it once
 
     def breaches(self) -> list[Breach]:
         """Returns findings of the rules in `guard.rules` that had no action yet; notes are none.

@@ -65,6 +65,18 @@ def test_a_finding_is_news_once_until_it_is_gone(tmp_path):
     assert judged.news() == []  # of steps 1 to 3
 
 
+def test_the_line_stays_while_only_figures_change(tmp_path, monkeypatch):
+    counting = dataclasses.replace(RULE, judge=lambda h: Sign(Severity.BROKEN, 1, f"{len(h[METRIC])} steps"))
+    monkeypatch.setattr("rljax.diagnosis.live.all_rules", lambda: [counting])
+    monkeypatch.setattr(verdicts, "LiveDoctor", lambda config, before: LiveDoctor(config, before=before, share=1e9))
+    judged, lines, figures = Verdicts(make_config({}), tmp_path, 0), [], []
+    for step in range(1, 9):
+        judged.write(step, {METRIC: Mean(0.5, 1)})
+        lines.append(judged.line)
+        figures.append(judged._doctor.verdict)
+    assert len(set(figures)) == 8 and set(lines) == {figures[0]}
+
+
 def test_a_step_at_which_a_rule_spoke_is_kept_by_the_flight_recorder(tmp_path, monkeypatch):
     monkeypatch.setattr(verdicts, "LiveDoctor", lambda config, before: LiveDoctor(config, before=before, share=1e9))
     loop.train(make_run(tmp_path, {"total_train_epochs": 8, "flight.steps": 4, "saver.freq_steps": 4, "saver.keep_last": 1}))

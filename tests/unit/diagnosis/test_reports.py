@@ -1,4 +1,4 @@
-"""What is made of diagnoses: text, audits, checklists, differences, several seeds, the private set."""
+"""Text, audits, checklists, differences, several seeds and the private set, as made from diagnoses."""
 
 import dataclasses
 import json

@@ -101,7 +101,7 @@ ENGINES = {"jax": "--config.allocation_mode=jax:d1", "fsdp": "--config.allocatio
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("own", "other"), [("jax", "fsdp"), ("fsdp", "jax")])
 def test_a_step_made_again_on_either_engine(own, other, kind, tmp_path, monkeypatch):
-    """Of a run of 4 + 8 steps: the last, from the checkpoint at 9."""
+    """Makes the last step of a run of 4 + 8 again, from the checkpoint at 9."""
     (tmp_path / "sevenths.py").write_text(REWARD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     workdir = tmp_path / "run"

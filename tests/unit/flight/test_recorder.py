@@ -1,4 +1,4 @@
-"""What the flight recorder keeps, how much of it, and that it never ends a run."""
+"""The flight recorder keeps the right batches, no more than it may, and never ends a run."""
 
 import dataclasses
 import json

@@ -173,7 +173,7 @@ def assert_is_the_formula(attention, case, heads, kv_heads, dim, window, softcap
 
 @pytest.mark.parametrize("name, case", [*itertools.product(ATTENTION, ("decode", "group")), ("pallas_tpu", "decode")])
 def test_what_a_row_does_not_see_changes_nothing(name, case):
-    """Not even where it is enormous: other pages, what lies beyond its token or before its window."""
+    """Fills other pages, and tokens after a query or before its window, with enormous numbers."""
     query, cache, places = inputs(case, 4, 2, 16, jnp.float32)
     seen = np.zeros((PAGES + 1, PAGE), bool)
     for row, (at,) in enumerate(np.asarray(places.index)):
@@ -197,7 +197,7 @@ def test_shared_pages_are_read_for_the_group_and_by_no_member():
 
 
 def test_rows_that_lie_in_one_page_each_are_seen_where_they_lie():
-    """As many pages as rows: XLA sorts queries by page instead of moving pages."""
+    """Gives XLA as many pages as rows, where it sorts queries by page instead of moving pages."""
     generator = np.random.default_rng(0)
     tables = generator.permutation(6)[:, None].astype(np.int32)
     tables[4] = 6  # a slot at rest has no page
@@ -284,7 +284,7 @@ def read_by(groups, tables, rows):
 
 
 def test_groups_cover_every_page_of_every_row_once():
-    """For random forests of prefixes, with more groups than there is room for items."""
+    """Draws random forests of prefixes, with more groups than there is room for items."""
     generator = np.random.default_rng(0)
     for _ in range(50):
         slots, pages, columns = int(generator.integers(1, 40)), 900, 20

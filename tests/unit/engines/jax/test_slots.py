@@ -19,7 +19,7 @@ def work_of(prompt, limit=8) -> Work:
 
 
 class Cache:
-    """What the device's pages would hold, by token: (token, version it was computed with)."""
+    """Contents that the device's pages would have, by token: (token, version it was computed with)."""
 
     def __init__(self, table: SlotTable, pages: int) -> None:
         self.table, self.pages = table, np.full((len(table.tenants), pages, PAGE, 2), -1)

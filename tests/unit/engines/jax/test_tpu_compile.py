@@ -130,7 +130,7 @@ def test_the_learner_compiles_for_a_tpu_with_splash_attention_in_it(pool, model_
     ids=str,
 )
 def test_the_sampler_s_cache_stays_where_it_is_on_a_tpu(devices, architecture, pool, tmp_path):
-    """Of every program: the kernels are in it, nothing as large as a layer's cache is made, and it needs little beside it."""
+    """Compiles every program: it has the kernels, makes nothing as large as a layer's cache, and needs little."""
     model = models.make_model(tmp_path, architecture=architecture)
     devices = topology.topology_devices(devices)
     names = set()

@@ -1,4 +1,4 @@
-"""What a config leaves to the platform."""
+"""Settings that a config leaves to the platform."""
 
 import dataclasses
 
