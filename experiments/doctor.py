@@ -102,7 +102,8 @@ def _check_flags(mode: str) -> None:
 
 
 def _judge(workdir: Path) -> None:
-    from rljax.diagnosis import History, audit, checklist, diagnose, private, render
+    from rljax.diagnosis import History, diagnose
+    from rljax.diagnosis.summaries import audit, checklist, private, render
 
     history = History.load(workdir)
     diagnosis = diagnose(history)
@@ -130,7 +131,8 @@ def _score() -> Any:
 
 
 def _judge_log(path: Path) -> None:
-    from rljax.diagnosis import diagnose, importers, render
+    from rljax.diagnosis import diagnose, importers
+    from rljax.diagnosis.summaries import render
 
     diagnosis = diagnose(importers.read(path, FORMAT.value, SOURCE.value))
     _say(diagnosis.json(), render.text(diagnosis))
@@ -138,7 +140,8 @@ def _judge_log(path: Path) -> None:
 
 
 def _summarize(workdirs: list[Path]) -> None:
-    from rljax.diagnosis import History, seeds
+    from rljax.diagnosis import History
+    from rljax.diagnosis.summaries import seeds
 
     summary = seeds.summarize([History.load(workdir) for workdir in workdirs])
     _say(summary.json(), seeds.text(summary))
@@ -147,7 +150,8 @@ def _summarize(workdirs: list[Path]) -> None:
 
 def _watch(workdir: Path) -> None:
     """Says the verdict when it changes, until the run's status is no longer "running"."""
-    from rljax.diagnosis import Diagnosis, History, diagnose, render
+    from rljax.diagnosis import Diagnosis, History, diagnose
+    from rljax.diagnosis.summaries import render
 
     diagnosis: Diagnosis | None = None
     while True:
@@ -184,7 +188,8 @@ def _examine(workdir: Path) -> None:
 
 
 def _diff(arguments: tuple[str, ...]) -> None:
-    from rljax.diagnosis import History, compare
+    from rljax.diagnosis import History
+    from rljax.diagnosis.summaries import compare
 
     if len(arguments) != 2:
         raise UserError(f"--diff: takes two directories of runs, got {len(arguments)}")

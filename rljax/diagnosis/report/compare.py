@@ -16,7 +16,7 @@ from rljax.diagnosis.report.charts import StepAxis
 from rljax.diagnosis.report.curves import StepBins, bins_of, curve_of
 from rljax.diagnosis.report.figures import Figure
 from rljax.diagnosis.report.plans import SECTIONS, Plan, Section
-from rljax.diagnosis.seeds import CONFIDENCE, Interval
+from rljax.diagnosis.summaries.seeds import CONFIDENCE, Interval
 from rljax.diagnosis.thresholds import BASELINE
 
 # Metrics whose final values are tabled, and their titles

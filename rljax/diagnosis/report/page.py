@@ -18,13 +18,13 @@ from typing import Any
 
 import jinja2
 
-from rljax.diagnosis import checklist
 from rljax.diagnosis.finding import Diagnosis, Finding
 from rljax.diagnosis.history import REWARD, History
 from rljax.diagnosis.report import compare, figures, plans, samples, tables
 from rljax.diagnosis.report.charts import StepAxis
 from rljax.diagnosis.report.figures import Figure
 from rljax.diagnosis.rule import Rule
+from rljax.diagnosis.summaries import checklist
 from rljax.diagnosis.thresholds import BASELINE
 
 ABOUT_THE_BREAK = 4  # most figures beside the verdict, that of the reward included

@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from rljax.diagnosis import Diagnosis, Finding, Link, Severity, Standing, render
+from rljax.diagnosis import Diagnosis, Finding, Link, Severity, Standing
 from rljax.diagnosis.finding import in_order
+from rljax.diagnosis.summaries import render
 
 BROKEN, WARNING, NOTE = Severity.BROKEN, Severity.WARNING, Severity.NOTE
 

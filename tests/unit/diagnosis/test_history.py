@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rljax.config import io as config_io
-from rljax.diagnosis import History, diagnose, render
+from rljax.diagnosis import History, diagnose
+from rljax.diagnosis.summaries import render
 from rljax.errors import UserError
 from tests.unit.diagnosis import made
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rljax.diagnosis import History, audit, checklist, compare, diagnose, private, render, seeds
-from rljax.diagnosis.seeds import Interval
+from rljax.diagnosis import History, diagnose
+from rljax.diagnosis.summaries import audit, checklist, compare, private, render, seeds
+from rljax.diagnosis.summaries.seeds import Interval
 from rljax.errors import UserError
 from tests.unit.diagnosis import made
 

@@ -9,7 +9,7 @@ from scipy import stats
 from rljax.diagnosis import History
 from rljax.diagnosis.report import compare
 from rljax.diagnosis.report.curves import bins_of
-from rljax.diagnosis.seeds import summarize
+from rljax.diagnosis.summaries.seeds import summarize
 from rljax.testing.harness import make_config
 
 

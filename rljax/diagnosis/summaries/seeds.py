@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from rljax.diagnosis.compare import Difference, differences
 from rljax.diagnosis.doctor import diagnose
 from rljax.diagnosis.finding import Diagnosis
 from rljax.diagnosis.history import EVALUATION_REWARD, REWARD, History
+from rljax.diagnosis.summaries.compare import Difference, differences
 from rljax.diagnosis.thresholds import BASELINE
 
 CONFIDENCE = 0.95
