@@ -2,8 +2,8 @@
 
 python -m experiments.train --config=configs/quickstart.py --workdir=runs/quickstart
 
-2 CPU cores, 2 minutes, nothing downloaded; eval-rollout/reward 0.24 -> 0.99 (seeds 1, 2, 3: 0.24
--> 0.99, 0.27 -> 0.99, 0.21 -> 0.98; docs/benchmarks.md).
+2 CPU cores, 2 to 3 minutes, nothing downloaded; eval-rollout/reward 0.2 -> 0.98 (seeds 1, 2, 3:
+0.22 -> 0.98, 0.30 -> 0.99, 0.23 -> 0.97; docs/benchmarks.md).
 
 Makes a Llama of about 1M parameters and teaches it sums from demonstrations of which seven in ten
 are off by one, so that less than one in three of its answers is right. Reinforcement on "12+34=",
