@@ -23,7 +23,7 @@ from rljax.diagnosis.run_files import Bins
 from rljax.diagnosis.series import Series
 from rljax.errors import UserError
 
-METRICS, SAMPLES, GUARD, HISTOGRAMS = LINES = ("metrics.jsonl", "samples.jsonl", "guard.jsonl", "histograms.jsonl")
+METRICS, SAMPLES, GUARD, HISTOGRAMS = LINE_FILES = ("metrics.jsonl", "samples.jsonl", "guard.jsonl", "histograms.jsonl")
 CONFIG, CONTEXT, STATUS = "config.json", "context.json", "status.json"
 REWARD = "rollout/reward"
 EVALUATION_REWARD = "eval-rollout/reward"
@@ -57,22 +57,23 @@ class History:
         """
         if not workdir.is_dir():
             raise UserError(f"--workdir: no such directory: {workdir} (the --workdir of a run)")
-        path, status = workdir / METRICS, run_files.read_object(workdir / STATUS)
-        if not path.is_file() and (status or {}).get("state") != "failed":
+        status = run_files.read_object(workdir / STATUS)
+        if not (workdir / METRICS).is_file() and (status or {}).get("state") != "failed":
             raise UserError(f"--workdir: {workdir} has no {METRICS} (a run that has begun has; --log reads other logs)")
         context = run_files.read_object(workdir / CONTEXT)
         config = run_files.read_config(workdir / CONFIG)
         sessions = (context or {}).get("sessions")
+        lines = {name: run_files.read_lines(workdir / name) for name in LINE_FILES}
         return cls(
-            *run_files.columns(run_files.read_lines(path)),
-            histograms=run_files.histograms(run_files.read_lines(workdir / HISTOGRAMS)),
-            samples=run_files.read_lines(workdir / SAMPLES),
-            guard=run_files.read_lines(workdir / GUARD),
+            *run_files.columns(lines[METRICS].rows),
+            histograms=run_files.histograms(lines[HISTOGRAMS].rows),
+            samples=lines[SAMPLES].rows,
+            guard=lines[GUARD].rows,
             context=sessions if isinstance(sessions, list) else (),
             config=config,
             status=status,
             source=str(workdir),
-            damage=_damage(workdir, {CONFIG: config, CONTEXT: context, STATUS: status}),
+            damage=_damage(workdir, {CONFIG: config, CONTEXT: context, STATUS: status}, lines),
         )
 
     @classmethod
@@ -146,17 +147,17 @@ class History:
         return int(self.steps[-1]) if len(self.steps) else 0
 
 
-def _damage(workdir: Path, objects: Mapping[str, Any]) -> list[str]:
+def _damage(workdir: Path, objects: Mapping[str, Any], lines: Mapping[str, run_files.Lines]) -> list[str]:
     """Describes the files of a run that can't be read, each in a line.
 
     Args:
       objects: content of files that hold one object, by name; None for what could not be read.
+      lines: content of files of lines, by name.
     """
     lost = [name for name, value in objects.items() if value is None and (workdir / name).exists()]
-    lines = {name: run_files.damaged_lines(workdir / name) for name in LINES}
     return [
         *(f"{name} is damaged: it counts as missing" for name in lost),
-        *(f"{name} is damaged: {_numbered(at)} left out" for name, at in lines.items() if at),
+        *(f"{name} is damaged: {_numbered(each.damaged)} left out" for name, each in lines.items() if each.damaged),
     ]
 
 

@@ -58,26 +58,22 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> Columns:
     return Columns(steps, series, {name: np.array(at, np.int64) for name, at in not_finite.items()})
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the objects with a `step` of a JSON lines file; [] if there is none.
+class Lines(NamedTuple):
+    """Content of a JSON lines file."""
 
-    Leaves out lines that can't be read: the last one of a live run may be half written.
-    """
+    rows: list[dict[str, Any]]  # objects with a `step`
+    damaged: list[int]  # numbers, from 1, of lines that are none; never the last, which may be half written
+
+
+def read_lines(path: Path) -> Lines:
+    """Reads a JSON lines file; one that is missing has no lines."""
     try:
-        text = path.read_text(errors="replace")
+        objects = [_object(line) for line in path.read_text(errors="replace").splitlines()]
     except OSError:
-        return []
-    rows = (_object(line) for line in text.splitlines())
-    return [row for row in rows if isinstance(row.get("step"), int)]
-
-
-def damaged_lines(path: Path) -> list[int]:
-    """Returns the numbers, from 1, of lines that `read_lines` leaves out; the last line is none."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    return [number for number, line in enumerate(lines[:-1], 1) if not isinstance(_object(line).get("step"), int)]
+        return Lines([], [])
+    whole = [isinstance(each.get("step"), int) for each in objects]
+    damaged = [number for number, good in enumerate(whole[:-1], 1) if not good]
+    return Lines([each for each, good in zip(objects, whole, strict=True) if good], damaged)
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
