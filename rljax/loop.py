@@ -35,7 +35,7 @@ prompts -> metrics -> guardrails -> evaluate -> save. A checkpoint therefore hol
 v + 1 steps and a buffer at version v + 1. Prompts in flight are generated again
 (checkpoints/recovery.py, checkpoints/store.py, rollout/journal.py).
 
-A guardrail (metrics/guardrails.py) may stop the run, lower the learning rate, or roll back: learner
+A guardrail (oversight.py) may stop the run, lower the learning rate, or roll back: learner
 and data position of an older checkpoint are restored and published as a version of their own, all
 prompts since then are drawn again, and everything in flight or ready is generated again. A version
 number therefore never comes twice, and no token sampled before a rollback is trained on after it.
@@ -56,7 +56,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,13 @@ import numpy as np
 
 from rljax.checkpoints.recovery import Recovery
 from rljax.config.schema import Config, FrequencyConfig
-from rljax.diagnosis import Severity
 from rljax.engine import Engine, ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
-from rljax.flight.recorder import Recorder
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
-from rljax.metrics.guard_actions import Decision, GuardActions
-from rljax.metrics.guardrails import Breach, Event, Guardrails, in_order
+from rljax.metrics.guard_actions import Decision
+from rljax.metrics.guardrails import Breach
 from rljax.metrics.mean import Mean, merge
+from rljax.oversight import Oversight, counted
 from rljax.process import memory
 from rljax.process.signals import on_stop_signal
 from rljax.process.watchdog import Watchdog
@@ -85,7 +84,6 @@ from rljax.rollout.workflow import Workflow
 from rljax.sinks import RunState, Sink, Status
 from rljax.train_step import Learned, learn, supervise
 from rljax.types import Group, Prompt, SamplingParams, Trajectory
-from rljax.verdicts import Verdicts
 from rljax.workers.server import Job, WorkerServer
 
 log = logging.getLogger(__name__)
@@ -148,9 +146,7 @@ class Loop:
         self.config = config = run.config
         self.buffer = Buffer(run.prompts, limits_of(config, len(run.prompts)))
         self.recovery = Recovery(config, run.workdir, run.engine.learner, self.buffer)
-        self.guardrails = Guardrails(config.guard, config.gconfig.n_samples)
-        self.actions = GuardActions(config)
-        self.warned: set[tuple[str, str]] = set()  # guards and their actions within updates
+        self.oversight = Oversight(config, self.recovery.checkpoints)
         self.producer: asyncio.Task[None] | None = None
         self.accumulator = Accumulator()
         self.supervised_steps = 0  # finished
@@ -175,11 +171,9 @@ class Loop:
             self.beat, self.timer = watchdog.beat, PhaseTimer(watchdog.beat)
             try:
                 await self._restore()
-                self.verdicts = Verdicts(self.config, run.workdir, self.step)
                 self.sinks = run.open_sinks(self.step)
-                self.flight = Recorder(self.config, run.workdir, first_step=self.step)
-                self.recovery.checkpoints.held = lambda: self.flight.held
                 try:
+                    self.oversight.open(run.workdir, self.sinks, self.step)
                     if run.worker_server is not None:
                         await run.worker_server.open()
                     await self._train()
@@ -187,7 +181,7 @@ class Loop:
                     if run.worker_server is not None:
                         await run.worker_server.close()
                     self.sinks.close()
-                    await asyncio.to_thread(self.flight.close)
+                    await asyncio.to_thread(self.oversight.close)
             finally:
                 self.recovery.close()
                 await run.engine.close()
@@ -204,7 +198,8 @@ class Loop:
                 await self._evaluate()
             if self.config.actor.loss != "sft":
                 await self._reinforce()
-            self._check_end()
+            if not self.stop.is_set():
+                self.oversight.check_end(self.step)
         except TooManyFailures:
             await self._save(failed=True)
             raise
@@ -212,13 +207,13 @@ class Loop:
             await self._save(failed=True)
             raise GuardrailError(f"{error}; {self._resume_hint()}") from None
         await self._evaluate()
-        if not self._is_suspect():
+        if not self.oversight.is_suspect(self.step):
             await self._save()
         if self.stop.is_set():
             log.warning("stopped at step %d; %s", self.step, self._resume_hint())
             self._write_status(RunState.STOPPED)
             return
-        if self.guardrails.idle:
+        if self.oversight.guardrails.idle:
             log.warning("the run ends with steps from which nothing was learned (rollout/reward, rollout/equal_reward_groups)")
         if self.config.saver.export_final:
             await asyncio.to_thread(self._export)
@@ -239,18 +234,19 @@ class Loop:
                 metrics = await asyncio.to_thread(self._learn_supervised, examples)
             self.supervised_steps += 1
             epochs = self.supervised_steps * size // len(labeled.prompts)
-            decisions = self._decide(metrics)
-            self._write(metrics | _counted(decision.action for decision in decisions))
+            decisions = self.oversight.decide(self.step, metrics, supervised=True)
+            self._write(metrics | counted(decision.action for decision in decisions))
             for decision in decisions:
                 await self._act(decision)
             if sft and self._due(self.config.evaluator, epochs):
                 await self.parts.engine.publish(self.step)
                 await self._evaluate()
-            if self._due(self.config.saver, epochs) and not self.guardrails.suspect:
+            if self._due(self.config.saver, epochs) and not self.oversight.guardrails.suspect:
                 await self._save()
             self.epochs = epochs
         self.epochs = self.epochs if sft else 0
-        self._check_end()
+        if not self.stop.is_set():
+            self.oversight.check_end(self.step)
         await self._save()  # version 0 is these weights: a killed run resumes with exactly them
 
     async def _reinforce(self) -> None:
@@ -328,35 +324,35 @@ class Loop:
             self.sinks.sample(self.step, *sample)
         self.sinks.histograms(self.step, learned.histograms)
         metrics = merge([learned.metrics, self._buffer_metrics(len(groups))])
-        events, decisions = [breach.event(self.step) for breach in learned.breaches], self._decide(metrics)
-        self._write(metrics | _counted([*(e.action for e in events), *(d.action for d in decisions)]))
+        events = [breach.event(self.step) for breach in learned.breaches]
+        decisions = self.oversight.decide(self.step, metrics, supervised=False)
+        self._write(metrics | counted([*(e.action for e in events), *(d.action for d in decisions)]))
         for event in events:
-            self._warn_once(event)
-            self._record(event)
+            self.oversight.record_of_update(event)
         for decision in decisions:
             if await self._act(decision):
                 return
         epochs = self.buffer.done // len(self.parts.prompts)
         if self._due(self.config.evaluator, epochs):
             await self._evaluate()
-        if self._due(self.config.saver, epochs) and not self.guardrails.suspect:
+        if self._due(self.config.saver, epochs) and not self.oversight.guardrails.suspect:
             await self._save(epochs)
         self.epochs = epochs
 
     def _learn(self, groups: Sequence[Group], version: int) -> Learned:
         """Records the batch and trains on it. Runs in a thread."""
         step = self.step + 1
-        self.flight.record(step, version, groups, self.actions.lr_factor)
-        on_scored = functools.partial(self.flight.scored, step)
+        self.oversight.flight.record(step, version, groups, self.oversight.actions.lr_factor)
+        on_scored = functools.partial(self.oversight.flight.scored, step)
         return learn(self.parts.engine.learner, self.config, groups, version, self.timer, on_scored)
 
     def _learn_supervised(self, examples: Sequence[Group]) -> dict[str, Mean]:
         """Takes one supervised step. Runs in a thread."""
         step = self.step + 1
         if self.config.actor.loss == "sft":
-            self.flight.record(step, 0, examples, self.actions.lr_factor)
+            self.oversight.flight.record(step, 0, examples, self.oversight.actions.lr_factor)
         else:
-            self.flight.parent = step  # a warm-up's batches are not recorded: its steps are many and short
+            self.oversight.flight.parent = step  # a warm-up's batches are not recorded: its steps are many and short
         return supervise(self.parts.engine.learner, self.config, [t for group in examples for t in group.trajectories])
 
     def _stop(self) -> None:
@@ -365,16 +361,6 @@ class Loop:
         self.buffer.wake()
 
     # Guardrails
-
-    def _decide(self, metrics: Mapping[str, Mean]) -> list[Decision]:
-        """Judges the metrics of the last step. Returns what to do."""
-        if line := self.guardrails.hint(metrics):
-            log.warning("%s", line)
-        self.verdicts.write(self.step, metrics)
-        for finding in self.verdicts.news():
-            self._keep_batch(finding.step, f"{finding.rule}: {finding.evidence[0]}", alone=finding.severity < Severity.BROKEN)
-        breaches = in_order([*self.guardrails.check(self.step, metrics), *self.verdicts.breaches()])
-        return self.actions.decide(breaches, supervised=not self.buffer.version)
 
     async def _act(self, decision: Decision) -> bool:
         """Does what was decided. Returns whether the run was rolled back.
@@ -385,19 +371,19 @@ class Loop:
         breach, action, reason = decision
         line = f"guard.{breach.guard}: {breach.line} ({breach.remedy})"
         if action == "stop":
-            self._record(breach.event(self.step, action, reason))
+            self.oversight.record(breach.event(self.step, action, reason))
             raise GuardrailError(f"{line}{reason and ', '}{reason}")
         if action == "rollback":
             await self._roll_back(breach)
             return True
         detail = ""
         if action == "halve_lr":
-            self.actions.lr_factor /= 2
+            self.oversight.actions.lr_factor /= 2
             async with self.learner_lock:
                 await self._scale_lr()
-            detail = f"the learning rate is {self.actions.lr_factor:.4g} of its schedule from now on"
+            detail = f"the learning rate is {self.oversight.actions.lr_factor:.4g} of its schedule from now on"
         log.warning("%s%s", line, detail and f"; {detail}")
-        self._record(breach.event(self.step, action, detail))
+        self.oversight.record(breach.event(self.step, action, detail))
         return False
 
     async def _roll_back(self, breach: Breach) -> None:
@@ -407,14 +393,15 @@ class Loop:
         run resumes from the newest checkpoint, and its guardrails speak again.
         """
         engine, server, bad = self.parts.engine, self.parts.worker_server, self.step
+        actions, flight = self.oversight.actions, self.oversight.flight
         await self._save(failed=True)
         if server is None:
             await self._stop_producer()
         async with self.learner_lock:
             async with engine.learning():
-                newest = self.actions.newest_target(breach)
+                newest = actions.newest_target(breach)
                 target, state, entries = await self.recovery.roll_back(self._targets(), newest)
-                self.actions.rolled_back(bad + 1, target)
+                actions.rolled_back(bad + 1, target)
                 await self._scale_lr()
             await engine.publish(self.buffer.version + 1)
             if server is not None:
@@ -422,68 +409,29 @@ class Loop:
             self.recovered.clear()
             self.buffer.roll_back(state["book"], entries)
         self.reported, self.epochs = Counter(self.buffer.counts), state["epochs"]
-        self.guardrails.reset()
-        self.verdicts.roll_back(target)
+        self.oversight.forget(target)
         if server is None:
             self._start_producer()
         else:
             server.weights_changed()
         detail = (
-            f"back to step {target}, at {self.actions.lr_factor:.4g} of the learning rate's schedule; the state before is in "
+            f"back to step {target}, at {actions.lr_factor:.4g} of the learning rate's schedule; the state before is in "
             f"{self.parts.workdir / 'checkpoints' / f'{bad}-failed'}"
         )
         log.warning("guard.%s: %s (%s): %s", breach.guard, breach.line, breach.remedy, detail)
-        self._record(breach.event(bad, "rollback", detail, restored=target), trusted=target)
-        await asyncio.to_thread(self.flight.rolled_back, self.step, target)
+        self.oversight.record(breach.event(bad, "rollback", detail, restored=target), trusted=target)
+        await asyncio.to_thread(flight.rolled_back, self.step, target)
         await self._save()
-        between = [s for s in self.recovery.checkpoints.steps() if target < s < self.step and s not in self.flight.held]
+        between = [s for s in self.recovery.checkpoints.steps() if target < s < self.step and s not in flight.held]
         await asyncio.to_thread(self.recovery.checkpoints.delete, between)
 
     def _targets(self) -> list[int]:
         """Returns the steps to whose checkpoints it may roll back: RL steps that were not undone."""
         steps = self.recovery.checkpoints.steps()
-        return [step for step in steps if step >= self.supervised_steps and not self.actions.was_undone(step)]
+        return [step for step in steps if step >= self.supervised_steps and not self.oversight.actions.was_undone(step)]
 
     async def _scale_lr(self) -> None:
-        await asyncio.to_thread(self.parts.engine.learner.scale_lr, self.actions.lr_factor)
-
-    def _warn_once(self, event: Event) -> None:
-        """Warns of an action within an update, the first time in this process."""
-        if (event.guard, event.action) not in self.warned:
-            self.warned.add((event.guard, event.action))
-            found = f"guard.{event.guard}: {event.metric} is {event.value:.4g} in {event.detail} of step {event.step}"
-            log.warning("%s: %s (guard.jsonl has all of these; this is said once)", found, event.action)
-
-    def _record(self, event: Event, trusted: int | None = None) -> None:
-        """Writes an action of a guardrail to the sinks, and keeps the step's batch.
-
-        Args:
-          trusted: step up to which checkpoints stay; None if all do.
-        """
-        self._keep_batch(event.step, str(event), trusted=trusted)
-        self.sinks.event(event)
-
-    def _keep_batch(self, step: int, why: str, *, trusted: int | None = None, alone: bool = False) -> None:
-        """Keeps the batch of a step at which a guardrail or a rule spoke.
-
-        Args:
-          trusted: step up to which checkpoints stay; None if all do.
-          alone: don't keep a checkpoint and the batches after it, to make the step again.
-        """
-        checkpoints = [s for s in self.recovery.checkpoints.steps() if trusted is None or s <= trusted]
-        self.flight.keep(step, why, checkpoints=None if alone else checkpoints)
-
-    def _check_end(self) -> None:
-        """Checks the last metrics of the supervised steps, or of the run. Raises GuardrailError."""
-        if not self.stop.is_set() and (breach := self.guardrails.check_end(self.step)) is not None:
-            self._record(breach.event(self.step, "stop", "at the end"))
-            raise GuardrailError(f"guard.{breach.guard}: {breach.line} ({breach.remedy})")
-
-    def _is_suspect(self) -> bool:
-        """Returns whether a metric is out of bounds now, so that no checkpoint should be made."""
-        if line := self.guardrails.suspect:
-            log.warning("step %d is not saved: %s (guard)", self.step, line)
-        return bool(line)
+        await asyncio.to_thread(self.parts.engine.learner.scale_lr, self.oversight.actions.lr_factor)
 
     def _resume_hint(self) -> str:
         steps = self.recovery.checkpoints.steps()
@@ -565,13 +513,17 @@ class Loop:
             "accumulator": self.accumulator.state(),
             "written": dict(self.reported),
             "epochs": self.epochs if epochs is None else epochs,
-            "guard": self.actions.state(),
+            "guard": self.oversight.actions.state(),
         }
         reward = self.evaluated[1] if self.evaluated and self.evaluated[0] == self.step else math.nan
         with self.timer.phase("save"):
             score = None if math.isnan(reward) else reward
             async with self.learner_lock:
-                keep_from = self.actions.oldest_target(self.step, self._targets()) if self.config.guard.may_roll_back else None
+                keep_from = (
+                    self.oversight.actions.oldest_target(self.step, self._targets())
+                    if self.config.guard.may_roll_back
+                    else None
+                )
                 await self.recovery.save(self.step, state, score=score, failed=failed, keep_from=keep_from)
 
     async def _restore(self) -> None:
@@ -584,8 +536,8 @@ class Loop:
         self.accumulator.restore(state["accumulator"])
         self.reported = Counter(state["written"])
         if "guard" in state:  # checkpoints from before there were rollbacks lack it
-            self.actions.restore(state["guard"])
-            if self.actions.lr_factor != 1:
+            self.oversight.actions.restore(state["guard"])
+            if self.oversight.actions.lr_factor != 1:
                 await self._scale_lr()
 
     def _write(self, metrics: dict[str, Mean]) -> None:
@@ -604,7 +556,7 @@ class Loop:
 
     def _emit(self, metrics: Mapping[str, Mean]) -> None:
         self.sinks.write(self.step, metrics)
-        self.verdicts.write(self.step, metrics)
+        self.oversight.verdicts.write(self.step, metrics)
 
     def _wall_time(self) -> dict[str, Mean]:
         """Returns the seconds since the last step, with its waits, evaluations and saves."""
@@ -628,7 +580,7 @@ class Loop:
     def _write_status(self, state: RunState) -> None:
         total = total_steps(self.config, len(self.parts.prompts)) + self.buffer.undone
         self.sinks.status(
-            Status(state, step=self.step, version=self.buffer.version, total_steps=total, verdict=self.verdicts.line)
+            Status(state, step=self.step, version=self.buffer.version, total_steps=total, verdict=self.oversight.verdicts.line)
         )
 
     def _export(self) -> None:
@@ -638,11 +590,6 @@ class Loop:
         self.parts.engine.learner.export(ExportToDirectory(temporary))
         shutil.rmtree(target, ignore_errors=True)
         os.rename(temporary, target)
-
-
-def _counted(actions: Iterable[str]) -> dict[str, Mean]:
-    """Counts actions of the guardrails, as metrics of a step."""
-    return {f"guard/{action}": Mean(count, 1) for action, count in Counter(actions).items()}
 
 
 def _host_memory() -> dict[str, Mean]:
