@@ -223,6 +223,28 @@ def _no_movement(history: History) -> Sign | None:
 
 
 @rule(
+    "policy.optimizer_reset",
+    "The optimizer forgets: its moments have seen no more steps than before, so that every update is a first one.",
+    needs=(names.OPTIMIZER_STEPS,),
+    least=PATIENCE,
+    causes=(
+        "the optimizer is made anew for each step, or its state is dropped when weights are published or offloaded",
+        "a checkpoint without moments is loaded again and again",
+    ),
+    next="rljax replay --workdir=WORKDIR --step=STEP under a debugger, and compare the optimizer's state before and after",
+)
+def optimizer_reset(history: History) -> Sign | None:
+    """Finds steps after which the count of optimizer steps has not risen, for no update was skipped."""
+    seen, skipped = history[names.OPTIMIZER_STEPS], history[names.SKIPPED]
+    still = Series(seen.name, seen.steps[1:], np.diff(seen.values))
+    taken = ~np.isin(still.steps, skipped.steps[skipped.values > 0])
+    step = sustained(still, (still.values <= 0) & taken, window=PATIENCE)
+    if step is None or not still:
+        return None
+    return Sign(Severity.BROKEN, step, f"{seen.name} is {seen.since(step).median:.4g} from step {step} on, and does not rise")
+
+
+@rule(
     "policy.reference_kl",
     "The policy is far from its reference: what the start model could do is being forgotten.",
     needs=(names.REFERENCE_KL,),
@@ -249,5 +271,6 @@ RULES: tuple[Rule, ...] = (
     sampler_disagrees,
     behave_imp_weight,
     no_update,
+    optimizer_reset,
     reference_kl,
 )
