@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from rljax.diagnosis.finding import Diagnosis, Finding, Link, in_order
+from rljax.diagnosis.finding import Diagnosis, Finding, Link, in_order, link_of
 from rljax.diagnosis.history import History
 from rljax.diagnosis.registry import all_rules
 from rljax.diagnosis.rule import Rule
@@ -23,12 +23,14 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
     """
     findings: list[Finding] = []
     unjudged: dict[str, str] = {}
-    judged: set[Link] = set()
+    judged: set[str] = set()
+    early: set[str] = set()
     for rule in all_rules() if rules is None else rules:
         if not rule.is_about(history):
             continue
         if lacking := rule.missing(history):
             unjudged[rule.id] = lacking
+            early |= {rule.id} if rule.is_early(history) and not rule.symptom else set()
         else:
             try:
                 finding = rule.apply(history)
@@ -36,14 +38,15 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
                 unjudged[rule.id] = f"it raised {type(error).__name__}: {' '.join(str(error).split())}"
                 continue
             findings += [finding] if finding is not None else []
-            judged |= {rule.link} if rule.needs and not rule.symptom else set()
+            judged |= {rule.id} if rule.needs and not rule.symptom else set()
     tolerance = max(SIMULTANEOUS_STEPS, int(SIMULTANEOUS_SHARE * history.rl_steps))
     return Diagnosis(
         in_order(findings, tolerance),
         unjudged,
         describe(history),
         frozenset(judged),
-        _lacking(history, judged),
+        frozenset(early),
+        _lacking(history, {link_of(id) for id in judged}),
         _failure(history),
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from rljax.config.schema import Config
 from rljax.diagnosis import run_files
-from rljax.diagnosis.advice import OWN
+from rljax.diagnosis.advice import OWN, rename
 from rljax.diagnosis.run_files import Bins
 from rljax.diagnosis.series import Series
 from rljax.errors import UserError
@@ -47,6 +47,7 @@ class History:
     status: Mapping[str, Any] | None = None
     source: str = ""  # path, for messages
     trainer: str = OWN  # that wrote the log
+    theirs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # our names of metrics -> the trainer's
     damage: Sequence[str] = ()  # lines about files that are there and can't be read
 
     @classmethod
@@ -90,6 +91,10 @@ class History:
             return Series(name, self.steps[:0], np.zeros(0))
         found = np.isfinite(values)
         return Series(name, self.steps[found], values[found])
+
+    def in_its_words(self, text: str) -> str:
+        """Returns a text with the names of metrics that the log has, or would have, for ours."""
+        return rename(text, self.theirs)
 
     def aligned(self, *names: str) -> tuple[Series, ...]:
         """Returns several metrics at the steps that all of them have."""
