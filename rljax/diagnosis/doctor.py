@@ -60,22 +60,21 @@ def _lacking(history: History, judged: Collection[Link]) -> str:
 
 
 def _failure(history: History) -> str:
-    """Returns the error that ended a run, in one line; "" if none did."""
+    """Returns what ended a run before its time, in one line; "" if nothing did."""
     status = history.status or {}
-    if status.get("state") != "failed":
-        return ""
+    if history.lost or status.get("state") != "failed":
+        return history.lost
     return " ".join(str(status.get("error") or "").split()) or "status.json does not say why"
 
 
 def describe(history: History) -> dict[str, Any]:
     """Returns the source, steps and state of a run as JSON values."""
-    status = history.status or {}
     return {
         "source": history.source,
         "first_step": history.first_step,
         "last_step": history.last_step,
         "steps": len(history.steps),
         "rl_steps": history.rl_steps,
-        "state": status.get("state"),
+        "state": history.state,
         "damage": list(history.damage),
     }

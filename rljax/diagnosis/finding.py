@@ -45,7 +45,7 @@ class Severity(enum.IntEnum):
 class Standing(enum.StrEnum):
     """Answer to how a run does, in one word."""
 
-    FAILED = "FAILED"  # it ended with an error, or a guardrail ended it
+    FAILED = "FAILED"  # it ended with an error, a guardrail ended it, or it was killed
     BROKEN = "BROKEN"
     WARNING = "WARNING"
     NOT_JUDGED = "NOT JUDGED"  # nothing was found, and reward or policy could not be looked at
@@ -106,7 +106,7 @@ class Diagnosis:
     judged: frozenset[str] = frozenset()  # ids of the rules that judged a metric, those of symptoms left out
     early: frozenset[str] = frozenset()  # ids of those in `unjudged` for which the run has too few steps
     lacking: str = ""  # why the run can't be called healthy, as "no RL steps"; "" if it can
-    failure: str = ""  # error that ended the run; "" if none did
+    failure: str = ""  # what ended the run before its time; "" if nothing did
 
     @property
     def standing(self) -> Standing:

@@ -22,6 +22,7 @@ from rljax.diagnosis.advice import OWN, rename
 from rljax.diagnosis.run_files import Bins
 from rljax.diagnosis.series import Series
 from rljax.errors import UserError
+from rljax.process import liveness
 
 METRICS, SAMPLES, GUARD, HISTOGRAMS = LINE_FILES = ("metrics.jsonl", "samples.jsonl", "guard.jsonl", "histograms.jsonl")
 CONFIG, CONTEXT, STATUS = "config.json", "context.json", "status.json"
@@ -49,17 +50,19 @@ class History:
     trainer: str = OWN  # that wrote the log
     theirs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # our names of metrics -> the trainer's
     damage: Sequence[str] = ()  # lines about files that are there and can't be read
+    lost: str = ""  # why a run that is said to run does not, as of when it was read; "" if it may
 
     @classmethod
     def load(cls, workdir: Path) -> History:
         """Reads a run directory, finished, live or torn. Raises UserError if it has no metrics.
 
-        A run that failed before its first step has none, and no steps.
+        A run that failed, or was killed, before its first step has none, and no steps.
         """
         if not workdir.is_dir():
             raise UserError(f"--workdir: no such directory: {workdir} (the --workdir of a run)")
         status = run_files.read_object(workdir / STATUS)
-        if not (workdir / METRICS).is_file() and (status or {}).get("state") != "failed":
+        lost = _lost(workdir, status or {})
+        if not (workdir / METRICS).is_file() and not lost and (status or {}).get("state") != "failed":
             raise UserError(f"--workdir: {workdir} has no {METRICS} (a run that has begun has; --log reads other logs)")
         context = run_files.read_object(workdir / CONTEXT)
         config = run_files.read_config(workdir / CONFIG)
@@ -74,6 +77,7 @@ class History:
             config=config,
             status=status,
             source=str(workdir),
+            lost=lost,
             damage=_damage(workdir, {CONFIG: config, CONTEXT: context, STATUS: status}, lines),
         )
 
@@ -131,6 +135,11 @@ class History:
         )
 
     @property
+    def state(self) -> str | None:
+        """State of the run as status.json says, "lost" of one that was killed; None if nothing says."""
+        return "lost" if self.lost else (self.status or {}).get("state")
+
+    @property
     def evaluations(self) -> Series:
         """Mean held-out reward, at the steps that were evaluated."""
         return self[EVALUATION_REWARD]
@@ -150,6 +159,15 @@ class History:
     @property
     def last_step(self) -> int:
         return int(self.steps[-1]) if len(self.steps) else 0
+
+
+def _lost(workdir: Path, status: Mapping[str, Any]) -> str:
+    """Returns why a run that is said to run does not; "" if it may, or an older rljax wrote it."""
+    process = liveness.Identity.read(status)
+    if status.get("state") != "running" or process is None:
+        return ""
+    why = liveness.lost(process, workdir / STATUS)
+    return f"{why}; hang.txt says where it hung" if why and (workdir / "hang.txt").exists() else why
 
 
 def _damage(workdir: Path, objects: Mapping[str, Any], lines: Mapping[str, run_files.Lines]) -> list[str]:

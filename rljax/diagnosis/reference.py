@@ -23,7 +23,7 @@ which one broke first, with figures and steps, likely causes in order, and the n
 
 ```bash
 python -m experiments.doctor --workdir=runs/quickstart            # finished, live or torn
-python -m experiments.doctor --workdir=runs/quickstart --watch    # says the verdict when it changes, until the run ends
+python -m experiments.doctor --workdir=runs/quickstart --watch    # says when the verdict changes, until the run ends or is killed
 python -m experiments.doctor --workdir=runs/a,runs/b,runs/c       # several seeds: verdicts, rewards with 95% intervals
 python -m experiments.doctor --diff runs/a runs/b                 # config, seed, code, packages, hardware, protocol
 python -m experiments.doctor --workdir=runs/a --checklist         # before, during and after training
@@ -45,7 +45,7 @@ The first line begins with the run's standing:
 | `NOT JUDGED` | Nothing was found, but metrics or steps for judging the reward or the policy are missing. | 0 |
 | `WARNING` | A link is under strain. | 0 |
 | `BROKEN` | A link is broken. | 2 |
-| `FAILED` | An error or a guardrail ended the run; the reason follows, then what the rules found before. | 2 |
+| `FAILED` | An error, a guardrail or a kill ended the run; the reason follows, then what the rules found before. | 2 |
 
 Bad input has exit status 1.
 

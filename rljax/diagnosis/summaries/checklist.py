@@ -144,7 +144,7 @@ def _saved(history: History, diagnosis: Diagnosis) -> Answer:
 
 
 def _finished(history: History, diagnosis: Diagnosis) -> Answer:
-    state = (history.status or {}).get("state")
+    state = history.state
     if diagnosis.failure:
         return Answer(False, f"it failed: {diagnosis.failure}")
     return Answer(None if state is None else state == "finished", f"the run is {state}" if state else "needs status.json")
