@@ -13,7 +13,7 @@ from rljax.diagnosis.thresholds import SIMULTANEOUS_SHARE, SIMULTANEOUS_STEPS
 
 
 def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis:
-    """Applies rules to a run.
+    """Applies rules to a run; steps that a rollback undid are left out.
 
     Args:
       rules: rules to apply; None for all, those of other packages included.
@@ -21,6 +21,7 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
     Raises:
       UserError: a rule of another package can't be loaded.
     """
+    history = history.lasting
     findings: list[Finding] = []
     unjudged: dict[str, str] = {}
     judged: set[str] = set()

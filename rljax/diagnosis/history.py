@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,17 +121,36 @@ class History:
 
     def between(self, first: int, last: int) -> History:
         """Returns the history of the steps from `first` to `last`."""
-        kept = (self.steps >= first) & (self.steps <= last)
+        return self._of(range(first, last + 1))
+
+    @functools.cached_property
+    def undone(self) -> frozenset[int]:
+        """Steps that rollbacks undid. Their lines stay in the files."""
+        rolled = [(event.get("restored"), event["step"]) for event in self.guard]
+        return frozenset(step for back, at in rolled if isinstance(back, int) for step in range(back + 1, at + 1))
+
+    @property
+    def lasting(self) -> History:
+        """The same history without the steps that rollbacks undid."""
+        return self._of(frozenset(self.steps.tolist()) - self.undone) if self.undone else self
+
+    def _of(self, steps: Container[int]) -> History:
+        """Returns the history of some steps."""
+
+        def kept(at: np.ndarray) -> np.ndarray:
+            return np.fromiter((step in steps for step in at.tolist()), bool, len(at))
+
+        rows = kept(self.steps)
         return dataclasses.replace(
             self,
-            steps=self.steps[kept],
-            series={name: values[kept] for name, values in self.series.items()},
-            not_finite={name: at[(at >= first) & (at <= last)] for name, at in self.not_finite.items()},
+            steps=self.steps[rows],
+            series={name: values[rows] for name, values in self.series.items()},
+            not_finite={name: at[kept(at)] for name, at in self.not_finite.items()},
             histograms={
-                name: {step: bins for step, bins in by_step.items() if first <= step <= last}
+                name: {step: bins for step, bins in by_step.items() if step in steps}
                 for name, by_step in self.histograms.items()
             },
-            samples=[sample for sample in self.samples if first <= sample["step"] <= last],
+            samples=[sample for sample in self.samples if sample["step"] in steps],
         )
 
     @property

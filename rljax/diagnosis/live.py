@@ -3,11 +3,13 @@
 live = LiveDoctor(config)
 live.write(step, flatten(metrics))     # each step; several writes of one step merge
 live.verdict                           # one line, as of the last judgment
+live.sample(line)                      # of samples.jsonl; live.event(line), of guard.jsonl
 live.judge_only(["policy.kl"])         # findings of some rules as of now, for guardrails
 """
 
 from __future__ import annotations
 
+import collections
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,9 +24,11 @@ from rljax.diagnosis.finding import Diagnosis, Finding
 from rljax.diagnosis.history import History
 from rljax.diagnosis.registry import all_rules
 from rljax.diagnosis.rule import Rule
+from rljax.diagnosis.thresholds import AUDITED
 from rljax.errors import UserError
 
 SHARE = 0.01  # of the run's time that judging may take
+SAMPLES = 2 * AUDITED  # early ones, and late ones, that are kept: rules compare these
 CAPACITY = 256  # steps that arrays have room for at first
 
 
@@ -55,7 +59,9 @@ class LiveDoctor:
         self._steps = np.zeros(CAPACITY, np.int64)
         self._columns: dict[str, np.ndarray] = {}
         self._not_finite: dict[str, list[int]] = {}
-        self._samples: list[Mapping[str, Any]] = list(before.samples) if before else []
+        self._early: list[Mapping[str, Any]] = []  # samples, the first ones
+        self._late: collections.deque[Mapping[str, Any]] = collections.deque(maxlen=SAMPLES)  # and the last ones
+        self._guard = list(before.guard) if before else []
         self._count = 0
         self._due = -math.inf  # time of the next judgment
         self.diagnosis: Diagnosis | None = None  # as of the last judgment
@@ -95,7 +101,14 @@ class LiveDoctor:
 
     def sample(self, sample: Mapping[str, Any]) -> None:
         """Takes a line of samples.jsonl."""
-        self._samples.append(sample)
+        if len(self._early) < SAMPLES:
+            self._early.append(sample)
+        else:
+            self._late.append(sample)
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Takes a line of guard.jsonl."""
+        self._guard.append(event)
 
     def judge(self) -> Diagnosis:
         """Judges by all rules, whatever the time."""
@@ -113,14 +126,13 @@ class LiveDoctor:
     def history(self) -> History:
         """Returns the history so far. Its arrays are views: they change with later writes."""
         n = self._count
-        context, guard = (self._before.context, self._before.guard) if self._before else ((), ())
         return History(
             self._steps[:n],
             {name: values[:n] for name, values in self._columns.items()},
             {name: np.array(steps, np.int64) for name, steps in self._not_finite.items()},
-            samples=self._samples,
-            guard=guard,
-            context=context,
+            samples=[*self._early, *self._late],
+            guard=tuple(self._guard),
+            context=self._before.context if self._before else (),
             config=self._config,
             source=self._before.source if self._before else "",
         )
@@ -151,6 +163,8 @@ class LiveDoctor:
             self._columns[name] = np.full(len(self._steps), np.nan)
             self._columns[name][: self._count] = values
         self._not_finite = {name: steps.tolist() for name, steps in before.not_finite.items()}
+        for sample in before.samples:
+            self.sample(sample)
 
 
 def require_rules(ids: Iterable[str], prefix: str = "") -> None:

@@ -23,7 +23,7 @@ which one broke first, with figures and steps, likely causes in order, and the n
 
 ```bash
 python -m experiments.doctor --workdir=runs/quickstart            # finished, live or torn
-python -m experiments.doctor --workdir=runs/quickstart --watch    # says when the verdict changes, until the run ends or is killed
+python -m experiments.doctor --workdir=runs/quickstart --watch    # says when the verdict changes, until the run ends
 python -m experiments.doctor --workdir=runs/a,runs/b,runs/c       # several seeds: verdicts, rewards with 95% intervals
 python -m experiments.doctor --diff runs/a runs/b                 # config, seed, code, packages, hardware, protocol
 python -m experiments.doctor --workdir=runs/a --checklist         # before, during and after training

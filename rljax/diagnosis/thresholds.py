@@ -87,6 +87,9 @@ IDLE_CLIPPING = Threshold(1e3, "times the clip", "less than a thousandth of the 
 REFERENCE_DRIFT = Threshold(1.0, "nats per token", "practice: past it completions have little in common with the reference's")
 FATAL_REFERENCE_DRIFT = Threshold(10.0, "nats per token", "a token of the policy is one in e10 of the reference's")
 
+HELD_UP = Threshold(0.5, "share of the RL steps", "more is undone or left out than is learned from")
+OFTEN = Threshold(0.1, "share of the RL steps", "fewer skipped updates are outliers")
+
 # Freshness
 STALE_KL = Threshold(0.03, "nats per token", "less is noise; tuned")
 STALE_FACTOR = Threshold(10.0, "times what lag and updates explain", "healthy runs stay below 6; tuned")

@@ -65,12 +65,12 @@ def _over_target(series: Series) -> Sign | None:
     step = sustained(smooth, smooth.values > 2 * KL_TARGET, window=PATIENCE, share=1.0)
     if step is None:
         return None
-    since = series.since(step - 2 * PATIENCE + 1).head(3 * PATIENCE)  # what the medians are of
+    first = series.until(step).tail(2 * PATIENCE)  # what the first such median is of
     line = (
-        f"{series.name} is {since.median:.3g} nats per token (median of steps {since.steps[0]} to {since.steps[-1]}), "
-        f"over twice a target of {KL_TARGET!r}"
+        f"{series.name} is {first.median:.3g} nats per token (median of steps {first.steps[0]} to {first.steps[-1]}), "
+        f"over twice a target of {KL_TARGET!r}, and stays there"
     )
-    return Sign(Severity.BROKEN, int(since.steps[0]), line)
+    return Sign(Severity.BROKEN, int(first.steps[0]), line)
 
 
 @rule(

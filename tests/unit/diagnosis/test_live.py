@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rljax.diagnosis import diagnose
-from rljax.diagnosis.live import CAPACITY, LiveDoctor
+from rljax.diagnosis.live import CAPACITY, SAMPLES, LiveDoctor
 from rljax.errors import UserError
 from tests.unit.diagnosis import made
 
@@ -94,6 +94,23 @@ def test_a_run_that_goes_on_is_judged_with_its_past():
         if step > 40:
             live.write(step, scalars)
     assert live.judge() == diagnose(made.history(columns, samples=past.samples))
+
+
+def test_guard_events_and_samples_are_judged_as_they_come():
+    """As many samples as a run may write; the rules that read them say what they say of all."""
+    columns, lines = made.healthy(), made.samples(completion=lambda step, random: "I'm sorry." if step > 40 else "12")
+    guard = [{"step": 20, "action": "rollback", "restored": 15, "guard": "x", "metric": "m", "value": 1.0, "bound": None}]
+    live = LiveDoctor(made.config(), share=1e-9)
+    for step, scalars in rows(columns):
+        live.write(step, scalars)
+        for line in [line for line in lines if line["step"] == step]:
+            live.sample(line)
+        for event in [event for event in guard if event["step"] == step]:
+            live.event(event)
+    whole = diagnose(made.history(columns, samples=lines, guard=guard, context=(), source=""))
+    assert live.judge().findings == whole.findings
+    assert {"reward.refusals", "policy.guardrails"} <= {finding.rule for finding in whole.findings}
+    assert len(live.history().samples) <= 2 * SAMPLES < len(lines)
 
 
 def test_guardrails_ask_for_single_rules():
