@@ -9,7 +9,6 @@ live.judge_only(["policy.kl"])         # findings of some rules as of now, for g
 
 from __future__ import annotations
 
-import collections
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from rljax.diagnosis.thresholds import AUDITED
 from rljax.errors import UserError
 
 SHARE = 0.01  # of the run's time that judging may take
-SAMPLES = 2 * AUDITED  # early ones, and late ones, that are kept: rules compare these
+SAMPLES = 1024  # that are kept at most; rules compare the first and the last AUDITED ones
 CAPACITY = 256  # steps that arrays have room for at first
 
 
@@ -59,8 +58,8 @@ class LiveDoctor:
         self._steps = np.zeros(CAPACITY, np.int64)
         self._columns: dict[str, np.ndarray] = {}
         self._not_finite: dict[str, list[int]] = {}
-        self._early: list[Mapping[str, Any]] = []  # samples, the first ones
-        self._late: collections.deque[Mapping[str, Any]] = collections.deque(maxlen=SAMPLES)  # and the last ones
+        self._samples: dict[int, Mapping[str, Any]] = {}  # by their number in the run
+        self._taken, self._stride = 0, 1  # samples so far; distance of those kept between the first and the last
         self._guard = list(before.guard) if before else []
         self._count = 0
         self._due = -math.inf  # time of the next judgment
@@ -100,11 +99,18 @@ class LiveDoctor:
         return None if diagnosis.says_as(before) else diagnosis
 
     def sample(self, sample: Mapping[str, Any]) -> None:
-        """Takes a line of samples.jsonl."""
-        if len(self._early) < SAMPLES:
-            self._early.append(sample)
-        else:
-            self._late.append(sample)
+        """Takes a line of samples.jsonl. Of many, those between the first and the last are thinned."""
+        self._samples[self._taken] = sample
+        self._taken += 1
+        if len(self._samples) > SAMPLES:
+            self._thin()
+            if len(self._samples) > 3 * SAMPLES // 4:
+                self._stride *= 2
+                self._thin()
+
+    def _thin(self) -> None:
+        last = self._taken - AUDITED
+        self._samples = {n: s for n, s in self._samples.items() if n < AUDITED or n >= last or n % self._stride == 0}
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Takes a line of guard.jsonl."""
@@ -130,7 +136,7 @@ class LiveDoctor:
             self._steps[:n],
             {name: values[:n] for name, values in self._columns.items()},
             {name: np.array(steps, np.int64) for name, steps in self._not_finite.items()},
-            samples=[*self._early, *self._late],
+            samples=tuple(self._samples.values()),
             guard=tuple(self._guard),
             context=self._before.context if self._before else (),
             config=self._config,
