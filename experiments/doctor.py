@@ -149,7 +149,7 @@ def _summarize(workdirs: list[Path]) -> None:
 
 
 def _watch(workdir: Path) -> None:
-    """Says the verdict when it changes, until the run's status is no longer "running", or it was killed."""
+    """Says the verdict when it changes, until the run ends or is found killed."""
     from rljax.diagnosis import Diagnosis, History, diagnose
     from rljax.diagnosis.summaries import render
 

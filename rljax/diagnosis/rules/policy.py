@@ -234,7 +234,7 @@ def _no_movement(history: History) -> Sign | None:
     next="rljax replay --workdir=WORKDIR --step=STEP under a debugger, and compare the optimizer's state before and after",
 )
 def optimizer_reset(history: History) -> Sign | None:
-    """Finds steps after which the count of optimizer steps has not risen, for no update was skipped."""
+    """Finds steps in which the count has not risen although no update was skipped."""
     seen, skipped = history[names.OPTIMIZER_STEPS], history[names.SKIPPED]
     still = Series(seen.name, seen.steps[1:], np.diff(seen.values))
     taken = ~np.isin(still.steps, skipped.steps[skipped.values > 0])
