@@ -188,7 +188,7 @@ class WarmupConfig:
     batch_size: int = key(64, "Examples per step.", POSITIVE)
     field: str = key("answer", "Field of a record whose text is learned; a task may have others.")
     turns: str = key(
-        "all", "Turns of the assistant that are learned: all of a conversation, or those behind the prompt.",
-        choices=("all", "reply"),
+        "all", "Turns of the assistant that are learned: all of a conversation, those behind the prompt, or the last.",
+        choices=("all", "reply", "last"),
     )  # fmt: skip
     optimizer: OptimizerConfig = section(OptimizerConfig, lr=1e-3)

@@ -15,13 +15,13 @@ from rljax.types import Prompt, Trajectory
 ANSWER = "answer"  # the field that holds the text of a record's own reply
 
 
-def labeled_trajectory(prompt: Prompt, tokenizer: Tokenizer, field: str = ANSWER, *, every_turn: bool = True) -> Trajectory:
+def labeled_trajectory(prompt: Prompt, tokenizer: Tokenizer, field: str = ANSWER, *, turns: str = "all") -> Trajectory:
     """Makes a supervised trajectory: the conversation with its reply, as the chat template has it.
 
     The reply is the record's own, with its tool calls and reasoning, or else the text of a field.
 
     Args:
-      every_turn: learn the assistant's turns of the prompt too, and not the reply alone.
+      turns: the assistant's turns that are learned: "all", those of the "reply", or the "last".
 
     Raises:
       UserError: the prompt has no such field, or the template refuses the conversation.
@@ -32,7 +32,7 @@ def labeled_trajectory(prompt: Prompt, tokenizer: Tokenizer, field: str = ANSWER
             f"warmup.field: prompt {prompt.uid} has no field {field!r} to train on (its fields: {', '.join(prompt.fields)})"
         )
     reply = reply or ({"role": "assistant", "content": str(prompt.fields[field])},)
-    return supervised_turns(*tokenizer.encode_labeled(prompt, reply, every_turn=every_turn))
+    return supervised_turns(*tokenizer.encode_labeled(prompt, reply, turns=turns))
 
 
 def labeled(prompts: Iterable[Prompt], tokenizer: Tokenizer, field: str = ANSWER) -> Iterator[Trajectory]:
@@ -56,8 +56,7 @@ class Labels:
         self.why = why
 
     def __call__(self, prompt: Prompt) -> Trajectory:
-        every_turn = self._warmup.turns == "all"
-        return labeled_trajectory(prompt, self._tokenizer, self._warmup.field, every_turn=every_turn)
+        return labeled_trajectory(prompt, self._tokenizer, self._warmup.field, turns=self._warmup.turns)
 
     def measure(self) -> Callable[[Prompt], int]:
         """Returns a function of an example that returns its length in tokens, if that may be too long.

@@ -6,14 +6,15 @@ calls, reasoning, and arguments that it does not read.
 
 from __future__ import annotations
 
+import functools
+import json
 import re
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from rljax.errors import UserError
-from rljax.hf.control_tokens import ControlTokens
+from rljax.hf.control_tokens import ControlTokens, secret
 from rljax.hf.messages import REASONING, Message, Tool, text_of
 
 # Arguments of apply_chat_template that are no variables of a template
@@ -50,9 +51,8 @@ class ChatTemplate:
         self._directory = directory
         self._arguments = dict(arguments)
         self._allow = allow_control_tokens
-        self._system_role: bool | None = None  # unknown until the first system message
         # Stands for an assistant's text, to find it in what a template renders; no text can have it
-        self._reply = f"\x02reply {secrets.token_hex(16)}\x03"
+        self._reply = secret()
         self.source = _source(inner)
         self.control = ControlTokens(inner, self.source)
         names = ("reasoning_content", *REASONING)
@@ -89,22 +89,22 @@ class ChatTemplate:
             raise UserError(f"{self._directory}: the chat template leaves out the turn that is to be continued")
         return before_mark
 
-    def render_after_reply(self, chat: Chat) -> str:
+    def render_after_reply(self, chat: Chat, eos: Collection[int]) -> str:
         """Renders what stands between the last assistant's text and the next one.
 
-        Tool calls are a part of the assistant's text.
+        Tool calls are a part of the assistant's text, which ends with a token of `eos`.
         """
         reply = max(i for i, message in enumerate(chat.messages) if message["role"] == "assistant")
+        if "tool_calls" in chat.messages[reply]:
+            # A template may show a tool's answer only behind its call, or within the assistant's turn
+            prompt, ended = self.render(chat.upto(reply), generation=True), self.render(chat.upto(reply + 1), generation=False)
+            whole = self.render(chat, generation=True)
+            if whole.startswith(ended) and ended.startswith(prompt):
+                end = self.control.find(ended[len(prompt) :], eos)
+                return whole[len(prompt) + end[0] if end else len(ended) :]
         stand_in = {"role": "assistant", "content": self._reply}
-        whole = chat._replace(messages=[*chat.messages[:reply], stand_in, *chat.messages[reply + 1 :]])
-        try:
-            return self._after_reply(self.render(whole, generation=True))
-        except _Refused:  # a tool's answer needs the call before it
-            ended, everything = self.render(chat.upto(reply + 1), generation=False), self.render(chat, generation=True)
-            if not everything.startswith(ended):
-                raise
-            end = self._after_reply(self.render(whole.upto(reply + 1), generation=False))
-            return end + everything[len(ended) :]
+        messages = [*chat.messages[:reply], stand_in, *chat.messages[reply + 1 :]]
+        return self._after_reply(self.render(chat._replace(messages=messages), generation=True))
 
     def render_marked(self, chat: Chat) -> tuple[str, list[tuple[int, int]]]:
         """Renders a conversation with the positions of what {% generation %} encloses."""
@@ -143,9 +143,13 @@ class ChatTemplate:
     def _prepared(self, chat: Chat) -> Chat:
         """Returns what the template sees: plain values, with what looks like control tokens disguised."""
         messages, disguise = chat.messages, (lambda value: value) if self._allow else self.control.disguise
-        if messages and messages[0]["role"] == "system" and not self._has_system_role():
+        if messages and messages[0]["role"] == "system" and not self._has_system_role:
             messages = _without_system(messages)
+        if self._wants_parts:
+            messages = [{**m, "content": [{"type": "text", "text": text_of(m)}]} for m in messages]
         # What an assistant says is written with control tokens itself, as <think> and <tool_call>
+        if any("tool_calls" in m for m in messages) and self._wants_json_arguments:
+            messages = [_with_json_arguments(m) for m in messages]
         plain = [self._with_reasoning(m) if m["role"] == "assistant" else disguise(dict(m)) for m in messages]
         tools = [disguise(dict(tool)) for tool in chat.tools]
         return Chat(plain, tools, {**self._arguments, **disguise(dict(chat.arguments))})
@@ -177,16 +181,35 @@ class ChatTemplate:
             roles = ", ".join(message["role"] for message in chat.messages)
             raise _Refused(f"{self._directory}: the chat template refuses messages of roles {roles}: {error}") from error
 
+    @functools.cached_property
     def _has_system_role(self) -> bool:
-        """Returns whether the template renders system messages; some raise, some leave them out."""
-        if self._system_role is None:
-            messages = [{"role": "system", "content": self._reply}, {"role": "user", "content": "?"}]
-            probe = Chat(messages, arguments=self._arguments)
-            try:
-                self._system_role = self._reply in self._render(probe, add_generation_prompt=True)
-            except UserError:
-                self._system_role = False
-        return self._system_role
+        """True if the template renders system messages; some raise, some leave them out."""
+        text = [{"type": "text", "text": self._reply}] if self._wants_parts else self._reply
+        return self._shows([{"role": "system", "content": text}, {"role": "user", "content": "?"}])
+
+    @functools.cached_property
+    def _wants_parts(self) -> bool:
+        """True if the template takes the content of a message in parts only, as image-text models do."""
+        if self._shows([{"role": "user", "content": self._reply}]):
+            return False
+        return self._shows([{"role": "user", "content": [{"type": "text", "text": self._reply}]}])
+
+    @functools.cached_property
+    def _wants_json_arguments(self) -> bool:
+        """True if the template takes the arguments of a tool call as JSON text only."""
+        function = {"name": "probe", "arguments": {"probe": self._reply}}
+        call = {"id": "probe0000", "type": "function", "function": function}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        question = {"role": "user", "content": [{"type": "text", "text": "?"}] if self._wants_parts else "?"}
+        if self._shows([question, answer]):
+            return False
+        return self._shows([question, _with_json_arguments(answer)])
+
+    def _shows(self, messages: Sequence[Message]) -> bool:
+        try:
+            return self._reply in self._render(Chat(messages, arguments=self._arguments), add_generation_prompt=True)
+        except UserError:
+            return False
 
     def _require(self, chat: Chat) -> None:
         """Raises UserError for what the template has no place for."""
@@ -221,6 +244,17 @@ def _source(inner: Any) -> str:
     """Returns the template's source; of several by name, all of them."""
     template = inner.chat_template or ""
     return template if isinstance(template, str) else "\n".join(template.values())
+
+
+def _with_json_arguments(message: Message) -> Message:
+    """Returns a message with the arguments of its tool calls as JSON text."""
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": text}})
+    return {**message, "tool_calls": calls}
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:

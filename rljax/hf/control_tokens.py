@@ -31,8 +31,7 @@ class ControlTokens:
         self._inner = inner
         tokens = inner.added_tokens_decoder.items()
         self.ids = {t.content: i for i, t in tokens if len(t.content) > 1 and (t.special or _is_written(t.content, template))}
-        # Nobody can write the mark into a dataset or a tool's answer, for it is drawn anew in every process
-        self._mark = f"\x02{secrets.token_hex(16)}\x03"
+        self._mark = secret()
         longest_first = "|".join(re.escape(token) for token in sorted(self.ids, key=len, reverse=True)) or "(?!)"
         self._tokens = re.compile(longest_first)
         first = "".join(sorted({re.escape(token[0]) for token in self.ids})) or "(?!)"
@@ -73,14 +72,9 @@ class ControlTokens:
             return ids[len(newline) :] if ids[: len(newline)] == newline else self._encode(text)
         return self._encode(text)
 
-    def last(self, text: str, ids: Collection[int]) -> int:
-        """Returns the position behind the last of some control tokens in a rendered text; 0 if it has none."""
-        return max((match.end() for match in self._tokens.finditer(text) if self.ids[match[0]] in ids), default=0)
-
-    def first(self, text: str, start: int, ids: Collection[int]) -> int:
-        """Returns the position behind one of some control tokens that stands at `start`; 0 if none does."""
-        match = self._tokens.match(text, start)
-        return match.end() if match and self.ids[match[0]] in ids else 0
+    def find(self, text: str, ids: Collection[int]) -> tuple[int, int] | None:
+        """Returns begin and end of the first of some control tokens in a rendered text; None if it has none."""
+        return next((match.span() for match in self._tokens.finditer(text) if self.ids[match[0]] in ids), None)
 
     def breaks(self, text: str) -> Iterator[int]:
         """Yields the positions in a rendered text behind a control token or a line, from the last."""
@@ -133,6 +127,14 @@ class _Twin(NamedTuple):
     names: dict[str, str]  # of a control token, in the twin
     ids: dict[int, int]  # the tokenizer's, of the twin's for added tokens
     hidden: dict[int, str]  # control tokens that the twin's vocabulary still has under their own names
+
+
+def secret() -> str:
+    """Returns a text that no dataset and no tool can have, for it is drawn anew in every process.
+
+    It has digits alone, which a template neither escapes nor writes in other letters.
+    """
+    return str(10**39 + secrets.randbelow(10**39))
 
 
 def _is_written(token: str, template: str) -> bool:

@@ -7,7 +7,7 @@ goes on with the same text when more turns follow, which is checked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from rljax.errors import UserError
@@ -23,7 +23,7 @@ class Turn(NamedTuple):
 
 
 def learned_turns(
-    template: ChatTemplate, chat: Chat, opened: str, first: int, eos: Collection[int], *, every_turn: bool
+    template: ChatTemplate, chat: Chat, opened: str, first: int, eos: Collection[int], *, turns: str
 ) -> tuple[str, list[Turn]]:
     """Finds what supervised training learns.
 
@@ -32,7 +32,7 @@ def learned_turns(
       opened: what the prompt is rendered to, with the beginning of the assistant's turn.
       first: index of the first message behind the prompt.
       eos: ids that end a turn.
-      every_turn: also the assistant's turns of the prompt.
+      turns: the assistant's turns that are learned: "all", those of the "reply", or the "last".
 
     Returns:
       The rendered conversation up to its last assistant's turn, and the turns in it, in order.
@@ -44,64 +44,64 @@ def learned_turns(
     if not replies or replies[-1] < first:
         raise UserError("there is no assistant's turn behind the prompt")
     chat = chat.upto(replies[-1] + 1)
+    learned = {"all": replies, "reply": [i for i in replies if i >= first], "last": replies[-1:]}[turns]
+    prompts = {i: opened if i == first else template.render(chat.upto(i), generation=True) for i in learned}
     if template.has_generation_markers:
-        text, turns = _marked(template, chat, opened, eos, every_turn)
+        text, found = _marked(template, chat, prompts, eos)
     else:
-        text = template.render(chat, generation=False)
-        turns = list(_compared(template, chat, text, opened, first, replies if every_turn else _from(replies, first), eos))
-    turns = [turn for turn in turns if text[turn.start : turn.end].strip() or not turn.ended]
-    if not turns:
+        text, found = _compared(template, chat, prompts, eos)
+    if not found:
         raise UserError("the chat template shows nothing of the assistant's turn that could be learned")
+    return text, found
+
+
+def _marked(template: ChatTemplate, chat: Chat, prompts: Mapping[int, str], eos: Collection[int]) -> tuple[str, list[Turn]]:
+    """Returns the turns between {% generation %} and {% endgeneration %}.
+
+    One begins behind the prompt before it, where that reaches into it.
+    """
+    text, spans = template.render_marked(chat)
+    cuts = [_behind(template, prompt, text) for prompt in prompts.values()]
+    turns: list[Turn] = []
+    for start, end in spans:
+        at = next((cut for cut in cuts if start <= cut < end), start)
+        over = turns and turns[-1].ended and not text[turns[-1].end : at].strip()  # EOS once more, at the end of everything
+        if end > cuts[0] and not over:
+            turns.append(_closed(template, text, at, end, eos))
     return text, turns
 
 
-def _from(indices: Sequence[int], first: int) -> list[int]:
-    return [i for i in indices if i >= first]
-
-
-def _marked(template: ChatTemplate, chat: Chat, opened: str, eos: Collection[int], every_turn: bool) -> tuple[str, list[Turn]]:
-    """Returns the turns between {% generation %} and {% endgeneration %}.
-
-    The last one begins behind the prompt, where the prompt reaches into it.
-    """
-    text, spans = template.render_marked(chat)
-    shared = _shared(opened, text)
+def _compared(template: ChatTemplate, chat: Chat, prompts: Mapping[int, str], eos: Collection[int]) -> tuple[str, list[Turn]]:
+    """Returns the turns by comparing the conversation up to each with the prompt before it."""
+    text = template.render(chat, generation=False)
     turns = []
-    for start, end in spans:
-        if start < shared == len(opened) < end:
-            start = shared
-        if every_turn or end > shared:
-            turns.append(_closed(template, text, start, end, eos))
+    for i, prompt in prompts.items():
+        whole = text if i == len(chat.messages) - 1 else template.render(chat.upto(i + 1), generation=False)
+        turn = _closed(template, whole, _behind(template, prompt, whole), len(whole), eos)
+        if whole[: turn.end] != text[: turn.end]:
+            raise UserError(
+                f"the chat template renders turn {i + 1} in another way when turn {i + 2} follows it, so that what is learned"
+                " of it would not be what is sampled (warmup.turns=last learns the last turn alone)"
+            )
+        turns.append(turn)
     return text, turns
 
 
 def _closed(template: ChatTemplate, text: str, start: int, end: int, eos: Collection[int]) -> Turn:
-    """Returns a turn up to the last token that ends one: in the text given, or right behind it."""
-    inside = template.control.last(text[start:end], eos)
-    if inside:
-        return Turn(start, start + inside, True)
-    behind = template.control.first(text, end, eos)
-    return Turn(start, behind or end, bool(behind))
+    """Returns a turn up to the first token that ends one, where sampling stops: in the text or right behind it."""
+    found = template.control.find(text[start:], eos)
+    if found and start + found[0] <= end:
+        return Turn(start, start + found[1], True)
+    return Turn(start, end, False)
 
 
-def _compared(
-    template: ChatTemplate, chat: Chat, text: str, opened: str, first: int, replies: Sequence[int], eos: Collection[int]
-) -> Iterator[Turn]:
-    """Yields the turns by comparing the conversation up to each with the prompt before it."""
-    for i in replies:
-        prompt = opened if i == first else template.render(chat.upto(i), generation=True)
-        whole = text if i == len(chat.messages) - 1 else template.render(chat.upto(i + 1), generation=False)
-        start = _shared(prompt, whole)
-        if start < len(prompt):  # the prompt opens something, as <think>, that a finished turn does not have
-            start = next((at for at in template.control.breaks(whole) if at <= start), 0)
-        inside = template.control.last(whole[start:], eos)
-        turn = Turn(start, start + inside, True) if inside else Turn(start, len(whole), False)
-        if whole[: turn.end] != text[: turn.end]:
-            raise UserError(
-                f"the chat template renders turn {i + 1} in another way when turn {i + 2} follows it, so that what is learned"
-                " of it would not be what is sampled (warmup.turns=reply learns the last turn alone)"
-            )
-        yield turn
+def _behind(template: ChatTemplate, prompt: str, text: str) -> int:
+    """Returns where in a conversation the prompt before a turn ends.
+
+    A prompt may open something, as <think>, that a finished turn does not have.
+    """
+    shared = _shared(prompt, text)
+    return shared if shared == len(prompt) else next((at for at in template.control.breaks(text) if at <= shared), 0)
 
 
 def _shared(one: str, other: str) -> int:

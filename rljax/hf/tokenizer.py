@@ -73,9 +73,7 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def encode_labeled(
-        self, prompt: Prompt, reply: Sequence[Message], *, every_turn: bool = True
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def encode_labeled(self, prompt: Prompt, reply: Sequence[Message], *, turns: str = "all") -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of a prompt and its reply, and which of them supervised training learns.
 
         The conversation is rendered as a whole, and what it has behind the prompt is learned, up to
@@ -83,7 +81,7 @@ class Tokenizer(Protocol):
 
         Args:
           reply: turns behind the prompt, the last of them the assistant's.
-          every_turn: learn the assistant's turns of the prompt too.
+          turns: the assistant's turns that are learned: "all", those of the "reply", or the "last".
 
         Returns:
           Token ids, [T] int32, and whether each is learned, [T] bool.
@@ -184,19 +182,17 @@ class HFTokenizer:
             self._encoded.pop(next(iter(self._encoded), ""), None)  # of several threads, one finds it gone
         return ids
 
-    def encode_labeled(
-        self, prompt: Prompt, reply: Sequence[Message], *, every_turn: bool = True
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def encode_labeled(self, prompt: Prompt, reply: Sequence[Message], *, turns: str = "all") -> tuple[np.ndarray, np.ndarray]:
         messages, first = [*prompt.messages, *reply], len(prompt.messages)
         if _is_open(prompt) and reply:
             messages[first - 1 : first + 1] = [_joined(prompt.messages[-1], reply[0])]
             first -= 1
         chat, opened = Chat(messages, prompt.tools, prompt.chat_template_kwargs), self._opened(prompt)
-        text, turns = learned_turns(self._template, chat, opened, first, self.eos_token_ids, every_turn=every_turn)
+        text, found = learned_turns(self._template, chat, opened, first, self.eos_token_ids, turns=turns)
         ids: list[int] = []
         learned: list[bool] = []
         position = 0
-        for turn in turns:
+        for turn in found:
             given = self._control.encode(text[position : turn.start], continues=position > 0)
             target = self._control.encode(text[turn.start : turn.end], continues=turn.start > 0)
             target += [] if turn.ended else [self.eos_token_id]
@@ -224,7 +220,7 @@ class HFTokenizer:
         tools: Sequence[Tool] = (),
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        text = self._template.render_after_reply(Chat(messages, tools, chat_template_kwargs or {}))
+        text = self._template.render_after_reply(Chat(messages, tools, chat_template_kwargs or {}), self.eos_token_ids)
         ids = self._control.encode(text, continues=True)
         return ids[self._ended(text, last_token_id) :]
 
