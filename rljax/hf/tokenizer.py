@@ -226,10 +226,11 @@ class HFTokenizer:
 
     def _ended(self, text: str, last_token_id: int) -> int:
         """Returns how many ids at the start of a text are the end of turn that was sampled, and space before it."""
-        end = self._inner.convert_ids_to_tokens(last_token_id) if last_token_id in self.eos_token_ids else ""
+        last = int(last_token_id)
+        end = self._inner.convert_ids_to_tokens(last) if last in self.eos_token_ids else ""
         if not end or not text.lstrip().startswith(end):
             return 0
-        return 1 + self._control.encode(text, continues=True).index(last_token_id)
+        return 1 + self._control.encode(text, continues=True).index(last)
 
     def _opened(self, prompt: Prompt) -> str:
         """Renders a prompt up to where the assistant goes on."""
