@@ -149,6 +149,11 @@ class HFTokenizer:
     def encode(self, text: str, *, as_text: bool = False) -> list[int]:
         return self._control.encode(self._control.disguise(text) if as_text else text)
 
+    @property
+    def chat_template(self) -> str:
+        """Source of the chat template; "" if there is none."""
+        return self._template.source
+
     def unknown(self, text: str) -> str:
         unknown = self._inner.unk_token_id
         if unknown is None or unknown not in self.encode(text):
@@ -200,6 +205,20 @@ class HFTokenizer:
             learned += [False] * len(given) + [True] * len(target)
             position = turn.end
         return np.array(ids, np.int32), np.array(learned, bool)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Renders the chat template to text, to be compared with other such texts.
+
+        It has marks in what only looks like control tokens; ids come from `apply_chat_template`.
+        """
+        return self._template.render(Chat(messages, tools, chat_template_kwargs or {}), generation=add_generation_prompt)
 
     def apply_chat_template(
         self,
