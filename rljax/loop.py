@@ -47,6 +47,7 @@ rollbacks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -62,6 +63,7 @@ from typing import Any
 
 import numpy as np
 
+from rljax import tracing
 from rljax.checkpoints.recovery import Recovery
 from rljax.config.schema import Config, FrequencyConfig
 from rljax.engine import Engine, ExportToDirectory
@@ -79,7 +81,7 @@ from rljax.rollout.evaluation import PREFIX, Evaluation, evaluate
 from rljax.rollout.journal import Record
 from rljax.rollout.limits import limits_of, supervised_total, total_steps
 from rljax.rollout.producer import GroupRunner, Producer, RetryingGenerator
-from rljax.rollout.tracker import PromptTracker
+from rljax.rollout.tracker import PromptTracker, waiting_in_buffer
 from rljax.rollout.workflow import Workflow
 from rljax.sinks import RunState, Sink, Status
 from rljax.train_step import Learned, learn, supervise
@@ -167,7 +169,11 @@ class Loop:
 
     async def run(self) -> Outcome:
         run = self.parts
-        with Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog, on_stop_signal(self._stop):
+        with (
+            Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog,
+            on_stop_signal(self._stop),
+            self._tracing(),
+        ):
             self.beat, self.timer = watchdog.beat, PhaseTimer(watchdog.beat)
             try:
                 await self._restore()
@@ -186,6 +192,12 @@ class Loop:
                 self.recovery.close()
                 await run.engine.close()
         return Outcome(self.step, self.buffer.version, finished=not self.stop.is_set())
+
+    def _tracing(self) -> contextlib.AbstractContextManager[None]:
+        rollout = self.config.rollout
+        if not rollout.enable_rollout_tracing:
+            return contextlib.nullcontext()
+        return tracing.to_file(self.parts.workdir / "trace.json", int(rollout.max_trace_mb * 2**20))
 
     async def _train(self) -> None:
         self._write_status(RunState.RUNNING)
@@ -273,16 +285,19 @@ class Loop:
         start, producer = time.perf_counter(), self.producer
         assert producer is not None
         try:
-            while not self.stop.is_set():
-                if producer.done():
-                    producer.result()  # raises the error that ended it
-                change = self.buffer.change()
-                if (entries := self.buffer.take()) is not None:
-                    return entries
-                if self.buffer.complete:
-                    return None
-                await self._wait_for_any(producer, change)
-            return None
+            with tracing.span("wait for a batch", track="loop"):
+                while not self.stop.is_set():
+                    if producer.done():
+                        producer.result()  # raises the error that ended it
+                    change = self.buffer.change()
+                    if (entries := self.buffer.take()) is not None:
+                        for entry in entries:
+                            tracing.end(waiting_in_buffer(entry.index), version=self.buffer.version)
+                        return entries
+                    if self.buffer.complete:
+                        return None
+                    await self._wait_for_any(producer, change)
+                return None
         finally:
             self.accumulator.count("rollout/wait/learner", time.perf_counter() - start)
 
@@ -475,7 +490,6 @@ class Loop:
             recovered=self.recovered,
             accumulator=self.accumulator,
             beat=self.beat,
-            trace=self.parts.workdir / "trace.jsonl" if self.config.rollout.enable_rollout_tracing else None,
         )
 
     async def _evaluate(self) -> None:
