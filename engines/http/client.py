@@ -127,7 +127,7 @@ class HttpSampler(Sampler):
         failures = 0
         while not self._closed:
             try:
-                with tracing.span("wait for a server"):
+                with tracing.wait("wait for a server"):
                     remote = await self._router.pick(request.id)
             except Closed:
                 break

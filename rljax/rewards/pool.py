@@ -148,7 +148,7 @@ class RewardPool:
 
     async def _attempt(self, job: dict[str, Any], uid: str) -> Score:
         while True:
-            with tracing.span("wait for a reward process"):
+            with tracing.wait("wait for a reward process"):
                 supervisor = await self._free.get()
             if supervisor is None or self._closed:
                 self._free.put_nowait(None)  # wakes the next waiting call

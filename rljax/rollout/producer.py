@@ -175,7 +175,7 @@ class Producer:
                     while (ticket := self._buffer.admit()) is not None:
                         groups.create_task(self._group(ticket), name=f"group {ticket.prompt.uid}")
                     reason, start = self._buffer.waits_for, time.perf_counter()
-                    with tracing.span(f"wait for {reason}", track="producer"):
+                    with tracing.wait(f"wait for {reason}", track="producer"):
                         await self._buffer.change()
                     self._accumulator.count(f"rollout/wait/producer_for_{reason}", time.perf_counter() - start)
         except BaseExceptionGroup as several:

@@ -41,6 +41,7 @@ __all__ = [
     "recording",
     "span",
     "to_file",
+    "wait",
 ]
 
 _active: contextvars.ContextVar[Tracer | None] = contextvars.ContextVar("rljax_tracer", default=None)
@@ -56,7 +57,13 @@ def span(name: str, /, *, track: str = "", lane: str = "", **args: Any) -> Span:
       args: shown with the span; JSON values.
     """
     tracer = _active.get()
-    return OFF if tracer is None else tracer.span(name, track, lane, args)
+    return OFF if tracer is None else Span(tracer, name, track, lane, args)
+
+
+def wait(name: str, /, *, track: str = "") -> Span:
+    """Returns a span like that of `span`, which is left out if it is shorter than a millisecond."""
+    tracer = _active.get()
+    return OFF if tracer is None else Span(tracer, name, track, "", {}, shortest=1_000_000)
 
 
 def begin(key: Hashable, name: str, /, *, lane: str, **args: Any) -> None:
@@ -102,8 +109,10 @@ def recording(tracer: Tracer | None) -> Iterator[None]:
 def to_file(path: Path, max_bytes: int) -> Iterator[None]:
     """Context that is traced to a file, which may take up to max_bytes with the part before it."""
     file = TraceFile(path, max_bytes)
+    tracer = Tracer(file, Process(os.getpid(), "trainer"))
+    file.follow(tracer)
     try:
-        with recording(Tracer(file, Process(os.getpid(), "trainer"))):
+        with recording(tracer):
             yield
     finally:
         file.close()

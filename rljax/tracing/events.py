@@ -6,19 +6,21 @@ import json
 import time
 from typing import Any, NamedTuple, Protocol
 
+_EPOCH = time.time_ns() - time.perf_counter_ns()  # nanoseconds since 1970, when the performance counter was 0
 _encoded = json.JSONEncoder(default=str, separators=(",", ":")).encode  # one encoder: json.dumps would make one per call
-_STARTED = time.time_ns() - time.perf_counter_ns()  # nanoseconds since 1970, when the performance counter was 0
+PHASES = ("X", "B", "E", "M", "C")
 
 
 class Event(NamedTuple):
     """Something that happens on a track.
 
-    Example: Event("B", 3, 1785000000000000, "generate", {"prompt_tokens": 41})
+    Example: Event("X", 3, 1785000000000000000, 250_000, "generate", {"tokens": 41})
     """
 
-    phase: str  # "B": a span begins; "E": the last one that began ends; "M": the track gets a name; "C": a counter's values
+    phase: str  # "X": a whole span; "B", "E": the beginning and end of a long one; "M": a track's name; "C": a counter's values
     track: int  # number in its process; 0 for a counter
-    time: int  # microseconds since 1970
+    time: int  # nanoseconds since 1970
+    duration: int  # nanoseconds, of a whole span; else 0
     name: str
     args: dict[str, Any]  # JSON values
 
@@ -37,33 +39,34 @@ class Sink(Protocol):
 
 
 def now() -> int:
-    """Returns the time in microseconds since 1970.
+    """Returns the time in nanoseconds since 1970.
 
     It never goes back, and agrees between the processes of a machine.
     """
-    return (_STARTED + time.perf_counter_ns()) // 1000
+    return _EPOCH + time.perf_counter_ns()
 
 
 def checked(raw: Any) -> Event:
     """Converts what another process sent for an event. Raises ValueError, TypeError."""
-    phase, track, at, name, args = raw
-    if phase not in ("B", "E", "M", "C") or type(track) is not int or type(at) is not int:
+    phase, track, at, duration, name, args = raw
+    numbers = all(type(number) is int for number in (track, at, duration))
+    if phase not in PHASES or not numbers or not isinstance(name, str) or not isinstance(args, dict):
         raise ValueError(f"no event of a trace: {raw!r:.100}")
-    if not isinstance(name, str) or not isinstance(args, dict):
-        raise ValueError(f"no event of a trace: {raw!r:.100}")
-    return Event(phase, track, at, name, args)
+    return Event(phase, track, at, duration, name, args)
 
 
-def encode(event: Event, pid: int, tid: int) -> str:
-    """Encodes an event as an object of the Trace Event Format."""
-    phase, _, at, name, args = event
+def encode(event: Event, pid: int, tid: int, origin: int) -> str:
+    """Encodes an event as an object of the Trace Event Format, with its time since `origin`."""
+    phase, _, at, duration, name, args = event
     if phase == "M":
         return metadata("thread_name", pid, tid, name)
-    shown = f',"args":{_encoded(args)}' if args else ""
+    lasting = f',"dur":{duration / 1000:.3f}' if phase == "X" else ""
     named = "" if phase == "E" else f',"name":{_encoded(name)}'
-    return f'{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{at}{named}{shown}}}'
+    shown = f',"args":{_encoded(args)}' if args else ""
+    return f'{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{(at - origin) / 1000:.3f}{lasting}{named}{shown}}}'
 
 
-def metadata(kind: str, pid: int, tid: int, name: str) -> str:
-    """Encodes the name of a process ("process_name") or of a track ("thread_name")."""
-    return f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"{kind}","args":{{"name":{_encoded(name)}}}}}'
+def metadata(kind: str, pid: int, tid: int, text: str) -> str:
+    """Encodes a text about a process ("process_name", "process_labels") or track ("thread_name")."""
+    value = "labels" if kind == "process_labels" else "name"
+    return f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"{kind}","args":{{"{value}":{_encoded(text)}}}}}'

@@ -3,7 +3,7 @@
 The file is an array with an event per line. The format allows it to end anywhere, so what a killed
 process has written opens as it is; a thread writes a few times per second, so that it is nearly all
 there. A trace that has grown to half of its size is renamed to NAME.1.json, and a new one begins
-with all that is open then: the two hold the newest events.
+with all that is open then: the two hold the newest events. Times count from the start of the process.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import io
 import logging
 import os
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rljax.tracing.events import Event, Process, encode, metadata, now
+from rljax.tracing.tracer import Tracer
 
 INTERVAL = 0.25  # seconds between writes
 MAX_WAITING = 200_000  # events in memory; more are dropped, and counted, while the disk is slow
@@ -48,6 +50,8 @@ class TraceFile:
         self._numbers: dict[tuple[int, int], int] = {}  # by process and track: the number in the file
         self._names: dict[tuple[int, int], str] = {}
         self._open: dict[tuple[int, int], list[Event]] = {}  # spans that have begun
+        self._tracers: list[Tracer] = []
+        self._origin = now()
         self._stop = threading.Event()
         self._file: io.FileIO | None = None
         self._size, self._empty = 0, True
@@ -59,6 +63,10 @@ class TraceFile:
             self._waiting.append((process, event))
         else:
             self._dropped += 1
+
+    def follow(self, tracer: Tracer) -> None:
+        """Shows what is open in a process, from the next write on."""
+        self._tracers.append(tracer)
 
     @property
     def waiting(self) -> int:
@@ -100,9 +108,11 @@ class TraceFile:
         if self._path.exists():
             os.replace(self._path, self._path.with_suffix(".1.json"))
         self._file, self._size = self._path.open("wb", buffering=0), 0
-        lines = [metadata("process_name", pid, 0, name) for (_, name), pid in self._pids.items()]
+        lines = [line for process in self._pids for line in self._about(process)]
         lines += [metadata("thread_name", key[0], self._numbers[key], name) for key, name in self._names.items()]
-        lines += [encode(event, key[0], self._numbers[key]) for key, spans in self._open.items() for event in spans]
+        lines += [
+            encode(event, key[0], self._numbers[key], self._origin) for key, spans in self._open.items() for event in spans
+        ]
         self._append("[\n" + ",\n".join(lines))
         self._empty = not lines
 
@@ -122,6 +132,8 @@ class TraceFile:
             left, self._size = left[written:], self._size + written
 
     def _lines(self) -> list[str]:
+        for tracer in self._tracers:
+            tracer.tell_open()
         lines: list[str] = []
         for _ in range(len(self._waiting)):
             process, event = self._waiting.popleft()
@@ -130,13 +142,19 @@ class TraceFile:
                 pid = self._pids[process] = process.pid
                 while list(self._pids.values()).count(pid) > 1:
                     pid = self._pids[process] = pid + 1
-                lines.append(metadata("process_name", pid, 0, process.name))
+                lines += self._about(process)
             if event is None:
                 lines += self._closed(pid)
                 continue
             if self._accept(key := (pid, event.track), event):
-                lines.append(encode(event, pid, self._numbers.setdefault(key, len(self._numbers) + 1)))
+                lines.append(encode(event, pid, self._numbers.setdefault(key, len(self._numbers) + 1), self._origin))
         return lines
+
+    def _about(self, process: Process) -> list[str]:
+        """Returns the name of a process, and when times of the file count from."""
+        pid, origin = self._pids[process], datetime.fromtimestamp(self._origin / 1e9, UTC)
+        since = f"0 s is {origin:%Y-%m-%d %H:%M:%S} UTC"
+        return [metadata("process_name", pid, 0, process.name), metadata("process_labels", pid, 0, since)]
 
     def _accept(self, key: tuple[int, int], event: Event) -> bool:
         """Keeps track of names and open spans. Returns whether the event can be written."""
@@ -156,6 +174,6 @@ class TraceFile:
         lines = []
         for key in [key for key, spans in self._open.items() if key[0] == pid]:
             for began in reversed(self._open.pop(key)):
-                ended = Event("E", began.track, max(began.time, now()), "", {"error": LOST})
-                lines.append(encode(ended, pid, self._numbers[key]))
+                ended = Event("E", began.track, max(began.time, now()), 0, "", {"error": LOST})
+                lines.append(encode(ended, pid, self._numbers[key], self._origin))
         return lines

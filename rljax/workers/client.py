@@ -140,7 +140,7 @@ async def _work(connection: Connection, config: Config, build: Build, *, own_sam
     tracer = Tracer(outbox, Process(os.getpid(), "worker")) if config.rollout.enable_rollout_tracing else None
     background = [asyncio.create_task(connection.keep_alive())]
     if tracer is not None:
-        background.append(asyncio.create_task(_send_traces(connection, outbox)))
+        background.append(asyncio.create_task(_send_traces(connection, tracer, outbox)))
     try:
         files, remote = ReceivedFiles(scratch), TrainerGenerator(connection)
         await files.receive(connection)
@@ -162,10 +162,11 @@ async def _work(connection: Connection, config: Config, build: Build, *, own_sam
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
 
 
-async def _send_traces(connection: Connection, outbox: Outbox) -> None:
-    """Sends what was traced, every second, until it is cancelled."""
+async def _send_traces(connection: Connection, tracer: Tracer, outbox: Outbox) -> None:
+    """Sends what was traced, and what is open, every half second until it is cancelled."""
     while True:
         await asyncio.sleep(TRACE_INTERVAL)
+        tracer.tell_open()
         if events := outbox.take():
             connection.send(encode_trace(os.getpid(), events))
 

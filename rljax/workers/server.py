@@ -199,7 +199,7 @@ class WorkerServer:
                     warned = True
                     log.warning("no worker is attached yet: rljax rollout --attach=%s", self._address_file.parent)
                 reason, start = job.buffer.waits_for or "workers", time.perf_counter()
-                with tracing.span(f"wait for {reason}", track="producer"):
+                with tracing.wait(f"wait for {reason}", track="producer"):
                     await job.buffer.change()
                 job.accumulator.count(f"rollout/wait/producer_for_{reason}", time.perf_counter() - start)
         finally:

@@ -15,11 +15,11 @@ TRAINER = Process(11, "trainer")
 
 
 def begin(at, name="trajectory", track=1, **args):
-    return Event("B", track, at, name, args)
+    return Event("B", track, at, 0, name, args)
 
 
 def end(at, track=1, **args):
-    return Event("E", track, at, "", args)
+    return Event("E", track, at, 0, "", args)
 
 
 def read(path):
@@ -61,8 +61,8 @@ def test_both_files_stay_within_the_size_and_hold_the_newest_events_and_what_is_
     monkeypatch.setattr("rljax.tracing.file.INTERVAL", 0.001)
     limit, path = 20_000, tmp_path / "trace.json"
     file = TraceFile(path, limit)
-    file.add(TRAINER, Event("M", 1, 0, "trajectory 0", {}))
-    file.add(TRAINER, Event("M", 2, 0, "loop", {}))
+    file.add(TRAINER, Event("M", 1, 0, 0, "trajectory 0", {}))
+    file.add(TRAINER, Event("M", 2, 0, 0, "loop", {}))
     file.add(TRAINER, begin(5, "stuck", uid="0/0"))
     for i in range(40):
         for j in range(25):
@@ -77,9 +77,9 @@ def test_both_files_stay_within_the_size_and_hold_the_newest_events_and_what_is_
     steps = [event["args"]["step"] for path in (older, newer) for event in read(path) if event.get("name") == "update"]
     assert steps == list(range(steps[0], 1000)), "none of the newest is missing"
     for path in (older, newer):
-        first = read(path)[:4]
-        assert {event["args"].get("name") for event in first[:3]} == {"trainer", "trajectory 0", "loop"}
-        assert first[3] == {"ph": "B", "pid": 11, "tid": 1, "ts": 5, "name": "stuck", "args": {"uid": "0/0"}}
+        events = read(path)
+        assert {e["args"]["name"] for e in events if "name" in e.get("args", {})} == {"trainer", "trajectory 0", "loop"}
+        assert [(e["tid"], e["args"]) for e in events if e.get("name") == "stuck"] == [(1, {"uid": "0/0"})]
 
 
 def test_a_process_that_is_gone_leaves_no_open_span_and_equal_ids_are_told_apart(tmp_path):
@@ -87,7 +87,7 @@ def test_a_process_that_is_gone_leaves_no_open_span_and_equal_ids_are_told_apart
     file = TraceFile(path, 1 << 20)
     here, there = Process(11, "worker a"), Process(11, "worker b")
     for process in (here, there):
-        file.add(process, Event("M", 1, 0, "trajectory 0", {}))
+        file.add(process, Event("M", 1, 0, 0, "trajectory 0", {}))
         file.add(process, begin(5))
     file.gone(here)
     file.add(there, end(9))
@@ -104,8 +104,8 @@ def test_a_run_that_goes_on_keeps_the_trace_before_it(tmp_path):
     for name in ("first", "second", "third"):
         with tracing.to_file(path, 1 << 20), tracing.span(name):
             pass
-    assert [event["name"] for event in read(path) if event["ph"] == "B"] == ["third"]
-    assert [event["name"] for event in read(path.with_suffix(".1.json")) if event["ph"] == "B"] == ["second"]
+    assert [event["name"] for event in read(path) if event["ph"] == "X"] == ["third"]
+    assert [event["name"] for event in read(path.with_suffix(".1.json")) if event["ph"] == "X"] == ["second"]
 
 
 def test_a_trace_that_cannot_be_written_ends_nothing_else(tmp_path, caplog):
