@@ -99,6 +99,18 @@ def test_tracks_stay_nested_whatever_is_cancelled(outbox, seed):
     assert len(spans(outbox.take())) >= 8
 
 
+def test_a_short_wait_is_left_out_and_a_long_one_is_not(outbox):
+    async def main():
+        with tracing.span("reward"):
+            with tracing.wait("not waited for"):
+                pass
+            with tracing.wait("waited for"):
+                await asyncio.sleep(0.002)
+
+    asyncio.run(main())
+    assert [name for _, name, _ in spans(outbox.take())] == ["reward", "waited for"]
+
+
 def test_what_an_end_says_stands_with_its_span(outbox):
     with tracing.span("generate", request="a") as span:
         span.note(tokens=7)
@@ -144,7 +156,11 @@ def test_nothing_is_recorded_where_nothing_is_traced():
 
 
 @pytest.mark.parametrize(
-    "raw", [[], ["Z", 1, 0, 0, "", {}], ["B", "1", 0, 0, "", {}], ["B", 1, 0.5, 0, "", {}], ["B", 1, 0, 0, 3, {}], 5]
+    "raw",
+    [
+        *([], 5, ["Z", 1, 0, 0, "", {}], ["B", "1", 0, 0, "", {}], ["B", 1, 0.5, 0, "", {}]),
+        *(["B", 1, 0, 0, 3, {}], ["B", 1, 0, 0, "", []], ["B", 1, 0, True, "", {}]),
+    ],
 )
 def test_what_is_no_event_is_refused(raw):
     with pytest.raises((ValueError, TypeError)):
