@@ -91,7 +91,13 @@ FRAMEWORKS = {
 OPTIONAL = {
     **dict.fromkeys(
         ("torch", "peft"),
-        ("backends/torch", "engines/cuda", "experiments/bench/logprobs_torch.py", "experiments/parity_torch.py"),
+        (
+            "backends/torch",
+            "engines/cuda",
+            "experiments/bench/logprobs_torch.py",
+            "experiments/compare_transformers.py",
+            "experiments/parity_torch.py",
+        ),
     ),
     "sglang": ("engines/cuda",),
     **dict.fromkeys(("altair", "vl_convert"), ("rljax/diagnosis/report",)),
