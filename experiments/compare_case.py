@@ -1,16 +1,16 @@
-"""What experiments.compare asks of each engine, and the greedy completions it gets."""
+"""Prompts that experiments.compare gives to each engine, and what it asks of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from rljax.config.schema import Config
-from rljax.experiments.compare_report import Differences, Divergence, Layers, Pair
+from rljax.config.schema import Config, DatasetConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,45 +63,33 @@ class Subject(Protocol):
     def close(self) -> None: ...
 
 
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """Completions and log-probs of two engines. Sequences are prompts with completions."""
+def make_case(config: Config, model_dir: Path, *, prompts: int, tokens: int, dtype: str) -> Case:
+    """Reads the first prompts of the validation set, or of the training set if there is none.
 
-    completions: Sequence[Greedy]  # of the first engine
-    scores: Sequence[np.ndarray]  # of the first engine, of its own sequences
-    others: Sequence[Greedy]
-    other_scores: Sequence[np.ndarray]  # of the other engine, of the first one's sequences
-    checks: Sequence[np.ndarray]  # of the first engine, of the other's sequences
+    Raises UserError.
+    """
+    from rljax.config import io as config_io
+    from rljax.data import open_prompts
+    from rljax.hf.tokenizer import load_tokenizer
+    from rljax.workflows import sampling_params
 
-    def pair(self, first: str, other: str, case: Case, layers: Layers | None) -> Pair:
-        starts = [len(prompt) for prompt in case.prompts]
-        apart = (self._divergence(i, uid, starts[i]) for i, uid in enumerate(case.uids))
+    config = config_io.changed(
+        config,
+        [
+            ("gconfig.greedy", "true"),
+            ("gconfig.temperature", "1.0"),
+            ("gconfig.min_new_tokens", "0"),
+            ("gconfig.max_new_tokens", str(tokens)),
+            ("actor.dtype", dtype),
+        ],
+    )
+    tokenizer = load_tokenizer(model_dir)
+    source = open_prompts(_data(config), key="valid_dataset", seed=config.seed, tokenizer=tokenizer)
+    chosen = list(itertools.islice(source.epoch(0), prompts))
+    encoded = tuple(np.asarray(tokenizer.apply_chat_template(p.messages), np.int32) for p in chosen)
+    stops = sampling_params(config.gconfig, tokenizer).stop_token_ids
+    return Case(config, model_dir, dtype, tuple(p.uid for p in chosen), encoded, stops)
 
-        def prompts(scores: Sequence[np.ndarray]) -> list[np.ndarray]:
-            return [logp[1:start] for logp, start in zip(scores, starts, strict=True)]
 
-        def completions(scores: Sequence[np.ndarray]) -> list[np.ndarray]:
-            return [logp[start:] for logp, start in zip(scores, starts, strict=True)]
-
-        return Pair(
-            first,
-            other,
-            case.dtype,
-            len(starts),
-            prompt=Differences.of(prompts(self.scores), prompts(self.other_scores)),
-            completion=Differences.of(completions(self.scores), completions(self.other_scores)),
-            decoded=Differences.of(completions(self.checks), [done.logp for done in self.others]),
-            divergences=tuple(d for d in apart if d is not None),
-            layers=layers,
-        )
-
-    def _divergence(self, i: int, uid: str, start: int) -> Divergence | None:
-        ours, theirs = self.completions[i].token_ids, self.others[i].token_ids
-        shorter = min(len(ours), len(theirs))
-        different = np.flatnonzero(ours[:shorter] != theirs[:shorter])
-        if not len(different) and len(ours) == len(theirs):
-            return None
-        at = int(different[0]) if len(different) else shorter
-        token, other = (int(ids[at]) if at < len(ids) else None for ids in (ours, theirs))
-        lead = np.nan if token is None or other is None else float(self.scores[i][start + at] - self.checks[i][start + at])
-        return Divergence(uid, at, token, other, lead)
+def _data(config: Config) -> DatasetConfig:
+    return config.valid_dataset if config.valid_dataset.path else config.train_dataset

@@ -64,8 +64,8 @@ class RetryingGenerator(Generator):
         with tracing.span("generate", request=request.id, prompt_tokens=len(request.prompt_ids)) as span:
             completion = await self._in_time(request)
             if tracing.is_on():
-                first_and_last = completion.versions[[0, -1]].tolist() if len(completion.versions) else []
-                span.note(tokens=len(completion.token_ids), finish=completion.finish, versions=first_and_last)
+                oldest, newest = int(completion.versions.min(initial=NEVER)), int(completion.versions.max(initial=0))
+                span.note(tokens=len(completion.token_ids), finish=completion.finish.value, oldest=oldest, newest=newest)
             return completion
 
     async def _in_time(self, request: Request) -> Completion:
@@ -151,7 +151,7 @@ def _told(result: Trajectory | Failure | None) -> dict[str, object]:
     """Returns what the trace says of an episode's end."""
     match result:
         case Trajectory():
-            return {"reward": result.reward, "tokens": len(result), "finish": result.finish}
+            return {"reward": result.reward, "tokens": len(result), "finish": result.finish.value}
         case Failure():
             return {"failure": result.reason[:200]}
         case _:

@@ -7,7 +7,8 @@ import time
 from typing import Any, NamedTuple, Protocol
 
 _EPOCH = time.time_ns() - time.perf_counter_ns()  # nanoseconds since 1970, when the performance counter was 0
-_encoded = json.JSONEncoder(default=str, separators=(",", ":")).encode  # one encoder: json.dumps would make one per call
+_quoted = json.encoder.encode_basestring_ascii
+_encoded = json.JSONEncoder(default=str, separators=(",", ":")).encode
 PHASES = ("X", "B", "E", "M", "C")
 
 
@@ -61,12 +62,19 @@ def encode(event: Event, pid: int, tid: int, origin: int) -> str:
     if phase == "M":
         return metadata("thread_name", pid, tid, name)
     lasting = f',"dur":{duration / 1000:.3f}' if phase == "X" else ""
-    named = "" if phase == "E" else f',"name":{_encoded(name)}'
-    shown = f',"args":{_encoded(args)}' if args else ""
+    named = "" if phase == "E" else f',"name":{_quoted(name)}'
+    shown = f',"args":{{{",".join([f"{_quoted(key)}:{_value(args[key])}" for key in args])}}}' if args else ""
     return f'{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{(at - origin) / 1000:.3f}{lasting}{named}{shown}}}'
+
+
+def _value(value: Any) -> str:
+    """Encodes an argument; the common types by themselves, which is several times faster."""
+    if type(value) is str:
+        return _quoted(value)
+    return str(value) if type(value) is int else _encoded(value)
 
 
 def metadata(kind: str, pid: int, tid: int, text: str) -> str:
     """Encodes a text about a process ("process_name", "process_labels") or track ("thread_name")."""
     value = "labels" if kind == "process_labels" else "name"
-    return f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"{kind}","args":{{"{value}":{_encoded(text)}}}}}'
+    return f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"{kind}","args":{{"{value}":{_quoted(text)}}}}}'

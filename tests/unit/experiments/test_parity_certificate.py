@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the certificate needs the extra [torch]")
 from rljax.backends.torch import optim
 from rljax.config import io as config_io
 from rljax.errors import UserError
-from rljax.experiments import parity, parity_jax, parity_torch
+from rljax.experiments import main, parity, parity_jax, parity_torch
 from rljax.hf import model_directory
 from rljax.hf.model_directory import prepare_model_directory
 from rljax.objective.spec import Objective
