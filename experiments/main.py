@@ -110,6 +110,20 @@ def arguments_from_flags() -> tuple[str, ...]:
     return tuple(_arguments)
 
 
+def check_writable(path: Path) -> None:
+    """Checks that the report of --json can be written, before minutes of work.
+
+    Leaves an existing file unchanged. Raises UserError.
+    """
+    there = path.exists()
+    try:
+        path.open("a").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"--json: cannot write {path}: {error.strerror}") from None
+
+
 def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoReturn:
     """Parses the flags, calls `run` and exits.
 
