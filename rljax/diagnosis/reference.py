@@ -67,7 +67,12 @@ Single noisy steps don't speak: a rule wants four of five steps in a row, median
 means; rewards are compared in standard errors from the number of episodes. Exceptions say so: a value that is not
 finite, a token that no sampler drew, a KL divergence of a nat in one step.
 
-What a rule needs and a run did not record is listed as not judged, never passed over.
+What a rule needs and a run did not record is listed as not judged, never passed over. Steps that a
+[rollback](runtime.md#rollback) undid are judged by `policy.guardrails` alone: their lines stay in the files, and the run that
+goes on is not made of them.
+
+A run whose `status.json` says that it runs has failed if its process is gone. On the same machine the kernel tells; from
+another host the file does, which a living run touches every half minute: after ten minutes without that, the run counts as lost.
 
 ## False alarms
 
@@ -82,8 +87,9 @@ reward that improves they are notes; without evaluations, warnings.
 
 ## Live
 
-A run judges itself as it goes on (`rljax/diagnosis/live.py`), for at most 1% of its time: the screen, TensorBoard and
-W&B say the verdict. `guard.rules` gives an action to a rule.
+A run judges itself as it goes on (`rljax/diagnosis/live.py`), for at most 1% of its time, by its metrics, its guardrails'
+actions and up to a thousand of its samples: the screen, TensorBoard and W&B say the verdict. `guard.rules` gives an action to a
+rule.
 
 ## The reward audit
 
