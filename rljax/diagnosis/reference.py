@@ -72,7 +72,7 @@ What a rule needs and a run did not record is listed as not judged, never passed
 goes on is not made of them.
 
 A run whose `status.json` says that it runs has failed if its process is gone. On the same machine the kernel tells; from
-another host the file does, which a living run touches every half minute: after ten minutes without that, the run counts as lost.
+another host the file does, which a living run touches every half minute: after ten minutes without that, it counts as lost.
 
 ## False alarms
 
