@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rljax.config.schema import Config
@@ -76,12 +76,12 @@ def _is_same_source(config: Config) -> bool:
 
 @rule(
     "evaluation.protocol",
-    "Evaluations sample or score otherwise than training, so that their difference is not generalization.",
+    "Evaluations sample, ask or score otherwise than training, so that their difference is not generalization.",
     needs=(names.EVALUATION_REWARD,),
     bounds=(PROTOCOL_GAP, EVALUATION_ERRORS),
     causes=(
         "evaluator.temperature, top_p or top_k differ from gconfig",
-        "the held-out prompts are of another kind, or have another template",
+        "the held-out prompts are of another kind, or have another template or system prompt",
         "evaluation uses other weights than those that sample in training",
     ),
     next="rljax train with evaluator.greedy=false and evaluator.temperature, top_p and top_k those of gconfig",
@@ -109,12 +109,24 @@ def _is_colder(history: History) -> bool:
 
 
 def _differences(config: Config) -> str:
-    """Says how evaluations sample otherwise than training; greedy ones are meant to."""
+    """Says how evaluations sample otherwise than training, greedy ones are meant to; or of what."""
     ours, theirs = config.gconfig, config.evaluator
-    if theirs.greedy:
-        return ""
-    pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in ("temperature", "top_p", "top_k")]
-    return ", ".join(f"evaluator.{name} is {a:g} and gconfig.{name} {b:g}" for name, a, b in pairs if a != b)
+    names_of = () if theirs.greedy else ("temperature", "top_p", "top_k")
+    pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in names_of]
+    lines = [f"evaluator.{name} is {a:g} and gconfig.{name} {b:g}" for name, a, b in pairs if a != b]
+    return ", ".join([*lines, *_other_prompts(config)])
+
+
+def _other_prompts(config: Config) -> Iterator[str]:
+    """Yields what makes held-out prompts of one source another task than those that are trained on."""
+    ours, theirs = config.train_dataset, config.valid_dataset
+    if ours.path != theirs.path:
+        return
+    for key in sorted({*ours.task, *theirs.task} - {"seed", "n", "misled"}):
+        if ours.task.get(key) != theirs.task.get(key):
+            yield f"valid_dataset.task.{key} is {theirs.task.get(key)} and train_dataset.task.{key} {ours.task.get(key)}"
+    if ours.system_prompt != theirs.system_prompt:
+        yield "valid_dataset.system_prompt is not that of train_dataset"
 
 
 class Gap(NamedTuple):

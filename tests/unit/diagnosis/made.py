@@ -69,6 +69,7 @@ def _healthy(seed: int, steps: int) -> Columns:
             "ppo_actor/no_eos_ratio": np.abs(noisy(0.003, 0.002)),
             "ppo_actor/update/approx_kl": np.abs(noisy(0.003, 0.002)),
             "ppo_actor/update/clip_ratio": np.abs(noisy(0.02, 0.01)),
+            "ppo_actor/update/behave_cap_ratio": np.abs(noisy(0.001, 0.001)),
             "ppo_actor/update/reference_kl": np.abs(noisy(0.05 * time, 0.002)),
             "ppo_actor/update/entropy": entropy,
             "ppo_actor/update/grad_norm": np.exp(noisy(0.0, 0.4)),
