@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rljax.config.schema import Config
@@ -74,22 +74,30 @@ def _is_same_source(config: Config) -> bool:
     return ours.split == theirs.split and held_out == mine
 
 
+OF_ONE_TASK = {"seed", "n", "misled"}  # settings of a task that leave its prompts of one kind
+OTHER_SAMPLING = "evaluator.temperature, top_p or top_k differ from gconfig"
+OTHER_PROMPTS = "the held-out prompts are of another kind, or have another template or system prompt"
+OTHER_WEIGHTS = "evaluation uses other weights than those that sample in training"
+
+
 @rule(
     "evaluation.protocol",
     "Evaluations sample, ask or score otherwise than training, so that their difference is not generalization.",
     needs=(names.EVALUATION_REWARD,),
     bounds=(PROTOCOL_GAP, EVALUATION_ERRORS),
-    causes=(
-        "evaluator.temperature, top_p or top_k differ from gconfig",
-        "the held-out prompts are of another kind, or have another template or system prompt",
-        "evaluation uses other weights than those that sample in training",
-    ),
+    causes=(OTHER_SAMPLING, OTHER_PROMPTS, OTHER_WEIGHTS),
     next="rljax train with evaluator.greedy=false and evaluator.temperature, top_p and top_k those of gconfig",
 )
 def protocol(history: History) -> Sign | None:
     """Compares a score that both record, at each evaluation with the training steps around it."""
-    differs = "" if history.config is None else _differences(history.config)
+    sampling, prompts = (
+        ([], []) if history.config is None else (_other_sampling(history.config), _other_prompts(history.config))
+    )
+    differs = ", ".join([*sampling, *prompts])
     gap = _gap(history, early=not differs)
+    if gap is not None and prompts and not sampling:
+        causes, advice = (OTHER_PROMPTS, OTHER_WEIGHTS), "rljax train with the settings of train_dataset in valid_dataset"
+        return Sign(Severity.BROKEN, history.first_step, (gap.line, differs), causes, advice)
     if gap is not None and differs:
         severity = Severity.NOTE if gap.mean > 0 and _is_colder(history) else Severity.BROKEN
         return Sign(severity, history.first_step, (gap.line, differs))
@@ -108,25 +116,23 @@ def _is_colder(history: History) -> bool:
     return config is not None and config.evaluator.temperature < config.gconfig.temperature
 
 
-def _differences(config: Config) -> str:
-    """Says how evaluations sample otherwise than training, greedy ones are meant to; or of what."""
+def _other_sampling(config: Config) -> list[str]:
+    """Says how evaluations sample otherwise than training; greedy ones are meant to."""
     ours, theirs = config.gconfig, config.evaluator
-    names_of = () if theirs.greedy else ("temperature", "top_p", "top_k")
-    pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in names_of]
-    lines = [f"evaluator.{name} is {a:g} and gconfig.{name} {b:g}" for name, a, b in pairs if a != b]
-    return ", ".join([*lines, *_other_prompts(config)])
+    if theirs.greedy:
+        return []
+    pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in ("temperature", "top_p", "top_k")]
+    return [f"evaluator.{name} is {a:g} and gconfig.{name} {b:g}" for name, a, b in pairs if a != b]
 
 
-def _other_prompts(config: Config) -> Iterator[str]:
-    """Yields what makes held-out prompts of one source another task than those that are trained on."""
+def _other_prompts(config: Config) -> list[str]:
+    """Says how held-out prompts from one source are another task than those that are trained on."""
     ours, theirs = config.train_dataset, config.valid_dataset
     if ours.path != theirs.path:
-        return
-    for key in sorted({*ours.task, *theirs.task} - {"seed", "n", "misled"}):
-        if ours.task.get(key) != theirs.task.get(key):
-            yield f"valid_dataset.task.{key} is {theirs.task.get(key)} and train_dataset.task.{key} {ours.task.get(key)}"
-    if ours.system_prompt != theirs.system_prompt:
-        yield "valid_dataset.system_prompt is not that of train_dataset"
+        return []
+    settings = [(f"task.{key}", theirs.task.get(key), ours.task.get(key)) for key in {*ours.task, *theirs.task} - OF_ONE_TASK]
+    settings += [("system_prompt", repr(theirs.system_prompt), repr(ours.system_prompt))]
+    return [f"valid_dataset.{key} is {a} and train_dataset.{key} {b}" for key, a, b in sorted(settings) if a != b]
 
 
 class Gap(NamedTuple):
@@ -159,7 +165,8 @@ def _gap(history: History, *, early: bool) -> Gap | None:
         error = 0.5 * width * math.sqrt((1 / evaluation_size(history) + 1 / prompts) / len(gaps))
         mean = sum(gaps) / len(gaps)
         if abs(mean) > max(PROTOCOL_GAP * width, EVALUATION_ERRORS * error):
-            where = f"{len(gaps)} evaluations, steps {steps[0]} to {steps[-1]}; standard error {error:.2g}"
+            several = f"{len(gaps)} evaluations, steps {steps[0]} to {steps[-1]}"
+            where = f"{several if len(gaps) > 1 else f'one evaluation, step {steps[0]}'}; standard error {error:.2g}"
             return Gap(mean, f"{theirs} is {mean:+.3g} from {ours} of the training steps around it ({where})")
     return None
 
