@@ -228,7 +228,7 @@ def _no_movement(history: History) -> Sign | None:
 
 
 def _still(history: History, config: Config) -> Sign | None:
-    """Finds updates at the full rate, by advantages that are not 0, that move no token's probability."""
+    """Finds updates at the full rate, by advantages other than 0, that move no token."""
     weights = (f"{names.IMPORTANCE_WEIGHT}/min", f"{names.IMPORTANCE_WEIGHT}/max")
     low, high, rate, advantage = history.aligned(*weights, names.LEARNING_RATE, f"{names.ADVANTAGE}/max")
     moving = (rate.values >= config.actor.optimizer.lr / 2) & (rate.values > 0) & (advantage.values > 0)
