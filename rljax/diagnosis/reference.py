@@ -30,7 +30,7 @@ python -m experiments.doctor --workdir=runs/a --checklist         # before, duri
 python -m experiments.doctor --workdir=runs/a --rescore           # log-probs of recorded tokens, by the weights that drew them
 python -m experiments.doctor --workdir=runs/a --critic            # can the critic fit one recorded batch?
 python -m experiments.doctor --workdir=runs/a --audit=audit --score=package.module:function
-python -m experiments.doctor --workdir=runs/a --private=runs/b    # b: the policy of a, evaluated on a private split
+python -m experiments.doctor --workdir=runs/a --private=RESULT.json    # beside a private split's reward
 python -m experiments.doctor --log=export.csv --source=trl        # a log of another trainer
 ```
 
@@ -101,13 +101,16 @@ samples that it ranks otherwise than the reward does are laid out too. It reads 
 
 ## The private set
 
-Evaluate the final policy on prompts that nothing was chosen by, in a directory of its own, and compare:
+Evaluate a policy on prompts that nothing was chosen by, and compare with the validation reward of the same policy, that of the
+checkpoint's step or the last one:
 
 ```bash
-python -m experiments.train --config=CONFIG --workdir=runs/b --config.total_train_steps=0 \\
-    --config.actor.path=runs/a/export --config.valid_dataset.split=private
-python -m experiments.doctor --workdir=runs/a --private=runs/b
+python -m experiments.evaluate --workdir=runs/a --split=private_test    # writes runs/a/evaluations/RESULT.json
+python -m experiments.doctor --workdir=runs/a --private=runs/a/evaluations/RESULT.json
 ```
+
+`--private` may also name the directory of a run that evaluated it, as one of no steps (`total_train_steps=0`,
+`actor.path=runs/a/export`, `valid_dataset.split=private_test`).
 
 ## A rule of your own
 

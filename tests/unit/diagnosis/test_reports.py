@@ -244,23 +244,63 @@ def test_a_summary_has_every_run_and_what_differs_but_for_the_seed():
 def on_split(split: str, shift: float = 0.0):
     columns = made.healthy()
     columns["eval-rollout/reward/avg"] = columns["eval-rollout/reward/avg"] + shift
-    return made.history(columns, config=made.config(valid_dataset__split=split), source=split)
+    session = dict(made.SESSION) | {
+        "evaluation": dict(made.SESSION["evaluation"]) | {"split": split, "data": {"digest": split}}
+    }
+    config = made.config.__wrapped__(valid_dataset__split=split)
+    return made.history(columns, config=config, context=[session], source=split)
+
+
+def result(path, split: str, rewards, step=None, **protocol):
+    """Writes what experiments.evaluate writes of a policy, as far as it is read."""
+    settings = dict(made.SESSION["evaluation"]) | {"split": split, "data": {"digest": split}} | protocol
+    prompts = [{"uid": f"0/{i}", "samples": [{"reward": r} for r in several]} for i, several in enumerate(rewards)]
+    path.write_text(json.dumps({"policy": {"step": step}, "protocol": settings, "prompts": prompts}))
+    return path
 
 
 def test_a_private_set_that_agrees_is_no_overfit():
-    report = private.report(on_split("test"), on_split("private"))
+    report = private.report(on_split("test"), private.score_of_run(on_split("private")))
     assert report.gap == 0 and not report.is_overfitted and report.splits == ("test", "private") and report.same_protocol
 
 
 def test_a_gap_beyond_chance_is_an_overfit():
-    report = private.report(on_split("test"), on_split("private", -0.2))
+    report = private.report(on_split("test"), private.score_of_run(on_split("private", -0.2)))
     assert report.gap == pytest.approx(0.2) and report.is_overfitted
     assert report.error == pytest.approx(0.5 * np.sqrt(2 / made.EVALUATED))
 
 
-def test_a_private_set_must_be_another_split():
+def test_a_result_of_an_evaluation_is_a_private_score_of_its_checkpoint(tmp_path):
+    """A prompt gives one value, whatever its samples; validation is that of the checkpoint's step."""
+    rewards = [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [], [1.0, 0.0]]
+    means = [0.5, 1.0, 0.0, 0.5]
+    score = private.read(result(tmp_path / "r.json", "private_test", rewards, step=43))
+    assert score.reward == pytest.approx(np.mean(means))
+    assert score.error == pytest.approx(statistics.stdev(means) / 2)
+    run = on_split("test")
+    report = private.report(run, score)
+    assert report.validation == run.evaluations.until(43).last != run.evaluations.last
+    assert report.splits == ("test", "private_test") and report.same_protocol
+    other = private.read(result(tmp_path / "o.json", "private_test", rewards, temperature=0.2))
+    assert not private.report(run, other).same_protocol
+
+
+def test_a_private_set_must_be_another_split(tmp_path):
     with pytest.raises(UserError, match=r"valid_dataset\.split"):
-        private.report(on_split("test"), on_split("test"))
+        private.report(on_split("test"), private.score_of_run(on_split("test")))
+    with pytest.raises(UserError, match=r"r.json was evaluated on the same data as test"):
+        private.report(on_split("test"), private.read(result(tmp_path / "r.json", "test", [[1.0], [0.0]])))
     without = made.history({n: v for n, v in made.healthy().items() if not n.startswith("eval")}, source="none")
     with pytest.raises(UserError, match="none has no eval-rollout/reward"):
-        private.report(on_split("test"), without)
+        private.report(on_split("test"), private.score_of_run(without))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "no such file"), ("{", "is not the result"), ('{"prompts": 3}', "is not the result"), ("[]", "is not the result")],
+)
+def test_a_file_that_is_no_result_is_named(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "r.json").write_text(text)
+    with pytest.raises(UserError, match=rf"--private: .*{message}"):
+        private.read(tmp_path / "r.json")
