@@ -54,9 +54,11 @@ ROOMS = {
         "types",
     ),
     "workers": ("config", "engine", "errors", "messaging", "metrics", "rollout", "types"),
-    "data": ("config", "errors", "hf", "rollout", "types"),
+    "environments": ("config", "errors", "process"),
+    "tools": ("config", "errors", "process"),
+    "data": ("config", "environments", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "metrics", "process", "types"),
-    "workflows": ("config", "engine", "errors", "hf", "rewards", "rollout", "types"),
+    "workflows": ("config", "engine", "environments", "errors", "hf", "rewards", "rollout", "tools", "types"),
     "verdicts": ("config", "diagnosis", "metrics"),
     "oversight": ("checkpoints", "config", "diagnosis", "errors", "flight", "metrics", "sinks", "verdicts"),
     "loop": (
