@@ -122,6 +122,12 @@ class HFTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._inner.encode(text, add_special_tokens=False, verbose=False))
 
+    @property
+    def chat_template(self) -> str:
+        """Source of the chat template; "" if there is none."""
+        template = self._inner.chat_template
+        return template if isinstance(template, str) else ""
+
     def unknown(self, text: str) -> str:
         unknown = self._inner.unk_token_id
         if unknown is None or unknown not in self.encode(text):

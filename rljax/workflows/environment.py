@@ -73,7 +73,7 @@ class EnvironmentWorkflow:
         self, play: Play, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int
     ) -> Trajectory | list[Trajectory]:
         messages = list(prompt.messages)
-        episode = Episode(self._tokenizer.apply_chat_template(messages))
+        episode = Episode(self._tokenizer.encode_prompt(prompt))
         parts: list[Trajectory] = []
         steps: list[Step] = []
         while True:
@@ -86,7 +86,11 @@ class EnvironmentWorkflow:
             if self._is_over(steps, completion.finish, len(episode.token_ids)):
                 break
             messages += [{"role": "assistant", "content": text}, *steps[-1].observation]
-            episode.given(self._tokenizer.next_turn(messages, int(completion.token_ids[-1])))
+            last = int(completion.token_ids[-1]) if len(completion.token_ids) else -1
+            given = self._tokenizer.next_turn(
+                messages, last, tools=prompt.tools, chat_template_kwargs=prompt.chat_template_kwargs
+            )
+            episode.given(given)
         components = {"turns": float(len(steps)), **numbers_of(steps[-1].info)}
         returns = returns_of([step.reward for step in steps], self._discount)
         if not self._by_turn:
