@@ -29,7 +29,7 @@ ROOMS = {
     "entry_points": ("errors",),
     "config": ("entry_points", "errors"),
     "metrics": ("config",),
-    "hf": ("config", "errors"),
+    "hf": ("config", "errors", "types"),
     "diagnosis": ("config", "entry_points", "errors"),
     "sinks": ("config", "errors", "hf", "metrics", "types"),
     "objective": ("config", "metrics", "types"),
