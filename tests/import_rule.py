@@ -56,7 +56,8 @@ ROOMS = {
     "workers": ("config", "engine", "errors", "messaging", "metrics", "rollout", "types"),
     "data": ("config", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "metrics", "process", "types"),
-    "workflows": ("config", "engine", "errors", "hf", "rewards", "rollout", "types"),
+    "agents": ("config", "engine", "errors", "hf", "seeding", "types"),
+    "workflows": ("agents", "config", "engine", "errors", "hf", "rewards", "rollout", "types"),
     "verdicts": ("config", "diagnosis", "metrics"),
     "oversight": ("checkpoints", "config", "diagnosis", "errors", "flight", "metrics", "sinks", "verdicts"),
     "loop": (

@@ -67,7 +67,8 @@ class Dialogue:
                 return ChatPrompt(ids, turn, whole, self._is_open(whole, setting), broken=False)
         broken = turn is not None or recording.diverges(messages, setting)
         ids = np.array(
-            self.tokenizer.apply_chat_template(messages, tools=setting.tools, chat_template_kwargs=setting.template_kwargs), np.int32
+            self.tokenizer.apply_chat_template(messages, tools=setting.tools, chat_template_kwargs=setting.template_kwargs),
+            np.int32,
         )
         return ChatPrompt(ids, None, tuple(messages), self._is_open(messages, setting), broken)
 

@@ -122,7 +122,11 @@ class Recording:
         """Returns the turn of text whose prompt and completion a later prompt begins with."""
         found = None
         for turn in self.turns:
-            if turn.history is None and _goes_on(turn, prompt) and (found is None or len(turn.token_ids) >= len(found.token_ids)):
+            if (
+                turn.history is None
+                and _goes_on(turn, prompt)
+                and (found is None or len(turn.token_ids) >= len(found.token_ids))
+            ):
                 found = turn
         return found
 

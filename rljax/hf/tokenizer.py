@@ -122,6 +122,16 @@ class HFTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._inner.encode(text, add_special_tokens=False, verbose=False))
 
+    def encode_document(self, text: str) -> list[int]:
+        """Returns the ids of a prompt of plain text, with the BOS that the tokenizer begins one with."""
+        return list(self._inner.encode(text, add_special_tokens=True, verbose=False))
+
+    @property
+    def chat_template(self) -> str:
+        """Source of the chat template; "" if there is none."""
+        template = self._inner.chat_template
+        return template if isinstance(template, str) else ""
+
     def unknown(self, text: str) -> str:
         unknown = self._inner.unk_token_id
         if unknown is None or unknown not in self.encode(text):

@@ -17,6 +17,7 @@ from rljax.types import SamplingParams
 WORKFLOWS = {
     "rlvr": "rljax.workflows.rlvr:RLVR",
     "multi_turn": "rljax.workflows.multi_turn:MultiTurn",
+    "agent": "rljax.workflows.agent:AgentWorkflow",
 }
 
 
