@@ -56,7 +56,7 @@ class FunctionAgent:
     def __init__(self, name: str, model: str) -> None:
         """Raises UserError if the name is no function, or it takes other arguments."""
         self._name, self._model = name, model
-        found: Any = registry.resolve(f"{KEY}.agent", name, {}, "agent")
+        found: Any = registry.resolve(f"{KEY}.agent", name, {}, "function")
         found = found() if inspect.isclass(found) else found
         run = getattr(found, "run", None)
         self._function: Callable[..., Any] = run if not inspect.isroutine(found) and callable(run) else found

@@ -96,9 +96,9 @@ class Served:
     async def client(self, **options):
         from openai import AsyncOpenAI
 
-        async with self.server.session(self.session) as base_url:
-            async with AsyncOpenAI(base_url=base_url, api_key=self.session.key, **{"max_retries": 0} | options) as client:
-                yield client
+        given = {"max_retries": 0, "api_key": self.session.key} | options
+        async with self.server.session(self.session) as base_url, AsyncOpenAI(base_url=base_url, **given) as client:
+            yield client
 
     def run(self, talk, **options):
         """Runs `talk(client)` and returns what it returns."""
