@@ -47,6 +47,18 @@ class EnvironmentTimeout(EpisodeError):
     kind = "environment_timeout"
 
 
+class AgentError(EpisodeError):
+    """The agent raised, its process failed, or it asked for no completion."""
+
+    kind = "agent_error"
+
+
+class AgentTimeout(EpisodeError):
+    """The agent took longer than its time limit; it was ended."""
+
+    kind = "agent_timeout"
+
+
 class SamplerError(EpisodeError):
     """A request got no answer: its server died or did not respond. It may be sent again."""
 

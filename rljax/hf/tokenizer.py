@@ -122,6 +122,10 @@ class HFTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._inner.encode(text, add_special_tokens=False, verbose=False))
 
+    def encode_document(self, text: str) -> list[int]:
+        """Returns the ids of a prompt of plain text, with the BOS that the tokenizer begins one with."""
+        return list(self._inner.encode(text, add_special_tokens=True, verbose=False))
+
     @property
     def chat_template(self) -> str:
         """Source of the chat template; "" if there is none."""

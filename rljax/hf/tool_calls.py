@@ -202,4 +202,7 @@ def _literal_call(node: ast.expr) -> ToolCall:
         raise ValueError("not a call with keyword arguments alone")
     arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
     json.dumps(arguments, allow_nan=False)  # TypeError, ValueError: values that JSON lacks
-    return ToolCall(ast.unparse(node.func), arguments)
+    name = ast.unparse(node.func)
+    if not re.fullmatch(r"[\w.]+", name):
+        raise ValueError(f"{name} is no name")
+    return ToolCall(name, arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,6 +24,13 @@ class Mean:
         """Returns the mean of plain values, each with weight one."""
         values = [float(v) for v in values]
         return cls(math.fsum(values), len(values), min(values, default=math.inf), max(values, default=-math.inf))
+
+    @classmethod
+    def weighted(cls, values: Sequence[float], weights: Sequence[float]) -> Mean:
+        """Returns the weighted mean of plain values, which are as many as the weights."""
+        values = [float(v) for v in values]
+        total = math.fsum(v * float(w) for v, w in zip(values, weights, strict=True))
+        return cls(total, math.fsum(weights), min(values, default=math.inf), max(values, default=-math.inf))
 
     def __add__(self, other: Mean) -> Mean:
         return Mean(self.sum + other.sum, self.count + other.count, min(self.min, other.min), max(self.max, other.max))

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from rljax.config.schema import Config
 from rljax.engine import Generator
 from rljax.metrics.mean import Mean
-from rljax.rollout.producer import RetryingGenerator, run_episode
+from rljax.rollout.producer import EpisodeResult, RetryingGenerator, parts_of, run_episode
 from rljax.rollout.result import Failure
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
 from rljax.rollout.workflow import Workflow
 from rljax.seeding import seed_for
-from rljax.types import PROMPT_VERSION, Prompt, SamplingParams, Trajectory
+from rljax.types import PROMPT_VERSION, Prompt, SamplingParams
 
 PREFIX = "eval-rollout"
 
@@ -56,7 +56,7 @@ async def evaluate(
     )
     room = asyncio.Semaphore(config.valid_dataset.batch_size * evaluation.n_samples)
 
-    async def episode(prompt: Prompt, sample: int) -> Trajectory | Failure | None:
+    async def episode(prompt: Prompt, sample: int) -> EpisodeResult:
         seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
         async with room:
             result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed)
@@ -64,7 +64,8 @@ async def evaluate(
         return result
 
     results = await asyncio.gather(*(episode(p, i) for p in evaluation.prompts for i in range(evaluation.n_samples)))
-    trajectories = [r for r in results if isinstance(r, Trajectory)]
+    episodes = [parts for result in results if (parts := parts_of(result, 0))]
+    trajectories = [trajectory for parts in episodes for trajectory in parts]
     failures = [r for r in results if isinstance(r, Failure)]
     failed = Counter(r.kind for r in failures)
     if not trajectories:  # the reward is then NaN
@@ -75,7 +76,7 @@ async def evaluate(
         message = "the evaluation's reward leaves out %d of %d episodes, which failed; the first: %s"
         log.warning(message, len(failures), len(results), failures[0].reason)
     metrics = {
-        f"{PREFIX}/reward": Mean.of(t.reward for t in trajectories),
+        f"{PREFIX}/reward": Mean.of(sum(t.reward for t in parts) / len(parts) for parts in episodes),
         f"{PREFIX}/no_eos_ratio": no_eos_ratio(trajectories),
         f"{PREFIX}/seq_len": Mean.of(int((t.versions != PROMPT_VERSION).sum()) for t in trajectories),
         f"{PREFIX}/failed": Mean(sum(failed.values()), 1),

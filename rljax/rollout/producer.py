@@ -28,6 +28,8 @@ from rljax.types import Completion, Group, Prompt, Request, SamplingParams, Traj
 
 FIRST_DELAY, MAX_DELAY = 0.05, 30.0  # seconds before a retry; doubles with each
 
+EpisodeResult = Trajectory | tuple[Trajectory, ...] | Failure | None  # one, parts of one, failed, rejected
+
 log = logging.getLogger(__name__)
 
 
@@ -100,7 +102,7 @@ class GroupRunner:
         """
         await asyncio.sleep(retry_delay(ticket.failures))
         results = await asyncio.gather(*(self._episode(ticket, sample) for sample in range(self.n_samples)))
-        trajectories = tuple(r for r in results if isinstance(r, Trajectory))
+        trajectories = tuple(t for sample, result in enumerate(results) for t in parts_of(result, sample))
         failures = tuple(r for r in results if isinstance(r, Failure))
         if not trajectories:
             return Result((), failures, wanted=False)
@@ -111,7 +113,7 @@ class GroupRunner:
             return Result((), (*failures, Failure(EpisodeError.kind, error)), wanted=False)
         return Result(trajectories, failures, wanted)
 
-    async def _episode(self, ticket: Ticket, sample: int) -> Trajectory | Failure | None:
+    async def _episode(self, ticket: Ticket, sample: int) -> EpisodeResult:
         seed = seed_for(self.seed, ticket.prompt.uid, sample, ticket.attempt)
         result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed)
         if isinstance(result, Failure) and not self.warned:
@@ -122,14 +124,32 @@ class GroupRunner:
 
 async def run_episode(
     workflow: Workflow, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int
-) -> Trajectory | Failure | None:
+) -> EpisodeResult:
     """Runs one episode. Returns a Failure if the workflow raises; other episodes go on."""
     try:
-        return await workflow.episode(generator, prompt, params, seed)
+        done = await workflow.episode(generator, prompt, params, seed)
+        if done is None or isinstance(done, Trajectory):
+            return done
+        if not isinstance(done, list | tuple) or not done or not all(isinstance(part, Trajectory) for part in done):
+            raise TypeError(f"the workflow returned {type(done).__name__}: a Trajectory, a list of at least one, or None")
+        return tuple(done)
     except EpisodeError as error:
         return Failure(error.kind, error)
     except Exception as error:  # users' code may raise anything
         return Failure(EpisodeError.kind, error)
+
+
+def parts_of(result: EpisodeResult, sample: int) -> tuple[Trajectory, ...]:
+    """Returns the trajectories of an episode, those of several parts marked as such.
+
+    Args:
+      sample: index of the episode in its group.
+    """
+    if isinstance(result, Trajectory):
+        return (result,)
+    if isinstance(result, tuple):
+        return tuple(dataclasses.replace(part, episode=sample) for part in result)
+    return ()
 
 
 class Producer:

@@ -99,7 +99,9 @@ def make_tools(names: Sequence[str], arguments: Mapping[str, Mapping[str, Any]])
         raise UserError(f"{KEY}: a list of names is needed, as in ('calculator',), not {names!r}")
     for name in arguments:
         if name not in names or name not in TOOLS:
-            raise UserError(f"rollout.workflow_args.tool_args: {name!r} takes none ({', '.join(n for n in names if n in TOOLS)})")
+            raise UserError(
+                f"rollout.workflow_args.tool_args: {name!r} takes none ({', '.join(n for n in names if n in TOOLS)})"
+            )
     return [_make(name, dict(arguments[name]) if name in arguments else {}) for name in names]
 
 

@@ -19,6 +19,7 @@ WORKFLOWS = {
     "multi_turn": "rljax.workflows.multi_turn:MultiTurn",
     "environment": "rljax.workflows.environment:EnvironmentWorkflow",
     "tool_use": "rljax.workflows.tool_use:ToolUse",
+    "agent": "rljax.workflows.agent:AgentWorkflow",
 }
 
 

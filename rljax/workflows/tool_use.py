@@ -1,7 +1,7 @@
 """Tool use: a reply with tool calls is answered by the tools, until there is one without.
 
-    prompt --> completion --> calls --> results --> completion --> ... --> answer --> reward
-    given      sampled                  given       sampled                sampled
+prompt --> completion --> calls --> results --> completion --> ... --> answer --> reward
+given      sampled                  given       sampled                sampled
 """
 
 from __future__ import annotations
