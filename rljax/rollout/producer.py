@@ -1,7 +1,7 @@
 """Producer: prompts become groups, concurrently. Failures of users' code become values with a kind.
 
 request   ends within rollout.request_timeout, rollout.request_retries included (RetryingGenerator)
-episode   gives a trajectory, or None (rejected), or a failure                  (run_episode)
+episode   ends within rollout.episode_timeout; gives a trajectory, or None (rejected), or a failure                  (run_episode)
 group     consists of the trajectories of its episodes                          (GroupRunner)
 
 The tracker (tracker.py) decides what happens to the prompt afterwards. Groups are generated in this
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from rljax.engine import Generator
-from rljax.errors import EpisodeError, RequestLost, SamplerError
+from rljax.errors import EpisodeError, EpisodeTimeout, RequestLost, SamplerError
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import NEVER, Buffer, Ticket, oldest_version
 from rljax.rollout.result import Failure, Result
@@ -93,6 +93,7 @@ class GroupRunner:
     n_samples: int
     seed: int  # of the run
     accept: Callable[[Group], bool]  # rollout.should_accept_fn
+    timeout: float | None = None  # seconds per episode: rollout.episode_timeout
     warned: bool = False  # about the first failed episode; the others are only counted
 
     async def run(self, ticket: Ticket) -> Result:
@@ -115,7 +116,7 @@ class GroupRunner:
 
     async def _episode(self, ticket: Ticket, sample: int) -> EpisodeResult:
         seed = seed_for(self.seed, ticket.prompt.uid, sample, ticket.attempt)
-        result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed)
+        result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed, self.timeout)
         if isinstance(result, Failure) and not self.warned:
             self.warned = True  # now, not at the group's end: that may be minutes later, when rewards time out
             log.warning("an episode of prompt %s failed: %s", ticket.prompt.uid, result.reason)
@@ -123,11 +124,16 @@ class GroupRunner:
 
 
 async def run_episode(
-    workflow: Workflow, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int
+    workflow: Workflow, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int, timeout: float | None = None
 ) -> EpisodeResult:
-    """Runs one episode. Returns a Failure if the workflow raises; other episodes go on."""
+    """Runs one episode. Returns a Failure if the workflow raises; other episodes go on.
+
+    An episode that takes longer than `timeout` seconds is cancelled, and fails as `episode_timeout`.
+    """
+    limit = asyncio.timeout(timeout)
     try:
-        done = await workflow.episode(generator, prompt, params, seed)
+        async with limit:
+            done = await workflow.episode(generator, prompt, params, seed)
         if done is None or isinstance(done, Trajectory):
             return done
         if not isinstance(done, list | tuple) or not done or not all(isinstance(part, Trajectory) for part in done):
@@ -136,6 +142,10 @@ async def run_episode(
     except EpisodeError as error:
         return Failure(error.kind, error)
     except Exception as error:  # users' code may raise anything
+        if isinstance(error, TimeoutError) and limit.expired():  # else it is the workflow's own
+            late = EpisodeTimeout(f"an episode of prompt {prompt.uid} ran longer than {timeout:g} s (rollout.episode_timeout)")
+            late.__cause__ = error.__cause__  # the cancellation, whose traceback ends where the episode waited
+            return Failure(late.kind, late)
         return Failure(EpisodeError.kind, error)
 
 
