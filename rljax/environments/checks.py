@@ -78,13 +78,16 @@ async def _check_one(
         return contract
     played = [several[i % len(several)][1] for i in range(episodes)]
     baselines = []
-    for name, policy, method in (("a random policy", random_policy, "random_action"), ("the expert", expert_policy, "expert_action")):
+    for name, policy, method in (
+        ("a random policy", random_policy, "random_action"),
+        ("the expert", expert_policy, "expert_action"),
+    ):
         if callable(getattr(environment, method, None)):
-            baselines.append(
-                await run_baseline(name, policy, played, timeout=timeout, max_turns=MAX_TURNS, discount=discount)
-            )
+            baselines.append(await run_baseline(name, policy, played, timeout=timeout, max_turns=MAX_TURNS, discount=discount))
         else:
-            contract.append(Remark("note", f"no method {method}, so that {name} was not tried", "rljax/environments/interface.py"))
+            contract.append(
+                Remark("note", f"no method {method}, so that {name} was not tried", "rljax/environments/interface.py")
+            )
     return [*contract, *verdict(baselines)]
 
 
@@ -98,7 +101,9 @@ async def _contract(several: Sequence[tuple[Prompt, Source]], timeout: float) ->
             yield Remark("error", " ".join(str(error).split()))
             return
         if first != second:
-            step = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+            step = next(
+                (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+            )
             what = "reset" if not step else f"step {step}"
             yield Remark(
                 "error",
@@ -111,7 +116,9 @@ async def _contract(several: Sequence[tuple[Prompt, Source]], timeout: float) ->
             line = f"prompt {prompt.uid} is not what its reset returns: the policy would begin another episode than it sees"
             yield Remark("warning", line, "make the prompts again with this version of the environment")
             return
-    yield Remark("good", f"reset and step keep their contract, and the same seed gives the same episode ({len(chosen)} tried twice)")
+    yield Remark(
+        "good", f"reset and step keep their contract, and the same seed gives the same episode ({len(chosen)} tried twice)"
+    )
 
 
 async def _transcript(source: Source, timeout: float) -> list[str]:

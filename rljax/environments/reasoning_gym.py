@@ -9,6 +9,8 @@ from rljax.config.registry import nearest
 from rljax.environments.interface import Step
 from rljax.errors import UserError
 
+AGAIN = "That is not right. Try again."
+
 
 class ReasoningGym:
     """One question of a dataset, which the policy may answer `attempts` times.
@@ -23,7 +25,9 @@ class ReasoningGym:
       arguments: settings of the dataset, e.g. min_digits.
     """
 
-    def __init__(self, dataset: str, *, attempts: int = 1, again: str = "That is not right. Try again.", **arguments: Any) -> None:
+    def __init__(
+        self, dataset: str, *, attempts: int = 1, again: str = "That is not right. Try again.", **arguments: Any
+    ) -> None:
         from reasoning_gym.factory import DATASETS
 
         if dataset not in DATASETS:

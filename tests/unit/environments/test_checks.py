@@ -12,7 +12,6 @@ from rljax.environments import Source
 from rljax.environments.checks import check_environments
 from rljax.types import Prompt
 
-
 CLOCK = itertools.count()
 
 
@@ -75,7 +74,9 @@ def prompts(name="own_environments:Coin", observation=None, n=20, **arguments):
         return observation or random.Random(seed).choice("ab")
 
     return [
-        Prompt(f"0/{seed}", ({"role": "user", "content": first(seed)},), {"environment": Source(name, seed, arguments).to_json()})
+        Prompt(
+            f"0/{seed}", ({"role": "user", "content": first(seed)},), {"environment": Source(name, seed, arguments).to_json()}
+        )
         for seed in range(n)
     ]
 
@@ -109,7 +110,11 @@ FAULTS = {
     "never ends": ({"fault": "endless", "n": 1}, "warning", "episodes had not ended after 200 turns"),
     "the policy raises": ({"fault": "policy"}, "error", "raised RuntimeError: no idea"),
     "cost for reward": ({"right": -1.0}, "error", "the sign is confused"),
-    "pays anything": ({"wrong": 1.0}, "error", "100% of a random policy's returns are 2, the best there is: anything is accepted"),
+    "pays anything": (
+        {"wrong": 1.0},
+        "error",
+        "100% of a random policy's returns are 2, the best there is: anything is accepted",
+    ),
     "pays nothing": ({"right": 0.0}, "error", "the expert earns 0, no more than a random policy with 0"),
     "never right": ({"fault": "rare"}, "error", "no more than a random policy"),
     "not finite": ({"right": float("nan")}, "error", "the reward is nan, not a finite number"),
