@@ -14,9 +14,10 @@ from typing import Any
 from rljax.agents.errors import ApiError
 from rljax.config.registry import nearest
 from rljax.errors import UserError
-from rljax.hf.messages import Message, Tool, parse_messages, parse_template_kwargs, parse_tools
+from rljax.hf.messages import Message, Tool, parse_messages, parse_template_kwargs, parse_tools, text_of
 
 MAX_CHOICES = 128
+MAX_TEXT = 4_000_000  # characters of a request's prompts
 MAX_STOPS, MAX_STOP_LENGTH = 32, 1024  # stop strings, and characters of one
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for /v1/completions
 MAX_SEED = 2**63
@@ -108,6 +109,7 @@ def parse_chat(body: Mapping[str, Any]) -> ChatRequest:
     except UserError as error:
         text = str(error).removeprefix("messages: ").removeprefix("tools: ").removeprefix("chat_template_kwargs: ")
         raise ApiError(text, param=text.partition(":")[0].split(" ")[0], code="invalid_value") from None
+    _check_length(sum(len(text_of(message)) for message in messages), "messages")
     choice = given.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
         raise ApiError("tool_choice: only 'auto' and 'none' are supported", param="tool_choice", code="unsupported_value")
@@ -192,7 +194,13 @@ def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
     prompts = [_prompt(each) for each in (value if several else [value])]
     if len(prompts) > MAX_CHOICES:
         raise ApiError(f"prompt: at most {MAX_CHOICES} at once", param="prompt", code="invalid_value")
+    _check_length(sum(len(prompt) for prompt in prompts), "prompt")
     return tuple(prompts)
+
+
+def _check_length(length: int, name: str) -> None:
+    if length > MAX_TEXT:
+        raise ApiError(f"{name}: {length} characters (at most {MAX_TEXT})", param=name, code="context_length_exceeded")
 
 
 def _prompt(value: Any) -> str | tuple[int, ...]:

@@ -217,6 +217,15 @@ class ServeConfig:
     max_requests: int = key(1024, "Completions at once; more requests get status 503.", POSITIVE)
     max_body_mb: float = key(64.0, "Largest request.", POSITIVE, unit="MiB")
     weight_roots: tuple[str, ...] = key((), "Directories below which weights may be loaded. Empty: memory-backed storage.")
+    model_name: str = key("", "Name of the model at /v1. Empty: that of its directory.")
+    tool_parser: str = key(
+        "auto", "Notation of tool calls at /v1: by the chat template, or of a family.",
+        choices=("auto", "hermes", "llama3_json", "mistral", "pythonic"),
+    )  # fmt: skip
+    reasoning_parser: str = key(
+        "auto", "Whether replies at /v1 are split into reasoning and content: by the chat template, always, or never.",
+        choices=("auto", "think", "none"),
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
