@@ -133,9 +133,9 @@ class Session:
         self.recording.set_reward(float(value), turn_id, choice)
 
     def trajectories(self, style: str, discount: float, components: Mapping[str, float]) -> list[Trajectory]:
-        """Returns what is trained on (rljax/agents/export.py), with counts of the session as components.
+        """Returns the trajectories of the session, with its counts as components.
 
-        Raises ValueError if nothing was sampled.
+        rljax/agents/export.py says which. Raises ValueError if nothing was sampled.
         """
         counts = {"turns": float(len(self.recording.turns)), "prefix_breaks": float(self.recording.breaks)}
         return trajectories(self.recording, style, discount, {**components, **counts})

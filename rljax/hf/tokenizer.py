@@ -123,7 +123,7 @@ class HFTokenizer:
         return list(self._inner.encode(text, add_special_tokens=False, verbose=False))
 
     def encode_document(self, text: str) -> list[int]:
-        """Returns the ids of a prompt of plain text, with the BOS that the tokenizer begins one with."""
+        """Returns the ids of plain text as a whole prompt: with a BOS if the tokenizer adds one."""
         return list(self._inner.encode(text, add_special_tokens=True, verbose=False))
 
     @property

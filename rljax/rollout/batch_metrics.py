@@ -96,7 +96,7 @@ def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, Mean]:
     metrics |= _of_groups(groups, rewards, weights, completions.texts())
     metrics |= _of_trained_tokens(tokens)
     metrics["rollout/reward_length_corr"] = correlation(rewards, lengths)
-    return metrics | reward_components(trajectories)
+    return metrics | reward_components(trajectories, weights=weights)
 
 
 def _of_groups(

@@ -72,6 +72,9 @@ def test_parts_of_unequal_reward_are_weighted_by_their_share_of_the_episode():
 
 
 def test_metrics_count_an_episode_once():
+    of_group = in_parts([1.0, 0.0], [3, 1])
+    parts = [dataclasses.replace(t, components={"right": t.reward}) for t in of_group.trajectories]
+    assert batch_metrics([Group("0/0", tuple(parts))], 1)["reward/right"].value == 0.5
     whole, split = (batch_metrics([in_parts([1.0, 0.0, 0.5], parts)], 1) for parts in ([1, 1, 1], [4, 2, 1]))
     for name in ("rollout/reward", "rollout/group_reward_std"):
         assert split[name].value == pytest.approx(whole[name].value)
@@ -106,7 +109,7 @@ class InParts:
         whole = await Repeat().episode(generator, prompt, params, seed)
         first = np.cumsum(whole.loss_mask) <= 1
         return [
-            dataclasses.replace(whole, loss_mask=whole.loss_mask & first, components={}),
+            dataclasses.replace(whole, loss_mask=whole.loss_mask & first),
             dataclasses.replace(whole, loss_mask=whole.loss_mask & ~first),
         ]
 
