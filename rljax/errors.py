@@ -29,6 +29,24 @@ class RewardTimeout(EpisodeError):
     kind = "reward_timeout"
 
 
+class EpisodeTimeout(EpisodeError):
+    """The episode took longer than `rollout.episode_timeout`; it was cancelled."""
+
+    kind = "episode_timeout"
+
+
+class EnvironmentFailed(EpisodeError):
+    """The environment raised, or broke its contract (rljax/environments/interface.py)."""
+
+    kind = "environment_error"
+
+
+class EnvironmentTimeout(EpisodeError):
+    """A call of the environment took longer than its time limit."""
+
+    kind = "environment_timeout"
+
+
 class AgentError(EpisodeError):
     """The agent raised, its process failed, or it asked for no completion."""
 

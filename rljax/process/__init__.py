@@ -1,6 +1,7 @@
 """Life of a process: stop signals, the watchdog, and ending with the parent process.
 
-signals.py    handles signals that ask a run to save and exit
-watchdog.py   ends a run that hangs
-parent.py     ends a process when its parent ends
+signals.py      handles signals that ask a run to save and exit
+watchdog.py     ends a run that hangs
+parent.py       ends a process when its parent ends
+call_thread.py  blocking calls of users' code on a thread that may hang
 """
