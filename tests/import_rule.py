@@ -54,7 +54,7 @@ ROOMS = {
         "types",
     ),
     "workers": ("config", "engine", "errors", "messaging", "metrics", "rollout", "types"),
-    "environments": ("config", "errors", "process"),
+    "environments": ("config", "errors", "process", "types"),
     "tools": ("config", "errors", "process"),
     "data": ("config", "environments", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "metrics", "process", "types"),

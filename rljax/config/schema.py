@@ -96,7 +96,9 @@ class RolloutConfig:
         choices=("drop", "mask"),
     )  # fmt: skip
     recompute_kv_on_publish: bool = key(False, "Prefill in-flight requests again with the new weights.")
-    workflow: str = key("rlvr", 'A registered workflow ("rlvr", "multi_turn"), or "package.module:Class".')
+    workflow: str = key(
+        "rlvr", 'A registered workflow ("rlvr", "multi_turn", "agent", "environment", "tool_use"), or "package.module:Class".'
+    )
     workflow_args: dict[str, object] = key({}, "Keyword arguments of the workflow, in addition to tokenizer and rewards.")
     should_accept_fn: str | None = key(
         None, 'A registered filter of groups ("mixed_rewards": DAPO\'s), or "package.module:function". None: all are accepted.'
