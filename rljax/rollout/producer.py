@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from rljax import tracing
 from rljax.engine import Generator
 from rljax.errors import EpisodeError, RequestLost, SamplerError
 from rljax.metrics.accumulator import Accumulator
@@ -62,6 +63,14 @@ class RetryingGenerator(Generator):
         return self._generator.version
 
     async def generate(self, request: Request) -> Completion:
+        with tracing.span("generate", request=request.id, prompt_tokens=len(request.prompt_ids)) as span:
+            completion = await self._in_time(request)
+            if tracing.is_on():
+                oldest, newest = int(completion.versions.min(initial=NEVER)), int(completion.versions.max(initial=0))
+                span.note(tokens=len(completion.token_ids), finish=completion.finish.value, oldest=oldest, newest=newest)
+            return completion
+
+    async def _in_time(self, request: Request) -> Completion:
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._with_retries(request)
@@ -123,20 +132,44 @@ class GroupRunner:
 
 
 async def run_episode(
-    workflow: Workflow, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int
+    workflow: Workflow, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int, kind: str = "trajectory"
 ) -> EpisodeResult:
-    """Runs one episode. Returns a Failure if the workflow raises; other episodes go on."""
-    try:
-        done = await workflow.episode(generator, prompt, params, seed)
-        if done is None or isinstance(done, Trajectory):
-            return done
-        if not isinstance(done, list | tuple) or not done or not all(isinstance(part, Trajectory) for part in done):
-            raise TypeError(f"the workflow returned {type(done).__name__}: a Trajectory, a list of at least one, or None")
-        return tuple(done)
-    except EpisodeError as error:
-        return Failure(error.kind, error)
-    except Exception as error:  # users' code may raise anything
-        return Failure(EpisodeError.kind, error)
+    """Runs one episode. Returns a Failure if the workflow raises; other episodes go on.
+
+    kind: name of its span in the trace, and of the lanes of such spans.
+    """
+    with tracing.span(kind, lane=kind, uid=prompt.uid, seed=seed) as span:
+        result: EpisodeResult
+        try:
+            result = _checked(await workflow.episode(generator, prompt, params, seed))
+        except EpisodeError as error:
+            result = Failure(error.kind, error)
+        except Exception as error:  # users' code may raise anything
+            result = Failure(EpisodeError.kind, error)
+        span.note(**_told(result))
+        return result
+
+
+def _checked(done: object) -> EpisodeResult:
+    """Returns what a workflow returned. Raises TypeError if it may not."""
+    if done is None or isinstance(done, Trajectory):
+        return done
+    if not isinstance(done, list | tuple) or not done or not all(isinstance(part, Trajectory) for part in done):
+        raise TypeError(f"the workflow returned {type(done).__name__}: a Trajectory, a list of at least one, or None")
+    return tuple(done)
+
+
+def _told(result: EpisodeResult) -> dict[str, object]:
+    """Returns what the trace says of an episode's end."""
+    match result:
+        case Failure():
+            return {"failure": result.reason[:200]}
+        case None:
+            return {"rejected": True}
+        case _:
+            parts = parts_of(result, 0)
+            reward, tokens = sum(part.reward for part in parts) / len(parts), sum(map(len, parts))
+            return {"reward": reward, "tokens": tokens, "finish": parts[-1].finish.value}
 
 
 def parts_of(result: EpisodeResult, sample: int) -> tuple[Trajectory, ...]:
@@ -169,7 +202,8 @@ class Producer:
                     while (ticket := self._buffer.admit()) is not None:
                         groups.create_task(self._group(ticket), name=f"group {ticket.prompt.uid}")
                     reason, start = self._buffer.waits_for, time.perf_counter()
-                    await self._buffer.change()
+                    with tracing.wait(f"wait for {reason}", track="producer"):
+                        await self._buffer.change()
                     self._accumulator.count(f"rollout/wait/producer_for_{reason}", time.perf_counter() - start)
         except BaseExceptionGroup as several:
             first = _first_exception(several)
