@@ -7,15 +7,14 @@ from rljax.configs import quickstart
 
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
-    config.total_train_steps = 200
-    config.rollout.workflow = "environment"
+    config.total_train_steps = 150
 
-    # Games: "1-15?" 9, "<" 3, ">" 5, ... ; a guess ends with a newline, which is what the model sees of its turn's end
+    # Games such as "1-7?" 2, ">" 6, "<" 4; each guess ends with a newline
     for dataset in (config.train_dataset, config.valid_dataset):
         dataset.path = "task:guess_number"
-        del dataset.task.digits
-        dataset.task.size = 15
-        dataset.task.guesses = 4
+        dataset.task = ConfigDict()
+        dataset.task.size = 7
+        dataset.task.guesses = 3
         dataset.task.question = "1-{size}?"
         dataset.task.higher = ">"
         dataset.task.lower = "<"
@@ -23,17 +22,19 @@ def get_config() -> ConfigDict:
         dataset.task.ending = "\n"
         dataset.task.n = 2000
     config.valid_dataset.task.n = 256
-    del config.train_dataset.task.misled
-    config.train_dataset.task.earlier = True
-    config.train_dataset.task.sensible = 0.3
+    config.rollout.workflow = "environment"
     config.gconfig.stop_token_ids = (4,)  # the newline
-    config.gconfig.max_new_tokens = 4
-    config.warmup.steps = 600
+    config.gconfig.max_new_tokens = 3
 
+    # Supervised warm-up: legal guesses, of which few are sensible, in games joined at any turn
+    config.train_dataset.task.earlier = True
+    config.train_dataset.task.sensible = 0.1
+    config.warmup.steps = 300
+
+    # A quarter of the quickstart's parameters
     config.actor.init.hidden_size = 96
     config.actor.init.intermediate_size = 256
     config.actor.init.num_heads = 3
     config.actor.init.num_kv_heads = 3
     config.actor.optimizer.lr = 1e-3
-    config.jax.context_length = 32
     return config

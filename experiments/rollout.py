@@ -125,7 +125,8 @@ async def _groups(
         )
 
         async def episode(prompt: Prompt, sample: int) -> tuple[Trajectory, ...]:
-            done = await run_episode(workflow, sampler, prompt, params, seed_for(config.seed, prompt.uid, sample))
+            seed = seed_for(config.seed, prompt.uid, sample)
+            done = await run_episode(workflow, sampler, prompt, params, seed, timeout=config.episode_timeout)
             if isinstance(done, Failure):
                 if not isinstance(done.error, EpisodeError):
                     raise done.error

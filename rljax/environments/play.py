@@ -33,23 +33,23 @@ class Play:
         self.environment: Environment
 
     async def __aenter__(self) -> Play:
-        self.environment = await self._call("__init__", lambda: make_environment(self._source))
+        self.environment = await self.call("__init__", lambda: make_environment(self._source))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         with self._thread:
             close = getattr(self.environment, "close", None)
             if close is not None:
-                await self._call("close", close)
+                await self.call("close", close)
 
     async def reset(self) -> tuple[Message, ...]:
         """Begins the source's episode and returns its first messages."""
         seed, fields = self._source.seed, self._source.fields
-        return self._messages("reset", await self._call("reset", self.environment.reset, seed=seed, **fields))
+        return self._messages("reset", await self.call("reset", self.environment.reset, seed=seed, **fields))
 
     async def step(self, action: str) -> Step:
         """Takes one action; the observation of the step returned is a tuple of messages."""
-        returned = await self._call("step", self.environment.step, action)
+        returned = await self.call("step", self.environment.step, action)
         if not isinstance(returned, tuple) or len(returned) != 5:
             raise self._breach("step", f"returned {_kind(returned)}, not (observation, reward, terminated, truncated, info)")
         observation, reward, terminated, truncated, info = returned
@@ -62,7 +62,8 @@ class Play:
             raise self._breach("step", f"info is {_kind(info)}, not a mapping")
         return Step(self._messages("step", observation), float(reward), bool(terminated), bool(truncated), info)
 
-    async def _call(self, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls a function of the environment on its thread; `name` is for errors."""
         try:
             return await self._thread.call(function, *args, timeout=self._timeout, **kwargs)
         except CallTimeout as error:

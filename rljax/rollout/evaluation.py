@@ -59,7 +59,15 @@ async def evaluate(
     async def episode(prompt: Prompt, sample: int) -> EpisodeResult:
         seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
         async with room:
-            result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed, "evaluation")
+            result = await run_episode(
+                evaluation.workflow,
+                retrying,
+                prompt,
+                evaluation.params,
+                seed,
+                timeout=config.episode_timeout,
+                kind="evaluation",
+            )
         beat(f"evaluation {prompt.uid}")
         return result
 

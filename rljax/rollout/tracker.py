@@ -146,6 +146,7 @@ class PromptTracker:
     def _failed(self, ticket: Ticket, failures: Sequence[Failure]) -> None:
         """Requeues or drops a prompt all of whose episodes failed."""
         first = failures[0]
+        self._beat(f"failed group {ticket.prompt.uid}")
         if not self._failures:
             log.warning("prompt %s failed: %s", ticket.prompt.uid, first.reason)
         self._count_failure(first)

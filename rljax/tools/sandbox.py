@@ -169,7 +169,7 @@ class Sandbox:
             *(argument for path in _python_directories() for argument in _read_only(path)),
             *("--dev", "/dev", "--remount-ro", "/dev", "--size", str(limits.files_mb * _MIB), "--tmpfs", SCRATCH),
             *("--chdir", SCRATCH, "--setenv", "HOME", SCRATCH, "--remount-ro", "/"),
-            *("--", _python(), "-I", "-B", "-X", "utf8", "-c", _BOOT, json.dumps(bounds)),
+            *("--", _python(), "-I", "-B", "-u", "-X", "utf8", "-c", _BOOT, json.dumps(bounds)),
         ]
 
     def _probe(self) -> None:

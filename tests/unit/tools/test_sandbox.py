@@ -134,9 +134,7 @@ def test_without_its_means_there_is_no_sandbox(monkeypatch, tmp_path):
     broken.chmod(0o755)
     monkeypatch.setattr(sandbox_module, "_seccomp_filter", lambda: b"")
     monkeypatch.setattr(sandbox_module, "_find_bubblewrap", lambda: str(broken))
-    with pytest.raises(
-        UserError, match="the sandbox does not work here: bwrap: No permissions to create .* namespaces are allowed"
-    ):
+    with pytest.raises(UserError, match=r"the sandbox does not work here: bwrap: No permissions .* namespaces are allowed"):
         Sandbox(LIMITS)
     with pytest.raises(UserError, match="memory_mb: 0 must be positive"):
         Limits(memory_mb=0)
