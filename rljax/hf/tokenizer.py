@@ -158,12 +158,6 @@ class HFTokenizer:
         """Returns the ids of plain text as a whole prompt: with a BOS if the tokenizer adds one."""
         return list(self._inner.encode(text, add_special_tokens=True, verbose=False))
 
-    @property
-    def chat_template(self) -> str:
-        """Source of the chat template; "" if there is none."""
-        template = self._inner.chat_template
-        return template if isinstance(template, str) else ""
-
     def unknown(self, text: str) -> str:
         unknown = self._inner.unk_token_id
         if unknown is None or unknown not in self.encode(text):
