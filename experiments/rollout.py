@@ -126,7 +126,7 @@ async def _groups(
 
         async def episode(prompt: Prompt, sample: int) -> tuple[Trajectory, ...]:
             seed = seed_for(config.seed, prompt.uid, sample)
-            done = await run_episode(workflow, sampler, prompt, params, seed, config.episode_timeout)
+            done = await run_episode(workflow, sampler, prompt, params, seed, timeout=config.episode_timeout)
             if isinstance(done, Failure):
                 if not isinstance(done.error, EpisodeError):
                     raise done.error

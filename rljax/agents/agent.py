@@ -62,6 +62,8 @@ class FunctionAgent:
         self._function: Callable[..., Any] = run if not inspect.isroutine(found) and callable(run) else found
         self._takes = _arguments(name, self._function)
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
+        self._client: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         if "client" in self._takes:
             _openai()
 
@@ -76,10 +78,18 @@ class FunctionAgent:
             "tools": [dict(tool) for tool in prompt.tools],
             "session": session,
         }
-        async with contextlib.AsyncExitStack() as stack:
-            if "client" in self._takes:
-                offered["client"] = await stack.enter_async_context(_openai()(base_url=base_url, api_key=session.key))
-            return await self._call({name: offered[name] for name in self._takes})
+        if "client" in self._takes:
+            offered["client"] = self._shared_client().with_options(base_url=base_url, api_key=session.key)
+        return await self._call({name: offered[name] for name in self._takes})
+
+    def _shared_client(self) -> Any:
+        """Returns the client of this event loop: making one takes tens of milliseconds."""
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            given = {"base_url": "http://127.0.0.1", "api_key": "none"}
+            # The run's own retries and time limits are behind the endpoint
+            self._client, self._loop = _openai()(**given, max_retries=0, timeout=None), loop
+        return self._client
 
     async def _call(self, arguments: dict[str, Any]) -> Any:
         if inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(type(self._function).__call__):

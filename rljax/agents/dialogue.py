@@ -16,7 +16,7 @@ from rljax.hf.messages import Message
 from rljax.hf.reasoning import has_reasoning, is_open, split_reasoning
 from rljax.hf.tokenizer import HFTokenizer
 from rljax.hf.tool_calls import ToolCallParser, find_parser
-from rljax.types import Completion, Finish
+from rljax.types import Completion, Finish, SamplingParams
 
 # Placeholders for what was sampled, to find it in a rendered conversation
 _CONTENT, _REASONING = "\x02content\x03", "\x02reasoning\x03"
@@ -102,13 +102,13 @@ class Dialogue:
 
     # Replies
 
-    def text(self, completion: Completion, stop: Sequence[str] = ()) -> str:
+    def text(self, completion: Completion, params: SamplingParams) -> str:
         """Returns the text of a completion, without the id or the string that ended it."""
         ids = completion.token_ids.tolist()
-        if completion.finish is Finish.STOP and ids and ids[-1] in self.tokenizer.eos_token_ids:
+        if completion.finish is Finish.STOP and ids and ids[-1] in params.stop_token_ids:
             ids = ids[:-1]
         text = self.tokenizer.decode(ids, skip_special_tokens=not self.calls.special)
-        return cut_at(text, stop) if completion.finish is Finish.STOP else text
+        return cut_at(text, params.stop) if completion.finish is Finish.STOP else text
 
     def reply(self, text: str, prompt: ChatPrompt, *, calls_tools: bool) -> Message:
         """Returns the message that a completion's text is."""

@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions, /v1/completions      stream, tools, n, logprobs, stop, seed
     GET  /v1/models
-    POST /v1/rewards        {"reward": 1.0, "completion_id": ...}     of a turn; without an id of the last
+    POST /v1/rewards        {"reward": 1.0, "completion_id": ...}     of a turn; by default the last
     POST /v1/sessions       {"seed": 7}  ->  {"id", "api_key", "base_url"}
     GET  /v1/trajectories?style=concat&turn_discount=1.0              of the session
     DELETE /v1/sessions/KEY
@@ -45,7 +45,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclasses.dataclass(frozen=True)
 class Guest:
-    """Who may use the endpoint without a session, or open one: what `experiments.serve` offers."""
+    """Terms for requests of no session, which may also open one: those of `experiments.serve`."""
 
     generator: Generator
     policy: SamplingPolicy
@@ -62,7 +62,7 @@ class Endpoint:
           guest: None if only sessions that this process opened are served.
           most_requests: completions under way at once; None for no limit.
         """
-        self.sessions = Sessions()
+        self.sessions = Sessions() if guest is not None else Sessions(most=None)
         self._dialogue, self._model, self._guest, self._most_requests = dialogue, model, guest, most_requests
         self._requests = 0
 

@@ -21,8 +21,10 @@ from rljax.agents.recording import History, Setting, Turn
 from rljax.agents.session import Session
 from rljax.agents.stream import GrowingText, VisibleText
 from rljax.errors import SamplerError, UserError
-from rljax.hf.messages import Message
+from rljax.hf.messages import Message, text_of
 from rljax.types import Completion, Finish, Piece, Request, SamplingParams
+
+LONG = 20_000  # characters of a prompt
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,10 +80,11 @@ class Exchange:
         """Begins a request to /v1/chat/completions. Raises ApiError."""
         exchange = cls(session, dialogue, asked.reply, "chatcmpl")
         params = session.policy.params_for(asked.sampling)
-        exchange._setting = setting = Setting(asked.tools, asked.template_kwargs)
+        exchange._setting = setting = Setting(asked.tools, {**session.template_kwargs, **asked.template_kwargs})
         exchange.calls_tools = asked.calls_tools
         recording = session.recording
-        prompt = await _off_the_loop("messages", dialogue.prompt, recording, asked.messages, setting)
+        length = sum(len(text_of(message)) for message in asked.messages)
+        prompt = await _off_the_loop("messages", length, dialogue.prompt, recording, asked.messages, setting)
         recording.breaks += prompt.broken
         exchange._add(prompt.token_ids, params, asked.sampling, chat=prompt, parent=prompt.parent)
         return exchange
@@ -93,7 +96,7 @@ class Exchange:
         params = session.policy.params_for(asked.sampling)
         for prompt in asked.prompts:
             parent = session.recording.text_extended_by(prompt)
-            ids = await _off_the_loop("prompt", _text_ids, dialogue, prompt, parent)
+            ids = await _off_the_loop("prompt", len(prompt), _text_ids, dialogue, prompt, parent)
             text = prompt if isinstance(prompt, str) else ""
             exchange._add(ids, params, asked.sampling, parent=parent, prompt_text=text)
         return exchange
@@ -155,7 +158,7 @@ class Exchange:
                     if choice.visible is not None and piece.finish is None:
                         choice.growing.add(piece.token_ids.tolist())
                         tell(Delta(choice, *choice.visible.news(choice.growing.so_far, last=False)))
-            await self._end(choice, pieces)
+            self._end(choice, pieces)
             news = choice.visible.news(choice.text, last=True) if choice.visible is not None else ("", "")
             tell(Delta(choice, *news, done=True))
         except UserError as error:
@@ -169,7 +172,7 @@ class Exchange:
         except Exception as error:  # a bug: answered as such
             tell(error)
 
-    async def _end(self, choice: Choice, pieces: Sequence[Piece]) -> None:
+    def _end(self, choice: Choice, pieces: Sequence[Piece]) -> None:
         """Joins a completion, reads it, and records it as a turn."""
         ids, logp, versions = (
             np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("token_ids", "logp", "versions")
@@ -179,7 +182,7 @@ class Exchange:
             raise SamplerError(f"request {choice.request.id} was aborted after {len(ids)} tokens")
         completion = choice.completion = Completion(ids, logp, versions, finish)
         dialogue, chat = self.dialogue, choice.chat
-        choice.text = await asyncio.to_thread(dialogue.text, completion, choice.params.stop)
+        choice.text = dialogue.text(completion, choice.params)
         choice.finish = finish
         if chat is not None:
             choice.message = dialogue.reply(choice.text, chat, calls_tools=self.calls_tools)
@@ -205,10 +208,10 @@ class Exchange:
         self.session.recording.add(turn)
 
 
-async def _off_the_loop(param: str, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Renders and tokenizes in a thread, since a long text takes seconds. Raises ApiError."""
+async def _off_the_loop(param: str, length: int, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Makes a prompt, in a thread if its text is long, which takes seconds. Raises ApiError."""
     try:
-        return await asyncio.to_thread(make, *args, **kwargs)
+        return await asyncio.to_thread(make, *args, **kwargs) if length > LONG else make(*args, **kwargs)
     except UserError as error:
         raise ApiError(str(error), param=param, code="invalid_value") from None
     except UnicodeEncodeError:

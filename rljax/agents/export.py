@@ -36,7 +36,7 @@ def trajectories(recording: Recording, style: str, discount: float, components: 
 
     Args:
       style: "concat" or "individual".
-      components: of the episode's reward; the last trajectory has them, so that they count once.
+      components: of the episode's reward; each of its trajectories has them.
 
     Raises:
       ValueError: nothing was sampled.
@@ -46,11 +46,7 @@ def trajectories(recording: Recording, style: str, discount: float, components: 
         raise ValueError("nothing was sampled")
     rewards = dict(zip(turns, discounted([turn.reward for turn in turns], discount), strict=True))
     paths = [([turn], [turn]) for turn in turns] if style == "individual" else _branches(turns)
-    made = [
-        _trajectory(path[-1], trained, rewards[trained[0]], components if last == len(paths) - 1 else {})
-        for last, (path, trained) in enumerate(paths)
-    ]
-    return made
+    return [_trajectory(path[-1], trained, rewards[trained[0]], components) for path, trained in paths]
 
 
 def _branches(turns: Sequence[Turn]) -> list[tuple[list[Turn], list[Turn]]]:

@@ -48,7 +48,7 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a conversation's prompts are rendered with, beside its messages."""
+    """Arguments of the chat template, beside the messages."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -105,8 +105,9 @@ class Recording:
         return max(fitting, key=lambda turn: (len(turn.history.keys) if turn.history else 0, turn.number), default=None)
 
     def diverges(self, messages: Sequence[Message], setting: Setting) -> bool:
-        """Returns whether messages that extend no turn have replies of recorded turns among them, or
-        another reply where one was recorded: a history that the client cut or changed.
+        """Returns whether messages that extend no turn are a history that was cut or changed.
+
+        They have a recorded reply among them, or another reply where one was recorded.
         """
         keys = [key_of(message) for message in messages]
         for turn in self.turns:

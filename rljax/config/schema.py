@@ -90,7 +90,10 @@ class RolloutConfig:
         None, "Prompts in flight at once. None: (max_head_offpolicyness + 1) * consumer_batch_size.", POSITIVE
     )
     consumer_batch_size: int | None = key(None, "Prompts per update. None: train_dataset.batch_size.", POSITIVE)
-    enable_rollout_tracing: bool = key(False, "Write one line per event of an episode to trace.jsonl.")
+    enable_rollout_tracing: bool = key(False, "Write WORKDIR/trace.json, a timeline for Perfetto (docs/tracing.md).")
+    max_trace_mb: float = key(
+        256.0, "Size of trace.json and of trace.1.json, the part before it, together.", POSITIVE, unit="MiB"
+    )
     stale_policy: str = key(
         "drop", "Handling of tokens beyond the lag bound: drop generates their prompt again, mask leaves them untrained.",
         choices=("drop", "mask"),
@@ -226,6 +229,15 @@ class ServeConfig:
     max_requests: int = key(1024, "Completions at once; more requests get status 503.", POSITIVE)
     max_body_mb: float = key(64.0, "Largest request.", POSITIVE, unit="MiB")
     weight_roots: tuple[str, ...] = key((), "Directories below which weights may be loaded. Empty: memory-backed storage.")
+    model_name: str = key("", "Name of the model at /v1. Empty: that of its directory.")
+    tool_parser: str = key(
+        "auto", "Notation of tool calls at /v1: by the chat template, or of a family.",
+        choices=("auto", "hermes", "llama3_json", "mistral", "pythonic"),
+    )  # fmt: skip
+    reasoning_parser: str = key(
+        "auto", "Whether replies at /v1 are split into reasoning and content: by the chat template, always, or never.",
+        choices=("auto", "think", "none"),
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Tool calls in the text of a reply, in the notations of the model families.
 
     parser = find_parser("auto", tokenizer.chat_template)
-    content, calls = parser.parse('<tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>')
+    content, calls = parser.parse('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
 
 A notation that is broken or cut off is no call: it stays in the content.
 """

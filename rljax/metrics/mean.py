@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Mean:
         return cls(math.fsum(values), len(values), min(values, default=math.inf), max(values, default=-math.inf))
 
     @classmethod
-    def weighted(cls, values: Sequence[float], weights: Sequence[float]) -> Mean:
+    def weighted(cls, values: Iterable[float], weights: Iterable[float]) -> Mean:
         """Returns the weighted mean of plain values, which are as many as the weights."""
-        values = [float(v) for v in values]
-        total = math.fsum(v * float(w) for v, w in zip(values, weights, strict=True))
+        values, weights = [float(v) for v in values], [float(w) for w in weights]
+        total = math.fsum(v * w for v, w in zip(values, weights, strict=True))
         return cls(total, math.fsum(weights), min(values, default=math.inf), max(values, default=-math.inf))
 
     def __add__(self, other: Mean) -> Mean:

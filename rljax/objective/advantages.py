@@ -93,8 +93,8 @@ def advantages_of(
 def normalized(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig, episodes: np.ndarray | None = None) -> np.ndarray:
     """Normalizes to (x - mean) / (max(std, std_floor) + eps), each over the batch or x's own group.
 
-    Mean and population std may also be left out. Leave-one-out takes them over the other episodes. Where
-    the others do not vary, as for the one winner of a group, their std would blow the winner up
+    Mean and population std may also be left out. Leave-one-out takes them over the other episodes.
+    Where those do not vary, as for the one winner of a group, their std would blow the winner up
     without bound: there it is the whole set's, the winner included. Members of a set that are all
     equal get exactly 0 where the mean is taken over that set, whatever the std.
 

@@ -96,7 +96,7 @@ def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, Mean]:
     metrics |= _of_groups(groups, rewards, weights, completions.texts())
     metrics |= _of_trained_tokens(tokens)
     metrics["rollout/reward_length_corr"] = correlation(rewards, lengths)
-    return metrics | reward_components(trajectories)
+    return metrics | reward_components(trajectories, weights=weights)
 
 
 def _of_groups(
@@ -114,6 +114,7 @@ def _of_groups(
     prompts = [_prompt(group.trajectories[0]) for group in groups]
     times = Counter(prompts)
     return {
+        "rollout/group_size": Mean.of(len(group.episodes()) for group in groups),
         "rollout/group_reward_std": distribution(_std_by_group(rewards, weights, np.array(sizes))),
         "rollout/distinct_completions": Mean.of(distinct),
         "rollout/duplicate_prompts": Mean(sum(times[prompt] > 1 for prompt in prompts), len(prompts)),

@@ -59,13 +59,22 @@ async def evaluate(
     async def episode(prompt: Prompt, sample: int) -> EpisodeResult:
         seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
         async with room:
-            result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed, config.episode_timeout)
+            result = await run_episode(
+                evaluation.workflow,
+                retrying,
+                prompt,
+                evaluation.params,
+                seed,
+                timeout=config.episode_timeout,
+                kind="evaluation",
+            )
         beat(f"evaluation {prompt.uid}")
         return result
 
     results = await asyncio.gather(*(episode(p, i) for p in evaluation.prompts for i in range(evaluation.n_samples)))
     episodes = [parts for result in results if (parts := parts_of(result, 0))]
     trajectories = [trajectory for parts in episodes for trajectory in parts]
+    weights = [1 / len(parts) for parts in episodes for _ in parts]
     failures = [r for r in results if isinstance(r, Failure)]
     failed = Counter(r.kind for r in failures)
     if not trajectories:  # the reward is then NaN
@@ -83,4 +92,4 @@ async def evaluate(
     }
     metrics |= {f"{PREFIX}/failed/{kind}": Mean(count, 1) for kind, count in failed.items()}
     metrics |= {f"{PREFIX}/lost/{kind}": Mean(count, 1) for kind, count in lost.items()}
-    return metrics | reward_components(trajectories, "eval-reward")
+    return metrics | reward_components(trajectories, "eval-reward", weights)

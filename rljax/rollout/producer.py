@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from rljax import tracing
 from rljax.engine import Generator
 from rljax.errors import EpisodeError, EpisodeTimeout, RequestLost, SamplerError
 from rljax.metrics.accumulator import Accumulator
@@ -63,6 +64,14 @@ class RetryingGenerator(Generator):
         return self._generator.version
 
     async def generate(self, request: Request) -> Completion:
+        with tracing.span("generate", request=request.id, prompt_tokens=len(request.prompt_ids)) as span:
+            completion = await self._in_time(request)
+            if tracing.is_on():
+                oldest, newest = int(completion.versions.min(initial=NEVER)), int(completion.versions.max(initial=0))
+                span.note(tokens=len(completion.token_ids), finish=completion.finish.value, oldest=oldest, newest=newest)
+            return completion
+
+    async def _in_time(self, request: Request) -> Completion:
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._with_retries(request)
@@ -117,7 +126,7 @@ class GroupRunner:
 
     async def _episode(self, ticket: Ticket, sample: int) -> EpisodeResult:
         seed = seed_for(self.seed, ticket.prompt.uid, sample, ticket.attempt)
-        result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed, self.timeout)
+        result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed, timeout=self.timeout)
         if isinstance(result, Failure) and not self.warned:
             self.warned = True  # now, not at the group's end: that may be minutes later, when rewards time out
             log.warning("an episode of prompt %s failed: %s", ticket.prompt.uid, result.reason)
@@ -125,29 +134,63 @@ class GroupRunner:
 
 
 async def run_episode(
-    workflow: Workflow, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int, timeout: float | None = None
+    workflow: Workflow,
+    generator: Generator,
+    prompt: Prompt,
+    params: SamplingParams,
+    seed: int,
+    *,
+    timeout: float | None = None,
+    kind: str = "trajectory",
 ) -> EpisodeResult:
     """Runs one episode. Returns a Failure if the workflow raises; other episodes go on.
 
-    An episode that takes longer than `timeout` seconds is cancelled, and fails as `episode_timeout`.
+    Args:
+      timeout: seconds after which the episode is cancelled, and fails as `episode_timeout`.
+      kind: name of its span in the trace, and of the lanes of such spans.
     """
     limit = asyncio.timeout(timeout)
-    try:
-        async with limit:
-            done = await workflow.episode(generator, prompt, params, seed)
-        if done is None or isinstance(done, Trajectory):
-            return done
-        if not isinstance(done, list | tuple) or not done or not all(isinstance(part, Trajectory) for part in done):
-            raise TypeError(f"the workflow returned {type(done).__name__}: a Trajectory, a list of at least one, or None")
-        return tuple(done)
-    except EpisodeError as error:
-        return Failure(error.kind, error)
-    except Exception as error:  # users' code may raise anything
-        if isinstance(error, TimeoutError) and limit.expired():  # else it is the workflow's own
-            late = EpisodeTimeout(f"an episode of prompt {prompt.uid} ran longer than {timeout:g} s (rollout.episode_timeout)")
-            late.__cause__ = error.__cause__  # the cancellation, whose traceback ends where the episode waited
-            return Failure(late.kind, late)
-        return Failure(EpisodeError.kind, error)
+    with tracing.span(kind, lane=kind, uid=prompt.uid, seed=seed) as span:
+        result: EpisodeResult
+        try:
+            async with limit:
+                done = await workflow.episode(generator, prompt, params, seed)
+            result = _checked(done)
+        except EpisodeError as error:
+            result = Failure(error.kind, error)
+        except Exception as error:  # users' code may raise anything
+            late = isinstance(error, TimeoutError) and limit.expired()  # else it is the workflow's own
+            result = _too_late(prompt, timeout, error) if late else Failure(EpisodeError.kind, error)
+        span.note(**_told(result))
+        return result
+
+
+def _too_late(prompt: Prompt, timeout: float | None, error: Exception) -> Failure:
+    late = EpisodeTimeout(f"an episode of prompt {prompt.uid} ran longer than {timeout or 0:g} s (rollout.episode_timeout)")
+    late.__cause__ = error.__cause__  # the cancellation, whose traceback ends where the episode waited
+    return Failure(late.kind, late)
+
+
+def _checked(done: object) -> EpisodeResult:
+    """Returns what a workflow returned. Raises TypeError if it may not."""
+    if done is None or isinstance(done, Trajectory):
+        return done
+    if not isinstance(done, list | tuple) or not done or not all(isinstance(part, Trajectory) for part in done):
+        raise TypeError(f"the workflow returned {type(done).__name__}: a Trajectory, a list of at least one, or None")
+    return tuple(done)
+
+
+def _told(result: EpisodeResult) -> dict[str, object]:
+    """Returns what the trace says of an episode's end."""
+    match result:
+        case Failure():
+            return {"failure": result.reason[:200]}
+        case None:
+            return {"rejected": True}
+        case _:
+            parts = parts_of(result, 0)
+            reward, tokens = sum(part.reward for part in parts) / len(parts), sum(map(len, parts))
+            return {"reward": reward, "tokens": tokens, "finish": parts[-1].finish.value}
 
 
 def parts_of(result: EpisodeResult, sample: int) -> tuple[Trajectory, ...]:
@@ -180,7 +223,8 @@ class Producer:
                     while (ticket := self._buffer.admit()) is not None:
                         groups.create_task(self._group(ticket), name=f"group {ticket.prompt.uid}")
                     reason, start = self._buffer.waits_for, time.perf_counter()
-                    await self._buffer.change()
+                    with tracing.wait(f"wait for {reason}", track="producer"):
+                        await self._buffer.change()
                     self._accumulator.count(f"rollout/wait/producer_for_{reason}", time.perf_counter() - start)
         except BaseExceptionGroup as several:
             first = _first_exception(several)

@@ -87,10 +87,20 @@ def supervised(prompt_ids: Sequence[int], target_ids: Sequence[int]) -> Trajecto
     Its versions are PROMPT_VERSION and its log-probs 0, because the policy sampled none of it.
     """
     ids = np.array([*prompt_ids, *target_ids], np.int32)
-    trained = np.arange(len(ids)) >= max(len(prompt_ids), 1)  # token 0 has no context
+    return supervised_turns(ids, np.arange(len(ids)) >= len(prompt_ids))
+
+
+def supervised_turns(token_ids: np.ndarray, learned: np.ndarray) -> Trajectory:
+    """Returns a trajectory of a labeled conversation, as `supervised` does.
+
+    Args:
+      token_ids: [T] int32.
+      learned: [T] bool: the tokens to learn; token 0 has no context and is none.
+    """
+    ids = np.asarray(token_ids, np.int32)
     return Trajectory(
         token_ids=ids,
-        loss_mask=trained,
+        loss_mask=np.asarray(learned, bool) & (np.arange(len(ids)) > 0),
         behavior_logp=np.zeros(len(ids), np.float32),
         versions=np.full(len(ids), PROMPT_VERSION, np.int32),
         reward=0.0,
@@ -105,6 +115,17 @@ def no_eos_ratio(trajectories: Iterable[Trajectory]) -> Mean:
     return Mean(sum(cut), len(cut))
 
 
-def reward_components(trajectories: Iterable[Trajectory], prefix: str = "reward") -> dict[str, Mean]:
-    """Returns the mean of each reward component over the trajectories that have it."""
-    return merge({f"{prefix}/{name}": Mean.of([value])} for t in trajectories for name, value in t.components.items())
+def reward_components(
+    trajectories: Sequence[Trajectory], prefix: str = "reward", weights: Sequence[float] | np.ndarray | None = None
+) -> dict[str, Mean]:
+    """Returns the mean of each reward component over the trajectories that have it.
+
+    Args:
+      weights: of the trajectories, as `episode_weights` gives them; None: one each.
+    """
+    weights = [1.0] * len(trajectories) if weights is None else weights
+    return merge(
+        {f"{prefix}/{name}": Mean.weighted([value], [weight])}
+        for t, weight in zip(trajectories, weights, strict=True)
+        for name, value in t.components.items()
+    )

@@ -1,7 +1,8 @@
 """Agents that talk to an OpenAI-compatible endpoint, trained on the tokens that they were sent.
 
-    --config.rollout.workflow=agent --config.rollout.workflow_args.agent=my_package.my_module:agent
-    --config.rollout.workflow=agent --config.rollout.workflow_args.command="('python', 'my_agent.py')"
+    config.rollout.workflow = "agent"
+    config.rollout.workflow_args.agent = "my_package.my_module:agent"
+    config.rollout.workflow_args.command = ("python", "my_agent.py")       # or this
 
 docs/agents.md shows one.
 """
@@ -67,7 +68,8 @@ class AgentWorkflow:
         self._endpoint = endpoint
 
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> list[Trajectory]:
-        session = Session(generator, SamplingPolicy(params, override=self._override), seed, f"{prompt.uid}#{seed}")
+        policy, kwargs = SamplingPolicy(params, override=self._override), prompt.chat_template_kwargs
+        session = Session(generator, policy, seed, f"{prompt.uid}#{seed}", template_kwargs=kwargs)
         async with self._server.session(session) as base_url:
             returned = await self._run(session, base_url, prompt)
         if not session.recording.turns:
@@ -91,7 +93,10 @@ class AgentWorkflow:
             raise session.lost or AgentError(f"prompt {prompt.uid}: {type(error).__name__}: {reason}"[:2000]) from error
 
     async def _score(self, session: Session, prompt: Prompt, returned: object) -> Score | None:
-        """Returns the score that the agent returned, or that of its last reply; None if it set rewards by turn."""
+        """Returns the score that the agent returned, or else that of its last reply.
+
+        None if it returned none and set rewards by turn.
+        """
         if returned is not None:
             try:
                 return score_of(returned)

@@ -41,7 +41,7 @@ async def joined(stream):
     return reasoning, content, calls, finish, chunks
 
 
-def test_two_turns_with_a_tool_go_on_from_the_sampled_tokens(tokenizer):
+def test_tokens_in_tokens_out_over_two_turns_with_a_tool(tokenizer):
     served = Served(tokenizer, speak)
 
     async def talk(client):

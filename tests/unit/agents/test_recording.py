@@ -93,9 +93,9 @@ def test_a_branch_s_context_is_what_was_sampled_from(tokenizer):
     )
 
 
-def test_components_count_once(tokenizer):
+def test_every_part_has_the_components_of_the_episode(tokenizer):
     found = branching(tokenizer).trajectories("concat", 1.0, {"right": 0.5})
-    assert [dict(t.components) for t in found] == [{}, {}, {"right": 0.5, "turns": 6.0, "prefix_breaks": 0.0}]
+    assert [dict(t.components) for t in found] == [{"right": 0.5, "turns": 6.0, "prefix_breaks": 0.0}] * 3
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.5, 0.9, 1.0])
@@ -207,3 +207,17 @@ def test_a_completion_that_was_cut_is_gone_on_from(tokenizer):
         tokenizer.decode(second.prompt_ids, skip_special_tokens=False)
         == "user:a<eos>\nassistant:a lo<eos>\nuser:b<eos>\nassistant:"
     )
+
+
+def test_the_template_s_arguments_of_a_session_are_those_of_its_prompt(tmp_path):
+    tokenizer = make_tokenizer(tmp_path, "{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    served = Served(tokenizer, lambda prompt: "x<eos>")
+    served.session.template_kwargs = {"mood": "calm:"}
+
+    async def talk(client):
+        await client.chat.completions.create(model="m", messages=[user("a")])
+        own = {"chat_template_kwargs": {"mood": "merry:"}}
+        await client.chat.completions.create(model="m", messages=[user("a")], extra_body=own)
+
+    served.run(talk)
+    assert [tokenizer.decode(turn.prompt_ids) for turn in served.session.recording.turns] == ["calm:a", "merry:a"]

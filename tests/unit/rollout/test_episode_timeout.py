@@ -55,7 +55,7 @@ def test_a_workflows_own_timeout_is_its_own():
             await asyncio.Event().wait()
 
     def kind_of(workflow, timeout):
-        failure = asyncio.run(run_episode(workflow, None, Prompt("0/0", (), {}), None, 0, timeout))
+        failure = asyncio.run(run_episode(workflow, None, Prompt("0/0", (), {}), None, 0, timeout=timeout))
         assert isinstance(failure, Failure)
         return failure.kind
 

@@ -213,7 +213,7 @@ class Products:
         self.position = state["position"]
 
 
-def test_the_tokens_of_a_tool_calling_episode_reach_the_learner_bit_for_bit(tmp_path, tokenizer):
+def test_tokens_in_tokens_out_from_a_tool_calling_agent_to_the_learner(tmp_path, tokenizer):
     config = make_config({"gconfig.max_new_tokens": 128, "gconfig.n_samples": 2, "train_dataset.batch_size": 2,
                           "total_train_steps": 1, "actor.mb_spec.max_tokens_per_row": 512})  # fmt: skip
     model.make_model(tmp_path / "model", tokenizer.vocab_size)
