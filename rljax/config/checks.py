@@ -190,7 +190,11 @@ RL_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         lambda c: c.evaluator.best is not None and c.evaluator.overlap,
-        "evaluator.best: scores one checkpoint, and with evaluator.overlap an evaluation sees several versions (drop one of them)",
+        "evaluator.best: scores one checkpoint, and with evaluator.overlap an evaluation sees several (drop one of them)",
+    ),
+    Rule(
+        lambda c: c.evaluator.overlap and c.rollout.max_head_offpolicyness == 0,
+        "evaluator.overlap: a synchronous run does one thing at a time (rollout.max_head_offpolicyness=1 or more)",
     ),
     Rule(
         lambda c: c.evaluator.max_new_tokens is not None and c.evaluator.max_new_tokens < c.gconfig.min_new_tokens,

@@ -236,7 +236,8 @@ class Config:
     train_dataset: DatasetConfig = section(DatasetConfig)
     valid_dataset: DatasetConfig = section(DatasetConfig, split="test", batch_size=64, shuffle=False)
     valid_datasets: dict[str, object] = key(
-        {}, "More sets to evaluate on, by name: the keys that differ from valid_dataset, as in valid_datasets.math.path=data/math."
+        {},
+        "More sets to evaluate on, by name: keys that differ from valid_dataset, as in valid_datasets.math.path=data/math.",
     )
     saver: SaverConfig = section(SaverConfig)
     evaluator: EvaluatorConfig = section(EvaluatorConfig)

@@ -24,9 +24,7 @@ class EvaluatorConfig(FrequencyConfig):
     top_p: float = key(1.0, "Probability mass of the most likely tokens to sample from. 1: all tokens.", HALF_OPEN_UNIT)
     top_k: int = key(0, "Number of most likely tokens to sample from. 0: all.", NOT_NEGATIVE)
     greedy: bool = key(True, "Take the most likely token.")
-    max_new_tokens: int | None = key(
-        None, "Longest completion. None: gconfig.max_new_tokens.", POSITIVE, unit="tokens"
-    )
+    max_new_tokens: int | None = key(None, "Longest completion. None: gconfig.max_new_tokens.", POSITIVE, unit="tokens")
     max_prompts: int | None = key(None, "Prompts per evaluation and set. None: the whole set.", POSITIVE)
     success: float = key(1.0, "Least reward of a sample that passes, for pass@k.")
     ks: tuple[int, ...] = key((), "The k of pass@k and maj@k. Empty: 1, 2, 4, ... up to n_samples.")

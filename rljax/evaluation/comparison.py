@@ -59,7 +59,8 @@ def compare(first: Result, second: Result, *, despite: Collection[str] = ()) -> 
     Raises:
       UserError: the protocols differ, or fewer than two prompts have samples in both.
     """
-    apart = [line for line in differences(first.protocol.json(), second.protocol.json()) if line.partition(":")[0] not in despite]
+    all_apart = differences(first.protocol.json(), second.protocol.json())
+    apart = [line for line in all_apart if line.partition(":")[0] not in despite]
     if apart:
         raise UserError(f"--compare: results of different protocols do not compare: {'; '.join(apart)}")
     ours, theirs = first.means(), second.means()

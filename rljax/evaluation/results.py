@@ -127,7 +127,9 @@ class Result:
         """Name of its file: set, policy and protocol, so that the same evaluation again replaces it."""
         step = "" if self.policy.step is None else f"-step{self.policy.step}"
         policy = (self.policy.digest or self.policy.path).replace(":", "_").replace("/", "_")[:12]
-        return f"{self.name or 'valid_dataset'}-{self.protocol.split}{step}-{policy}-{self.protocol.digest[:8]}-{self.seed}.json"
+        return (
+            f"{self.name or 'valid_dataset'}-{self.protocol.split}{step}-{policy}-{self.protocol.digest[:8]}-{self.seed}.json"
+        )
 
     def json(self) -> dict[str, Any]:
         """Returns the result as JSON values."""

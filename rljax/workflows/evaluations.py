@@ -28,9 +28,7 @@ def evaluation_params(config: Config, tokenizer: Tokenizer) -> SamplingParams:
     )
 
 
-def evaluations_of(
-    config: Config, sets: Sequence[HeldOut], workflow: Workflow, tokenizer: Tokenizer
-) -> list[Evaluation]:
+def evaluations_of(config: Config, sets: Sequence[HeldOut], workflow: Workflow, tokenizer: Tokenizer) -> list[Evaluation]:
     """Returns the evaluation on each set, in order, with its protocol."""
     params = evaluation_params(config, tokenizer)
     return [
@@ -40,9 +38,7 @@ def evaluations_of(
             params=params,
             n_samples=config.evaluator.n_samples,
             name=each.name,
-            protocol=protocol_of(
-                config, each.dataset, prompts=len(each.prompts), data=each.identity, tokenizer=tokenizer
-            ),
+            protocol=protocol_of(config, each.dataset, prompts=len(each.prompts), data=each.identity, tokenizer=tokenizer),
         )
         for each in sets
     ]
