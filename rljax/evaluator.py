@@ -19,6 +19,7 @@ from collections.abc import Callable
 from rljax.config.registry import nearest
 from rljax.errors import UserError
 from rljax.evaluation import uses
+from rljax.evaluation.results import FOLDER
 from rljax.metrics.mean import Mean, merge
 from rljax.rollout.evaluation import PREFIX, evaluate
 from rljax.run import Run
@@ -58,7 +59,7 @@ class Evaluator:
         self._step, self._score = step, math.nan
         purpose = "best" if self._run.config.evaluator.best else "training"
         protocols = {each.name: each.protocol for each in self._run.evaluations if each.protocol is not None}
-        uses.record(self._run.workdir, [uses.use_of(purpose, name, p, step=step) for name, p in protocols.items()])
+        uses.record(self._run.workdir / FOLDER, [uses.use_of(purpose, name, p, step=step) for name, p in protocols.items()])
         self.task = asyncio.create_task(self._evaluate(), name="evaluation")
 
     async def _evaluate(self) -> dict[str, Mean]:

@@ -181,10 +181,6 @@ RL_RULES: tuple[Rule, ...] = (
         "valid_dataset.path: the evaluator is on and has no data (name it, or evaluator.freq_steps=None and freq_epochs=None)",
     ),
     Rule(
-        lambda c: bool(c.valid_datasets) and not c.valid_dataset.path,
-        "valid_datasets: are beside valid_dataset, which has no path (name the main set there)",
-    ),
-    Rule(
         lambda c: c.evaluator.best is not None and not (c.evaluator.freq_steps or c.evaluator.freq_epochs),
         "evaluator.best: chooses among evaluations, of which there are none (evaluator.freq_steps or freq_epochs)",
     ),
@@ -195,6 +191,14 @@ RL_RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: c.evaluator.overlap and c.rollout.max_head_offpolicyness == 0,
         "evaluator.overlap: a synchronous run does one thing at a time (rollout.max_head_offpolicyness=1 or more)",
+    ),
+)
+
+# Rules for every evaluation, in a run or by itself.
+EVALUATION_RULES: tuple[Rule, ...] = (
+    Rule(
+        lambda c: bool(c.valid_datasets) and not c.valid_dataset.path,
+        "valid_datasets: are beside valid_dataset, which has no path (name the main set there)",
     ),
     Rule(
         lambda c: c.evaluator.max_new_tokens is not None and c.evaluator.max_new_tokens < c.gconfig.min_new_tokens,
@@ -215,8 +219,14 @@ RL_RULES: tuple[Rule, ...] = (
 def check(config: Config) -> None:
     """Raises UserError on the first contradiction in a training config."""
     check_values(config)
+    check_evaluation(config)
     if config.actor.loss != "sft":
         _check_rules(RL_RULES, config)
+
+
+def check_evaluation(config: Config) -> None:
+    """Checks the rules of evaluations. Raises UserError."""
+    _check_rules(EVALUATION_RULES, config)
 
 
 def check_values(config: Config) -> None:

@@ -22,6 +22,11 @@ class HeldOut:
     prompts: Sequence[Prompt]  # at most evaluator.max_prompts
     identity: Mapping[str, object]  # of the data, as PromptSource.identity
 
+    @property
+    def title(self) -> str:
+        """Name by which binaries call the set: valid_dataset, or its name in valid_datasets."""
+        return self.name or "valid_dataset"
+
 
 def open_held_out(config: Config, tokenizer: Tokenizer) -> list[HeldOut]:
     """Opens `valid_dataset` and the sets of `valid_datasets`.

@@ -121,6 +121,12 @@ def mean(values: Sequence[float] | np.ndarray, level: float = LEVEL) -> Estimate
     return Estimate(center, center - width, center + width, m, MEAN, level)
 
 
+def of_rewards(values: Sequence[float] | np.ndarray, level: float = LEVEL) -> Estimate:
+    """Estimates a mean reward from one value per prompt: as a share if all lie in [0, 1], else as a mean."""
+    values = np.asarray(values, np.float64)
+    return share(values, level) if values.min() >= 0.0 and values.max() <= 1.0 else mean(values, level)
+
+
 def _wilson(p: float, n: float, z: float) -> tuple[float, float]:
     """Returns the Wilson score interval. Wilson 1927, doi:10.1080/01621459.1927.10502953."""
     center = (p + z * z / (2 * n)) / (1 + z * z / n)

@@ -74,23 +74,23 @@ class Result:
 
         A prompt with fewer than k samples, because episodes failed, is left out of those of k.
         """
-        found: dict[str, Estimate] = {}
+        passing, voting = {}, {}
         for k in self.ks:
             full = [prompt for prompt in self.prompts if len(prompt.samples) >= k]
             if full:
                 values = [estimates.pass_at_k(len(p.samples), sum(self._passed(p)), k) for p in full]
-                found[f"pass@{k}"] = estimates.share(values)
+                passing[f"pass@{k}"] = estimates.share(values)
             if full and k > 1 and self.has_answers:
                 votes = [estimates.majority_at_k([s.answer for s in p.samples], self._passed(p), k) for p in full]
-                found[f"maj@{k}"] = estimates.share(votes)
-        found[f"avg@{self.protocol.n_samples}"] = estimates.mean(list(self.means().values()))
-        return found
+                voting[f"maj@{k}"] = estimates.share(votes)
+        rewards = {f"avg@{self.protocol.n_samples}": estimates.of_rewards(list(self.means().values()))}
+        return passing | voting | rewards
 
     @functools.cached_property
     def components(self) -> dict[str, Estimate]:
         """Mean of each reward component over the prompts that have it."""
         names = dict.fromkeys(name for prompt in self.prompts for sample in prompt.samples for name in sample.components)
-        return {name: estimates.mean(list(self._of_component(name))) for name in names}
+        return {name: estimates.of_rewards(list(self._of_component(name))) for name in names}
 
     @property
     def failed(self) -> Counter[str]:

@@ -19,7 +19,6 @@ from typing import Any
 
 from rljax.errors import UserError
 from rljax.evaluation.protocol import Protocol
-from rljax.evaluation.results import FOLDER
 
 FILE = "uses.jsonl"
 
@@ -67,9 +66,9 @@ class Use:
     time: float = 0.0  # seconds since 1970
 
 
-def record(workdir: Path, uses: Sequence[Use]) -> None:
-    """Appends uses to the record of a run. Raises UserError if it can't be written."""
-    path = workdir / FOLDER / FILE
+def record(folder: Path, uses: Sequence[Use]) -> None:
+    """Appends uses to the record in a folder of results. Raises UserError if it can't be written."""
+    path = folder / FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
@@ -79,9 +78,9 @@ def record(workdir: Path, uses: Sequence[Use]) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def read(workdir: Path) -> list[Use]:
-    """Reads the record of a run; lines that are not whole are left out."""
-    path = workdir / FOLDER / FILE
+def read(folder: Path) -> list[Use]:
+    """Reads the record in a folder of results; lines that are not whole are left out."""
+    path = folder / FILE
     try:
         lines = path.read_text().splitlines()
     except OSError:
