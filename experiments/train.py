@@ -94,6 +94,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.data.held_out import open_held_out
     from rljax.loop import Labeled, Loop, Run
     from rljax.rollout.limits import total_steps
+    from rljax.sanity.start import at_start
 
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
@@ -105,6 +106,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         examples.require(config.warmup.field, "warmup.field")
         labeled = Labeled(examples, lambda prompt: labeled_trajectory(prompt, tokenizer, config.warmup.field))
     held_out = open_held_out(config, tokenizer) if config.evaluator.freq_steps or config.evaluator.freq_epochs else []
+    at_start(config, prompts, held_out, tokenizer, model_dir)
     resolved = config  # as config.json has it
     config = dataclasses.replace(config, total_train_steps=total_steps(config, len(prompts)) - _warmup(config))
 

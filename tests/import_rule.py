@@ -58,6 +58,7 @@ ROOMS = {
     "data": ("config", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "metrics", "process", "types"),
     "workflows": ("config", "data", "engine", "errors", "evaluation", "hf", "rewards", "rollout", "types"),
+    "sanity": ("config", "data", "errors", "evaluation", "hf", "rewards", "rollout", "types"),
     "verdicts": ("config", "diagnosis", "metrics"),
     "oversight": ("checkpoints", "config", "diagnosis", "errors", "flight", "metrics", "sinks", "verdicts"),
     "run": ("config", "engine", "metrics", "rollout", "sinks", "types", "workers"),

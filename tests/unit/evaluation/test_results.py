@@ -59,7 +59,8 @@ def test_every_setting_of_the_protocol_is_in_its_digest():
     others = {
         "split": "test", "prompts": 4, "n_samples": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "greedy": True,
         "max_new_tokens": 9, "min_new_tokens": 1, "stop": [], "stop_token_ids": [3], "success": 0.5, "reward": "math",
-        "workflow": "multi_turn", "workflow_args": {"max_turns": 2}, "system_prompt": "s", "template": "u", "data": {"data": "e"},
+        "workflow": "multi_turn", "workflow_args": {"max_turns": 2}, "system_prompt": "s", "template": "u",
+        "data": {"data": "e"},
     }  # fmt: skip
     assert set(others) == {field.name for field in dataclasses.fields(Protocol)}
     changed = [dataclasses.replace(PROTOCOL, **{key: value}) for key, value in others.items()]
