@@ -83,7 +83,7 @@ class Interventions:
         await asyncio.to_thread(self.run.engine.learner.scale_lr, self.oversight.actions.lr_factor)
 
     def keep_from(self, step: int) -> int | None:
-        """Returns the step from which on a rollback after `step` needs checkpoints; None without one."""
+        """Returns the first step whose checkpoint a rollback after `step` needs; None without any."""
         if not self.run.config.guard.may_roll_back:
             return None
         return self.oversight.actions.oldest_target(step, self._targets(step))

@@ -29,7 +29,7 @@ ROOMS = {
     "entry_points": ("errors",),
     "config": ("entry_points", "errors"),
     "metrics": ("config",),
-    "hf": ("config", "errors"),
+    "hf": ("config", "errors", "types"),
     "diagnosis": ("config", "entry_points", "errors"),
     "evaluation": ("config", "errors", "hf"),
     "sinks": ("config", "errors", "evaluation", "hf", "metrics", "types"),
