@@ -118,7 +118,7 @@ class Checks:
 
         directory = prepare_model_directory(self._config.actor, self._scratch / "init", seed=self._config.seed)
         self._model_dir = directory
-        tokenizer = load_tokenizer(directory)
+        tokenizer = load_tokenizer(directory, self._config.rollout)
         self._findings += [*template.check_tokenizer(tokenizer, directory), *template.check_template(tokenizer)]
         spec = ModelSpec.from_directory(directory)
         WeightReader(directory).check(spec)
@@ -155,23 +155,23 @@ class Checks:
     ) -> None:
         from rljax import engine
         from rljax.config.validation import key_of
-        from rljax.data import labeled_trajectory
+        from rljax.data import Labels
         from rljax.sanity.lengths import check_lengths
 
-        config, row = self._config, self._config.actor.mb_spec.max_tokens_per_row
+        config = self._config
         room, why = engine.room_for_prompt(config, pools) if pools is not None else (None, "")
         every = list(prompts.epoch(0))
-        lengths = [len(tokenizer.apply_chat_template(prompt.messages)) for prompt in every]
+        lengths = [len(tokenizer.encode_prompt(prompt)) for prompt in every]
         limit = None if config.actor.loss == "sft" else room
         self._findings += check_lengths("train_dataset", lengths, limit=limit, why=why, skipped=prompts.skipped)
         if config.warmup.steps or config.actor.loss == "sft":
-            labeled = [len(labeled_trajectory(prompt, tokenizer, config.warmup.field)) for prompt in every]
-            why = f"actor.mb_spec.max_tokens_per_row={row}"
-            self._findings += check_lengths("labeled examples", labeled, limit=row, why=why)
+            most, why = engine.room_for_example(config)
+            labels = Labels(config.warmup, tokenizer, most=most, why=why)
+            self._findings += check_lengths("labeled examples", [len(labels(p)) for p in every], limit=most, why=why)
         sampler = pools.sampler.engine if pools is not None and pools.sampler is not None else ""
         context = engine.find_plugin(sampler).context_length(config) if sampler else None
         for each in held_out:
-            lengths = [len(tokenizer.apply_chat_template(prompt.messages)) for prompt in each.prompts]
+            lengths = [len(tokenizer.encode_prompt(prompt)) for prompt in each.prompts]
             limit = None if context is None else context - 1
             self._findings += check_lengths(key_of(each.name), lengths, limit=limit, why=f"{sampler}.context_length={context}")
 

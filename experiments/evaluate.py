@@ -107,7 +107,7 @@ def _evaluate(config: Config, pools: Allocation, found: Found, out: Path) -> Non
     from rljax.hf.tokenizer import load_tokenizer
     from rljax.workflows.scored import result_of
 
-    tokenizer = load_tokenizer(found.model_dir)
+    tokenizer = load_tokenizer(found.model_dir, config.rollout)
     sets = [each for each in open_held_out(config, tokenizer) if not SETS.value or each.title in SETS.value]
     if not sets:
         raise UserError(f"--sets: none of {', '.join(SETS.value)} is a set (valid_dataset, {', '.join(config.valid_datasets)})")

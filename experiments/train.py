@@ -90,7 +90,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
     from rljax import engine
-    from rljax.data import labeled_trajectory, open_prompts
+    from rljax.data import Labels, open_prompts
     from rljax.data.held_out import open_held_out
     from rljax.loop import Labeled, Loop, Run
     from rljax.rollout.limits import total_steps
@@ -102,13 +102,17 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         prompts.require_fit(tokenizer, most=most, why=why)
     labeled = None
     if config.warmup.steps or config.actor.loss == "sft":
-        examples = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=tokenizer)
-        examples.require(config.warmup.field, "warmup.field")
-        labeled = Labeled(examples, lambda prompt: labeled_trajectory(prompt, tokenizer, config.warmup.field))
+        most, why = engine.room_for_example(config)
+        labels = Labels(config.warmup, tokenizer, most=most, why=why)
+        examples = open_prompts(
+            config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=tokenizer, labels=labels
+        )
+        labeled = Labeled(examples, labels)
     held_out = open_held_out(config, tokenizer) if config.evaluator.freq_steps or config.evaluator.freq_epochs else []
     at_start(config, prompts, held_out, tokenizer, model_dir)
     resolved = config  # as config.json has it
-    config = dataclasses.replace(config, total_train_steps=total_steps(config, len(prompts)) - _warmup(config))
+    size = len(labeled.prompts) if labeled and config.actor.loss == "sft" else len(prompts)
+    config = dataclasses.replace(config, total_train_steps=total_steps(config, size) - _warmup(config))
 
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them

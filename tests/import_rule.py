@@ -31,7 +31,7 @@ ROOMS = {
     "metrics": ("config",),
     "hf": ("config", "errors", "types"),
     "diagnosis": ("config", "entry_points", "errors"),
-    "evaluation": ("config", "errors", "hf"),
+    "evaluation": ("config", "errors", "hf", "types"),
     "sinks": ("config", "errors", "evaluation", "hf", "metrics", "types"),
     "objective": ("config", "metrics", "types"),
     "batching": ("errors", "objective", "types"),

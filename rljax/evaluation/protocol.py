@@ -10,6 +10,7 @@ from typing import Any
 
 from rljax.config.schema import Config, DatasetConfig
 from rljax.hf.tokenizer import Tokenizer
+from rljax.types import Prompt
 
 _PROBE = ({"role": "system", "content": "1"}, {"role": "user", "content": "2"})
 
@@ -34,7 +35,7 @@ class Protocol:
     workflow: str
     workflow_args: Mapping[str, object]
     system_prompt: str
-    template: str  # digest of a conversation as the tokenizer's chat template renders it
+    template: str  # digest of a conversation and of the first prompt, as the policy sees them
     data: Mapping[str, object]  # identity of the prompts: digest, number, order
 
     @property
@@ -49,18 +50,18 @@ class Protocol:
 
 
 def protocol_of(
-    config: Config, dataset: DatasetConfig, *, prompts: int, data: Mapping[str, object], tokenizer: Tokenizer
+    config: Config, dataset: DatasetConfig, *, prompts: Sequence[Prompt], data: Mapping[str, object], tokenizer: Tokenizer
 ) -> Protocol:
     """Returns the protocol by which a config evaluates on one of its validation sets.
 
     Args:
-      prompts: number of prompts per evaluation.
+      prompts: prompts of an evaluation.
       data: identity of the prompts, as `PromptSource.identity`.
     """
     judge, sampling = config.evaluator, config.gconfig
     return Protocol(
         split=dataset.split,
-        prompts=prompts,
+        prompts=len(prompts),
         n_samples=judge.n_samples,
         temperature=judge.temperature,
         top_p=judge.top_p,
@@ -75,15 +76,18 @@ def protocol_of(
         workflow=config.rollout.workflow,
         workflow_args=config.rollout.workflow_args,
         system_prompt=dataset.system_prompt,
-        template=template_digest(tokenizer),
+        template=template_digest(tokenizer, prompts[:1]),
         data=data,
     )
 
 
-def template_digest(tokenizer: Tokenizer) -> str:
-    """Hashes the text of a conversation with a system message, as the chat template renders it."""
-    text = tokenizer.decode(tokenizer.apply_chat_template(_PROBE), skip_special_tokens=False)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+def template_digest(tokenizer: Tokenizer, prompts: Sequence[Prompt] = ()) -> str:
+    """Hashes the text of a conversation with a system message, and of prompts with their tools, as the
+    chat template renders them with the config's and their own arguments.
+    """
+    several = [tokenizer.apply_chat_template(_PROBE), *map(tokenizer.encode_prompt, prompts)]
+    texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in several]
+    return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

@@ -64,7 +64,7 @@ def char(tmp_path_factory):
 def peer(tokenizer):
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(tokenizer._directory))
+    return AutoTokenizer.from_pretrained(str(tokenizer.directory))
 
 
 @hypothesis.given(st.text(alphabet=CHAR_ALPHABET, max_size=40))

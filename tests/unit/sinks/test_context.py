@@ -17,6 +17,7 @@ from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.sinks import context
 from rljax.sinks.run_directory import RunDirectory
 from rljax.testing.harness import make_config
+from rljax.types import Prompt
 
 
 @pytest.fixture
@@ -25,6 +26,9 @@ def model_dir(tmp_path):
     directory.mkdir()
     (directory / "weights").write_bytes(bytes(3 << 20))
     return directory
+
+
+PROMPT = Prompt("0/1", ({"role": "user", "content": "3+4="},), {})
 
 
 @functools.cache
@@ -37,7 +41,8 @@ def tokenizer():
 def session(model_dir, *, overrides=None, sets=("",), first_step=0):
     config = make_config(overrides)
     protocols = {
-        name: protocol_of(config, config.valid_dataset, prompts=7, data={"data": "e"}, tokenizer=tokenizer()) for name in sets
+        name: protocol_of(config, config.valid_dataset, prompts=[PROMPT] * 7, data={"data": "e"}, tokenizer=tokenizer())
+        for name in sets
     }
     return context.session(
         config, first_step=first_step, model_dir=model_dir, data={"data": "d"}, protocols=protocols, devices=["NVIDIA H200"]
