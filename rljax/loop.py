@@ -342,12 +342,13 @@ class Loop:
           overlap: return at once if the config wants evaluations to overlap training.
         """
         self._report_evaluation()
-        if self.stop.is_set() or not self.evaluator.is_new(self.step):
-            return
-        await self._await_evaluation()
         if self.stop.is_set():
             return
-        self.evaluator.begin(self.step)
+        if self.evaluator.is_new(self.step):
+            await self._await_evaluation()
+            if self.stop.is_set():
+                return
+            self.evaluator.begin(self.step)
         if not (overlap and self.config.evaluator.overlap):
             await self._await_evaluation()
 

@@ -40,10 +40,8 @@ def tokenizer():
 
 def session(model_dir, *, overrides=None, sets=("",), first_step=0):
     config = make_config(overrides)
-    protocols = {
-        name: protocol_of(config, config.valid_dataset, prompts=[PROMPT] * 7, data={"data": "e"}, tokenizer=tokenizer())
-        for name in sets
-    }
+    protocol = protocol_of(config, config.valid_dataset, prompts=[PROMPT] * 7, data={"data": "e"}, tokenizer=tokenizer())
+    protocols = dict.fromkeys(sets, protocol)
     return context.session(
         config, first_step=first_step, model_dir=model_dir, data={"data": "d"}, protocols=protocols, devices=["NVIDIA H200"]
     )
