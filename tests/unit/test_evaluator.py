@@ -31,7 +31,9 @@ class Scored(Repeat):
         reward = self._script[min(self.asked // self._prompts, len(self._script) - 1)]
         self.asked += 1
         self.versions.append(generator.version)
-        done = Completion(np.array([1], np.int32), np.zeros(1, np.float32), np.array([generator.version], np.int32), Finish.STOP)
+        done = Completion(
+            np.array([1], np.int32), np.zeros(1, np.float32), np.array([generator.version], np.int32), Finish.STOP
+        )
         return trajectory_of([1], done, reward, {"scripted": reward})
 
 
