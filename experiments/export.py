@@ -13,6 +13,7 @@ LoRA run, in float32, as peft reads them; else they are merged in float32.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,10 +64,9 @@ def run() -> None:
 
 def _by_learner(config: Config, checkpoint: Checkpoint, model_dir: Path, out: Path) -> None:
     """Exports through the learner that wrote the checkpoint, for an engine that can't read it otherwise."""
-    import dataclasses
-
     from rljax import engine
     from rljax.config import allocation
+    from rljax.hf.companion_files import copy_tokenizer
 
     if DTYPE.value is not None:
         raise UserError("--dtype: the engine of this checkpoint exports in the dtype that it has")
@@ -78,6 +78,7 @@ def _by_learner(config: Config, checkpoint: Checkpoint, model_dir: Path, out: Pa
     try:
         learner.restore(checkpoint.path / "learner")
         learner.export(engine.ExportToDirectory(out))
+        copy_tokenizer(model_dir, out)
     finally:
         learner.close()
 
