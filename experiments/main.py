@@ -110,6 +110,20 @@ def arguments_from_flags() -> tuple[str, ...]:
     return tuple(_arguments)
 
 
+def check_writable(path: Path) -> None:
+    """Checks that the report of --json can be written, before minutes of work.
+
+    Leaves an existing file unchanged. Raises UserError.
+    """
+    there = path.exists()
+    try:
+        path.open("a").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"--json: cannot write {path}: {error.strerror}") from None
+
+
 def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoReturn:
     """Parses the flags, calls `run` and exits.
 
@@ -281,11 +295,15 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
 def recorded(run: RunDirectory) -> Iterator[None]:
     """Records an error that ends the run in status.json, in one line, and raises it again.
 
-    What is said on the screen until then is in log.txt too.
+    What is said on the screen until then is in log.txt too. Meanwhile the file is touched, so that a
+    process that was killed is told from one that lives.
     """
+    from rljax.process.liveness import beating
+
     handler = _log_to(run.path / "log.txt")
     try:
-        yield
+        with beating(run.status):
+            yield
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (0, None):
             reason = (

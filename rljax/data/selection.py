@@ -48,6 +48,7 @@ class Selection:
         self.count = len(examples) if dataset.limit is None else min(len(examples), dataset.limit)
         self.long_prompts = 0
         self.long_examples = 0  # with their answers
+        self._strange: list[tuple[int, str]] = []  # examples with a character that has no token
         self.kept = np.array(list(self._select()), np.int64)  # [n] indices of the examples, rising
         if not len(self.kept):
             self._refuse()
@@ -65,11 +66,10 @@ class Selection:
         if self.long_examples and self._labels:
             said = self._key, self.long_examples, self.count, self._labels.why
             log.info("%s: %d of %d examples are left out with their answers: %s", *said)
-        strange = [(index, character) for index in self.kept if (character := self._unknown(int(index)))]
-        if strange:
-            index, character = strange[0]
-            more = f", as {len(strange) - 1} more prompts have such" if len(strange) > 1 else ""
-            where = self._examples.where(int(index))
+        if self._strange:
+            index, character = self._strange[0]
+            more = f", as {len(self._strange) - 1} more prompts have such" if len(self._strange) > 1 else ""
+            where = self._examples.where(index)
             log.warning("%s: the model's tokenizer has no token for %r%s: the policy can't see it", where, character, more)
 
     def _select(self) -> Iterator[int]:
@@ -86,6 +86,7 @@ class Selection:
                 else:
                     if most_of_prompt is None:
                         length_of_prompt(prompt)  # for what it refuses
+                    self._look_for_unknown(index, prompt)
                     yield index
 
     def _prompt_length(self) -> Callable[[Prompt], int]:
@@ -120,11 +121,11 @@ class Selection:
             raise UserError(f"{self._key}: no example fits with its answer: {self._labels.why}")
         raise UserError(f"{self._key}.max_length: every prompt is longer than {self._dataset.max_length} tokens")
 
-    def _unknown(self, index: int) -> str:
+    def _look_for_unknown(self, index: int, prompt: Prompt) -> None:
         if self._tokenizer is None:
-            return ""
-        texts = (text_of(message) for message in self._examples[index].messages)
-        return next(filter(None, map(self._tokenizer.unknown, texts)), "")
+            return
+        found = next(filter(None, (self._tokenizer.unknown(text_of(message)) for message in prompt.messages)), "")
+        self._strange += [(index, found)] if found else []
 
 
 @contextlib.contextmanager

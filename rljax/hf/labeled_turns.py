@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from absl import logging
+
 from rljax.errors import UserError
 from rljax.hf.chat_template import Chat, ChatTemplate
 
@@ -52,6 +54,11 @@ def learned_turns(
         text, found = _compared(template, chat, prompts, eos)
     if not found:
         raise UserError("the chat template shows nothing of the assistant's turn that could be learned")
+    if not text.startswith(opened):
+        said = opened[_shared(opened, text) :]
+        logging.log_first_n(
+            logging.WARNING, "the chat template opens %r for sampling, which labeled examples do not have", 1, said
+        )
     return text, found
 
 
@@ -77,7 +84,10 @@ def _compared(template: ChatTemplate, chat: Chat, prompts: Mapping[int, str], eo
     turns = []
     for i, prompt in prompts.items():
         whole = text if i == len(chat.messages) - 1 else template.render(chat.upto(i + 1), generation=False)
-        turn = _closed(template, whole, _behind(template, prompt, whole), len(whole), eos)
+        start = _behind(template, prompt, whole)
+        if start < len(prompt):
+            start = max(start, _length_before(template, chat, i, whole))
+        turn = _closed(template, whole, start, len(whole), eos)
         if whole[: turn.end] != text[: turn.end]:
             raise UserError(
                 f"the chat template renders turn {i + 1} in another way when turn {i + 2} follows it, so that what is learned"
@@ -85,6 +95,14 @@ def _compared(template: ChatTemplate, chat: Chat, prompts: Mapping[int, str], eo
             )
         turns.append(turn)
     return text, turns
+
+
+def _length_before(template: ChatTemplate, chat: Chat, reply: int, whole: str) -> int:
+    """Returns the length of what stands before a turn and the words that open it."""
+    before = template.render(chat.upto(reply), generation=False)
+    if not whole.startswith(before):
+        raise UserError(f"the chat template renders what stands before turn {reply + 1} in another way when it is answered")
+    return len(before)
 
 
 def _closed(template: ChatTemplate, text: str, start: int, end: int, eos: Collection[int]) -> Turn:

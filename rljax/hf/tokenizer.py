@@ -149,6 +149,11 @@ class HFTokenizer:
     def encode(self, text: str, *, as_text: bool = False) -> list[int]:
         return self._control.encode(self._control.disguise(text) if as_text else text)
 
+    @property
+    def chat_template(self) -> str:
+        """Source of the chat template; "" if there is none."""
+        return self._template.source
+
     def unknown(self, text: str) -> str:
         unknown = self._inner.unk_token_id
         if unknown is None or unknown not in self.encode(text):
@@ -201,6 +206,20 @@ class HFTokenizer:
             position = turn.end
         return np.array(ids, np.int32), np.array(learned, bool)
 
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Renders the chat template to text, to be compared with other such texts.
+
+        It has marks in what only looks like control tokens; ids come from `apply_chat_template`.
+        """
+        return self._template.render(Chat(messages, tools, chat_template_kwargs or {}), generation=add_generation_prompt)
+
     def apply_chat_template(
         self,
         messages: Sequence[Message],
@@ -226,10 +245,11 @@ class HFTokenizer:
 
     def _ended(self, text: str, last_token_id: int) -> int:
         """Returns how many ids at the start of a text are the end of turn that was sampled, and space before it."""
-        end = self._inner.convert_ids_to_tokens(last_token_id) if last_token_id in self.eos_token_ids else ""
+        last = int(last_token_id)
+        end = self._inner.convert_ids_to_tokens(last) if last in self.eos_token_ids else ""
         if not end or not text.lstrip().startswith(end):
             return 0
-        return 1 + self._control.encode(text, continues=True).index(last_token_id)
+        return 1 + self._control.encode(text, continues=True).index(last)
 
     def _opened(self, prompt: Prompt) -> str:
         """Renders a prompt up to where the assistant goes on."""

@@ -89,7 +89,7 @@ async def run(generator: Generator, evaluation: Evaluation, config: Config, beat
     async def episode(prompt: Prompt, sample: int) -> Trajectory | Failure | None:
         seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
         async with room:
-            result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed)
+            result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed, "evaluation")
         beat(f"evaluation {prompt.uid}")
         return result
 
