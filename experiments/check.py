@@ -1,7 +1,7 @@
 """Checks all that can be known before a run starts: config, data, tokenizer, model, rewards.
 
     python -m experiments.check --config=configs/quickstart.py
-    python -m experiments.check --config=configs/smollm2_gsm8k.py --rollouts=8    # and samples 8 prompts
+    python -m experiments.check --config=configs/quickstart.py --rollouts=8  # and samples
 
 It makes no run directory and trains nothing. Exit status 0: ready, with or without warnings; 1: an
 error, which would end the run or make it learn something else than what is meant. --rollouts=N also

@@ -1,10 +1,10 @@
 """Evaluates a policy on validation sets: pass@k, majority vote, rewards, with confidence intervals.
 
-    python -m experiments.evaluate --workdir=runs/quickstart                  # newest checkpoint, the run's own config
-    python -m experiments.evaluate --workdir=runs/quickstart --step=best --split=private_test
-    python -m experiments.evaluate --config=configs/smollm2_gsm8k.py --model=models/X --out=evaluations
-    python -m experiments.evaluate --workdir=runs/a --config.rollout.addr=127.0.0.1:30000    # a server
-    python -m experiments.evaluate --compare A.json B.json                    # two results, prompt by prompt
+    python -m experiments.evaluate --workdir=runs/a                 # newest checkpoint, own config
+    python -m experiments.evaluate --workdir=runs/a --step=best --split=private_test
+    python -m experiments.evaluate --config=configs/quickstart.py --model=models/X --out=results
+    python -m experiments.evaluate --workdir=runs/a --config.rollout.addr=127.0.0.1:30000
+    python -m experiments.evaluate --compare A.json B.json          # two results, prompt by prompt
 
 It is the workflow of the run on valid_dataset and the sets of valid_datasets, sampled as evaluator
 says; --config.KEY=VALUE changes a key, as --config.evaluator.n_samples=8. --step is newest, best, a
@@ -85,7 +85,7 @@ def evaluate() -> None:
 
 
 def _config(workdir: Path | None) -> Config:
-    """Returns the config of --config, else that of the run in --workdir, with what the flags change."""
+    """Returns the config of --config, else of the run in --workdir, with the changes of the flags."""
     from rljax.config import io as config_io
     from rljax.diagnosis.run_files import config_of
 

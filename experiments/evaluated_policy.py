@@ -1,4 +1,4 @@
-"""Finds what experiments.evaluate evaluates: a checkpoint or an export of a run, a model, or a server."""
+"""Finds the policy to evaluate: a checkpoint or an export of a run, a model, or a server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def find(config: Config, *, workdir: Path | None, step: str, model: str | None, 
 
 
 def _export(workdir: Path, step: str, out: Path) -> None:
-    """Exports a checkpoint in a process of its own, which leaves this one's accelerators to the sampler.
+    """Exports a checkpoint in a process of its own.
+
+    It keeps to the CPU, and leaves the accelerators to this process's sampler.
 
     Raises UserError with the last line of that process if it fails.
     """

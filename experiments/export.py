@@ -63,7 +63,7 @@ def run() -> None:
 
 
 def _by_learner(config: Config, checkpoint: Checkpoint, model_dir: Path, out: Path) -> None:
-    """Exports through the learner that wrote the checkpoint, for an engine that can't read it otherwise."""
+    """Exports through the learner that wrote the checkpoint, if it can't be read otherwise."""
     from rljax import engine
     from rljax.config import allocation
     from rljax.hf.companion_files import copy_tokenizer

@@ -295,8 +295,8 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
 def recorded(run: RunDirectory) -> Iterator[None]:
     """Records an error that ends the run in status.json, in one line, and raises it again.
 
-    What is said on the screen until then is in log.txt too. Meanwhile the file is touched, so that a
-    process that was killed is told from one that lives.
+    What is said on the screen until then is in log.txt too. Meanwhile status.json is touched, so
+    that a process that was killed is told from one that lives.
     """
     from rljax.process.liveness import beating
 

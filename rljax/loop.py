@@ -362,7 +362,7 @@ class Loop:
             await self._await_evaluation()
 
     async def _await_evaluation(self) -> None:
-        """Waits for the evaluation that runs, if there is one. Abandons it if a signal stops the run."""
+        """Waits for the evaluation that runs, if any. Abandons it if a signal stops the run."""
         if self.evaluator.task is None:
             return
         with self.timer.phase("evaluate"):

@@ -101,7 +101,10 @@ class Checkpoints:
             log.warning("checkpoint %s: its score is not recorded: %s", path, error)
 
     def best(self) -> Checkpoint | None:
-        """Returns the intact checkpoint with the highest score, the newest of equals; None if none has one."""
+        """Returns the intact checkpoint with the highest score, the newest of equals.
+
+        None if none has a score.
+        """
         scored = [checkpoint for checkpoint in self.intact() if checkpoint.score is not None]
         return max(scored, key=lambda checkpoint: (checkpoint.score, checkpoint.step), default=None)
 

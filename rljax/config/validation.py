@@ -1,4 +1,4 @@
-"""Validation sets by name: `valid_dataset`, and those of `valid_datasets`, which differ from it in some keys."""
+"""Validation sets by name: `valid_dataset`, and those of `valid_datasets`, which differ from it."""
 
 from __future__ import annotations
 

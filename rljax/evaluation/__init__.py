@@ -1,4 +1,4 @@
-"""Results of evaluations: the protocol that makes them comparable, estimates with intervals, records.
+"""Results of evaluations: protocols that make them comparable, estimates with intervals, records.
 
     protocol.py     everything but the policy that decides a result; its digest
     estimates.py    pass@k, majority vote, means, and their confidence intervals

@@ -122,7 +122,10 @@ def mean(values: Sequence[float] | np.ndarray, level: float = LEVEL) -> Estimate
 
 
 def of_rewards(values: Sequence[float] | np.ndarray, level: float = LEVEL) -> Estimate:
-    """Estimates a mean reward from one value per prompt: as a share if all lie in [0, 1], else as a mean."""
+    """Estimates a mean reward from one value per prompt.
+
+    As a share if all values lie in [0, 1], else as a mean.
+    """
     values = np.asarray(values, np.float64)
     return share(values, level) if values.min() >= 0.0 and values.max() <= 1.0 else mean(values, level)
 

@@ -82,8 +82,9 @@ def protocol_of(
 
 
 def template_digest(tokenizer: Tokenizer, prompts: Sequence[Prompt] = ()) -> str:
-    """Hashes the text of a conversation with a system message, and of prompts with their tools, as the
-    chat template renders them with the config's and their own arguments.
+    """Hashes the text of a conversation with a system message, and of prompts with their tools.
+
+    The chat template renders them, with the config's and their own arguments.
     """
     several = [tokenizer.apply_chat_template(_PROBE), *map(tokenizer.encode_prompt, prompts)]
     texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in several]

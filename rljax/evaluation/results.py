@@ -1,4 +1,4 @@
-"""Result of an evaluation: the samples' rewards and answers by prompt, and what is estimated from them."""
+"""Result of an evaluation: rewards and answers of samples by prompt, and estimates from them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Answers:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What was evaluated.
+    """Origin of the weights that were evaluated.
 
     Example: Policy("checkpoint", "runs/a/checkpoints/150", step=150, digest="1f...")
     """
@@ -124,7 +124,7 @@ class Result:
 
     @property
     def file_name(self) -> str:
-        """Name of its file: set, policy and protocol, so that the same evaluation again replaces it."""
+        """Name of its file, of set, policy and protocol; the same evaluation again replaces it."""
         step = "" if self.policy.step is None else f"-step{self.policy.step}"
         policy = (self.policy.digest or self.policy.path).replace(":", "_").replace("/", "_")[:12]
         return (
@@ -194,6 +194,6 @@ def _finite(estimate: Estimate) -> dict[str, Any]:
 
 
 def ks_of(n_samples: int, ks: Sequence[int] = ()) -> tuple[int, ...]:
-    """Returns the k of pass@k: those given, else 1, 2, 4, ... and n_samples itself; 1 is among them."""
+    """Returns the k of pass@k: 1, and those given, else 2, 4, ... and n_samples itself."""
     powers = [1 << exponent for exponent in range(n_samples.bit_length()) if 1 << exponent <= n_samples]
     return tuple(sorted({1, *(ks or [*powers, n_samples])}))

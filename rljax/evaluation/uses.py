@@ -3,7 +3,7 @@
 WORKDIR/evaluations/uses.jsonl has one object per evaluation of one set, in training or by
 experiments.evaluate:
 
-    {"time": 1764.., "purpose": "training", "name": "", "split": "test", "data": "1f..", "step": 40, ...}
+    {"time": 1764.., "purpose": "training", "name": "", "split": "test", "step": 40, ...}
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class History:
 
     @property
     def warning(self) -> str:
-        """One line if a score of this split is no longer out of sample; empty if it is, or need not be."""
+        """One line if scores of this split are no longer out of sample, and should be; else empty."""
         if not is_test(self.split) or not (self.chose_best or self.policies > 1):
             return ""
         why = "the best checkpoint was chosen by it" if self.chose_best else f"{self.policies} policies were evaluated on it"

@@ -47,7 +47,9 @@ serve(name)
 
 
 def find_parser(name: str) -> Parser | None:
-    """Returns the parser of a reward, or of the first of several with commas between; None without one.
+    """Returns the parser of a reward, or of the first of several with commas between.
+
+    None if none of them has one.
 
     Raises UserError if a reward can't be found.
     """
@@ -98,7 +100,7 @@ def parse_answers(texts: Sequence[str], *, name: str, processes: int, timeout: f
 
 
 class _Process:
-    """A process that parses one completion after the other; started again after one that took too long."""
+    """A process that parses completions one by one; started again after one that took too long."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -16,7 +16,7 @@ PART = "reward"
 
 
 async def check_rewards(rewards: Rewards, prompts: Sequence[Prompt], *, field: str, success: float) -> list[Finding]:
-    """Scores the gold answer of prompts, the gold answer of another prompt, and an empty completion.
+    """Scores each prompt's gold answer, that of another prompt, and an empty completion.
 
     Args:
       prompts: prompts to take examples from, evenly.

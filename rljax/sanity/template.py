@@ -95,7 +95,7 @@ def _ids(value: Any) -> set[int]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; empty if it is missing. The part that loads the model reports a broken one."""
+    """Reads a JSON object; empty if it can't be read, which the part that loads the model reports."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

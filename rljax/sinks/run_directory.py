@@ -8,7 +8,7 @@ guard.jsonl       actions of the guardrails, one object each
 samples.jsonl     trajectories with text, reward components, versions and advantages
 status.json       step, version, state; the error of a failed run; the process, which touches the file while it lives
 log.txt           what was said on the screen beside the steps
-evaluations/      uses of the validation sets, and results of experiments.evaluate (rljax/evaluation)
+evaluations/      uses of the validation sets, and results of evaluations (rljax/evaluation)
 checkpoints/      checkpoints to resume from
 flight/           batches of the last steps (rljax/flight)
 export/           Hugging Face safetensors and tokenizer, at the end
