@@ -124,7 +124,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.workflows.evaluations import evaluations_of
 
     params = sampling_params(config.gconfig, tokenizer)
-    accept = find_filter(config.rollout.should_accept_fn)
+    accept = find_filter(config.rollout.should_accept_fn, mask_no_eos=config.actor.mask_no_eos)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
             config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args

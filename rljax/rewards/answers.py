@@ -55,9 +55,9 @@ def find_parser(name: str) -> Parser | None:
     """
     for each in (part.strip() for part in name.split(",")):
         if each in PARSERS:
-            return registry.resolve("reward.name", each, PARSERS, "parser")  # type: ignore[no-any-return]
+            return registry.resolve("reward.name", each, PARSERS, "parser")
         if (parser := getattr(registry.resolve("reward.name", each, REWARDS, "reward"), "answer", None)) is not None:
-            return parser  # type: ignore[no-any-return]
+            return parser
     return None
 
 

@@ -46,8 +46,8 @@ class Index:
             line = f"{len(several)} prompts have records with different answers, as example {first}"
             yield Finding(Severity.WARNING, self.part, line, "one of them is wrong, or the prompt leaves out what decides")
         if again:
-            first = next(uids for uids in self.places.values() if len(uids) > 1)
-            line = f"{again} of {self.count} prompts are duplicates, as examples {', '.join(map(_index_of, first[:3]))}"
+            alike = next(uids for uids in self.places.values() if len(uids) > 1)
+            line = f"{again} of {self.count} prompts are duplicates, as examples {', '.join(map(_index_of, alike[:3]))}"
             severity = Severity.WARNING if again > WORTH_A_WARNING * self.count else Severity.NOTE
             yield Finding(severity, self.part, line, "they weigh more in training, or in the score")
         if not again and not several:
