@@ -12,6 +12,7 @@ samples N prompts as training would, and scores them. --json prints the findings
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
 import tempfile
@@ -129,7 +130,10 @@ class Checks:
     def _open_prompts(self, tokenizer: Tokenizer | None) -> PromptSource:
         from rljax.data import open_prompts
 
-        return open_prompts(self._config.train_dataset, key="train_dataset", seed=self._config.seed, tokenizer=tokenizer)
+        dataset = self._config.train_dataset
+        if tokenizer is None:  # the model has an error of its own, and lengths can't be counted
+            dataset = dataclasses.replace(dataset, max_length=None)
+        return open_prompts(dataset, key="train_dataset", seed=self._config.seed, tokenizer=tokenizer)
 
     def _open_held_out(self, tokenizer: Tokenizer | None) -> list[HeldOut]:
         from rljax.data.held_out import open_held_out

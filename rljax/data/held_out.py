@@ -28,13 +28,18 @@ class HeldOut:
         return self.name or "valid_dataset"
 
 
-def open_held_out(config: Config, tokenizer: Tokenizer) -> list[HeldOut]:
+def open_held_out(config: Config, tokenizer: Tokenizer | None) -> list[HeldOut]:
     """Opens `valid_dataset` and the sets of `valid_datasets`.
+
+    Args:
+      tokenizer: None to leave lengths unchecked.
 
     Raises UserError, one line with the set, file and remedy.
     """
     found = []
     for name, dataset in validation_sets(config).items():
+        if tokenizer is None:
+            dataset = dataclasses.replace(dataset, max_length=None)
         source = open_prompts(dataset, key=key_of(name), seed=config.seed, tokenizer=tokenizer)
         prompts = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))
         found.append(HeldOut(name, dataset, prompts, source.identity))

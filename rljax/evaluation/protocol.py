@@ -86,8 +86,8 @@ def template_digest(tokenizer: Tokenizer, prompts: Sequence[Prompt] = ()) -> str
 
     The chat template renders them, with the config's and their own arguments.
     """
-    several = [tokenizer.apply_chat_template(_PROBE), *map(tokenizer.encode_prompt, prompts)]
-    texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in several]
+    probe = tokenizer.decode(tokenizer.apply_chat_template(_PROBE), skip_special_tokens=False)
+    texts = [probe, *(tokenizer.decode(tokenizer.encode_prompt(p), skip_special_tokens=False) for p in prompts)]
     return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
 
 
