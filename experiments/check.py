@@ -76,7 +76,8 @@ class Checks:
             from rljax.sanity import start
 
             self._findings += [*start.check_splits(self._config), *start.check_sets(prompts, held_out, most=None)]
-            self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts)))
+            if not self._attempt("environment", lambda: asyncio.run(self._check_environments(prompts))):
+                self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts)))
         if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None:
             self._attempt("rollouts", lambda: asyncio.run(self._check_rollouts(pools, tokenizer, prompts)))
         return self._findings
@@ -178,6 +179,15 @@ class Checks:
             lengths = [len(tokenizer.encode_prompt(prompt)) for prompt in each.prompts]
             limit = None if context is None else context - 1
             self._findings += check_lengths(key_of(each.name), lengths, limit=limit, why=f"{sampler}.context_length={context}")
+
+    async def _check_environments(self, prompts: PromptSource) -> bool:
+        """Checks the environments that prompts name. Returns whether there is one: its rewards are its own."""
+        from rljax.environments.checks import check_environments
+        from rljax.sanity.findings import Finding, Severity
+
+        remarks = await check_environments(list(prompts.epoch(0)))
+        self._findings += [Finding(Severity(remark.severity), "environment", remark.line, remark.remedy) for remark in remarks]
+        return bool(remarks)
 
     async def _check_rewards(self, prompts: PromptSource) -> None:
         from rljax.rewards import RewardPool

@@ -172,15 +172,18 @@ def _progress(evaluation: Evaluation) -> Callable[[str], None]:
 
 def _write_samples(path: Path, episodes: Episodes, tokenizer: Tokenizer) -> None:
     """Writes each episode's text, reward and components as a line of JSON."""
+    from rljax.rollout.producer import parts_of
+    from rljax.rollout.result import Failure
     from rljax.sinks.run_directory import describe, dump
-    from rljax.types import Trajectory
 
     try:
         with path.open("w") as file:
             for prompt, row in zip(episodes.evaluation.prompts, episodes.results, strict=True):
-                for each in row:
-                    line = describe(each, tokenizer) if isinstance(each, Trajectory) else {"failed": str(each and each.reason)}
-                    file.write(dump({"uid": prompt.uid} | line) + "\n")
+                for sample, each in enumerate(row):
+                    lines = [describe(part, tokenizer) for part in parts_of(each, sample)]
+                    reason = each.reason if isinstance(each, Failure) else "rejected"
+                    for line in lines or [{"failed": reason}]:
+                        file.write(dump({"uid": prompt.uid, "sample": sample} | line) + "\n")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 

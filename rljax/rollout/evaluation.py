@@ -16,7 +16,7 @@ from rljax.engine import Generator
 from rljax.evaluation.estimates import pass_at_k
 from rljax.evaluation.protocol import Protocol
 from rljax.metrics.mean import Mean
-from rljax.rollout.producer import RetryingGenerator, run_episode
+from rljax.rollout.producer import EpisodeResult, RetryingGenerator, parts_of, run_episode
 from rljax.rollout.result import Failure
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
 from rljax.rollout.workflow import Workflow
@@ -46,12 +46,16 @@ class Episodes:
     """Results of all episodes of an evaluation."""
 
     evaluation: Evaluation
-    results: Sequence[Sequence[Trajectory | Failure | None]]  # by prompt and sample; None where the workflow rejected
+    results: Sequence[Sequence[EpisodeResult]]  # by prompt and sample; None where the workflow rejected
     lost: Counter[str]  # requests that a sampler lost, by kind
+
+    def by_prompt(self) -> list[list[tuple[Trajectory, ...]]]:
+        """Returns the parts of each episode that has a reward, of each prompt in order."""
+        return [[parts for result in row if (parts := parts_of(result, 0))] for row in self.results]
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        return [result for row in self.results for result in row if isinstance(result, Trajectory)]
+        return [part for row in self.by_prompt() for parts in row for part in parts]
 
     @property
     def failures(self) -> list[Failure]:
@@ -86,10 +90,18 @@ async def run(generator: Generator, evaluation: Evaluation, config: Config, beat
     )
     room = asyncio.Semaphore(config.valid_dataset.batch_size * evaluation.n_samples)
 
-    async def episode(prompt: Prompt, sample: int) -> Trajectory | Failure | None:
+    async def episode(prompt: Prompt, sample: int) -> EpisodeResult:
         seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
         async with room:
-            result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed, "evaluation")
+            result = await run_episode(
+                evaluation.workflow,
+                retrying,
+                prompt,
+                evaluation.params,
+                seed,
+                timeout=config.episode_timeout,
+                kind="evaluation",
+            )
         beat(f"evaluation {prompt.uid}")
         return result
 
@@ -114,12 +126,14 @@ async def evaluate(
 
 def metrics_of(episodes: Episodes, config: Config) -> dict[str, Mean]:
     """Returns the metrics of an evaluation, as `evaluate` does."""
+    done = [parts for row in episodes.by_prompt() for parts in row]
     trajectories, name = episodes.trajectories, episodes.evaluation.name
+    weights = [1 / len(parts) for parts in done for _ in parts]
     failed = Counter(failure.kind for failure in episodes.failures)
     prefix, components = (f"{head}/{name}" if name else head for head in (PREFIX, COMPONENTS))
     versions = [v for t in trajectories for v in t.versions[t.versions != PROMPT_VERSION].tolist()]
     metrics = {
-        f"{prefix}/reward": Mean.of(t.reward for t in trajectories),
+        f"{prefix}/reward": Mean.of(map(reward_of, done)),
         f"{prefix}/no_eos_ratio": no_eos_ratio(trajectories),
         f"{prefix}/seq_len": Mean.of(int((t.versions != PROMPT_VERSION).sum()) for t in trajectories),
         f"{prefix}/version": Mean.of(versions),
@@ -128,11 +142,16 @@ def metrics_of(episodes: Episodes, config: Config) -> dict[str, Mean]:
     metrics |= {f"{prefix}/pass@{k}": _passing(episodes, k, config.evaluator.success) for k in config.evaluator.ks}
     metrics |= {f"{prefix}/failed/{kind}": Mean(count, 1) for kind, count in failed.items()}
     metrics |= {f"{prefix}/lost/{kind}": Mean(count, 1) for kind, count in episodes.lost.items()}
-    return metrics | reward_components(trajectories, components)
+    return metrics | reward_components(trajectories, components, weights)
+
+
+def reward_of(parts: Sequence[Trajectory]) -> float:
+    """Returns the reward of an episode: the mean over its parts."""
+    return sum(part.reward for part in parts) / len(parts)
 
 
 def _passing(episodes: Episodes, k: int, success: float) -> Mean:
     """Returns pass@k over the prompts with at least k samples."""
-    scored = [[t.reward for t in row if isinstance(t, Trajectory)] for row in episodes.results]
+    scored = [list(map(reward_of, row)) for row in episodes.by_prompt()]
     values = [pass_at_k(len(row), sum(reward >= success for reward in row), k) for row in scored if len(row) >= k]
     return Mean(float(sum(values)), len(values))

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rljax.rollout.evaluation import Episodes
+from rljax.rollout.evaluation import Episodes, reward_of
 from rljax.sanity.findings import Finding, Severity
-from rljax.types import Finish, Trajectory
+from rljax.types import Finish
 
 PART = "rollouts"
 BAR = 40
@@ -28,10 +28,10 @@ def check_rollouts(episodes: Episodes) -> Iterator[Finding]:
     if not trajectories:
         yield Finding(Severity.ERROR, PART, f"none of {total} episodes has a reward", "see rollout.workflow and reward.name")
         return
-    rewards = [trajectory.reward for trajectory in trajectories]
+    groups = [list(map(reward_of, row)) for row in episodes.by_prompt()]
+    rewards = [reward for group in groups for reward in group]
     table = "\n".join(_histogram(rewards))
     yield Finding(Severity.NOTE, PART, f"{len(rewards)} episodes earn {statistics.fmean(rewards):.3g} on average\n{table}")
-    groups = [[each.reward for each in row if isinstance(each, Trajectory)] for row in episodes.results]
     yield from _spread([group for group in groups if len(group) > 1], rewards)
     cut = statistics.fmean(trajectory.finish is Finish.LENGTH for trajectory in trajectories)
     if cut > MUCH_CUT:
