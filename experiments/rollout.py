@@ -110,6 +110,8 @@ async def _groups(
 ) -> tuple[list[Group], collections.Counter[str]]:
     """Generates a group per prompt, of the episodes that worked; counts failures by kind."""
     from rljax.rewards import RewardPool
+    from rljax.rollout.producer import parts_of, run_episode
+    from rljax.rollout.result import Failure
     from rljax.seeding import seed_for
     from rljax.types import Group
     from rljax.workflows import build_workflow, sampling_params
@@ -122,18 +124,19 @@ async def _groups(
             config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
         )
 
-        async def episode(prompt: Prompt, sample: int) -> Trajectory | None:
-            try:
-                done = await workflow.episode(sampler, prompt, params, seed_for(config.seed, prompt.uid, sample))
-            except EpisodeError as error:
-                failures[error.kind] += 1
-                return None
+        async def episode(prompt: Prompt, sample: int) -> tuple[Trajectory, ...]:
+            seed = seed_for(config.seed, prompt.uid, sample)
+            done = await run_episode(workflow, sampler, prompt, params, seed, timeout=config.episode_timeout)
+            if isinstance(done, Failure):
+                if not isinstance(done.error, EpisodeError):
+                    raise done.error
+                failures[done.kind] += 1
             failures["rejected"] += done is None
-            return done
+            return parts_of(done, sample)
 
         async def group(prompt: Prompt) -> Group:
             episodes = await asyncio.gather(*(episode(prompt, sample) for sample in range(config.gconfig.n_samples)))
-            return Group(prompt.uid, tuple(done for done in episodes if done is not None))
+            return Group(prompt.uid, tuple(trajectory for parts in episodes for trajectory in parts))
 
         try:
             groups = await asyncio.gather(*map(group, prompts))
@@ -143,12 +146,14 @@ async def _groups(
 
 
 def _report(groups: Sequence[Group], failures: collections.Counter[str], out: Path) -> None:
-    rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
+    from rljax.types import episode_rewards
+
+    rewards = [reward for group in groups for reward in episode_rewards(group.trajectories)]
     failed = "".join(f", {count} {kind}" for kind, count in failures.items() if count)
     if not rewards:
-        raise UserError(f"no episode worked (0 trajectories{failed}): see rollout.workflow and reward.name")
+        raise UserError(f"no episode worked (0 of them{failed}): see rollout.workflow and reward.name")
     mean = sum(rewards) / len(rewards)
-    print(f"{out}: {len(groups)} groups, {len(rewards)} trajectories{failed}; reward {mean:.4g}")
+    print(f"{out}: {len(groups)} groups, {len(rewards)} episodes{failed}; reward {mean:.4g}")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,8 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
             sampling_params(config.gconfig, tokenizer),
             config.gconfig.n_samples,
             config.seed,
-            find_filter(config.rollout.should_accept_fn),
+            find_filter(config.rollout.should_accept_fn, mask_no_eos=config.actor.mask_no_eos),
+            config.episode_timeout,
         )
         parts = WorkerParts(runner, sampler, rewards.take_metrics)
         try:

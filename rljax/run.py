@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Run:
     workdir: Path
     accept: Callable[[Group], bool] = lambda group: True  # rollout.should_accept_fn
     labeled: Labeled | None = None
-    evaluation: Evaluation | None = None
+    evaluations: Sequence[Evaluation] = ()  # one per validation set
     worker_server: WorkerServer | None = None  # leases prompts to rollout workers; None: this process generates
     take_metrics: Callable[[], dict[str, Mean]] = dict  # metrics of the reward processes since the last call
 

@@ -74,3 +74,15 @@ def _parse(text: str) -> list[Any]:
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that timeouts are off
     return list(parse(text, parsing_timeout=None))
+
+
+def answer_of(completion: str) -> str | None:
+    """Returns the final answer in a canonical form, to compare with others; None if there is none."""
+    import sympy
+
+    found = _parse(_final_part(completion))
+    if not found:
+        return None
+    if isinstance(found[0], sympy.Expr) and found[0].is_number:
+        return str(sympy.nsimplify(found[0], rational=True))  # 0.5 is 1/2
+    return str(found[0])

@@ -115,6 +115,17 @@ def no_eos_ratio(trajectories: Iterable[Trajectory]) -> Mean:
     return Mean(sum(cut), len(cut))
 
 
-def reward_components(trajectories: Iterable[Trajectory], prefix: str = "reward") -> dict[str, Mean]:
-    """Returns the mean of each reward component over the trajectories that have it."""
-    return merge({f"{prefix}/{name}": Mean.of([value])} for t in trajectories for name, value in t.components.items())
+def reward_components(
+    trajectories: Sequence[Trajectory], prefix: str = "reward", weights: Sequence[float] | np.ndarray | None = None
+) -> dict[str, Mean]:
+    """Returns the mean of each reward component over the trajectories that have it.
+
+    Args:
+      weights: of the trajectories, as `episode_weights` gives them; None: one each.
+    """
+    weights = [1.0] * len(trajectories) if weights is None else weights
+    return merge(
+        {f"{prefix}/{name}": Mean.weighted([value], [weight])}
+        for t, weight in zip(trajectories, weights, strict=True)
+        for name, value in t.components.items()
+    )

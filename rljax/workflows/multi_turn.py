@@ -14,7 +14,7 @@ from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, Score
 from rljax.rollout.trajectories import Episode
 from rljax.types import Completion, Finish, Prompt, SamplingParams, Trajectory
-from rljax.workflows.rlvr import generate
+from rljax.workflows.turns import generate_turn
 
 FEEDBACK = "Your answer is not right. Read the question again, find the mistake, and answer once more."
 
@@ -57,8 +57,7 @@ class MultiTurn:
         episode = Episode(self._tokenizer.encode_prompt(prompt))
         turn = 0
         while True:
-            request_id = f"{prompt.uid}#{seed}.{turn}"
-            completion = await generate(generator, request_id, episode.token_ids, params, _turn_seed(seed, turn))
+            completion = await generate_turn(generator, prompt, episode, params, seed, turn)
             episode.sampled(completion)
             turn += 1
             text = self._tokenizer.decode(completion.token_ids)
@@ -80,11 +79,3 @@ class MultiTurn:
             or completion.finish is not Finish.STOP
             or (self._max_tokens is not None and length >= self._max_tokens)
         )
-
-
-def _turn_seed(seed: int, turn: int) -> int:
-    """Returns the seed of a turn: the episode's own for turn 0, then a multiplicative hash of it.
-
-    Hashed seeds are spread over [0, 2**31).
-    """
-    return (seed + turn * 0x9E3779B1) % 2**31
