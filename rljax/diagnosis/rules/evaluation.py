@@ -51,7 +51,7 @@ def same_data(history: History) -> Sign | None:
         held_out = session.get("evaluation")
         mine, theirs = _digest(session.get("data")), _digest(held_out.get("data") if isinstance(held_out, dict) else None)
         if mine is not None and mine == theirs:
-            return Sign(Severity.BROKEN, history.first_step, f"training and held-out prompts have one digest: {mine}")
+            return Sign(Severity.BROKEN, history.first_step, f"training and held-out prompts have one digest: {mine[0]}")
     if history.config is not None and _is_same_source(history.config):
         data = history.config.train_dataset
         line = f"train_dataset and valid_dataset are both {data.path}, split {data.split}"
@@ -59,10 +59,12 @@ def same_data(history: History) -> Sign | None:
     return None
 
 
-def _digest(data: Any) -> str | None:
-    """Returns the digest in an identity of prompts; None if it has none."""
-    found = data.get("digest") if isinstance(data, Mapping) else None
-    return found if isinstance(found, str) and found else None
+def _digest(data: Any) -> tuple[str, str] | None:
+    """Returns the digests of prompts: of their records, and of which are kept; None without."""
+    if not isinstance(data, Mapping):
+        return None
+    found = data.get("data"), data.get("kept")
+    return (str(found[0]), str(found[1])) if all(found) else None
 
 
 def _is_same_source(config: Config) -> bool:

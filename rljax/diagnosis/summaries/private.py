@@ -7,17 +7,16 @@ here; or in a directory of its own, by a run of no steps with the final policy.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rljax.diagnosis.history import EVALUATION_REWARD, History
 from rljax.diagnosis.progress import evaluation_size
 from rljax.errors import UserError
+from rljax.evaluation import results
 
 SURE = 2.0  # standard errors
 OF_THE_SET = ("split", "data", "prompts", "success")  # of a protocol: what the reward is on, not how it is measured
@@ -119,26 +118,28 @@ def score_of_run(history: History, step: int | None = None) -> Score:
 def score_of_result(path: Path) -> Score:
     """Reads the result of experiments.evaluate. Raises UserError if the file is none."""
     try:
-        tree = json.loads(path.read_text())
-        means = np.array([np.mean([s["reward"] for s in prompt["samples"]]) for prompt in tree["prompts"] if prompt["samples"]])
-        protocol, step = dict(tree["protocol"]), tree["policy"]["step"]
-        data = str(protocol["data"]["digest"]), str(protocol["split"])
-    except FileNotFoundError:
-        raise UserError(f"--private: no such file or directory: {path} (rljax evaluate --split=private_test)") from None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"--private: {path} is not the result of an evaluation (rljax evaluate writes one)") from None
+        result = results.load(path)
+    except UserError as error:
+        raise UserError(f"--private: {error}") from None
+    means = list(result.means().values())
     if len(means) < 2:
         raise UserError(f"--private: {path} has fewer than two prompts with a reward")
-    return Score(float(means.mean()), float(means.std(ddof=1)) / math.sqrt(len(means)), data, protocol, str(path), step)
+    protocol = result.protocol.json()
+    error = statistics.stdev(means) / math.sqrt(len(means))
+    return Score(statistics.fmean(means), error, _identity(protocol), protocol, str(path), result.policy.step)
 
 
 def _data(history: History) -> tuple[str, str]:
-    """Returns digest and split of the validation set; its path where no digest is recorded."""
-    data = history.config.valid_dataset if history.config is not None else None
-    recorded = _session(history).get("data")
-    digest = recorded.get("digest") if isinstance(recorded, Mapping) else None
-    path = data.path if data is not None else history.source
-    return str(digest or path), str(data.split if data is not None else "unknown")
+    """Returns digest and split of the validation set; without a context its path and split."""
+    if recorded := _session(history):
+        return _identity(recorded)
+    data = None if history.config is None else history.config.valid_dataset
+    return (history.source, "unknown") if data is None else (data.path, data.split)
+
+
+def _identity(protocol: Mapping[str, Any]) -> tuple[str, str]:
+    data = protocol.get("data")
+    return str(data.get("data") if isinstance(data, Mapping) else data), str(protocol.get("split"))
 
 
 def _protocol(history: History) -> Mapping[str, Any]:

@@ -138,10 +138,10 @@ SESSION: Mapping[str, Any] = {
     "packages": {"python": "3.11"},
     "hardware": {"cores": 2},
     "model": "m",
-    "data": {"digest": "train", "number": 8000},
+    "data": {"data": "train", "prompts": 8000, "kept": "a", "shuffle": True, "seed": 1, "shard": "0 of 1"},
     "evaluation": {
         **{"split": "test", "prompts": EVALUATED, "n_samples": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
-        **{"greedy": False, "max_new_tokens": 5, "reward": "exact", "data": {"digest": "test"}},
+        **{"greedy": False, "max_new_tokens": 5, "reward": "exact", "data": {"data": "test", "prompts": 500, "kept": "b"}},
     },
 }
 

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rljax.data import open_prompts
 from rljax.diagnosis import RULES, History, Rule, Severity, diagnose
 from rljax.diagnosis.run_files import Bins
+from rljax.testing.harness import make_config
 from tests.unit.diagnosis import made
 
 N = made.STEPS
@@ -505,6 +507,23 @@ def test_held_out_prompts_of_another_task_are_named_beside_the_gap():
     assert diagnose(changed(other)).first is None
     more = made.config.__wrapped__(valid_dataset__task={"n": 100, "seed": 3}, train_dataset__task={"misled": 0.7})
     assert not [f for f in diagnose(changed(more)).findings if f.rule == "evaluation.protocol"]
+
+
+def test_held_out_prompts_are_told_from_those_of_training_by_what_is_in_the_files(tmp_path):
+    """Whatever the files are called."""
+    lines = [f'{{"prompt": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(20)]
+    for name, content in (("train", lines), ("copy", lines), ("other", lines[::-1])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(content))
+
+    def identity(name):
+        dataset = make_config({"train_dataset.path": str(tmp_path / f"{name}.jsonl"), "train_dataset.type": "prompt_answer"})
+        return dict(open_prompts(dataset.train_dataset, seed=1).identity)
+
+    def found(held_out):
+        session = dict(made.SESSION) | {"data": identity("train"), "evaluation": protocol(data=identity(held_out))}
+        return [f.severity for f in diagnose(made.history(context=[session])).findings if f.rule == "evaluation.same_data"]
+
+    assert found("copy") == [Severity.BROKEN] and found("other") == []
 
 
 def test_one_token_that_is_the_whole_answer_is_not_empty():
