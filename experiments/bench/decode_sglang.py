@@ -64,7 +64,8 @@ async def generate(session: aiohttp.ClientSession, address: str, ids: list[int],
 
 
 async def measure(address: str, task: dict[str, Any]) -> None:
-    patient, many = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
+    # A connection that was idle for a few seconds is closed by the server, perhaps as the next request is sent
+    patient, many = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=patient, connector=many) as session:
         for run, lengths in [(run, lengths) for lengths in task["cases"] for run in range(task["runs"])]:
             random = np.random.default_rng((run, len(lengths)))

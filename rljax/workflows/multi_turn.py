@@ -14,6 +14,7 @@ from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, Score
 from rljax.rollout.trajectories import Episode
 from rljax.types import Completion, Finish, Prompt, SamplingParams, Trajectory
+from rljax.workflows.prompt_ids import PromptIds
 from rljax.workflows.rlvr import generate
 
 FEEDBACK = "Your answer is not right. Read the question again, find the mistake, and answer once more."
@@ -45,6 +46,7 @@ class MultiTurn:
         if max_turns < 1:
             raise UserError(f"rollout.workflow_args.max_turns: {max_turns} (at least 1)")
         self._tokenizer = tokenizer
+        self._prompt_ids = PromptIds(tokenizer)
         self._rewards = rewards
         self._max_turns = max_turns
         self._feedback = feedback
@@ -54,7 +56,7 @@ class MultiTurn:
 
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
         messages = list(prompt.messages)
-        episode = Episode(self._tokenizer.apply_chat_template(messages))
+        episode = Episode(self._prompt_ids(prompt))
         turn = 0
         while True:
             request_id = f"{prompt.uid}#{seed}.{turn}"
