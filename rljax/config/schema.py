@@ -90,7 +90,10 @@ class RolloutConfig:
         None, "Prompts in flight at once. None: (max_head_offpolicyness + 1) * consumer_batch_size.", POSITIVE
     )
     consumer_batch_size: int | None = key(None, "Prompts per update. None: train_dataset.batch_size.", POSITIVE)
-    enable_rollout_tracing: bool = key(False, "Write one line per event of an episode to trace.jsonl.")
+    enable_rollout_tracing: bool = key(False, "Write WORKDIR/trace.json, a timeline for Perfetto (docs/tracing.md).")
+    max_trace_mb: float = key(
+        256.0, "Size of trace.json and of trace.1.json, the part before it, together.", POSITIVE, unit="MiB"
+    )
     stale_policy: str = key(
         "drop", "Handling of tokens beyond the lag bound: drop generates their prompt again, mask leaves them untrained.",
         choices=("drop", "mask"),
@@ -100,6 +103,12 @@ class RolloutConfig:
     workflow_args: dict[str, object] = key({}, "Keyword arguments of the workflow, in addition to tokenizer and rewards.")
     should_accept_fn: str | None = key(
         None, 'A registered filter of groups ("mixed_rewards": DAPO\'s), or "package.module:function". None: all are accepted.'
+    )
+    chat_template_kwargs: dict[str, object] = key(
+        {}, "Arguments of the model's chat template, as enable_thinking=False; a record's own go before them."
+    )
+    allow_control_tokens: bool = key(
+        False, "Read control tokens such as <|im_end|> in the text of users, tools and environments; else they are plain text."
     )
     request_timeout: float = key(3600.0, "Time limit of one request.", POSITIVE, unit="seconds")
     request_retries: int = key(3, "Times a request is sent again after a sampler lost it.", NOT_NEGATIVE)
@@ -129,6 +138,7 @@ class DatasetConfig:
     )
     limit: int | None = key(None, "Number of examples to use, from the first. None: all.", POSITIVE)
     system_prompt: str = key("", "Text of a system message before the prompt. Empty: no such message.")
+    tools: str = key("", "JSON file of tool definitions for prompts that have no tools of their own. Empty: none.")
     task: dict[str, object] = key({}, "Arguments of a task:... dataset.")
 
 

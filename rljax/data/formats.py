@@ -1,7 +1,9 @@
 """Formats: conversion of a record to chat messages and the fields that the reward needs.
 
 A format is a function of (record, where) that returns (messages, fields) and raises UserError.
-Fields hold JSON values, "answer" among them: the text that supervised training teaches.
+Fields hold JSON values, "answer" among them: the text that supervised training teaches. Fields
+`tools` and `chat_template_kwargs` go to the chat template. Messages that end with an assistant's
+turn and have no "answer" are a prompt and its answer.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from typing import Any
 
 from rljax.config import registry
 from rljax.errors import UserError
+from rljax.hf.messages import Message, parse_messages
 
-Messages = tuple[Mapping[str, str], ...]
+Messages = tuple[Message, ...]
 Format = Callable[[Mapping[str, Any], str], tuple[Messages, dict[str, Any]]]
 
 FORMATS = {
@@ -56,12 +59,9 @@ def prompt_answer(record: Mapping[str, Any], where: str) -> tuple[Messages, dict
     if source != "messages":
         messages: Messages = ({"role": "user", "content": _text(record, source, where)},)
     else:
-        messages = _messages(record["messages"], where)
+        messages = parse_messages(record["messages"], where)
         if "answer" not in record and messages[-1]["role"] == "assistant":
-            fields["answer"] = messages[-1]["content"]
-            messages = messages[:-1]
-            if not messages:
-                raise UserError(f"{where}: messages hold nothing but the answer")
+            return messages, fields
     fields["answer"] = _text(fields, "answer", where)
     return messages, fields
 
@@ -71,15 +71,6 @@ def with_system(messages: Messages, system_prompt: str) -> Messages:
     if not system_prompt or messages[0]["role"] == "system":
         return messages
     return ({"role": "system", "content": system_prompt}, *messages)
-
-
-def _messages(value: Any, where: str) -> Messages:
-    if not isinstance(value, list) or not value:
-        raise UserError(f"{where}: messages must be a list of objects with role and content, at least one")
-    for message in value:
-        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise UserError(f"{where}: a message needs role and content, both text")
-    return tuple({"role": message["role"], "content": message["content"]} for message in value)
 
 
 def _text(record: Mapping[str, Any], name: str, where: str) -> str:

@@ -14,7 +14,6 @@ from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, Score
 from rljax.rollout.trajectories import Episode
 from rljax.types import Completion, Finish, Prompt, SamplingParams, Trajectory
-from rljax.workflows.prompt_ids import PromptIds
 from rljax.workflows.rlvr import generate
 
 FEEDBACK = "Your answer is not right. Read the question again, find the mistake, and answer once more."
@@ -46,7 +45,6 @@ class MultiTurn:
         if max_turns < 1:
             raise UserError(f"rollout.workflow_args.max_turns: {max_turns} (at least 1)")
         self._tokenizer = tokenizer
-        self._prompt_ids = PromptIds(tokenizer)
         self._rewards = rewards
         self._max_turns = max_turns
         self._feedback = feedback
@@ -56,7 +54,7 @@ class MultiTurn:
 
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
         messages = list(prompt.messages)
-        episode = Episode(self._prompt_ids(prompt))
+        episode = Episode(self._tokenizer.encode_prompt(prompt))
         turn = 0
         while True:
             request_id = f"{prompt.uid}#{seed}.{turn}"
@@ -70,7 +68,10 @@ class MultiTurn:
                 return episode.trajectory(discounted, {**score.components, "turns": float(turn)})
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self._feedback}]
             last = int(completion.token_ids[-1]) if len(completion.token_ids) else -1
-            episode.given(self._tokenizer.next_turn(messages, last))
+            given = self._tokenizer.next_turn(
+                messages, last, tools=prompt.tools, chat_template_kwargs=prompt.chat_template_kwargs
+            )
+            episode.given(given)
 
     def _is_over(self, turn: int, completion: Completion, score: Score, length: int) -> bool:
         return (

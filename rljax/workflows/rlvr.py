@@ -12,7 +12,6 @@ from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards
 from rljax.rollout.trajectories import trajectory_of
 from rljax.types import Completion, Finish, Prompt, Request, SamplingParams, Trajectory
-from rljax.workflows.prompt_ids import PromptIds
 
 
 class RLVR:
@@ -23,11 +22,10 @@ class RLVR:
 
     def __init__(self, tokenizer: Tokenizer, rewards: Rewards) -> None:
         self._tokenizer = tokenizer
-        self._prompt_ids = PromptIds(tokenizer)
         self._rewards = rewards
 
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
-        prompt_ids = self._prompt_ids(prompt)
+        prompt_ids = self._tokenizer.encode_prompt(prompt)
         completion = await generate(generator, f"{prompt.uid}#{seed}", prompt_ids, params, seed)
         score = await self._rewards.score(prompt, self._tokenizer.decode(completion.token_ids))
         return trajectory_of(prompt_ids, completion, score.reward, score.components)

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rljax import loop
+from rljax import loop, reporting
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import RewardTimeout, TooManyFailures, UserError
 from rljax.metrics.mean import Mean
@@ -520,14 +519,12 @@ def test_a_finished_run_that_is_run_again_does_nothing(tmp_path):
     assert again.engine.learner.trained == first.engine.learner.trained
 
 
-def test_export_holds_the_final_weights_and_tracing_one_line_an_event(tmp_path):
+def test_export_holds_the_final_weights(tmp_path):
     from rljax.engines.fake import model
 
-    run = make_run(tmp_path, {"saver.export_final": True, "rollout.enable_rollout_tracing": True})
+    run = make_run(tmp_path, {"saver.export_final": True})
     loop.train(run)
     np.testing.assert_array_equal(model.read(tmp_path / "export"), run.engine.learner.export(IN_MEMORY).params)
-    events = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
-    assert [e["event"] for e in events].count("accepted") == 12 == [e["event"] for e in events].count("start")
 
 
 def test_prompts_spell_their_uid():
@@ -588,7 +585,7 @@ def test_samples_are_of_all_groups_in_turn_each_with_its_own_advantage():
         return Trajectory(np.array([token]), one < 0, one, one, reward=0.0, components={}, finish=Finish.STOP)
 
     groups = [Group(uid, tuple(map(made, tokens))) for uid, tokens in ids.items()]
-    samples = list(loop.interleaved(groups, [np.array([i]) for i in range(sum(counts.values()))]))
+    samples = list(reporting.interleaved(groups, [np.array([i]) for i in range(sum(counts.values()))]))
     assert [uid for uid, *_ in samples] == ["0/0", "0/1", "0/2", "0/0", "0/2", "0/0"]
     assert all(trajectory.token_ids[0] == advantage[0] for _, trajectory, advantage in samples)
     assert [int(advantage[0]) for *_, advantage in samples] == [0, 3, 4, 1, 5, 2]

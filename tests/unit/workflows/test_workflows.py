@@ -15,7 +15,6 @@ from rljax.rewards import Score
 from rljax.rollout.trajectories import Episode, no_eos_ratio, supervised, trajectory_of
 from rljax.types import PROMPT_VERSION, Completion, Finish, Group, Prompt, SamplingParams
 from rljax.workflows import build_workflow, find_filter, sampling_params
-from rljax.workflows.prompt_ids import KEPT, PromptIds
 
 PROMPT = Prompt("0/17", ({"role": "user", "content": "3+4="},), {"answer": "7"})
 
@@ -67,7 +66,7 @@ def episode(name, tokenizer, sampler, seed=3, params=SamplingParams(8), prompt=P
 @pytest.mark.parametrize("name", ["rlvr", "multi_turn"])
 def test_padding_is_eos_and_the_eos_that_ends_a_completion_is_trained_on(tokenizer, name):
     eos = tokenizer.eos_token_id
-    tokenizer_with_eos_padding = load_tokenizer(tokenizer._directory)
+    tokenizer_with_eos_padding = load_tokenizer(tokenizer.directory)
     tokenizer_with_eos_padding.pad_token_id = eos
     sampled = [*tokenizer.encode("7"), eos]
     sampler = ScriptedSampler((sampled, Finish.STOP))
@@ -108,10 +107,10 @@ class OneTokenForTwo:
     def decode(self, token_ids, *, skip_special_tokens=True):
         return "".join(self.words[int(i)] for i in token_ids)
 
-    def apply_chat_template(self, messages, *, add_generation_prompt=True):
-        return [i for message in messages for i in self.encode(message["content"])]
+    def encode_prompt(self, prompt):
+        return [i for message in prompt.messages for i in self.encode(message["content"])]
 
-    def next_turn(self, messages, last_token_id):
+    def next_turn(self, messages, last_token_id, *, tools=(), chat_template_kwargs=None):
         return self.encode(messages[-1]["content"])
 
 
@@ -225,34 +224,3 @@ def test_what_can_never_stop_a_completion_is_refused(tokenizer, changes, line):
     with pytest.raises(UserError, match=line):
         sampling_params(dataclasses.replace(config, **changes), tokenizer)
     sampling_params(dataclasses.replace(config, stop_token_ids=(tokenizer.vocab_size - 1,)), tokenizer)
-
-
-class CountingTokenizer:
-    """Renders a prompt as its number of characters, and counts how often it was asked."""
-
-    def __init__(self):
-        self.rendered = 0
-
-    def apply_chat_template(self, messages):
-        self.rendered += 1
-        return [len(messages[0]["content"])]
-
-
-def test_the_samples_of_a_group_share_one_rendered_prompt():
-    tokenizer = CountingTokenizer()
-    prompt_ids = PromptIds(tokenizer)
-    prompts = [Prompt(f"0/{i}", ({"role": "user", "content": "?" * (i + 1)},), {}) for i in range(KEPT + 1)]
-    for sample in range(8):
-        assert [int(prompt_ids(prompt)[0]) for prompt in prompts[:KEPT]] == list(range(1, KEPT + 1)), sample
-    assert tokenizer.rendered == KEPT
-    prompt_ids(prompts[KEPT])
-    prompt_ids(prompts[0])  # the first to come went when there was no room
-    assert tokenizer.rendered == KEPT + 2
-    with pytest.raises(ValueError, match="read-only"):
-        prompt_ids(prompts[0])[0] = 0
-
-
-def test_prompts_of_two_splits_with_one_uid_are_told_apart():
-    prompt_ids = PromptIds(CountingTokenizer())
-    train, test = (Prompt("0/17", ({"role": "user", "content": text},), {}) for text in ("3+4=", "12+30="))
-    assert [int(prompt_ids(prompt)[0]) for prompt in (train, test, train)] == [4, 6, 4]
