@@ -220,6 +220,8 @@ class Scheduler:
             item = self._inbox.get()
             idle = False
             if isinstance(item, Work):
+                if item.future.cancelled():  # perhaps before the last search for those that are
+                    continue
                 item.arrival = self._arrived
                 self._arrived += 1
                 self._prompted += len(item.request.prompt_ids)
