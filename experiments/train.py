@@ -93,6 +93,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.data import Labels, open_prompts
     from rljax.data.held_out import open_held_out
     from rljax.loop import Labeled, Loop, Run
+    from rljax.process import interpreter
     from rljax.rollout.limits import total_steps
     from rljax.sanity.start import at_start
 
@@ -146,10 +147,12 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it
         # ----------------------------------------------------------------------------------------------------------------
+        made = engine.build(config, pools, model_dir, run.path, leader.make_learner)
+        interpreter.settle()
         return await Loop(
             Run(
                 config=config,
-                engine=engine.build(config, pools, model_dir, run.path, leader.make_learner),
+                engine=made,
                 prompts=prompts,
                 workflow=workflow,
                 params=params,

@@ -66,6 +66,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
     from rljax.hf.tokenizer import load_tokenizer
+    from rljax.process import interpreter
     from rljax.rewards import RewardPool
     from rljax.rollout.producer import GroupRunner, RetryingGenerator
     from rljax.workers.client import WorkerParts
@@ -104,6 +105,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
             config.episode_timeout,
         )
         parts = WorkerParts(runner, sampler, rewards.take_metrics)
+        interpreter.settle()
         try:
             yield parts
         finally:

@@ -24,6 +24,7 @@ from rljax.rewards.score import Score
 from rljax.types import Prompt
 
 ASYNC_CALLS = 64  # most calls of an async reward at once in a process
+PROMPT_FIELDS = tuple(field.name for field in dataclasses.fields(Prompt))
 GRACE = 1.0  # seconds for an async reward to be cancelled before its process is killed
 
 
@@ -107,7 +108,8 @@ class RewardPool:
             return score
 
     async def _score(self, prompt: Prompt, completion: str) -> Score:
-        job = {"prompt": dataclasses.asdict(prompt), "completion": completion}
+        fields = {name: getattr(prompt, name) for name in PROMPT_FIELDS}  # dataclasses.asdict copies all that is in them
+        job = {"prompt": fields, "completion": completion}
         for attempt in range(self._config.retries + 1):
             try:
                 return await self._attempt(job, prompt.uid)
