@@ -83,12 +83,12 @@ def make_case(config: Config, model_dir: Path, *, prompts: int, tokens: int, dty
             ("actor.dtype", dtype),
         ],
     )
-    tokenizer = load_tokenizer(model_dir)
+    tokenizer = load_tokenizer(model_dir, config.rollout)
     source = open_prompts(_data(config), key="valid_dataset", seed=config.seed, tokenizer=tokenizer)
     chosen = list(itertools.islice(source.epoch(0), prompts))
-    encoded = tuple(np.asarray(tokenizer.apply_chat_template(p.messages), np.int32) for p in chosen)
+    encoded = tuple(tokenizer.encode_prompt(prompt) for prompt in chosen)
     stops = sampling_params(config.gconfig, tokenizer).stop_token_ids
-    return Case(config, model_dir, dtype, tuple(p.uid for p in chosen), encoded, stops)
+    return Case(config, model_dir, dtype, tuple(prompt.uid for prompt in chosen), encoded, stops)
 
 
 def _data(config: Config) -> DatasetConfig:

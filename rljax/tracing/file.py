@@ -3,7 +3,8 @@
 The file is an array with an event per line. The format allows it to end anywhere, so what a killed
 process has written opens as it is; a thread writes a few times per second, so that it is nearly all
 there. A trace that has grown to half of its size is renamed to NAME.1.json, and a new one begins
-with all that is open then: the two hold the newest events. Times count from the start of the process.
+with all that is open then: the two hold the newest events. Times count from the start of the
+process.
 """
 
 from __future__ import annotations

@@ -53,11 +53,14 @@ def wrong_rope(model, directory):
 
 
 def test_transformers_and_jax_agree_by_orders_of_magnitude(case):
-    (pair,) = compare_engines.compare(case, ["transformers", "jax"], case.model_dir, with_layers=True)
-    assert pair.agrees and pair.verdict == "consistent" and not pair.divergences
-    assert max(part.max for part in (pair.prompt, pair.completion, pair.decoded)) < 1e-4
-    assert pair.prompt.tokens == sum(len(p) - 1 for p in case.prompts) and pair.completion.tokens <= 18
-    assert max(pair.layers.differences) < 1e-5 and len(pair.layers.differences) == GLOBAL + 3
+    """Log-probs of given tokens, and every layer; the decoding of both is in the slow test of the command."""
+    first, other = TransformersSubject(case), JaxSubject(case)
+    sequences = [np.concatenate([prompt, prompt[:6]]) for prompt in case.prompts]
+    apart = Differences.of(first.score(sequences), other.score(sequences))
+    assert apart.max < 1e-4 and apart.within(BOUNDS["float32"]) and apart.tokens == sum(map(len, sequences))
+    layers = layers_apart(first.hidden_states(sequences[0]), other.hidden_states(sequences[0]))
+    assert max(layers.differences) < 1e-5 and len(layers.differences) == GLOBAL + 3
+    assert layers.first(BOUNDS["float32"]) is None
 
 
 def test_a_wrong_rope_base_is_found_at_the_layer_that_has_it(case, model, tmp_path):

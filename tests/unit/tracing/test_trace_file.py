@@ -1,6 +1,7 @@
 """The trace on disk: opens after a kill, stays within its size, ends nothing but itself."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -106,6 +107,21 @@ def test_a_run_that_goes_on_keeps_the_trace_before_it(tmp_path):
             pass
     assert [event["name"] for event in read(path) if event["ph"] == "X"] == ["third"]
     assert [event["name"] for event in read(path.with_suffix(".1.json")) if event["ph"] == "X"] == ["second"]
+
+
+def test_any_argument_of_a_users_span_can_be_written_and_sent(tmp_path):
+    circle = []
+    circle.append(circle)
+    path, args = (
+        tmp_path / "trace.json",
+        {"reward": math.nan, "pair": {(1, 2): 3}, "circle": circle, "text": "\ud83d", "x": None},
+    )
+    with tracing.to_file(path, 1 << 20), tracing.span("tool", **args):
+        pass
+    (found,) = (event["args"] for event in read(path) if event["ph"] == "X")
+    expected = {"reward": "nan", "pair": "{(1, 2): 3}", "circle": "[[...]]", "text": "\ud83d", "x": None}
+    (sent,) = tracing.from_text(tracing.to_text([Event("X", 1, 2, 3, "tool", args)]))
+    assert found == expected == sent.args
 
 
 def test_a_trace_that_cannot_be_written_ends_nothing_else(tmp_path, caplog):
