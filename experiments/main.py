@@ -292,9 +292,15 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def recorded(run: RunDirectory) -> Iterator[None]:
-    """Records an error that ends the run in status.json, in one line, and raises it again."""
+    """Records an error that ends the run in status.json, in one line, and raises it again.
+
+    Meanwhile the file is touched, so that a process that was killed is told from one that lives.
+    """
+    from rljax.process.liveness import beating
+
     try:
-        yield
+        with beating(run.status):
+            yield
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (0, None):
             reason = (
