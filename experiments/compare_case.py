@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from rljax.config.schema import Config, DatasetConfig
+from rljax.hf.pictures import EncodedPictures, has_pictures, load_processor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Case:
     dtype: str
     uids: tuple[str, ...]  # of the prompts
     prompts: tuple[np.ndarray, ...]  # [P] int32 each
+    pictures: tuple[EncodedPictures, ...] | None  # of each prompt; None where no prompt has any
     stop_token_ids: tuple[int, ...]
 
     @property
@@ -86,9 +88,15 @@ def make_case(config: Config, model_dir: Path, *, prompts: int, tokens: int, dty
     tokenizer = load_tokenizer(model_dir, config.rollout)
     source = open_prompts(_data(config), key="valid_dataset", seed=config.seed, tokenizer=tokenizer)
     chosen = list(itertools.islice(source.epoch(0), prompts))
-    encoded = tuple(tokenizer.encode_prompt(prompt) for prompt in chosen)
+    pictures = None
+    if any(has_pictures(prompt.messages) for prompt in chosen):
+        processor = load_processor(model_dir)
+        pictures = tuple(map(processor.encode, chosen))
+        encoded = tuple(picture.token_ids for picture in pictures)
+    else:
+        encoded = tuple(tokenizer.encode_prompt(prompt) for prompt in chosen)
     stops = sampling_params(config.gconfig, tokenizer).stop_token_ids
-    return Case(config, model_dir, dtype, tuple(prompt.uid for prompt in chosen), encoded, stops)
+    return Case(config, model_dir, dtype, tuple(prompt.uid for prompt in chosen), encoded, pictures, stops)
 
 
 def _data(config: Config) -> DatasetConfig:

@@ -108,7 +108,7 @@ OPTIONAL = {
     ),
     "sglang": ("engines/cuda",),
     **dict.fromkeys(("altair", "vl_convert"), ("rljax/diagnosis/report",)),
-    **dict.fromkeys(("wandb", "tensorboard", "gguf"), ()),
+    **dict.fromkeys(("wandb", "tensorboard", "gguf", "PIL"), ()),
 }
 
 

@@ -1,4 +1,5 @@
-"""Tasks whose examples are made in memory: "task:addition", "task:reasoning_gym/<dataset>".
+"""Tasks whose examples are made in memory: "task:addition", "task:count_objects" (pictures),
+"task:reasoning_gym/<dataset>".
 
 A task is a function of (split, **arguments) that returns records in the prompt_answer format.
 Splits are disjoint whatever their sizes and seeds, since a question's own hash decides which split
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rljax.config.registry import nearest
+from rljax.data.count_objects import count_objects
 from rljax.data.records import InMemory
 from rljax.errors import UserError
 
@@ -121,7 +123,7 @@ def make_reasoning_gym(dataset: str, arguments: Mapping[str, Any]) -> Any:
         raise UserError(f"task arguments refused: {' '.join(str(error).split())}") from error
 
 
-TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {"addition": addition}
+TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {"addition": addition, "count_objects": count_objects}
 
 
 def _check_arguments(task: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

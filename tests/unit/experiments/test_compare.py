@@ -162,3 +162,53 @@ def test_the_command_ends_with_status_2_where_engines_disagree(model, tmp_path):
     assert (right.returncode, bad.returncode) == (0, 2), (right.stderr, bad.stderr)
     assert bad.stdout.rstrip().endswith(f"verdict: INCONSISTENT; layer {GLOBAL} differs first")
     assert json.loads((tmp_path / "report.json").read_text())["pairs"][0]["layers"]["first"] == f"layer {GLOBAL}"
+
+
+# Image-text models
+
+
+def pictures_case(directory, **settings):
+    from tests.image_text import make_image_text_model
+
+    data = {"train_dataset.path": "task:count_objects", "train_dataset.task": {"n": 3, "pixels": 64}}
+    model = make_image_text_model(directory / "model")
+    config = config_of(**{"actor.path": str(model), "train_dataset.type": "task", "valid_dataset.path": "", **data, **settings})
+    return make_case(config, model, prompts=3, tokens=5, dtype="float32")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_pictures_reach_transformers_and_jax_refuses_them(tmp_path):
+    case = pictures_case(tmp_path)
+    assert all(len(p.token_ids) == len(p.text_ids) + 15 for p in case.pictures), "16 tokens in the place of one"
+    with pytest.raises(UserError, match="reads no pictures"):
+        JaxSubject(case)
+    subject = TransformersSubject(case)
+    done = subject.generate(case.prompts)
+    sequences = [np.concatenate([p, d.token_ids]) for p, d in zip(case.prompts, done, strict=True)]
+    scores = subject.score(sequences)
+    for greedy, score, prompt in zip(done, scores, case.prompts, strict=True):
+        np.testing.assert_allclose(greedy.logp, score[len(prompt) :], atol=1e-4)
+    others = TransformersSubject(dataclasses.replace(case, pictures=case.pictures[1:] + case.pictures[:1]))
+    assert not np.allclose(others.score(sequences)[0], scores[0], atol=1e-3), "another picture, other log-probs"
+    assert len(subject.hidden_states(case.prompts[0])) == 3 + 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_sglang_and_transformers_agree_on_pictures(tmp_path):
+    from tests.shared import sglang_python
+
+    settings = {
+        "sglang.python": sglang_python(),
+        "sglang.device": "cpu",
+        "sglang.attention_backend": "torch_native",
+        "sglang.context_length": 256,
+        "sglang.disable_overlap_schedule": True,
+        "sglang.enable_multimodal": True,
+        "sglang.extra_args": ("--max-total-tokens", "4096"),
+        "sglang.log_dir": str(tmp_path),
+    }
+    case = pictures_case(tmp_path, **settings)
+    (pair,) = compare_engines.compare(case, ["transformers", "sglang"], case.model_dir, with_layers=False)
+    assert pair.agrees, pair.lines()
