@@ -53,7 +53,9 @@ def make_image_text_model(directory: Path, *, seed: int = 0) -> Path:
         **layers,
     )
     torch.manual_seed(seed)
-    config = LlavaConfig(vision, text, image_token_index=vocabulary, vision_feature_layer=-1, image_seq_length=16)
+    config = LlavaConfig(
+        vision_config=vision, text_config=text, image_token_index=vocabulary, vision_feature_layer=-1, image_seq_length=16
+    )
     config.eos_token_id = 2
     LlavaForConditionalGeneration(config).save_pretrained(directory)
     return directory

@@ -42,19 +42,20 @@ with tracing.to_file(Path({str(path)!r}), 1 << 20):
     process = subprocess.Popen([sys.executable, "-c", script])
     try:
         deadline = time.monotonic() + 60
-        while not path.exists() or "python" not in path.read_text():
+        while not path.exists() or "alive" not in path.read_text():  # a second after all else
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    (rows,), (torn,) = (
-        query(text, "select name, dur, extract_arg(arg_set_id, 'args.uid') as uid from slice order by id")
-        for text in (path.read_bytes(), path.read_bytes()[:-20])
-    )
+    spans = "select name, ts, dur, extract_arg(arg_set_id, 'args.uid') as uid from slice order by id"
+    whole = path.read_bytes()
+    rows, (last,) = query(whole, spans, "select max(ts) as ts from counter")
+    (torn,) = query(whole[: whole.index(b'"name":"tool"') + 9], spans)
     assert [row["name"] for row in rows] == ["trajectory", "generate", "trajectory", "tool"]
     assert [row["dur"] >= 0 for row in rows] == [True, True, False, False], "the last two have not ended"
     assert [row["uid"] for row in rows] == ["0/0", None, "0/1", None]
+    assert last["ts"] - rows[-1]["ts"] >= 1e9, "the trace goes on where nothing happens"
     assert torn == rows[:-1], "a line that was cut is left out"
 
 
