@@ -160,11 +160,8 @@ class TraceFile:
     def _alive(self) -> list[str]:
         """Returns a counter that says when this was, so that the trace of a run that stands still goes on."""
         event = Event("C", 0, now(), 0, "alive", {"seconds": (now() - self._origin) // 10**9})
-        return [
-            encode(event, self._pids[tracer.process], 0, self._origin)
-            for tracer in self._tracers
-            if tracer.process in self._pids
-        ]
+        pids = [self._pids[tracer.process] for tracer in self._tracers if tracer.process in self._pids]
+        return [encode(event, pid, 0, self._origin) for pid in pids]
 
     def _about(self, process: Process) -> list[str]:
         """Returns the name of a process, and when times of the file count from."""
