@@ -60,6 +60,7 @@ from rljax.checkpoints.recovery import Recovery
 from rljax.config.schema import FrequencyConfig
 from rljax.engine import ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
+from rljax.hf.turn_ends import write_turn_ends
 from rljax.interventions import Interventions
 from rljax.metrics.accumulator import PhaseTimer
 from rljax.metrics.guard_actions import Decision
@@ -387,5 +388,6 @@ class Loop:
         target, temporary = self.parts.workdir / "export", self.parts.workdir / ".export.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         self.parts.engine.learner.export(ExportToDirectory(temporary))
+        write_turn_ends(temporary, self.parts.params.stop_token_ids)
         shutil.rmtree(target, ignore_errors=True)
         os.rename(temporary, target)

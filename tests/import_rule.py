@@ -68,6 +68,7 @@ ROOMS = {
         "config",
         "engine",
         "errors",
+        "hf",
         "interventions",
         "metrics",
         "oversight",

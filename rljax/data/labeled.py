@@ -59,7 +59,7 @@ class Labels:
         return labeled_trajectory(prompt, self._tokenizer, self._warmup.field, turns=self._warmup.turns)
 
     def measure(self) -> Callable[[Prompt], int]:
-        """Returns a function of an example that returns its length in tokens, if that may be too long.
+        """Returns a function that measures an example in tokens, if it may be too long.
 
         An example that must fit, by its bytes, is not tokenized, and has length 0.
         """

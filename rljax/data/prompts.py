@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class Examples:
 
     def _prompt(self, index: int, conversation: Sequence[Message], fields: dict[str, Any], where: str) -> Prompt:
         """Checks what a format made of a record. An answer at its end becomes the reply."""
-        messages, reply = parse_messages(conversation, where), ()
+        messages, reply = parse_messages(conversation, where), cast(tuple[Message, ...], ())
         if "answer" not in fields and messages[-1]["role"] == "assistant":
             messages, reply = messages[:-1], messages[-1:]
             fields["answer"] = text_of(reply[0])

@@ -1,10 +1,10 @@
-"""Which examples of a dataset are used: those that are short enough. Reads every one before a run."""
+"""Selection of the examples that are used: those that are short enough. Every one is read."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from absl import logging
@@ -16,8 +16,15 @@ from rljax.hf.messages import text_of
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 
-if TYPE_CHECKING:
-    from rljax.data.prompts import Examples
+
+class Examples(Protocol):
+    """Prompts by index, each with the place it came from."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Prompt: ...
+
+    def where(self, index: int) -> str: ...
 
 
 class Selection:
@@ -88,7 +95,7 @@ class Selection:
                     yield index
 
     def _prompt_length(self) -> Callable[[Prompt], int]:
-        """Returns a function that counts the tokens of a prompt, or checks it where none are to be counted."""
+        """Returns a function that counts a prompt's tokens; without `max_length`, of one a shape."""
         shapes: set[str] = set()
         tokenizer, counts = self._tokenizer, self._dataset.max_length is not None
 
