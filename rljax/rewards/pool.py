@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from rljax import tracing
 from rljax.config.schema import RewardConfig
 from rljax.errors import RewardError, RewardTimeout, UserError
 from rljax.metrics.mean import Mean, merge
@@ -29,7 +30,8 @@ GRACE = 1.0  # seconds for an async reward to be cancelled before its process is
 class _Supervisor:
     """Starts a reward process, and starts it again if it has died."""
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, number: int) -> None:
+        self.number = number
         self._config = config
         self._start: asyncio.Task[RewardProcess] | None = None
 
@@ -81,7 +83,7 @@ class RewardPool:
 
         Raises UserError with one line if the reward cannot be imported.
         """
-        self._supervisors = [_Supervisor(self._config) for _ in range(self._config.workers)]
+        self._supervisors = [_Supervisor(self._config, number) for number in range(self._config.workers)]
         started = await asyncio.gather(*(supervisor.running() for supervisor in self._supervisors), return_exceptions=True)
         failures = [outcome for outcome in started if isinstance(outcome, BaseException)]
         if failures:
@@ -99,6 +101,12 @@ class RewardPool:
           RewardTimeout: it ran longer than `reward.timeout`; its process was killed.
           RewardError: it raised, returned no number, or its process died.
         """
+        with tracing.span("reward", reward=self._config.name) as span:
+            score = await self._score(prompt, completion)
+            span.note(reward=score.reward)
+            return score
+
+    async def _score(self, prompt: Prompt, completion: str) -> Score:
         job = {"prompt": dataclasses.asdict(prompt), "completion": completion}
         for attempt in range(self._config.retries + 1):
             try:
@@ -140,14 +148,16 @@ class RewardPool:
 
     async def _attempt(self, job: dict[str, Any], uid: str) -> Score:
         while True:
-            supervisor = await self._free.get()
+            with tracing.wait("wait for a reward process"):
+                supervisor = await self._free.get()
             if supervisor is None or self._closed:
                 self._free.put_nowait(None)  # wakes the next waiting call
                 raise RewardError(f"prompt {uid}: the reward pool is closed")
             try:
                 process = await supervisor.running()
                 began = time.monotonic()
-                answer = await self._ask(process, job)
+                with tracing.span("score", lane=f"reward process {supervisor.number}", uid=uid):
+                    answer = await self._ask(process, job)
                 break
             except ProcessDied as died:
                 if not died.killed:

@@ -59,7 +59,7 @@ async def evaluate(
     async def episode(prompt: Prompt, sample: int) -> Trajectory | Failure | None:
         seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
         async with room:
-            result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed)
+            result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed, "evaluation")
         beat(f"evaluation {prompt.uid}")
         return result
 
