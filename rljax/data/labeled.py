@@ -58,6 +58,13 @@ class Labels:
     def __call__(self, prompt: Prompt) -> Trajectory:
         return labeled_trajectory(prompt, self._tokenizer, self._warmup.field, turns=self._warmup.turns)
 
+    def require(self, prompt: Prompt, where: str) -> None:
+        """Raises UserError for a prompt without a reply, or without the text to learn in its place."""
+        field = self._warmup.field
+        if not (field == ANSWER and prompt.reply) and not isinstance(prompt.fields.get(field), str | int | float):
+            has = ", ".join(prompt.fields) or "none"
+            raise UserError(f"warmup.field: {where} has no text {field!r} to train on (its fields: {has})")
+
     def measure(self) -> Callable[[Prompt], int]:
         """Returns a function that measures an example in tokens, if it may be too long.
 

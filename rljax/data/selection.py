@@ -67,10 +67,10 @@ class Selection:
         """Says what was left out, and which characters the policy can't see."""
         if self.long_prompts:
             most = self._dataset.max_length
-            logging.info("%s: %d of %d prompts are longer than %s tokens", self._key, self.long_prompts, self.count, most)
+            logging.warning("%s: %d of %d prompts are longer than %s tokens", self._key, self.long_prompts, self.count, most)
         if self.long_examples and self._labels:
             said = self._key, self.long_examples, self.count, self._labels.why
-            logging.info("%s: %d of %d examples are left out with their answers: %s", *said)
+            logging.warning("%s: %d of %d examples are left out with their answers: %s", *said)
         if self._strange:
             index, character = self._strange[0]
             more = f", as {len(self._strange) - 1} more prompts have such" if len(self._strange) > 1 else ""
@@ -83,6 +83,8 @@ class Selection:
         most_of_prompt = self._dataset.max_length
         for index in range(self.count):
             prompt = self._examples[index]
+            if self._labels:
+                self._labels.require(prompt, self._examples.where(index))
             with _told_where(self._examples, index):
                 if most_of_prompt is not None and length_of_prompt(prompt) > most_of_prompt:
                     self.long_prompts += 1

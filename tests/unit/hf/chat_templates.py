@@ -56,7 +56,8 @@ PARTS = CHATML.replace("{{ message['content'] }}", "{% for part in message['cont
 JOINED = "{% for message in messages %}{{ message['content'] | trim }}{% endfor %}"  # puts nothing between texts
 NEEDS_CALL = TOOLS.replace(
     "{%- if message.role == 'tool' %}",
-    "{%- if message.role == 'tool' %}{% if not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call') }}{% endif %}",
+    "{%- if message.role == 'tool' %}"
+    "{% if not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call') }}{% endif %}",
 )
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
