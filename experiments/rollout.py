@@ -73,6 +73,7 @@ def rollout() -> None:
     # Model directory, tokenizer, data
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.data import open_prompts
+    from rljax.hf import agreement
     from rljax.hf.model_directory import prepare_model_directory
     from rljax.hf.tokenizer import load_tokenizer
     from rljax.rollout import dump
@@ -81,6 +82,7 @@ def rollout() -> None:
     out.mkdir(parents=True, exist_ok=True)
     model_dir = prepare_model_directory(config.actor, out / "init", seed=config.seed)
     tokenizer = load_tokenizer(model_dir, config.rollout)
+    agreement.check(model_dir, tokenizer)
     shard = _shard(SHARD.value)
     source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer, shard=shard)
     size = config.batch_size

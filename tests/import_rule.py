@@ -91,6 +91,7 @@ ROOMS = {
         "engine",
         "errors",
         "evaluator",
+        "hf",
         "interventions",
         "metrics",
         "oversight",

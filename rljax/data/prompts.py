@@ -6,13 +6,13 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from rljax.config.schema import DatasetConfig
 from rljax.data.formats import Format, find_format, with_system
-from rljax.data.labeled import ANSWER, Labels, bytes_of
+from rljax.data.labeled import Labels, bytes_of
 from rljax.data.records import Records, open_records
 from rljax.data.selection import Selection
 from rljax.data.tasks import PREFIX, make_task
@@ -54,7 +54,7 @@ class Examples:
 
     def _prompt(self, index: int, conversation: Sequence[Message], fields: dict[str, Any], where: str) -> Prompt:
         """Checks what a format made of a record. An answer at its end becomes the reply."""
-        messages, reply = parse_messages(conversation, where), ()
+        messages, reply = parse_messages(conversation, where), cast(tuple[Message, ...], ())
         if "answer" not in fields and messages[-1]["role"] == "assistant":
             messages, reply = messages[:-1], messages[-1:]
             fields["answer"] = text_of(reply[0])
@@ -149,20 +149,6 @@ class PromptSource:
         if not (epoch.isdigit() and index.isdigit() and self._has(int(index))):
             raise UserError(f"{self._key}: no prompt {uid!r} in this dataset")
         return self._numbered(int(epoch), int(index))
-
-    def require(self, field: str, key: str) -> None:
-        """Checks that every prompt has a field that is text.
-
-        Raises UserError, which begins with `key`.
-        """
-        for index in self._kept:
-            example = self._examples[index]
-            fields = example.fields
-            if example.reply and field == ANSWER:
-                continue
-            if not isinstance(fields.get(field), str | int | float):
-                has = ", ".join(fields) or "none"
-                raise UserError(f"{key}: {self._examples.where(index)} has no text {field!r} to train on (its fields: {has})")
 
     def require_fit(self, tokenizer: Tokenizer, *, most: int, why: str) -> None:
         """Checks that no prompt has more than `most` tokens.
