@@ -55,7 +55,7 @@ ROOMS = {
     ),
     "workers": ("config", "engine", "errors", "messaging", "metrics", "rollout", "types"),
     "data": ("config", "errors", "hf", "rollout", "types"),
-    "rewards": ("config", "data", "errors", "metrics", "process", "types"),
+    "rewards": ("config", "data", "errors", "hf", "metrics", "process", "rollout", "types"),
     "workflows": ("config", "engine", "errors", "hf", "rewards", "rollout", "types"),
     "verdicts": ("config", "diagnosis", "metrics"),
     "oversight": ("checkpoints", "config", "diagnosis", "errors", "flight", "metrics", "sinks", "verdicts"),

@@ -12,19 +12,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+
+import numpy as np
 
 from rljax.engine import Generator
-from rljax.errors import EpisodeError, RequestLost, SamplerError
+from rljax.errors import EpisodeError, Rejected, RequestLost, SamplerError
 from rljax.metrics.accumulator import Accumulator
+from rljax.rollout import gathering
 from rljax.rollout.buffer import NEVER, Buffer, Ticket, oldest_version
+from rljax.rollout.gathering import Gathering
 from rljax.rollout.result import Failure, Result
 from rljax.rollout.tracker import PromptTracker
+from rljax.rollout.trajectories import check_trajectory
 from rljax.rollout.workflow import Workflow
 from rljax.seeding import seed_for
 from rljax.types import Completion, Group, Prompt, Request, SamplingParams, Trajectory
+
+Filter = Callable[[Group], bool | Awaitable[bool]]
 
 FIRST_DELAY, MAX_DELAY = 0.05, 30.0  # seconds before a retry; doubles with each
 
@@ -90,7 +98,8 @@ class GroupRunner:
     params: SamplingParams
     n_samples: int
     seed: int  # of the run
-    accept: Callable[[Group], bool]  # rollout.should_accept_fn
+    accept: Filter  # rollout.should_accept_fn
+    vocab_size: int | None = None  # token ids of trajectories are below it; None to leave that unchecked
     warned: bool = False  # about the first failed episode; the others are only counted
 
     async def run(self, ticket: Ticket) -> Result:
@@ -99,33 +108,61 @@ class GroupRunner:
         Exceptions of users' code become failures; none is raised.
         """
         await asyncio.sleep(retry_delay(ticket.failures))
-        results = await asyncio.gather(*(self._episode(ticket, sample) for sample in range(self.n_samples)))
+        with gathering.of(self.n_samples) as together:
+            results = await asyncio.gather(*(self._episode(ticket, sample, together) for sample in range(self.n_samples)))
         trajectories = tuple(r for r in results if isinstance(r, Trajectory))
         failures = tuple(r for r in results if isinstance(r, Failure))
         if not trajectories:
             return Result((), failures, wanted=False)
         try:
             group = Group(ticket.prompt.uid, trajectories)
-            wanted = oldest_version(trajectories) != NEVER and bool(self.accept(group))
+            wanted = oldest_version(trajectories) != NEVER and await verdict_of(self.accept, group)
         except Exception as error:  # the filter is users' code too
             return Result((), (*failures, Failure(EpisodeError.kind, error)), wanted=False)
         return Result(trajectories, failures, wanted)
 
-    async def _episode(self, ticket: Ticket, sample: int) -> Trajectory | Failure | None:
+    async def _episode(self, ticket: Ticket, sample: int, together: Gathering) -> Trajectory | Failure | None:
         seed = seed_for(self.seed, ticket.prompt.uid, sample, ticket.attempt)
-        result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed)
+        with together.member():
+            result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed, self.vocab_size)
         if isinstance(result, Failure) and not self.warned:
             self.warned = True  # now, not at the group's end: that may be minutes later, when rewards time out
             log.warning("an episode of prompt %s failed: %s", ticket.prompt.uid, result.reason)
         return result
 
 
+async def verdict_of(accept: Filter, group: Group) -> bool:
+    """Returns whether a filter, plain or async, wants a group.
+
+    Raises TypeError if it does not return a bool: a forgotten `return` would reject every group.
+    """
+    verdict = accept(group)
+    if inspect.isawaitable(verdict):
+        verdict = await verdict
+    if not isinstance(verdict, bool | np.bool_):
+        raise TypeError(f"rollout.should_accept_fn returned {type(verdict).__name__}, not a bool")
+    return bool(verdict)
+
+
 async def run_episode(
-    workflow: Workflow, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int
+    workflow: Workflow,
+    generator: Generator,
+    prompt: Prompt,
+    params: SamplingParams,
+    seed: int,
+    vocab_size: int | None = None,
 ) -> Trajectory | Failure | None:
-    """Runs one episode. Returns a Failure if the workflow raises; other episodes go on."""
+    """Runs one episode. Returns a Failure if the workflow raises; other episodes go on.
+
+    So is what is no trajectory, or has token ids that the model does not have.
+    """
     try:
-        return await workflow.episode(generator, prompt, params, seed)
+        trajectory = await workflow.episode(generator, prompt, params, seed)
+        if trajectory is not None:
+            check_trajectory(trajectory, vocab_size)
+        return trajectory
+    except Rejected:
+        return None
     except EpisodeError as error:
         return Failure(error.kind, error)
     except Exception as error:  # users' code may raise anything

@@ -7,6 +7,7 @@ request begins with them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -79,6 +80,19 @@ def trajectory_of(
     episode = Episode(prompt_ids)
     episode.sampled(completion)
     return episode.trajectory(reward, components)
+
+
+def check_trajectory(trajectory: Any, vocab_size: int | None) -> None:
+    """Checks what a workflow returned.
+
+    Raises TypeError if it is no trajectory, ValueError for a token id that is not in [0, vocab_size).
+    """
+    if not isinstance(trajectory, Trajectory):
+        raise TypeError(f"the workflow returned {type(trajectory).__name__}, not a Trajectory or None")
+    if vocab_size is not None and len(trajectory):
+        low, high = int(trajectory.token_ids.min()), int(trajectory.token_ids.max())
+        if low < 0 or high >= vocab_size:
+            raise ValueError(f"token id {low if low < 0 else high} is outside the model's vocabulary of {vocab_size}")
 
 
 def supervised(prompt_ids: Sequence[int], target_ids: Sequence[int]) -> Trajectory:

@@ -1,17 +1,15 @@
-"""Filters: functions of a group that return whether it is trained on.
+"""Filters: functions of a group, plain or async, that return whether it is trained on.
 
 `rollout.should_accept_fn` names one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 from rljax.config import registry
+from rljax.rollout.producer import Filter
 from rljax.types import Group
-
-Filter = Callable[[Group], bool]
 
 FILTERS = {"mixed_rewards": "rljax.workflows.filters:mixed_rewards"}
 
