@@ -119,7 +119,11 @@ async def _groups(
 
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow,
+            tokenizer=tokenizer,
+            rewards=rewards,
+            arguments=config.rollout.workflow_args,
+            params=params,
         )
 
         async def episode(prompt: Prompt, sample: int) -> Trajectory | None:

@@ -100,7 +100,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
         most, why = engine.room_for_prompt(config, pools)
         prompts.require_fit(tokenizer, most=most, why=why)
-    labeled, held_out, protocol = None, None, None
+    labeled, held_out, protocol, checked = None, None, None, [prompts] if config.actor.loss != "sft" else []
     if config.warmup.steps or config.actor.loss == "sft":
         examples = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=tokenizer)
         examples.require(config.warmup.field, "warmup.field")
@@ -109,23 +109,32 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         source = open_prompts(config.valid_dataset, key="valid_dataset", seed=config.seed, tokenizer=tokenizer)
         held_out = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))
         protocol = len(held_out), source.identity
+        checked.append(source)
     resolved = config  # as config.json has it
     config = dataclasses.replace(config, total_train_steps=total_steps(config, len(prompts)) - _warmup(config))
 
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.hf.spec import read_vocab_size
     from rljax.rewards import RewardPool
+    from rljax.rewards.check import check_records
     from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
-    from rljax.workflows import build_workflow, find_filter, sampling_params
+    from rljax.workflows import build_workflow, find_filter, sampling_params, scores_by_rewards
 
     params = sampling_params(config.gconfig, tokenizer)
     accept = find_filter(config.rollout.should_accept_fn)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow,
+            tokenizer=tokenizer,
+            rewards=rewards,
+            arguments=config.rollout.workflow_args,
+            params=params,
         )
+        for source in checked if scores_by_rewards(workflow) else ():
+            await check_records(rewards, source)
         evaluation = None
         if held_out is not None:
             judge = config.evaluator
@@ -158,6 +167,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 open_sinks=open_sinks,
                 workdir=run.path,
                 accept=accept,
+                vocab_size=read_vocab_size(model_dir),
                 labeled=labeled,
                 evaluation=evaluation,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,

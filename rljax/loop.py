@@ -78,7 +78,7 @@ from rljax.rollout.buffer import Buffer, Entry, PromptSource
 from rljax.rollout.evaluation import PREFIX, Evaluation, evaluate
 from rljax.rollout.journal import Record
 from rljax.rollout.limits import limits_of, supervised_total, total_steps
-from rljax.rollout.producer import GroupRunner, Producer, RetryingGenerator
+from rljax.rollout.producer import Filter, GroupRunner, Producer, RetryingGenerator
 from rljax.rollout.tracker import PromptTracker
 from rljax.rollout.workflow import Workflow
 from rljax.sinks import RunState, Sink, Status
@@ -108,7 +108,8 @@ class Run:
     params: SamplingParams
     open_sinks: Callable[[int], Sink]  # takes the number of finished steps; cuts what files say of later steps
     workdir: Path
-    accept: Callable[[Group], bool] = lambda group: True  # rollout.should_accept_fn
+    accept: Filter = lambda group: True  # rollout.should_accept_fn
+    vocab_size: int | None = None  # of the model; None to leave token ids unchecked
     labeled: Labeled | None = None
     evaluation: Evaluation | None = None
     worker_server: WorkerServer | None = None  # leases prompts to rollout workers; None: this process generates
@@ -464,7 +465,8 @@ class Loop:
             retries=config.rollout.request_retries,
             lost=lambda error: self.accumulator.count(f"rollout/lost/{error.kind}"),
         )
-        runner = GroupRunner(run.workflow, generator, run.params, config.gconfig.n_samples, config.seed, run.accept)
+        samples, seed = config.gconfig.n_samples, config.seed
+        runner = GroupRunner(run.workflow, generator, run.params, samples, seed, run.accept, run.vocab_size)
         return Producer(runner, self.buffer, self._tracker(), self.accumulator)
 
     def _tracker(self) -> PromptTracker:

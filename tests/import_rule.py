@@ -56,7 +56,9 @@ ROOMS = {
     "workers": ("config", "engine", "errors", "messaging", "metrics", "rollout", "types"),
     "data": ("config", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "hf", "metrics", "process", "rollout", "types"),
-    "workflows": ("config", "engine", "errors", "hf", "rewards", "rollout", "types"),
+    "compat": ("engine", "errors", "hf", "rewards", "seeding", "types"),
+    "workflows": ("compat", "config", "engine", "errors", "hf", "rewards", "rollout", "seeding", "types"),
+    "driver": ("compat", "config", "data", "engine", "errors", "hf", "metrics", "rewards", "rollout", "types", "workflows"),
     "verdicts": ("config", "diagnosis", "metrics"),
     "oversight": ("checkpoints", "config", "diagnosis", "errors", "flight", "metrics", "sinks", "verdicts"),
     "loop": (

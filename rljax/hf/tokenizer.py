@@ -89,6 +89,11 @@ class HFTokenizer:
         self.pad_token_id: int = self.eos_token_id if inner.pad_token_id is None else int(inner.pad_token_id)
         self.vocab_size: int = 1 + max(inner.get_vocab().values())
 
+    @property
+    def transformers(self) -> Any:
+        """The tokenizer of transformers that this one wraps."""
+        return self._inner
+
     def vocabulary(self) -> dict[str, int]:
         """Returns the id of every token, added ones included."""
         return dict(self._inner.get_vocab())

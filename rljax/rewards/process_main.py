@@ -24,11 +24,13 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
-from rljax.errors import UserError
+from rljax.errors import Rejected, UserError
 from rljax.process.parent import die_with
 from rljax.rewards.score import Sampled, Score, score_of, weighted
 from rljax.rewards.shapes import Call, Fault, Reward, Sample, find_rewards
 from rljax.types import Prompt
+
+_REJECTED = object()  # in place of what a call that raised Rejected returns
 
 
 def main(names: Sequence[str], weights: Sequence[float], memory_mb: int, timeout: float, parent: int) -> None:
@@ -92,13 +94,21 @@ class Scorer:
 
 
 def _call_plain(reward: Reward, prompt: Prompt, samples: Sequence[Sample]) -> list[Score | None]:
-    returned = [reward.function(*args, **keywords) for args, keywords in reward.calls(prompt, samples)]
-    return _scores(reward, returned, len(samples))
+    def called(call: Call) -> Any:
+        try:
+            return reward.function(*call.args, **call.keywords)
+        except Rejected:
+            return _REJECTED
+
+    return _scores(reward, list(map(called, reward.calls(prompt, samples))), len(samples))
 
 
 async def _call_async(reward: Reward, prompt: Prompt, samples: Sequence[Sample]) -> list[Score | None]:
     async def called(call: Call) -> Any:
-        return await reward.function(*call.args, **call.keywords)
+        try:
+            return await reward.function(*call.args, **call.keywords)
+        except Rejected:
+            return _REJECTED
 
     returned = await asyncio.gather(*map(called, reward.calls(prompt, samples)))
     return _scores(reward, returned, len(samples))
@@ -106,8 +116,10 @@ async def _call_async(reward: Reward, prompt: Prompt, samples: Sequence[Sample])
 
 def _scores(reward: Reward, returned: Sequence[Any], count: int) -> list[Score | None]:
     if not reward.shape.at_once:
-        return [score_of(value) for value in returned]
+        return [None if value is _REJECTED else score_of(value) for value in returned]
     (values,) = returned
+    if values is _REJECTED:
+        return [None] * count
     if not hasattr(values, "__len__") or len(values) != count:
         raise ValueError(f"{reward.name} returned {values!r:.100}, not a list of {count} rewards")
     return [None if value is None else score_of(value) for value in values]

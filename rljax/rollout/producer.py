@@ -11,6 +11,7 @@ process (Producer), or in rollout workers (rljax/workers).
 from __future__ import annotations
 
 import asyncio
+import bdb
 import dataclasses
 import inspect
 import logging
@@ -165,6 +166,8 @@ async def run_episode(
         return None
     except EpisodeError as error:
         return Failure(error.kind, error)
+    except bdb.BdbQuit:  # "quit" at a breakpoint ends the program, not the episode
+        raise
     except Exception as error:  # users' code may raise anything
         return Failure(EpisodeError.kind, error)
 

@@ -13,6 +13,7 @@ from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, Score, score
 from rljax.rollout.trajectories import Episode
+from rljax.seeding import turn_seed
 from rljax.types import Completion, Finish, Prompt, SamplingParams, Trajectory
 from rljax.workflows.rlvr import generate
 
@@ -30,6 +31,8 @@ class MultiTurn:
       feedback: text of the user's message after a wrong answer.
       max_tokens: an episode that has this many tokens gets no further turn; None for no limit.
     """
+
+    scores_by_rewards = True
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class MultiTurn:
         turn = 0
         while True:
             request_id, prompt_ids = f"{prompt.uid}#{seed}.{turn}", episode.token_ids
-            completion = await generate(generator, request_id, prompt_ids, params, _turn_seed(seed, turn))
+            completion = await generate(generator, request_id, prompt_ids, params, turn_seed(seed, turn))
             episode.sampled(completion)
             turn += 1
             text = self._tokenizer.decode(completion.token_ids)
@@ -77,11 +80,3 @@ class MultiTurn:
             or completion.finish is not Finish.STOP
             or (self._max_tokens is not None and length >= self._max_tokens)
         )
-
-
-def _turn_seed(seed: int, turn: int) -> int:
-    """Returns the seed of a turn: the episode's own for turn 0, then a multiplicative hash of it.
-
-    Hashed seeds are spread over [0, 2**31).
-    """
-    return (seed + turn * 0x9E3779B1) % 2**31

@@ -20,6 +20,8 @@ class RLVR:
     The reward sees the completion's text without special tokens.
     """
 
+    scores_by_rewards = True
+
     def __init__(self, tokenizer: Tokenizer, rewards: Rewards) -> None:
         self._tokenizer = tokenizer
         self._rewards = rewards

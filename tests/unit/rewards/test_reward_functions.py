@@ -3,6 +3,7 @@
 import pytest
 
 from rljax.data.tasks import make_task
+from rljax.errors import Rejected
 from rljax.rewards import exact, mathematics, reasoning_gym
 from rljax.rewards.score import score_of
 from rljax.types import Prompt
@@ -63,7 +64,7 @@ def test_math_knows_the_ways_to_write_a_number_and_answers_that_are_none(answer,
 
 def test_gsm8k_reads_thousands_and_refuses_a_gold_answer_that_is_no_number():
     assert mathematics.gsm8k_reward(prompt(final="1234567"), "#### 1,234,567")["reward"] == 1.0
-    with pytest.raises(ValueError, match="is no number"):
+    with pytest.raises(Rejected, match="is not understood as mathematics"):
         mathematics.gsm8k_reward(prompt(final="?"), "#### 1")
 
 
