@@ -20,6 +20,7 @@ between two calls nothing moves but the sampler. It is the producer and the buff
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -51,6 +52,8 @@ from rljax.workflows import build_workflow, find_filter, sampling_params
 
 T = TypeVar("T")
 Record = Prompt | Mapping[str, Any]  # a mapping has the columns of a format of rljax/data/formats.py
+
+SENDING = 0.01  # seconds for the requests of later batches to leave, so that the sampler works on them between two calls
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +153,7 @@ class Driver:
             runner = self._runner(workflow, accept)
             self._streams[key] = _Stream(self.config, self._source(dataloader), runner, self._sampler.version, keep=workflow)
         stream = self._streams[key]
-        stream.runner.accept = accept
+        stream.runner.accept, stream.runner.quit = accept, False
         return self._run(stream.batch(self._sampler.version))
 
     def rollout_batch(self, data: Iterable[Record], workflow: Any, should_accept_fn: Filter | str | None = None) -> list[Group]:
@@ -220,12 +223,15 @@ class Driver:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs the event loop, in this thread, until `work` is done."""
-        try:
+        with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
-        except RuntimeError:
-            return self._loop.run_until_complete(work)
-        work.close()
-        raise UserError("Driver: called inside a running event loop, as a notebook has it (run the script by itself)")
+            work.close()
+            raise UserError("Driver: called inside a running event loop, as a notebook has it (run the script by itself)")
+        task = self._loop.create_task(work)
+        try:
+            return self._loop.run_until_complete(task)
+        finally:
+            task.cancel()  # after Ctrl-C; otherwise it is done
 
     def _runner(self, workflow: Any, accept: Filter) -> GroupRunner:
         config = self.config
@@ -339,6 +345,9 @@ class _Stream:
             change = buffer.change()
             if (entries := buffer.take()) is not None:
                 buffer.make_room()
+                while not buffer.waits_for and not self.producer.done():
+                    await asyncio.sleep(0)
+                await asyncio.sleep(SENDING)
                 return [entry.group for entry in entries]
             if self.producer.done():
                 self.producer.result()

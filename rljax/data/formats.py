@@ -33,7 +33,7 @@ def find_format(name: str, key: str) -> Format:
 
     Raises UserError.
     """
-    return registry.resolve(f"{key}.type", name, FORMATS, "format", ("record", "where"))
+    return registry.resolve(f"{key}.type", name, FORMATS, "format", ("record", "where"), may_be_async=False)
 
 
 def told_by_columns(record: Mapping[str, Any], where: str) -> str:

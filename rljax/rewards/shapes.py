@@ -221,14 +221,12 @@ def _shape_of(name: str, parameters: Mapping[str, inspect.Parameter]) -> Shape:
     names = tuple(p.name for p in positional)
     lists = {"prompts", "completions"} & has
     fits = {
-        VERL: bool({"solution_str", "ground_truth"} & has),
+        VERL: "solution_str" in has,
         AREAL: "prompts" not in has and names[2:4] == ("prompt_ids", "completion_ids"),
         TRL: (bool(lists) or "completion_ids" in has) and not {"prompt", "completion", "prompt_ids"} & has,
-        # By number alone, as (p, c): but the names of another shape are of that one
-        RLJAX: len(required) <= 2 <= len(positional) and not others and not lists and "completion_ids" not in has,
+        # By number alone, as (p, c), unless a name is that of another shape
+        RLJAX: len(required) <= 2 <= len(positional) and not others and not (lists | {"completion_ids", "solution_str"} & has),
     }
-    if fits[VERL] and not lists:
-        fits[RLJAX] = False  # (solution_str, ground_truth) would be called with a Prompt
     found = [shape for shape, fit in fits.items() if fit]
     if len(found) == 1:
         return found[0]

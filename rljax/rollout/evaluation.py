@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from rljax.config.schema import Config
 from rljax.engine import Generator
 from rljax.metrics.mean import Mean
+from rljax.rollout.gathering import Gathering
 from rljax.rollout.producer import RetryingGenerator, run_episode
 from rljax.rollout.result import Failure
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
@@ -56,14 +57,19 @@ async def evaluate(
     )
     room = asyncio.Semaphore(config.valid_dataset.batch_size * evaluation.n_samples)
 
-    async def episode(prompt: Prompt, sample: int) -> Trajectory | Failure | None:
+    together = [Gathering(evaluation.n_samples) for _ in evaluation.prompts]
+
+    async def episode(index: int, sample: int) -> Trajectory | Failure | None:
+        prompt = evaluation.prompts[index]
         seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
         async with room:
-            result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed)
+            with together[index].member():
+                result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed)
         beat(f"evaluation {prompt.uid}")
         return result
 
-    results = await asyncio.gather(*(episode(p, i) for p in evaluation.prompts for i in range(evaluation.n_samples)))
+    episodes = [(index, sample) for index in range(len(evaluation.prompts)) for sample in range(evaluation.n_samples)]
+    results = await asyncio.gather(*(episode(index, sample) for index, sample in episodes))
     trajectories = [r for r in results if isinstance(r, Trajectory)]
     failures = [r for r in results if isinstance(r, Failure)]
     failed = Counter(r.kind for r in failures)

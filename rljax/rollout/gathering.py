@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+_current: ContextVar[Gathering | None] = ContextVar("gathering", default=None)
+
 Together = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
 
 
@@ -23,8 +25,8 @@ class Gathering:
 
     Example:
 
-        with gathering.of(n_samples) as group:
-            await asyncio.gather(*(episode(group, i) for i in range(n_samples)))
+        group = Gathering(n_samples)
+        await asyncio.gather(*(episode(group, i) for i in range(n_samples)))
 
         async def episode(group, i):
             with group.member():
@@ -57,9 +59,11 @@ class Gathering:
     @contextlib.contextmanager
     def member(self) -> Iterator[None]:
         """Context of one episode; the others do not wait for it once it has ended."""
+        token = _current.set(self)
         try:
             yield
         finally:
+            _current.reset(token)
             self._running -= 1
             self._call_if_complete()
 
@@ -84,20 +88,6 @@ class Gathering:
                 future.set_result(result)
 
 
-_current: ContextVar[Gathering | None] = ContextVar("gathering", default=None)
-
-
 def current() -> Gathering | None:
     """Returns the gathering of the group whose episode calls this; None outside of groups."""
     return _current.get()
-
-
-@contextlib.contextmanager
-def of(episodes: int) -> Iterator[Gathering]:
-    """Context in which the tasks that are made are episodes of one group."""
-    group = Gathering(episodes)
-    token = _current.set(group)
-    try:
-        yield group
-    finally:
-        _current.reset(token)

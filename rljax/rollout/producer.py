@@ -23,7 +23,6 @@ import numpy as np
 from rljax.engine import Generator
 from rljax.errors import EpisodeError, Rejected, RequestLost, SamplerError
 from rljax.metrics.accumulator import Accumulator
-from rljax.rollout import gathering
 from rljax.rollout.buffer import NEVER, Buffer, Ticket, oldest_version
 from rljax.rollout.gathering import Gathering
 from rljax.rollout.result import Failure, Result
@@ -101,6 +100,7 @@ class GroupRunner:
     seed: int  # of the run
     accept: Filter  # rollout.should_accept_fn
     vocab_size: int | None = None  # token ids of trajectories are below it; None to leave that unchecked
+    quit: bool = False  # somebody quit the debugger in an episode: no other one is begun
     warned: bool = False  # about the first failed episode; the others are only counted
 
     async def run(self, ticket: Ticket) -> Result:
@@ -109,8 +109,8 @@ class GroupRunner:
         Exceptions of users' code become failures; none is raised.
         """
         await asyncio.sleep(retry_delay(ticket.failures))
-        with gathering.of(self.n_samples) as together:
-            results = await asyncio.gather(*(self._episode(ticket, sample, together) for sample in range(self.n_samples)))
+        together = Gathering(self.n_samples)
+        results = await asyncio.gather(*(self._episode(ticket, sample, together) for sample in range(self.n_samples)))
         trajectories = tuple(r for r in results if isinstance(r, Trajectory))
         failures = tuple(r for r in results if isinstance(r, Failure))
         if not trajectories:
@@ -125,7 +125,13 @@ class GroupRunner:
     async def _episode(self, ticket: Ticket, sample: int, together: Gathering) -> Trajectory | Failure | None:
         seed = seed_for(self.seed, ticket.prompt.uid, sample, ticket.attempt)
         with together.member():
-            result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed, self.vocab_size)
+            if self.quit:
+                raise bdb.BdbQuit
+            try:
+                result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed, self.vocab_size)
+            except bdb.BdbQuit:
+                self.quit = True
+                raise
         if isinstance(result, Failure) and not self.warned:
             self.warned = True  # now, not at the group's end: that may be minutes later, when rewards time out
             log.warning("an episode of prompt %s failed: %s", ticket.prompt.uid, result.reason)
