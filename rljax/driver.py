@@ -53,7 +53,7 @@ from rljax.workflows import build_workflow, find_filter, sampling_params
 T = TypeVar("T")
 Record = Prompt | Mapping[str, Any]  # a mapping has the columns of a format of rljax/data/formats.py
 
-SENDING = 0.01  # seconds for the requests of later batches to leave, so that the sampler works on them between two calls
+SENDING = 0.01  # seconds for requests to leave, so that the sampler works on those of later batches between two calls
 
 log = logging.getLogger(__name__)
 
@@ -337,17 +337,17 @@ class _Stream:
         """Takes the next batch, at this version of the sampler. Raises what ended the producer."""
         buffer = self._buffer
         buffer.follow(version)
+        if buffer.consumed:  # the batch before is done with: at lag 0 nothing is begun while the script has it
+            buffer.make_room()
         if self.producer is None or self.producer.done():
-            self.producer = asyncio.create_task(
-                Producer(self.runner, buffer, self._tracker, self._accumulator).run(), name="producer"
-            )
+            producer = Producer(self.runner, buffer, self._tracker, self._accumulator)
+            self.producer = asyncio.create_task(producer.run(), name="producer")
+        while not buffer.waits_for and not self.producer.done():
+            await asyncio.sleep(0)
+        await asyncio.sleep(SENDING)
         while True:
             change = buffer.change()
             if (entries := buffer.take()) is not None:
-                buffer.make_room()
-                while not buffer.waits_for and not self.producer.done():
-                    await asyncio.sleep(0)
-                await asyncio.sleep(SENDING)
                 return [entry.group for entry in entries]
             if self.producer.done():
                 self.producer.result()
