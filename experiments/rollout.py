@@ -81,7 +81,7 @@ def rollout() -> None:
     out = Path(OUT.value)
     out.mkdir(parents=True, exist_ok=True)
     model_dir = prepare_model_directory(config.actor, out / "init", seed=config.seed)
-    tokenizer = load_tokenizer(model_dir)
+    tokenizer = load_tokenizer(model_dir, config.rollout)
     shard = _shard(SHARD.value)
     source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer, shard=shard)
     size = config.batch_size

@@ -47,7 +47,7 @@ def serve() -> None:
     engine.check(config, Allocation(pools.sampler, None))
     engine.prepare(Allocation(pools.sampler, None))
     model_dir = _trained() or _initial(config)
-    tokenizer = load_tokenizer(model_dir)
+    tokenizer = load_tokenizer(model_dir, config.rollout)
     sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
     asyncio.run(_serve(config, sampler, model_dir, tokenizer))
 

@@ -85,7 +85,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
 
     model_dir = prepare_model_directory(config.actor, run.init, seed=config.seed)
     teacher.check(config.actor, model_dir)
-    tokenizer = load_tokenizer(model_dir)
+    tokenizer = load_tokenizer(model_dir, config.rollout)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on

@@ -77,7 +77,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
         config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, addr=""))
     config = config_io.changed(config, overrides)
     config_checks.check_values(config)
-    tokenizer = load_tokenizer(tokenizer_dir)
+    tokenizer = load_tokenizer(tokenizer_dir, config.rollout)
     params = sampling_params(config.gconfig, tokenizer)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(

@@ -35,6 +35,8 @@ from rljax.config import io as config_io
 from rljax.config.schema import Config, DatasetConfig
 from rljax.data import PromptSource, open_prompts
 from rljax.data.formats import find_format, told_by_columns
+from rljax.data.prompts import Examples
+from rljax.data.records import InMemory
 from rljax.engine import Sampler, WeightsInDirectory
 from rljax.errors import UserError
 from rljax.hf.spec import read_vocab_size
@@ -62,8 +64,8 @@ class Driver:
     """Generates groups for a script. Its methods block, and belong to one thread.
 
     Attributes:
-      tokenizer, rewards, params: what workflows are made of; the rewards and the sampling parameters
-        are those of the config.
+      tokenizer, rewards, params: what workflows are made of; the rewards and the sampling
+        parameters are those of the config.
     """
 
     def __init__(self, config: Config, sampler: Sampler, tokenizer: Tokenizer, *, vocab_size: int | None = None) -> None:
@@ -108,7 +110,7 @@ class Driver:
             raise UserError(f"allocation_mode: {pools} cannot sample")
         engine.check(config, dataclasses.replace(pools, learner=None))
         engine.prepare(dataclasses.replace(pools, learner=None))
-        tokenizer = load_tokenizer(directory)
+        tokenizer = load_tokenizer(directory, config.rollout)
         sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, Path(directory))
         return cls(config, sampler, tokenizer, vocab_size=read_vocab_size(directory))
 
@@ -130,20 +132,20 @@ class Driver:
         """Returns the next `consumer_batch_size` groups that the filter accepts, oldest first.
 
         Groups of later batches are begun meanwhile, as far as `rollout.max_head_offpolicyness` and
-        `rollout.max_concurrent_rollouts` allow. They belong to this dataloader, workflow and filter: a
-        call with others begins its own, and a later call with these gets them. No token is more than
-        `max_head_offpolicyness` versions older than the sampler's weights.
+        `rollout.max_concurrent_rollouts` allow. They belong to this dataloader, workflow and
+        filter: a call with others begins its own, and a later call with these gets them. No token
+        is more than `max_head_offpolicyness` versions older than the sampler's weights.
 
         Args:
-          dataloader: a `PromptSource`, or an iterable over records or lists of records, which begins
-            again after its end.
-          workflow: an object with `episode`, or AReaL's `arun_episode`, or a name as `rollout.workflow`
-            has it.
+          dataloader: a `PromptSource`, or an iterable over records or lists of records, which
+            begins again after its end.
+          workflow: an object with `episode`, or AReaL's `arun_episode`, or a name as
+            `rollout.workflow` has it.
           should_accept_fn: a function of a group, plain or async, or a name.
 
         Raises:
-          TooManyFailures: `recover.max_consecutive_failures` groups failed in a row; its cause is the
-            first error.
+          TooManyFailures: `recover.max_consecutive_failures` groups failed in a row; its cause is
+            the first error.
           UserError: the dataloader is empty, or the filter rejected too many groups in a row.
         """
         accept = self._filter(should_accept_fn)
@@ -302,7 +304,7 @@ class Driver:
 
 
 class _Stream:
-    """Batches of one dataloader by one workflow and filter: a buffer, and the producer that fills it."""
+    """Batches of one dataloader by one workflow and filter: a buffer and its producer."""
 
     def __init__(self, config: Config, source: Any, runner: GroupRunner, version: int, keep: Any) -> None:
         """
@@ -321,6 +323,7 @@ class _Stream:
         self.runner = runner
         self.producer: asyncio.Task[None] | None = None
         self._keep = keep
+        self._given = False  # the script has a batch
         self._buffer = Buffer(source, limits)
         self._buffer.follow(version)
         self._accumulator = Accumulator()
@@ -337,7 +340,8 @@ class _Stream:
         """Takes the next batch, at this version of the sampler. Raises what ended the producer."""
         buffer = self._buffer
         buffer.follow(version)
-        if buffer.consumed:  # the batch before is done with: at lag 0 nothing is begun while the script has it
+        if self._given:  # the batch before is done with: at lag 0 nothing is begun while the script has it
+            self._given = False
             buffer.make_room()
         if self.producer is None or self.producer.done():
             producer = Producer(self.runner, buffer, self._tracker, self._accumulator)
@@ -348,6 +352,7 @@ class _Stream:
         while True:
             change = buffer.change()
             if (entries := buffer.take()) is not None:
+                self._given = True
                 return [entry.group for entry in entries]
             if self.producer.done():
                 self.producer.result()
@@ -380,5 +385,5 @@ def _prompt(record: Any, uid: str) -> Prompt:
     if not isinstance(record, Mapping):
         raise UserError(f"record {uid}: a mapping of columns, or a Prompt, is needed, not {type(record).__name__}")
     where = f"record {uid}"
-    messages, fields = find_format(told_by_columns(record, where), "train_dataset")(record, where)
-    return Prompt(uid, messages, fields)
+    form = find_format(told_by_columns(record, where), "record")
+    return dataclasses.replace(Examples(InMemory(where, [dict(record)]), form)[0], uid=uid)

@@ -102,14 +102,19 @@ class Piece:
 class Prompt:
     """One example as a workflow sees it.
 
+    Messages are as rljax/hf/messages.py describes them.
+
     Example:
 
         Prompt(uid="0/17", messages=({"role": "user", "content": "3+4="},), fields={"answer": "7"})
     """
 
     uid: str  # "<epoch>/<index in the dataset>": stable over restarts, unique in a run
-    messages: tuple[Mapping[str, str], ...]  # chat turns with role and content
+    messages: tuple[Mapping[str, Any], ...]  # chat turns; an assistant's at the end is one to be continued
     fields: Mapping[str, Any]  # data for the reward; JSON values only
+    tools: tuple[Mapping[str, Any], ...] = ()  # OpenAI tool definitions
+    chat_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # over the config's
+    reply: tuple[Mapping[str, Any], ...] = ()  # turns that the record has behind the prompt, for supervised training
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -150,5 +150,11 @@ class Recovery:
             ) from first_error
         return None
 
+    def resume_hint(self, step: int) -> str:
+        """Returns, for a run that ends at a step, where the same command goes on from."""
+        steps, failed = self.checkpoints.steps(), self.workdir / "checkpoints" / f"{step}-failed"
+        kept = f"the state is kept in {failed}, and " if failed.exists() else ""
+        return f"{kept}the same command goes on from step {steps[-1]}" if steps else f"{kept}the same command starts over"
+
     def close(self) -> None:
         self.journals.close()

@@ -100,7 +100,7 @@ class ModelResponse:
 
 
 class InferenceEngine(Protocol):
-    """What a workflow generates with."""
+    """Source of completions for a workflow."""
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse: ...
 
@@ -119,8 +119,8 @@ class RolloutWorkflow:
           data: the record: its columns, and `messages`.
 
         Returns:
-          Arrays or tensors of shape [1, T]: input_ids, loss_mask, logprobs, versions, attention_mask; and
-          rewards, [1]. None rejects the sample.
+          Arrays or tensors of shape [1, T]: input_ids, loss_mask, logprobs, versions,
+          attention_mask; and rewards, [1]. None rejects the sample.
         """
         raise NotImplementedError
 
@@ -128,9 +128,9 @@ class RolloutWorkflow:
 class AsyncRewardWrapper:
     """Calls a reward function from a coroutine.
 
-    The rewards of the config, which a workflow is given as `reward_fn`, run in the reward processes. A
-    function of the workflow's own runs in a thread, which a timeout leaves behind: name it in
-    `reward.name` instead if it may hang.
+    The rewards of the config, which a workflow is given as `reward_fn`, run in the reward
+    processes. A function of the workflow's own runs in a thread, which a timeout leaves behind:
+    name it in `reward.name` instead if it may hang.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class AsyncRewardWrapper:
 
 
 def apply_chat_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], tokenize: bool = True, **keywords: Any) -> Any:
-    """Renders messages by a tokenizer of transformers: token ids as a list, or text without `tokenize`."""
+    """Renders messages by a tokenizer of transformers, to a list of ids, or to text."""
     rendered = tokenizer.apply_chat_template(list(messages), tokenize=tokenize, **keywords)
     return list(rendered["input_ids"]) if isinstance(rendered, Mapping) else rendered
 
@@ -183,7 +183,7 @@ def apply_chat_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], t
 
 @dataclasses.dataclass
 class Recorded:
-    """What is recorded of a running episode."""
+    """Values recorded of a running episode."""
 
     uid: str  # of its prompt
     scalars: dict[str, float] = dataclasses.field(default_factory=dict)

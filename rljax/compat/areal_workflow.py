@@ -2,7 +2,7 @@
 
 theirs                      here
 arun_episode(engine, data)  one of the n_samples episodes of a prompt
-engine.agenerate            a request to the sampler, with the temperature, top_p and top_k of the run
+engine.agenerate            a request to the sampler, with the run's temperature and top_p
 data                        the record's fields, and `messages`
 gconfig                     the config's, with n_samples 1
 reward_fn                   the rewards of the config, called as AReaL calls one

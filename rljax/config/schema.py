@@ -111,6 +111,12 @@ class RolloutConfig:
     should_accept_fn: str | None = key(
         None, 'A registered filter of groups ("mixed_rewards": DAPO\'s), or "package.module:function". None: all are accepted.'
     )
+    chat_template_kwargs: dict[str, object] = key(
+        {}, "Arguments of the model's chat template, as enable_thinking=False; a record's own go before them."
+    )
+    allow_control_tokens: bool = key(
+        False, "Read control tokens such as <|im_end|> in the text of users, tools and environments; else they are plain text."
+    )
     request_timeout: float = key(3600.0, "Time limit of one request.", POSITIVE, unit="seconds")
     request_retries: int = key(3, "Times a request is sent again after a sampler lost it.", NOT_NEGATIVE)
     workers: int = key(
@@ -142,6 +148,7 @@ class DatasetConfig:
     )
     limit: int | None = key(None, "Number of examples to use, from the first. None: all.", POSITIVE)
     system_prompt: str = key("", "Text of a system message before the prompt. Empty: no such message.")
+    tools: str = key("", "JSON file of tool definitions for prompts that have no tools of their own. Empty: none.")
     task: dict[str, object] = key({}, "Arguments of a task:... dataset.")
 
 

@@ -1,7 +1,9 @@
 """Formats: conversion of a record to chat messages and the fields that the reward needs.
 
 A format is a function of (record, where) that returns (messages, fields) and raises UserError.
-Fields hold JSON values, "answer" among them: the text that supervised training teaches.
+Fields hold JSON values, "answer" among them: the text that supervised training teaches. Fields
+`tools` and `chat_template_kwargs` go to the chat template. Messages that end with an assistant's
+turn and have no "answer" are a prompt and its answer.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from typing import Any
 
 from rljax.config import registry
 from rljax.errors import UserError
+from rljax.hf.messages import Message, parse_messages
 
-Messages = tuple[Mapping[str, str], ...]
+Messages = tuple[Message, ...]
 Format = Callable[[Mapping[str, Any], str], tuple[Messages, dict[str, Any]]]
 
 FORMATS = {
@@ -70,7 +73,8 @@ def prompt_answer(record: Mapping[str, Any], where: str) -> tuple[Messages, dict
     turn, that turn may be the answer.
     """
     messages, fields = _conversation(record, ("messages", "prompt", "question"), where)
-    fields["answer"] = _text(fields, "answer", where)
+    if "answer" in record or messages[-1]["role"] != "assistant":
+        fields["answer"] = _text(fields, "answer", where)
     return messages, fields
 
 
@@ -78,23 +82,26 @@ def trl(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]
     """Records as TRL has them: `prompt`, text or a list of messages, or `messages`.
 
     `completion` (of a prompt-completion pair), or an assistant's turn at the end, is the answer; a
-    record may have none. All other columns are kept for the reward, and so is a conversational prompt.
+    record may have none. All other columns are kept for the reward, and so is a conversational
+    prompt.
     """
-    source = {name: value for name, value in record.items() if name != "completion"}
-    completion = record.get("completion")
-    if isinstance(completion, list):
-        source["prompt"] = [*_turns(record.get("prompt"), where), *completion]
-    messages, fields = _conversation(source, ("prompt", "messages"), where)
-    if isinstance(completion, str):
-        fields["answer"] = completion
+    if "completion" not in record or "answer" in record:
+        return _conversation(record, ("prompt", "messages"), where)
+    completion = record["completion"]
+    reply = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else _turns(completion, where)
+    whole = {name: value for name, value in record.items() if name != "completion"}
+    whole["prompt"] = [*_turns(record.get("prompt"), where), *reply]
+    messages, fields = _conversation(whole, ("prompt",), where)
+    if isinstance(record.get("prompt"), str):
+        del fields["prompt"]
     return messages, fields
 
 
 def verl(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:
     """Rows as verl has them: `data_source`, `prompt`, `reward_model.ground_truth`, `extra_info`.
 
-    Field "ground_truth" is reward_model's, and so is "answer" if it is text and the row has none of its
-    own. All columns are kept for the reward.
+    Field "ground_truth" is reward_model's, and so is "answer" if it is text and the row has none
+    of its own. All columns are kept for the reward.
     """
     model = record.get("reward_model")
     if not isinstance(model, Mapping) or model.get("ground_truth") is None:
@@ -108,23 +115,19 @@ def verl(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any
 def _conversation(record: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[Messages, dict[str, Any]]:
     """Returns the messages of the first of these columns that is there, and all other fields.
 
-    A conversational `prompt` stays a field, by which rewards of TRL's shape are called. Without a field
-    "answer" an assistant's turn at the end is the answer.
+    A conversational `prompt` stays a field without a reply at its end, by which rewards of TRL's
+    shape are called.
     """
     source = next((name for name in names if name in record), None)
     if source is None:
         raise UserError(f"{where}: none of the fields {', '.join(names)} ({_fields_of(record)})")
     is_text = source == "question" or isinstance(record[source], str | int | float)
     value = _text(record, source, where) if is_text else record[source]
-    messages = _messages(_turns(value, where), where)
+    messages = parse_messages(_turns(value, where), where)
     fields = {name: value for name, value in record.items() if name != source or source == "question"}
-    if "answer" not in fields and messages[-1]["role"] == "assistant":
-        fields["answer"] = messages[-1]["content"]
-        messages = messages[:-1]
-        if not messages:
-            raise UserError(f"{where}: {source} holds nothing but the answer")
     if source == "prompt" and not is_text:
-        fields["prompt"] = [dict(message) for message in messages]
+        has_reply = "answer" not in fields and messages[-1]["role"] == "assistant"
+        fields["prompt"] = [dict(message) for message in messages[: -1 if has_reply else None]]
     return messages, fields
 
 
@@ -146,25 +149,9 @@ def _turns(value: Any, where: str) -> list[Any]:
         return [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
     if not isinstance(value, list):
         raise UserError(f"{where}: a prompt is text or a list of messages, not {type(value).__name__}")
-    return value
-
-
-def _messages(value: Any, where: str) -> Messages:
-    if not isinstance(value, list) or not value:
+    if not value:
         raise UserError(f"{where}: messages must be a list of objects with role and content, at least one")
-    return tuple(_message(message, where) for message in value)
-
-
-def _message(message: Any, where: str) -> Mapping[str, str]:
-    if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-        raise UserError(f"{where}: a message needs role and content, both text")
-    content = message["content"]
-    if isinstance(content, list):  # content parts
-        texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
-        content = "".join(texts) if len(texts) == len(content) else None
-    if not isinstance(message["role"], str) or not isinstance(content, str):
-        raise UserError(f"{where}: a message needs role and content, both text")
-    return {"role": message["role"], "content": content}
+    return value
 
 
 def _text(record: Mapping[str, Any], name: str, where: str) -> str:

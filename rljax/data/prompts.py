@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from rljax.data.formats import Format, find_format, told_by_columns, with_system
 from rljax.data.records import Records, open_records
 from rljax.data.tasks import PREFIX, make_task
 from rljax.errors import UserError
+from rljax.hf.messages import Message, Tool, parse_messages, parse_template_kwargs, parse_tools, text_of
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 
@@ -26,10 +29,11 @@ class Examples:
     Their uid is the index in the dataset, still without an epoch.
     """
 
-    def __init__(self, records: Records, form: Format, system_prompt: str) -> None:
+    def __init__(self, records: Records, form: Format, system_prompt: str = "", tools: Sequence[Tool] = ()) -> None:
         self._records = records
         self._form = form
         self._system_prompt = system_prompt
+        self._tools = tuple(tools)  # of prompts that have none of their own
         self.digest = records.digest
         self.where = records.where
 
@@ -40,15 +44,25 @@ class Examples:
         where = self._records.where(index)
         try:
             messages, fields = self._form(self._records[index], where)
-            for message in messages:
-                if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                    raise ValueError(f"a message needs role and content, not {message!r}")
-            return Prompt(uid=str(index), messages=with_system(messages, self._system_prompt), fields=fields)
+            return self._prompt(index, messages, dict(fields), where)
         except UserError:
             raise
         except Exception as error:  # the format may be users' code
             reason = " ".join(str(error).split())
             raise UserError(f"{where}: the format can't read this record: {type(error).__name__}: {reason}") from error
+
+    def _prompt(self, index: int, conversation: Sequence[Message], fields: dict[str, Any], where: str) -> Prompt:
+        """Checks what a format made of a record. An answer at its end becomes the reply."""
+        messages, reply = parse_messages(conversation, where), ()
+        if "answer" not in fields and messages[-1]["role"] == "assistant":
+            messages, reply = messages[:-1], messages[-1:]
+            fields["answer"] = text_of(reply[0])
+            if not messages:
+                raise UserError(f"{where}: messages hold nothing but the answer")
+        tools = parse_tools(fields.pop("tools", None) or (), where)
+        arguments = parse_template_kwargs(fields.pop("chat_template_kwargs", None) or {}, where)
+        messages = with_system(messages, self._system_prompt)
+        return Prompt(str(index), messages, fields, tools or self._tools, arguments, reply)
 
 
 class PromptSource:
@@ -159,7 +173,7 @@ class PromptSource:
         for index in self._kept:
             messages = self._examples[index].messages
             # A token is at least a byte: a prompt short in bytes need not be tokenized.
-            if sum(len(m["content"].encode()) + TEMPLATE for m in messages) + TEMPLATE > most:
+            if sum(len(text_of(m).encode()) + TEMPLATE for m in messages) + TEMPLATE > most:
                 lengths[int(index)] = len(tokenizer.apply_chat_template(messages))
         long = {index: length for index, length in lengths.items() if length > most}
         if long:
@@ -195,8 +209,7 @@ class PromptSource:
         return self._numbered(position // len(self), int(self._order[position]))
 
     def _numbered(self, epoch: int, index: int) -> Prompt:
-        example = self._examples[index]
-        return Prompt(f"{epoch}/{index}", example.messages, example.fields)
+        return dataclasses.replace(self._examples[index], uid=f"{epoch}/{index}")
 
 
 def open_prompts(
@@ -223,13 +236,13 @@ def open_prompts(
         raise UserError(f"{key}.type: 'task' needs a path such as task:addition, not {dataset.path!r}")
     else:
         records = open_records(dataset.path, dataset.split, key)
-    examples = Examples(records, _format(dataset, records, key), dataset.system_prompt)
+    examples = Examples(records, _format(dataset, records, key), dataset.system_prompt, _tools(dataset.tools, key))
     kept, skipped = _kept(examples, dataset, tokenizer, key)
     return PromptSource(examples, kept, key=key, seed=seed, shuffle=dataset.shuffle, skipped=skipped, shard=shard)
 
 
 def _format(dataset: DatasetConfig, records: Records, key: str) -> Format:
-    """Returns the format of `type`; without one, that which the first record's columns tell, and says so."""
+    """Returns the format of `type`; without one, what the first record's columns tell, and says so."""
     if dataset.type:
         return find_format(dataset.type, key)
     if dataset.path.startswith(PREFIX):
@@ -252,14 +265,14 @@ def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | Non
     kept, strange = [], []
     for index in range(count):
         messages = examples[index].messages
-        if tokenizer and not any(m["content"] for m in messages) and not tokenizer.apply_chat_template(messages):
+        if tokenizer and not any(text_of(m) for m in messages) and not tokenizer.apply_chat_template(messages):
             raise UserError(
                 f"{examples.where(index)}: the prompt is empty, and sampling needs a token to begin with (leave it out)"
             )
         length = len(tokenizer.apply_chat_template(messages)) if tokenizer and dataset.max_length is not None else 0
         if dataset.max_length is None or length <= dataset.max_length:
             kept.append(index)
-            if tokenizer and (character := next(filter(None, (tokenizer.unknown(m["content"]) for m in messages)), "")):
+            if tokenizer and (character := next(filter(None, (tokenizer.unknown(text_of(m)) for m in messages)), "")):
                 strange.append((index, character))
     if not kept:
         raise UserError(f"{key}.max_length: every prompt is longer than {dataset.max_length} tokens")
@@ -272,6 +285,16 @@ def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | Non
     if len(kept) < count:
         logging.info("%s: %d of %d prompts are longer than %s tokens", key, count - len(kept), count, dataset.max_length)
     return np.array(kept, np.int64), count - len(kept)
+
+
+def _tools(path: str, key: str) -> tuple[Tool, ...]:
+    """Reads the file of `tools`. Raises UserError."""
+    if not path:
+        return ()
+    try:
+        return parse_tools(Path(path).read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{key}.tools: cannot read {path}: {error} (a JSON list of OpenAI tool definitions)") from None
 
 
 def _grain_seed(seed: int) -> int:

@@ -203,7 +203,7 @@ def _files(path: Path, split: str, key: str) -> list[Path]:
 
 
 def _saved_files(path: Path, split: str, key: str) -> list[Path]:
-    """Returns the files of a Dataset or of a split of a DatasetDict that save_to_disk wrote; none if it is neither."""
+    """Returns the files of a saved Dataset, or of a DatasetDict's split; else none."""
     if (path / "dataset_dict.json").is_file():
         splits = _json_of(path / "dataset_dict.json")["splits"]
         if split not in splits:

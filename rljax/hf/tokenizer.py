@@ -10,15 +10,19 @@ transformers renders the chat template, in its sandbox, so that a prompt has the
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
 
+from rljax.config.schema import RolloutConfig
 from rljax.errors import UserError
+from rljax.hf.messages import Message, Tool
+from rljax.types import Prompt
 
-Message = Mapping[str, str]  # role and content
+DEFAULTS = RolloutConfig()
 
 _REPLY = "\x02reply\x03"  # placeholder for an assistant's text, to find it in a rendered template
 
@@ -56,9 +60,30 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]: ...
+    def encode_prompt(self, prompt: Prompt) -> np.ndarray:
+        """Returns the ids from which the assistant's turn is sampled, [P] int32, read-only.
 
-    def next_turn(self, messages: Sequence[Message], last_token_id: int) -> list[int]:
+        A prompt that ends with an assistant's turn is a turn to be continued.
+        """
+        ...
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]: ...
+
+    def next_turn(
+        self,
+        messages: Sequence[Message],
+        last_token_id: int,
+        *,
+        tools: Sequence[Tool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Returns the ids from the end of a sampled reply to the start of the next one.
 
         Args:
@@ -76,8 +101,9 @@ class HFTokenizer:
     All methods may be called from any thread once it is constructed.
     """
 
-    def __init__(self, inner: Any, directory: Path, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, inner: Any, directory: Path, eos_token_ids: Sequence[int], rollout: RolloutConfig) -> None:
         self._inner = inner
+        self._rollout = rollout
         self._directory = directory
         self._system_role: bool | None = None  # unknown until the first system message
         turn_end = self._turn_end() if inner.chat_template else None
@@ -122,10 +148,28 @@ class HFTokenizer:
             return [*found[:-1], found[-1] + text[len(joined) :]]  # bytes at the end that are no character yet
         return [text, *[""] * (len(token_ids) - 1)] if len(token_ids) else []
 
-    def apply_chat_template(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        return self.encode(self.render(messages, add_generation_prompt=add_generation_prompt))
+    def encode_prompt(self, prompt: Prompt) -> np.ndarray:
+        ids = self.apply_chat_template(prompt.messages, tools=prompt.tools, chat_template_kwargs=prompt.chat_template_kwargs)
+        return np.asarray(ids, np.int32)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        return self.encode(self.render(messages, tools, chat_template_kwargs, add_generation_prompt=add_generation_prompt))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """Renders the chat template to text.
 
         If the template has no system role, the system message is put before the first user turn.
@@ -137,22 +181,39 @@ class HFTokenizer:
             raise UserError(f"{self._directory}: the tokenizer has no chat template (put one into chat_template.jinja)")
         if messages and messages[0]["role"] == "system" and not self._has_system_role():
             messages = _without_system(messages)
-        return self._render(messages, add_generation_prompt)
+        return self._render(messages, add_generation_prompt, tools, chat_template_kwargs or {})
 
-    def next_turn(self, messages: Sequence[Message], last_token_id: int) -> list[int]:
+    def next_turn(
+        self,
+        messages: Sequence[Message],
+        last_token_id: int,
+        *,
+        tools: Sequence[Tool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         reply = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
         marked = [*messages[:reply], {"role": "assistant", "content": _REPLY}, *messages[reply + 1 :]]
-        ids = self.encode(self._after_reply(self.render(marked)))
+        ids = self.encode(self._after_reply(self.render(marked, tools, chat_template_kwargs)))
         return ids[1:] if ids[:1] == [last_token_id] and last_token_id in self.eos_token_ids else ids
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Tool] = (),
+        arguments: Mapping[str, Any] = types.MappingProxyType({}),
+    ) -> str:
         import jinja2
 
         try:
             return cast(
                 str,
                 self._inner.apply_chat_template(
-                    [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] or None,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **{**self._rollout.chat_template_kwargs, **arguments},
                 ),
             )
         except jinja2.TemplateError as error:
@@ -186,10 +247,13 @@ class HFTokenizer:
         return ids[0] if ids and ids[0] in special else None
 
 
-def load_tokenizer(directory: str | Path) -> HFTokenizer:
+def load_tokenizer(directory: str | Path, rollout: RolloutConfig = DEFAULTS) -> HFTokenizer:
     """Loads the tokenizer of a HF model directory.
 
     Imports transformers (about a second), not torch.
+
+    Args:
+      rollout: arguments of the chat template, and how text of users is read.
 
     Raises:
       UserError: the directory or its tokenizer is missing or broken.
@@ -204,7 +268,7 @@ def load_tokenizer(directory: str | Path) -> HFTokenizer:
     except Exception as error:  # tokenizers raises bare Exception on a broken file
         reason = " ".join(str(error).split())
         raise UserError(f"tokenizer: cannot load {directory}: {reason}") from error
-    return HFTokenizer(inner, directory, _eos_ids(directory, inner))
+    return HFTokenizer(inner, directory, _eos_ids(directory, inner), rollout)
 
 
 def build_char_tokenizer(directory: str | Path) -> int:

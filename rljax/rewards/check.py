@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 async def check_records(rewards: RewardPool, prompts: PromptSource) -> None:
     """Checks every prompt of a source against what the rewards say that they read.
 
-    A record that lacks a field is refused. Those whose field holds what the reward can't read (a gold
-    answer that is no mathematics) are counted in one warning, and their samples are rejected.
+    A record that lacks a field is refused. Those whose field holds what the reward can't read (a
+    gold answer that is no mathematics) are counted in one warning, and their samples are rejected.
 
     Raises:
       UserError: a record lacks a field, or no record can be scored.

@@ -85,8 +85,8 @@ async def score(
 def score_of(returned: Any) -> Score:
     """Converts a reward function's return value to a Score.
 
-    A mapping has the total as "reward", or as verl's "score", beside which text may stand that is no
-    component.
+    A mapping has the total as "reward", or as verl's "score", beside which text may stand that is
+    no component.
 
     Raises ValueError if it is no finite number or lacks the total.
     """

@@ -37,8 +37,8 @@ def reads(*fields: str, check: Callable[[Prompt], None] | None = None) -> Callab
             return float(prompt.fields["answer"] in completion)
 
     Args:
-      check: called with each prompt before the run starts; raises ValueError for one that the reward
-        can't score.
+      check: called with each prompt before the run starts; raises ValueError for one that the
+        reward can't score.
     """
 
     def declare(function: F) -> F:
@@ -63,7 +63,7 @@ class Call(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Why a reward can't score completions of a prompt."""
+    """Reason why a reward can't score completions of a prompt."""
 
     reason: str
     lacks_field: bool  # else a field holds what it can't read

@@ -368,15 +368,23 @@ def ticket_to_json(ticket: Ticket) -> dict[str, Any]:
         "uid": ticket.prompt.uid,
         "messages": [dict(m) for m in ticket.prompt.messages],
         "fields": dict(ticket.prompt.fields),
+        "tools": [dict(tool) for tool in ticket.prompt.tools],
+        "chat_template_kwargs": dict(ticket.prompt.chat_template_kwargs),
+        "reply": [dict(m) for m in ticket.prompt.reply],
     }
     return {"index": ticket.index, "prompt": prompt, "attempt": ticket.attempt, "failures": ticket.failures}
 
 
+def prompt_from_json(state: Mapping[str, Any]) -> Prompt:
+    """Returns a prompt that was written as JSON, also before prompts had tools."""
+    several = {name: tuple(state.get(name, ())) for name in ("messages", "tools", "reply")}
+    return Prompt(state["uid"], fields=state["fields"], chat_template_kwargs=state.get("chat_template_kwargs", {}), **several)
+
+
 def ticket_from_json(state: Mapping[str, Any]) -> Ticket:
-    prompt = state["prompt"]
     return Ticket(
         index=state["index"],
-        prompt=Prompt(prompt["uid"], tuple(prompt["messages"]), prompt["fields"]),
+        prompt=prompt_from_json(state["prompt"]),
         attempt=state["attempt"],
         failures=state["failures"],
     )

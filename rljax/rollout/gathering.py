@@ -3,8 +3,8 @@
     who            waits for                                 who unblocks it
     an episode     the others of its group, and the call     the last one that calls, or ends
 
-A reward that scores lists (TRL's shape) is called once per group in this way. Nobody waits for ever:
-an episode either makes the call or ends.
+A reward that scores lists (TRL's shape) is called once per group in this way. Nobody waits for
+ever: an episode either makes the call or ends.
 """
 
 from __future__ import annotations

@@ -85,7 +85,8 @@ def trajectory_of(
 def check_trajectory(trajectory: Any, vocab_size: int | None) -> None:
     """Checks what a workflow returned.
 
-    Raises TypeError if it is no trajectory, ValueError for a token id that is not in [0, vocab_size).
+    Raises TypeError if it is no trajectory, ValueError for a token id that is not in [0,
+    vocab_size).
     """
     if not isinstance(trajectory, Trajectory):
         raise TypeError(f"the workflow returned {type(trajectory).__name__}, not a Trajectory or None")

@@ -17,7 +17,7 @@ class Workflow(Protocol):
 
         class Arithmetic:
             async def episode(self, generator, prompt, params, seed):
-                prompt_ids = self.tokenizer.apply_chat_template(prompt.messages)
+                prompt_ids = self.tokenizer.encode_prompt(prompt)
                 request = Request(f"{prompt.uid}#{seed}", prompt_ids, params, seed)
                 completion = await generator.generate(request)
                 text = self.tokenizer.decode(completion.token_ids)

@@ -49,8 +49,8 @@ def build_workflow(
 def scores_by_rewards(workflow: Workflow) -> bool:
     """Returns whether a workflow scores each record by the rewards of the config.
 
-    A class of users' that does says so by `scores_by_rewards = True`; every record is then checked at
-    the start for what the rewards read.
+    A class of users' that does says so by `scores_by_rewards = True`; every record is then checked
+    at the start for what the rewards read.
     """
     return bool(getattr(workflow, "scores_by_rewards", False))
 

@@ -57,7 +57,7 @@ class MultiTurn:
 
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
         messages = list(prompt.messages)
-        episode = Episode(self._tokenizer.apply_chat_template(messages))
+        episode = Episode(self._tokenizer.encode_prompt(prompt))
         turn = 0
         while True:
             request_id, prompt_ids = f"{prompt.uid}#{seed}.{turn}", episode.token_ids
@@ -71,7 +71,10 @@ class MultiTurn:
                 return episode.trajectory(discounted, {**scored.components, "turns": float(turn)})
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self._feedback}]
             last = int(completion.token_ids[-1]) if len(completion.token_ids) else -1
-            episode.given(self._tokenizer.next_turn(messages, last))
+            given = self._tokenizer.next_turn(
+                messages, last, tools=prompt.tools, chat_template_kwargs=prompt.chat_template_kwargs
+            )
+            episode.given(given)
 
     def _is_over(self, turn: int, completion: Completion, scored: Score, length: int) -> bool:
         return (

@@ -27,7 +27,7 @@ class RLVR:
         self._rewards = rewards
 
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
-        prompt_ids = self._tokenizer.apply_chat_template(prompt.messages)
+        prompt_ids = self._tokenizer.encode_prompt(prompt)
         completion = await generate(generator, f"{prompt.uid}#{seed}", prompt_ids, params, seed)
         text = self._tokenizer.decode(completion.token_ids)
         scored = await score(self._rewards, self._tokenizer, prompt, text, prompt_ids, completion.token_ids)

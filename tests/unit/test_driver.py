@@ -77,7 +77,7 @@ class Says:
         self.threads.add(threading.current_thread())
         if self.wrong:
             raise LookupError(f"{self.name} of {prompt.uid}")
-        prompt_ids = self.driver.tokenizer.apply_chat_template(prompt.messages)
+        prompt_ids = self.driver.tokenizer.encode_prompt(prompt)
         done = await generator.generate(
             Request(f"{self.name}/{prompt.uid}#{seed}", np.array(prompt_ids, np.int32), params, seed)
         )

@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rljax import loop
+from rljax import loop, reporting
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import RewardTimeout, TooManyFailures, UserError
 from rljax.metrics.mean import Mean
@@ -588,7 +588,7 @@ def test_samples_are_of_all_groups_in_turn_each_with_its_own_advantage():
         return Trajectory(np.array([token]), one < 0, one, one, reward=0.0, components={}, finish=Finish.STOP)
 
     groups = [Group(uid, tuple(map(made, tokens))) for uid, tokens in ids.items()]
-    samples = list(loop.interleaved(groups, [np.array([i]) for i in range(sum(counts.values()))]))
+    samples = list(reporting.interleaved(groups, [np.array([i]) for i in range(sum(counts.values()))]))
     assert [uid for uid, *_ in samples] == ["0/0", "0/1", "0/2", "0/0", "0/2", "0/0"]
     assert all(trajectory.token_ids[0] == advantage[0] for _, trajectory, advantage in samples)
     assert [int(advantage[0]) for *_, advantage in samples] == [0, 3, 4, 1, 5, 2]

@@ -211,7 +211,7 @@ GOOD = '{"prompt": "a", "answer": "1"}\n'
         ),
         ("a.jsonl", '{"prompt": null, "answer": "1"}', {}, "{}:1: a prompt is text or a list of messages, not NoneType"),
         ("a.jsonl", GOOD + '{"prompt": "", "answer": "1"}', {}, "{}:2: the prompt is empty, "),
-        ("a.jsonl", '{"messages": [{"role": "user"}], "answer": "1"}', {}, "{}:1: a message needs role and content"),
+        ("a.jsonl", '{"messages": [{"role": "user"}], "answer": "1"}', {}, "{}:1: messages[0]: a message needs role"),
         ("a.jsonl", '{"messages": [], "answer": "1"}', {}, "{}:1: messages must be a list"),
         ("a.jsonl", GOOD, {"type": "gsm8k"}, "{}:1: no field 'question' (it has: prompt, answer)"),
         ("a.jsonl", '{"question": "a", "answer": "72"}', {"type": "gsm8k"}, "{}:1: the answer has no line '#### N'"),
@@ -258,8 +258,8 @@ def test_a_task_minds_its_type(tokenizer):
     {
         "raises": ("return [{'role': 'user', 'content': record['q']}], {'a': record['missing']}", "KeyError: 'missing'"),
         "messages alone": ("return [{'role': 'user', 'content': record['q']}]", "ValueError: not enough values"),
-        "no content": ("return [{'role': 'user', 'text': record['q']}], {}", "ValueError: a message needs role and content"),
-        "no mapping": ("return ['hello'], {}", "ValueError: a message needs role and content"),
+        "no content": ("return [{'role': 'user', 'content': None}], {}", "messages[0]: a message needs role and content"),
+        "no mapping": ("return ['hello'], {}", "messages[0]: a message needs role and content"),
     }.values(),
 )
 def test_a_record_that_the_users_format_cannot_read_is_told_by_file_and_line(tmp_path, monkeypatch, tokenizer, body, fault):

@@ -107,10 +107,10 @@ class OneTokenForTwo:
     def decode(self, token_ids, *, skip_special_tokens=True):
         return "".join(self.words[int(i)] for i in token_ids)
 
-    def apply_chat_template(self, messages, *, add_generation_prompt=True):
-        return [i for message in messages for i in self.encode(message["content"])]
+    def encode_prompt(self, prompt):
+        return [i for message in prompt.messages for i in self.encode(message["content"])]
 
-    def next_turn(self, messages, last_token_id):
+    def next_turn(self, messages, last_token_id, *, tools=(), chat_template_kwargs=None):
         return self.encode(messages[-1]["content"])
 
 

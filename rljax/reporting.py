@@ -1,0 +1,118 @@
+"""Reports of a run's steps: metrics, samples and status, to the sinks and the live doctor."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rljax.metrics.accumulator import Accumulator, PhaseTimer
+from rljax.metrics.mean import Mean, merge
+from rljax.oversight import Oversight
+from rljax.process import memory
+from rljax.rollout.buffer import Buffer
+from rljax.rollout.limits import total_steps
+from rljax.run import Run
+from rljax.sinks import RunState, Sink, Status
+from rljax.types import Group, Trajectory
+
+COUNTS = ("rejected", "stale", "stale_tokens", "dropped", "again")  # of the buffer, reported per step
+
+
+class Reporter:
+    """Writer of a run's steps to its sinks, with all that was counted and timed in between.
+
+    Example:
+
+        reporter.write(step, metrics)       # the metrics of a step
+        reporter.add(step, evaluation)      # more of the same step
+        reporter.status(step, RunState.FINISHED)
+    """
+
+    def __init__(self, run: Run, buffer: Buffer, oversight: Oversight) -> None:
+        self.accumulator = Accumulator()
+        self._run, self._buffer, self._oversight = run, buffer, oversight
+        self._reported: Counter[str] = Counter()  # buffer.counts as of the last step's metrics
+        self._last_write = time.perf_counter()  # when a step's metrics were last written
+
+    def open(self, sinks: Sink, timer: PhaseTimer) -> None:
+        self._sinks, self._timer = sinks, timer
+
+    def write(self, step: int, metrics: Mapping[str, Mean], taken: Mapping[str, Mean]) -> None:
+        """Writes a step's metrics, with what was counted and timed since the last step.
+
+        Args:
+          taken: metrics of workers and reward processes since the last step.
+        """
+        since = [self.accumulator.drain(), self._timer.drain(), self._wall_time(), _host_memory()]
+        self.add(step, merge([metrics, taken, *since]))
+        self.status(step, RunState.RUNNING)
+
+    def add(self, step: int, metrics: Mapping[str, Mean]) -> None:
+        """Writes metrics of a step. They merge with those that it has."""
+        self._sinks.write(step, metrics)
+        self._oversight.verdicts.write(step, metrics)
+
+    def samples(self, step: int, groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> None:
+        """Writes some of a step's trajectories, as many as the config says.
+
+        Args:
+          advantages: of the groups' trajectories in order, [T] each.
+        """
+        samples = itertools.islice(interleaved(groups, advantages), self._run.config.stats_logger.samples_per_step)
+        for uid, trajectory, advantage in samples:
+            self._sinks.sample(step, uid, trajectory, advantage)
+
+    def buffer_metrics(self, groups: int) -> dict[str, Mean]:
+        """Returns counts of prompts by outcome since the last step, and of those in flight.
+
+        Args:
+          groups: number of groups in the step's batch.
+        """
+        buffer = self._buffer
+        since = {f"rollout/{name}": buffer.counts[name] - self._reported[name] for name in COUNTS}
+        self.forget()
+        now = {"rollout/running": buffer.running, "rollout/ready": buffer.ready, "rollout/groups": groups}
+        return {name: Mean(float(value), 1) for name, value in (since | now).items()}
+
+    def forget(self) -> None:
+        """Has the buffer's counts so far reported by no step."""
+        self._reported = Counter(self._buffer.counts)
+
+    def status(self, step: int, state: RunState) -> None:
+        buffer, verdict = self._buffer, self._oversight.verdicts.line
+        total = total_steps(self._run.config, len(self._run.prompts)) + buffer.undone
+        self._sinks.status(Status(state, step=step, version=buffer.version, total_steps=total, verdict=verdict))
+
+    def state(self) -> dict[str, Any]:
+        """Returns what no step has reported yet, as JSON values."""
+        return {"accumulator": self.accumulator.state(), "written": dict(self._reported)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.accumulator.restore(state["accumulator"])
+        self._reported = Counter(state["written"])
+
+    def _wall_time(self) -> dict[str, Mean]:
+        """Returns the seconds since the last step, with its waits, evaluations and saves."""
+        before, self._last_write = self._last_write, time.perf_counter()
+        return {"timeperf/wall": Mean(self._last_write - before, 1)}
+
+
+def _host_memory() -> dict[str, Mean]:
+    used = memory.resident_bytes()
+    return {} if used is None else {"perf/host_memory_bytes": Mean(used, 1)}
+
+
+def interleaved(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> Iterator[tuple[str, Trajectory, np.ndarray]]:
+    """Yields (uid, trajectory, advantage): the first trajectory of each group, then the second, ...
+
+    Args:
+      advantages: of the groups' trajectories in order, [T] each.
+    """
+    following = iter(advantages)
+    rounds = itertools.zip_longest(*([(group.uid, t, next(following)) for t in group.trajectories] for group in groups))
+    return (sample for several in rounds for sample in several if sample is not None)

@@ -1,0 +1,57 @@
+"""Parts that a run is made of, and how a run ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from rljax.config.schema import Config
+from rljax.engine import Engine
+from rljax.metrics.mean import Mean
+from rljax.rollout.buffer import PromptSource
+from rljax.rollout.evaluation import Evaluation
+from rljax.rollout.producer import Filter
+from rljax.rollout.workflow import Workflow
+from rljax.sinks import Sink
+from rljax.types import Prompt, SamplingParams, Trajectory
+from rljax.workers.server import WorkerServer
+
+
+@dataclasses.dataclass(frozen=True)
+class Labeled:
+    """Labeled examples for a supervised warm-up or SFT, with a data position of their own."""
+
+    prompts: PromptSource
+    encode: Callable[[Prompt], Trajectory]  # makes a labeled example of a prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Parts that a run is made of. `config` is resolved (rljax/config/io.py)."""
+
+    config: Config
+    engine: Engine
+    prompts: PromptSource
+    workflow: Workflow
+    params: SamplingParams
+    open_sinks: Callable[[int], Sink]  # takes the number of finished steps; cuts what files say of later steps
+    workdir: Path
+    accept: Filter = lambda group: True  # rollout.should_accept_fn
+    vocab_size: int | None = None  # of the model; None to leave token ids unchecked
+    labeled: Labeled | None = None
+    evaluation: Evaluation | None = None
+    worker_server: WorkerServer | None = None  # leases prompts to rollout workers; None: this process generates
+    take_metrics: Callable[[], dict[str, Mean]] = dict  # metrics of the reward processes since the last call
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """End of a run.
+
+    `finished` is False if a signal stopped it. It was saved then, and the same command resumes it.
+    """
+
+    step: int
+    version: int
+    finished: bool
