@@ -1,17 +1,16 @@
 """Main program of a reward process: one JSON object per line in, one per line out.
 
     {"id": 7, "prompt": {...}, "samples": [["46", null]]}
-    ->  {"id": 7, "scores": [{"reward": 1.0, "components": {"exact": 1.0}}]}, null for a rejected
-    one or  {"id": 7, "error": "ValueError: ...", "traceback": "..."}
+    ->  {"id": 7, "scores": [{"reward": 1.0, "components": {"exact": 1.0}}]}
+    or  {"id": 7, "error": "ValueError: ...", "traceback": "..."}
     or  {"id": 7, "timeout": true}        (async functions)
     {"id": 8, "check": [{...}, ...]}      prompts, before the run starts
-    ->  {"id": 8, "faults": {"3": ["exact reads the field 'answer', and the record has: ...",
-    true]}}
+    ->  {"id": 8, "faults": {"3": ["exact reads the field 'answer', ...", true]}}
 
-It ends with its input. The first line out is {"ready": {...}}, what the rewards read, or
-{"refused": "why"}. The process imports neither jax nor torch. Plain functions have the process for
-themselves, and a call that does not end is killed with it. Where all rewards are async, calls run
-side by side and are cancelled one by one.
+A score is null for a sample that is rejected. It ends with its input. The first line out is
+{"ready": {...}}, what the rewards read, or {"refused": "why"}. The process imports neither jax nor
+torch. Plain functions have the process for themselves, and a call that does not end is killed with
+it. Where all rewards are async, calls run side by side and are cancelled one by one.
 """
 
 from __future__ import annotations

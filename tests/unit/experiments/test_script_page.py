@@ -23,7 +23,7 @@ def page_script():
 def test_the_script_of_the_page_has_few_lines_and_compiles():
     script = page_script()
     compile(script, str(PAGE), "exec")
-    assert len([line for line in script.splitlines() if line.strip()]) <= 25
+    assert len([line for line in script.splitlines() if line.strip()]) <= 27
 
 
 class Terminal:
@@ -96,7 +96,7 @@ def test_the_page_from_the_server_to_the_same_loss_twice(tmp_path):
         server.communicate()
     losses = []
     for name in ("one", "two"):
-        run("replay", f"--batch={tmp_path / 'batch'}", f"--workdir={tmp_path / name}", "--config.saver.export_final=False")
+        run("replay", "--config.total_train_steps=1", f"--batch={tmp_path / 'batch'}", f"--workdir={tmp_path / name}")
         (step,) = (json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines())
         losses.append({key: value for key, value in step.items() if not key.startswith(("timeperf", "perf", "time"))})
-    assert losses[0] == losses[1] and any("loss" in key for key in losses[0])
+    assert losses[0] == losses[1] and losses[0]["ppo_actor/update/loss"] != 0
