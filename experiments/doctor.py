@@ -149,7 +149,7 @@ def _summarize(workdirs: list[Path]) -> None:
 
 
 def _watch(workdir: Path) -> None:
-    """Says the verdict when it changes, until the run's status is no longer "running"."""
+    """Says the verdict when it changes, until the run's status is no longer "running", or it was killed."""
     from rljax.diagnosis import Diagnosis, History, diagnose
     from rljax.diagnosis.summaries import render
 
@@ -165,7 +165,7 @@ def _watch(workdir: Path) -> None:
         before, diagnosis = diagnosis, diagnose(history)
         if not diagnosis.says_as(before):
             _say(diagnosis.json(), f"step {history.last_step}: {diagnosis.verdict()}", compact=True)
-        if (history.status or {}).get("state") != "running":
+        if history.state != "running":
             break
         time.sleep(INTERVAL.value)
     if not JSON.value:

@@ -110,6 +110,20 @@ def arguments_from_flags() -> tuple[str, ...]:
     return tuple(_arguments)
 
 
+def check_writable(path: Path) -> None:
+    """Checks that the report of --json can be written, before minutes of work.
+
+    Leaves an existing file unchanged. Raises UserError.
+    """
+    there = path.exists()
+    try:
+        path.open("a").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"--json: cannot write {path}: {error.strerror}") from None
+
+
 def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoReturn:
     """Parses the flags, calls `run` and exits.
 
@@ -278,9 +292,15 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def recorded(run: RunDirectory) -> Iterator[None]:
-    """Records an error that ends the run in status.json, in one line, and raises it again."""
+    """Records an error that ends the run in status.json, in one line, and raises it again.
+
+    Meanwhile the file is touched, so that a process that was killed is told from one that lives.
+    """
+    from rljax.process.liveness import beating
+
     try:
-        yield
+        with beating(run.status):
+            yield
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (0, None):
             reason = (

@@ -68,7 +68,7 @@ def parity() -> None:
     config = main.config_from_flags()
     config_checks.check(config)
     if JSON.value:
-        check_writable(Path(JSON.value))
+        main.check_writable(Path(JSON.value))
     config = config_io.resolve(config)
     try:
         from rljax.experiments import parity_torch
@@ -86,20 +86,6 @@ def parity() -> None:
     if JSON.value:
         report.write(Path(JSON.value))
     sys.exit(0 if report.holds else 1)
-
-
-def check_writable(path: Path) -> None:
-    """Checks that the report can be written, before minutes of arithmetic.
-
-    Leaves an existing file unchanged. Raises UserError.
-    """
-    there = path.exists()
-    try:
-        path.open("a").close()
-        if not there:
-            path.unlink()
-    except OSError as error:
-        raise UserError(f"--json: cannot write {path}: {error.strerror}") from None
 
 
 def make_case(config: Config, model_dir: Path, dtype: str, rows: int, length: int) -> Case:

@@ -91,7 +91,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
     from rljax import engine
-    from rljax.data import labeled_trajectory, open_prompts
+    from rljax.data import Labels, open_prompts
     from rljax.loop import Labeled, Loop, Run
     from rljax.rollout.evaluation import Evaluation
     from rljax.rollout.limits import total_steps
@@ -102,16 +102,20 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         prompts.require_fit(tokenizer, most=most, why=why)
     labeled, held_out, protocol, checked = None, None, None, [prompts] if config.actor.loss != "sft" else []
     if config.warmup.steps or config.actor.loss == "sft":
-        examples = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=tokenizer)
-        examples.require(config.warmup.field, "warmup.field")
-        labeled = Labeled(examples, lambda prompt: labeled_trajectory(prompt, tokenizer, config.warmup.field))
+        most, why = engine.room_for_example(config)
+        labels = Labels(config.warmup, tokenizer, most=most, why=why)
+        examples = open_prompts(
+            config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=tokenizer, labels=labels
+        )
+        labeled = Labeled(examples, labels)
     if config.evaluator.freq_steps or config.evaluator.freq_epochs:
         source = open_prompts(config.valid_dataset, key="valid_dataset", seed=config.seed, tokenizer=tokenizer)
         held_out = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))
         protocol = len(held_out), source.identity
         checked.append(source)
     resolved = config  # as config.json has it
-    config = dataclasses.replace(config, total_train_steps=total_steps(config, len(prompts)) - _warmup(config))
+    size = len(labeled.prompts) if labeled and config.actor.loss == "sft" else len(prompts)
+    config = dataclasses.replace(config, total_train_steps=total_steps(config, size) - _warmup(config))
 
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them

@@ -56,6 +56,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rljax import tracing
 from rljax.checkpoints.recovery import Recovery
 from rljax.config.schema import FrequencyConfig
 from rljax.engine import ExportToDirectory
@@ -71,6 +72,7 @@ from rljax.reporting import Reporter
 from rljax.rollout.buffer import Buffer, Entry
 from rljax.rollout.evaluation import PREFIX, evaluate
 from rljax.rollout.limits import limits_of, supervised_total
+from rljax.rollout.tracker import waiting_in_buffer
 from rljax.run import Labeled, Outcome, Run
 from rljax.sampling import Sampling
 from rljax.sinks import RunState
@@ -118,7 +120,11 @@ class Loop:
 
     async def run(self) -> Outcome:
         run = self.parts
-        with Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog, on_stop_signal(self._stop):
+        with (
+            Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog,
+            on_stop_signal(self._stop),
+            run.traced(),
+        ):
             self.beat, self.timer = watchdog.beat, PhaseTimer(watchdog.beat)
             try:
                 await self._restore()
@@ -232,16 +238,19 @@ class Loop:
         """Waits for the next batch. Returns None at the end of the data, or after a signal."""
         start, producer = time.perf_counter(), self.sampling.task
         try:
-            while not self.stop.is_set():
-                if producer.done():
-                    producer.result()  # raises the error that ended it
-                change = self.buffer.change()
-                if (entries := self.buffer.take()) is not None:
-                    return entries
-                if self.buffer.complete:
-                    return None
-                await self._wait_for_any(producer, change)
-            return None
+            with tracing.span("wait for a batch", track="loop"):
+                while not self.stop.is_set():
+                    if producer.done():
+                        producer.result()  # raises the error that ended it
+                    change = self.buffer.change()
+                    if (entries := self.buffer.take()) is not None:
+                        for entry in entries:
+                            tracing.end(waiting_in_buffer(entry.index), version=self.buffer.version)
+                        return entries
+                    if self.buffer.complete:
+                        return None
+                    await self._wait_for_any(producer, change)
+                return None
         finally:
             self.reporter.accumulator.count("rollout/wait/learner", time.perf_counter() - start)
 

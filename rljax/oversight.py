@@ -75,13 +75,14 @@ class Oversight:
         return self.actions.decide(breaches, supervised=supervised)
 
     def record(self, event: Event, trusted: int | None = None) -> None:
-        """Writes an action of a guardrail to the sinks, and keeps the step's batch.
+        """Writes an action of a guardrail to the sinks, tells the doctor, and keeps the step's batch.
 
         Args:
           trusted: step up to which checkpoints stay; None if all do.
         """
         self._keep_batch(event.step, str(event), trusted=trusted)
         self._sinks.event(event)
+        self.verdicts.event(event)
 
     def record_of_update(self, event: Event) -> None:
         """Records an action within an update, and warns of its kind the first time in this process."""

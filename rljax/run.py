@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from rljax import tracing
 from rljax.config.schema import Config
 from rljax.engine import Engine
 from rljax.metrics.mean import Mean
@@ -43,6 +45,13 @@ class Run:
     evaluation: Evaluation | None = None
     worker_server: WorkerServer | None = None  # leases prompts to rollout workers; None: this process generates
     take_metrics: Callable[[], dict[str, Mean]] = dict  # metrics of the reward processes since the last call
+
+    def traced(self) -> AbstractContextManager[None]:
+        """Returns the context that the run is traced in, to WORKDIR/trace.json if the config says so."""
+        rollout = self.config.rollout
+        if not rollout.enable_rollout_tracing:
+            return nullcontext()
+        return tracing.to_file(self.workdir / "trace.json", int(rollout.max_trace_mb * 2**20))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,5 +127,4 @@ class Sampling:
             recovered=self._recovered,
             accumulator=self._accumulator,
             beat=self._beat,
-            trace=run.workdir / "trace.jsonl" if run.config.rollout.enable_rollout_tracing else None,
         )

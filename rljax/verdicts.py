@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.config.schema import Config
 from rljax.diagnosis import Finding, History, Severity
+from rljax.diagnosis.history import SAMPLES
 from rljax.diagnosis.live import LiveDoctor, require_rules
-from rljax.metrics.guardrails import Breach
+from rljax.diagnosis.run_files import Tail
+from rljax.metrics.guardrails import Breach, Event
 from rljax.metrics.mean import Mean, flatten
 
 
@@ -21,7 +24,8 @@ class Verdicts:
         verdicts.write(step, metrics)       # several times per step; they merge
         verdicts.breaches()                 # of the rules of guard.rules
         verdicts.news()                     # findings that the last judgment was the first to have
-        verdicts.line                       # "no link is broken"
+        verdicts.line                       # "HEALTHY: no link is broken"
+        verdicts.event(event)               # an action of a guardrail
     """
 
     def __init__(self, config: Config, workdir: Path, first_step: int) -> None:
@@ -34,6 +38,7 @@ class Verdicts:
         require_rules(self._actions, "guard.rules.")
         before = History.load(workdir).between(0, first_step) if (workdir / "metrics.jsonl").exists() else None
         self._doctor = LiveDoctor(config, before=before)
+        self._samples = Tail(workdir / SAMPLES)  # the sink that writes them has the texts
         self._acted: set[str] = set()  # rules that had their action, and still have a finding
         self._known: set[str] = set()  # rules with a warning or a break in the last judgment
         self.line = ""  # the verdict; "" before the first judgment
@@ -41,9 +46,15 @@ class Verdicts:
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Takes metrics of a step, and judges if that is due: in at most 1% of the time."""
         if self._config.stats_logger.verdict or self._actions:
+            for sample in self._samples.read():
+                self._doctor.sample(sample)
             news = self._doctor.write(step, flatten(metrics))
             if news is not None and self._config.stats_logger.verdict:
                 self.line = news.verdict()  # stays while only its figures change, so that logs have it once
+
+    def event(self, event: Event) -> None:
+        """Takes an action of a guardrail."""
+        self._doctor.event(dataclasses.asdict(event))
 
     def breaches(self) -> list[Breach]:
         """Returns findings of the rules in `guard.rules` that had no action yet; notes are none.

@@ -136,5 +136,6 @@ def to_means(report: Report, prefix: str) -> dict[str, Mean]:
         f"{prefix}/loss": scalar(loss),
         f"{prefix}/grad_norm": scalar(stats.grad_norm),
         f"{prefix}/lr": Mean(float(stats.lr), 1),
+        f"{prefix}/optimizer_steps": Mean(float(stats.steps), 1),
         f"{prefix}/skipped": Mean(1.0 - taken, 1),
     }

@@ -262,6 +262,20 @@ class Transformer(nnx.Module):
         Returns:
           [B, T, H] in `dtype`.
         """
+        return self.norm(self._layered(token_ids, positions, segment_ids, bounds, keep=False)[0])
+
+    def hidden_states(self, token_ids: Array, positions: Array) -> Array:
+        """Returns the embedding, the output of each layer and that of the final norm.
+
+        A row is one segment. [L + 2, B, T, H] in `dtype`.
+        """
+        last, outputs = self._layered(token_ids, positions, None, None, keep=True)
+        return jnp.concatenate([self.embed(token_ids)[None], outputs, self.norm(last)[None]])
+
+    def _layered(
+        self, token_ids: Array, positions: Array, segment_ids: Array | None, bounds: Bounds | None, *, keep: bool
+    ) -> tuple[Array, Any]:
+        """Runs all layers. Returns the output of the last one, and if `keep` those of all, stacked."""
         spec = self.spec
         graphdef, params = nnx.split(self.layers)
         attention = self.layers.attention
@@ -277,16 +291,16 @@ class Transformer(nnx.Module):
         inputs = LayerInputs(jnp.asarray(windows), jnp.asarray(spec.rope_of_layer))
         rotation = rotation_at(spec, positions)
 
-        def body(hidden: Array, scanned: tuple[Any, LayerInputs]) -> tuple[Array, None]:
+        def body(hidden: Array, scanned: tuple[Any, LayerInputs]) -> tuple[Array, Array | None]:
             layer, (window, rope) = nnx.merge(graphdef, scanned[0]), scanned[1]
             seen = functools.partial(see, window=window if spec.sliding else None)
-            return layer.step(hidden, rope, rotation, lambda *qkv: (seen(*qkv), None))
+            hidden = layer.step(hidden, rope, rotation, lambda *qkv: (seen(*qkv), None))[0]
+            return hidden, hidden if keep else None
 
         unroll = spec.num_layers if self.unroll else 1
         layer_body = rematerialized(body, self.remat, unrolled=self.unroll)
         stacked = (self._computed_in(params), inputs)
-        hidden, _ = jax.lax.scan(layer_body, self.embed(token_ids), stacked, unroll=unroll)
-        return self.norm(hidden)
+        return jax.lax.scan(layer_body, self.embed(token_ids), stacked, unroll=unroll)  # type: ignore[no-any-return]
 
     def embed(self, token_ids: Array) -> Array:
         """[B, T] -> [B, T, H] in `dtype`."""

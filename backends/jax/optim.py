@@ -29,6 +29,7 @@ class StepStats(NamedTuple):
     lr: jax.Array  # of this step
     skipped: jax.Array  # 1 when the gradient was not finite and nothing changed
     out_of_bounds: jax.Array | None  # 1 when a bound was broken and nothing changed; None without bounds
+    steps: jax.Array  # that the moments have seen, this one included
 
 
 class RateFactor(NamedTuple):
@@ -145,6 +146,7 @@ class Optimizer:
             jnp.asarray(self.schedule(step_count(state)), jnp.float32) * rate_factor(state),
             jnp.where(finite, 0.0, 1.0).astype(jnp.float32),
             None if broken is None else (finite & broken).astype(jnp.float32),
+            jnp.where(taken, step_count(stepped), step_count(state)).astype(jnp.float32),
         )
 
         def keep(new: jax.Array, old: jax.Array) -> jax.Array:

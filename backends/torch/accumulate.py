@@ -69,7 +69,7 @@ def merge_ranks(loss: Tensor, metrics: Metrics, rank_mesh: RankMesh) -> tuple[fl
 
 
 def to_means(loss: float, metrics: dict[str, Mean], stats: StepStats, prefix: str) -> dict[str, Mean]:
-    """Returns the metrics of a step, with loss, grad_norm, lr and skipped under `prefix`.
+    """Returns the metrics of a step, with those of the optimizer under `prefix`.
 
     A skipped step has no grad_norm and no loss, for they are not finite.
     """
@@ -83,5 +83,6 @@ def to_means(loss: float, metrics: dict[str, Mean], stats: StepStats, prefix: st
         f"{prefix}/loss": scalar(loss),
         f"{prefix}/grad_norm": scalar(stats.grad_norm),
         f"{prefix}/lr": Mean(stats.lr, 1),
+        f"{prefix}/optimizer_steps": Mean(stats.steps, 1),
         f"{prefix}/skipped": Mean(float(stats.skipped), 1),
     }

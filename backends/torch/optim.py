@@ -39,6 +39,7 @@ class StepStats:
     grad_norm: float  # global norm before clipping
     lr: float  # learning rate of this step
     skipped: bool  # the gradient was not finite, and nothing was changed
+    steps: int  # that the moments have seen, this one included
     out_of_bounds: bool | None = None  # a bound was broken, and nothing was changed; None without bounds
 
 
@@ -132,16 +133,16 @@ class Optimizer:
         known = {**(metrics or {}), GRAD_NORM: Mean(norm, 1)}
         broken = any(bound.broken(known) for bound in self._bounds) if self._bounds else None
         if not math.isfinite(norm):
-            return StepStats(norm, lr, True, None if broken is None else False)
+            return StepStats(norm, lr, True, self.count, None if broken is None else False)
         if broken:
-            return StepStats(norm, lr, False, True)
+            return StepStats(norm, lr, False, self.count, True)
         if 0 < self._config.gradient_clipping <= norm:
             torch._foreach_mul_([g for g in grads if g is not None], self._config.gradient_clipping / norm)
         for decayed in (True, False):
             which = [i for i, parameter in enumerate(self.parameters) if decays(parameter.name) == decayed]
             self._adamw(which, grads, lr, decayed)
         self.count += 1
-        return StepStats(norm, lr, False, broken)
+        return StepStats(norm, lr, False, self.count, broken)
 
     def _adamw(self, which: list[int], grads: list[Tensor | None], lr: float, decayed: bool) -> None:
         which = [i for i in which if self.parameters[i].value.numel()]

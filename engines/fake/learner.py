@@ -126,6 +126,7 @@ class FakeLearner:
             named[f"{PREFIX}/out_of_bounds"] = Mean(float(broken), 1)
         if not broken:
             self._table = (self._table + self._adam[optimizer].step(gradient)).astype(np.float32)
+        named[f"{PREFIX}/optimizer_steps"] = Mean(self._adam[optimizer].steps, 1)
         return named | self._spread(batch)
 
     def scale_lr(self, factor: float) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from rljax import tracing
 from rljax.engine import Sampler, Sender, WeightsBroadcast, WeightsInDirectory, WeightSource
 from rljax.engines.http import protocol
 from rljax.engines.http.continuation import fitted, joined, remaining, shortened
@@ -126,14 +127,16 @@ class HttpSampler(Sampler):
         failures = 0
         while not self._closed:
             try:
-                remote = await self._router.pick(request.id)
+                with tracing.wait("wait for a server"):
+                    remote = await self._router.pick(request.id)
             except Closed:
                 break
             try:
                 rest = fitted(remaining(request, done), remote, len(done.token_ids))
                 if rest is None:
                     return dataclasses.replace(done, finish=Finish.LENGTH)
-                reply, error = await self._attempt(remote, rest)
+                with tracing.span(f"server {remote.base}", requests=remote.load):
+                    reply, error = await self._attempt(remote, rest)
             finally:
                 self._router.release(remote)
             done = joined(shortened(done, request), reply)

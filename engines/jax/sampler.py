@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rljax import tracing
 from rljax.backends.jax.mesh import pool_mesh
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
@@ -109,7 +110,15 @@ class JaxSampler(Sampler):
             in the context; too many stop ids.
           SamplerError: the sampler failed or is closed.
         """
-        return await asyncio.wrap_future(self._scheduler.submit(self._work(request)))
+        try:
+            return await asyncio.wrap_future(self._scheduler.submit(self._work(request)))
+        finally:
+            self._count()
+
+    def _count(self) -> None:
+        if tracing.is_on():
+            stats = self.stats()
+            tracing.count("jax sampler", running=stats.running, waiting=stats.waiting)
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Yields the completion, one piece per dispatch.

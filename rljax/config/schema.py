@@ -100,7 +100,10 @@ class RolloutConfig:
         None, "Prompts in flight at once. None: (max_head_offpolicyness + 1) * consumer_batch_size.", POSITIVE
     )
     consumer_batch_size: int | None = key(None, "Prompts per update. None: train_dataset.batch_size.", POSITIVE)
-    enable_rollout_tracing: bool = key(False, "Write one line per event of an episode to trace.jsonl.")
+    enable_rollout_tracing: bool = key(False, "Write WORKDIR/trace.json, a timeline for Perfetto (docs/tracing.md).")
+    max_trace_mb: float = key(
+        256.0, "Size of trace.json and of trace.1.json, the part before it, together.", POSITIVE, unit="MiB"
+    )
     stale_policy: str = key(
         "drop", "Handling of tokens beyond the lag bound: drop generates their prompt again, mask leaves them untrained.",
         choices=("drop", "mask"),

@@ -187,4 +187,8 @@ class WarmupConfig:
     steps: int = key(0, "Supervised steps. 0: none.", NOT_NEGATIVE)
     batch_size: int = key(64, "Examples per step.", POSITIVE)
     field: str = key("answer", "Field of a record whose text is learned; a task may have others.")
+    turns: str = key(
+        "all", "Turns of the assistant that are learned: all of a conversation, those behind the prompt, or the last.",
+        choices=("all", "reply", "last"),
+    )  # fmt: skip
     optimizer: OptimizerConfig = section(OptimizerConfig, lr=1e-3)

@@ -6,7 +6,7 @@ state = prompts.state()                 # JSON; restore(state) goes on with exac
 for prompt in prompts.epoch(0): ...     # one pass, for evaluation
 """
 
-from rljax.data.labeled import labeled, labeled_trajectory
+from rljax.data.labeled import Labels, labeled, labeled_trajectory
 from rljax.data.prompts import PromptSource, open_prompts
 
-__all__ = ["PromptSource", "labeled", "labeled_trajectory", "open_prompts"]
+__all__ = ["Labels", "PromptSource", "labeled", "labeled_trajectory", "open_prompts"]

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import logging
 
 from rljax.config.schema import DatasetConfig
 from rljax.data.formats import Format, find_format, told_by_columns, with_system
+from rljax.data.labeled import ANSWER, Labels, bytes_of
 from rljax.data.records import Records, open_records
+from rljax.data.selection import Selection
 from rljax.data.tasks import PREFIX, make_task
 from rljax.errors import UserError
 from rljax.hf.messages import Message, Tool, parse_messages, parse_template_kwargs, parse_tools, text_of
@@ -159,7 +160,10 @@ class PromptSource:
         Raises UserError, which begins with `key`.
         """
         for index in self._kept:
-            fields = self._examples[index].fields
+            example = self._examples[index]
+            fields = example.fields
+            if example.reply and field == ANSWER:
+                continue
             if not isinstance(fields.get(field), str | int | float):
                 has = ", ".join(fields) or "none"
                 raise UserError(f"{key}: {self._examples.where(index)} has no text {field!r} to train on (its fields: {has})")
@@ -171,10 +175,10 @@ class PromptSource:
         """
         lengths = {}
         for index in self._kept:
-            messages = self._examples[index].messages
+            prompt = self._examples[index]
             # A token is at least a byte: a prompt short in bytes need not be tokenized.
-            if sum(len(text_of(m).encode()) + TEMPLATE for m in messages) + TEMPLATE > most:
-                lengths[int(index)] = len(tokenizer.apply_chat_template(messages))
+            if bytes_of(prompt) + TEMPLATE * (len(prompt.messages) + 1 + 8 * bool(prompt.tools)) > most:
+                lengths[int(index)] = len(tokenizer.encode_prompt(prompt))
         long = {index: length for index, length in lengths.items() if length > most}
         if long:
             index, length = next(iter(long.items()))
@@ -218,6 +222,7 @@ def open_prompts(
     key: str = "train_dataset",
     seed: int,
     tokenizer: Tokenizer | None = None,
+    labels: Labels | None = None,
     shard: tuple[int, int] = (0, 1),
 ) -> PromptSource:
     """Opens and checks a dataset. Reads every record once, so that a broken one fails at the start.
@@ -225,6 +230,7 @@ def open_prompts(
     Args:
       key: the config section, for errors.
       tokenizer: counts the tokens of prompts; needed with `max_length` only.
+      labels: makes the examples to be learned, which then have to fit as well.
       shard: (index, count) of this process among those that share the prompts of an epoch.
 
     Raises:
@@ -237,8 +243,11 @@ def open_prompts(
     else:
         records = open_records(dataset.path, dataset.split, key)
     examples = Examples(records, _format(dataset, records, key), dataset.system_prompt, _tools(dataset.tools, key))
-    kept, skipped = _kept(examples, dataset, tokenizer, key)
-    return PromptSource(examples, kept, key=key, seed=seed, shuffle=dataset.shuffle, skipped=skipped, shard=shard)
+    selection = Selection(examples, dataset, tokenizer, labels, key)
+    selection.log()
+    return PromptSource(
+        examples, selection.kept, key=key, seed=seed, shuffle=dataset.shuffle, skipped=selection.skipped, shard=shard
+    )
 
 
 def _format(dataset: DatasetConfig, records: Records, key: str) -> Format:
@@ -250,41 +259,6 @@ def _format(dataset: DatasetConfig, records: Records, key: str) -> Format:
     name = told_by_columns(records[0], records.where(0))
     logging.warning("%s.type: not set; read as %r, by the columns %s", key, name, ", ".join(records[0]))
     return find_format(name, key)
-
-
-def _kept(examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | None, key: str) -> tuple[np.ndarray, int]:
-    """Selects the first `limit` examples that are not too long. Reads every one.
-
-    Returns their indices, [n] int64, and the number of those that are too long.
-    """
-    if dataset.max_length is not None and tokenizer is None:
-        raise ValueError(f"{key}.max_length counts tokens and needs a tokenizer")
-    if dataset.limit is not None and dataset.limit < 1:
-        raise UserError(f"{key}.limit: {dataset.limit} leaves no example (at least 1, or None)")
-    count = len(examples) if dataset.limit is None else min(len(examples), dataset.limit)
-    kept, strange = [], []
-    for index in range(count):
-        messages = examples[index].messages
-        if tokenizer and not any(text_of(m) for m in messages) and not tokenizer.apply_chat_template(messages):
-            raise UserError(
-                f"{examples.where(index)}: the prompt is empty, and sampling needs a token to begin with (leave it out)"
-            )
-        length = len(tokenizer.apply_chat_template(messages)) if tokenizer and dataset.max_length is not None else 0
-        if dataset.max_length is None or length <= dataset.max_length:
-            kept.append(index)
-            if tokenizer and (character := next(filter(None, (tokenizer.unknown(text_of(m)) for m in messages)), "")):
-                strange.append((index, character))
-    if not kept:
-        raise UserError(f"{key}.max_length: every prompt is longer than {dataset.max_length} tokens")
-    if strange:
-        index, character = strange[0]
-        more = f", as {len(strange) - 1} more prompts have such" if len(strange) > 1 else ""
-        logging.warning(
-            "%s: the model's tokenizer has no token for %r%s: the policy can't see it", examples.where(index), character, more
-        )
-    if len(kept) < count:
-        logging.info("%s: %d of %d prompts are longer than %s tokens", key, count - len(kept), count, dataset.max_length)
-    return np.array(kept, np.int64), count - len(kept)
 
 
 def _tools(path: str, key: str) -> tuple[Tool, ...]:

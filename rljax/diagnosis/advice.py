@@ -35,6 +35,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
 }
 _SECTIONS = "|".join(field.name for field in dataclasses.fields(Config))
 _KEY = re.compile(rf"(?<![\w./])(?:{_SECTIONS})\.[a-z][\w.]*\w")
+_NAME = re.compile(r"[a-z][\w-]*(?:/[\w-]+)+")  # of a metric: words with slashes between them
 # Commands, files, flags and metrics that only a run of rljax has
 _OURS = re.compile(
     r"\brljax\b|\bWORKDIR\b|--workdir|\b(?:config|context)\.json\b|\w\.jsonl\b|deterministic=|(?:rollout|ppo_actor|timeperf)/"
@@ -52,6 +53,17 @@ def reword(text: str, trainer: str) -> str:
         return text
     reworded = (_clause(clause, KEYS.get(trainer, {})) for clause in text.split("; "))
     return "; ".join(clause for clause in reworded if clause)
+
+
+def rename(text: str, theirs: Mapping[str, str]) -> str:
+    """Returns a text with names of metrics replaced.
+
+    Args:
+      theirs: our name -> their name, of whole distributions and of their /avg, /min and /max.
+    """
+    if not theirs:
+        return text
+    return _NAME.sub(lambda match: theirs.get(match[0], match[0]), text)
 
 
 def _clause(clause: str, keys: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from rljax.diagnosis.finding import Diagnosis, Finding, Link, in_order
+from rljax.diagnosis.finding import Diagnosis, Finding, Link, in_order, link_of
 from rljax.diagnosis.history import History
 from rljax.diagnosis.registry import all_rules
 from rljax.diagnosis.rule import Rule
@@ -13,7 +13,7 @@ from rljax.diagnosis.thresholds import SIMULTANEOUS_SHARE, SIMULTANEOUS_STEPS
 
 
 def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis:
-    """Applies rules to a run.
+    """Applies rules to a run; steps that a rollback undid are left out.
 
     Args:
       rules: rules to apply; None for all, those of other packages included.
@@ -21,14 +21,17 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
     Raises:
       UserError: a rule of another package can't be loaded.
     """
+    history = history.lasting
     findings: list[Finding] = []
     unjudged: dict[str, str] = {}
-    judged: set[Link] = set()
+    judged: set[str] = set()
+    early: set[str] = set()
     for rule in all_rules() if rules is None else rules:
         if not rule.is_about(history):
             continue
         if lacking := rule.missing(history):
             unjudged[rule.id] = lacking
+            early |= {rule.id} if rule.is_early(history) and not rule.symptom else set()
         else:
             try:
                 finding = rule.apply(history)
@@ -36,14 +39,15 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
                 unjudged[rule.id] = f"it raised {type(error).__name__}: {' '.join(str(error).split())}"
                 continue
             findings += [finding] if finding is not None else []
-            judged |= {rule.link} if rule.needs and not rule.symptom else set()
+            judged |= {rule.id} if rule.needs and not rule.symptom else set()
     tolerance = max(SIMULTANEOUS_STEPS, int(SIMULTANEOUS_SHARE * history.rl_steps))
     return Diagnosis(
         in_order(findings, tolerance),
         unjudged,
         describe(history),
         frozenset(judged),
-        _lacking(history, judged),
+        frozenset(early),
+        _lacking(history, {link_of(id) for id in judged}),
         _failure(history),
     )
 
@@ -57,22 +61,21 @@ def _lacking(history: History, judged: Collection[Link]) -> str:
 
 
 def _failure(history: History) -> str:
-    """Returns the error that ended a run, in one line; "" if none did."""
+    """Returns what ended a run before its time, in one line; "" if nothing did."""
     status = history.status or {}
-    if status.get("state") != "failed":
-        return ""
+    if history.lost or status.get("state") != "failed":
+        return history.lost
     return " ".join(str(status.get("error") or "").split()) or "status.json does not say why"
 
 
 def describe(history: History) -> dict[str, Any]:
     """Returns the source, steps and state of a run as JSON values."""
-    status = history.status or {}
     return {
         "source": history.source,
         "first_step": history.first_step,
         "last_step": history.last_step,
         "steps": len(history.steps),
         "rl_steps": history.rl_steps,
-        "state": status.get("state"),
+        "state": history.state,
         "damage": list(history.damage),
     }

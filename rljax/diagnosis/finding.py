@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Link(enum.IntEnum):
@@ -26,6 +26,11 @@ class Link(enum.IntEnum):
         return self.name.lower()
 
 
+def link_of(rule: str) -> Link:
+    """Returns the link that a rule's id begins with."""
+    return Link[rule.partition(".")[0].upper()]
+
+
 class Severity(enum.IntEnum):
     """Severity of a finding."""
 
@@ -40,7 +45,7 @@ class Severity(enum.IntEnum):
 class Standing(enum.StrEnum):
     """Answer to how a run does, in one word."""
 
-    FAILED = "FAILED"  # it ended with an error, or a guardrail ended it
+    FAILED = "FAILED"  # it ended with an error, a guardrail ended it, or it was killed
     BROKEN = "BROKEN"
     WARNING = "WARNING"
     NOT_JUDGED = "NOT JUDGED"  # nothing was found, and reward or policy could not be looked at
@@ -78,6 +83,19 @@ class Finding:
         }
 
 
+class Headline(NamedTuple):
+    """Line of a verdict.
+
+    Example: str(Headline(Standing.BROKEN, "the link policy, at step 31 (policy.clip_ratio)"))
+    """
+
+    standing: Standing | None
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.standing}: {self.words}" if self.standing else self.words
+
+
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
     """All findings on a run, in the order in which things went wrong."""
@@ -85,9 +103,10 @@ class Diagnosis:
     findings: tuple[Finding, ...]  # broken first, then warnings, then notes
     unjudged: Mapping[str, str]  # rule id -> what it needed and the run did not record
     run: Mapping[str, Any]  # source, steps and state of the run
-    judged: frozenset[Link] = frozenset()  # links of which a rule judged a metric
+    judged: frozenset[str] = frozenset()  # ids of the rules that judged a metric, those of symptoms left out
+    early: frozenset[str] = frozenset()  # ids of those in `unjudged` for which the run has too few steps
     lacking: str = ""  # why the run can't be called healthy, as "no RL steps"; "" if it can
-    failure: str = ""  # error that ended the run; "" if none did
+    failure: str = ""  # what ended the run before its time; "" if nothing did
 
     @property
     def standing(self) -> Standing:
@@ -137,19 +156,28 @@ class Diagnosis:
             "run": dict(self.run),
         }
 
-    def verdict(self) -> str:
-        """Returns the verdict in one line."""
-        return f"the run failed: {self.failure}; {self._of_links()}" if self.failure else self._of_links()
+    @property
+    def headlines(self) -> tuple[Headline, ...]:
+        """The verdict without its evidence: of a failed run its error, then what the rules found."""
+        failed = (Headline(Standing.FAILED, self.failure),) if self.failure else ()
+        return (*failed, self._of_links())
 
-    def _of_links(self) -> str:
-        broken, warning = self.first_break, self._first(Severity.WARNING)
+    def verdict(self) -> str:
+        """Returns the verdict in one line, with the first evidence."""
+        first = self.first
+        return "; ".join(map(str, self.headlines)) + (f": {first.evidence[0]}" if first is not None else "")
+
+    def _of_links(self) -> Headline:
+        broken, first = self.first_break, self.first
         if broken is not None:
-            return f"{broken.link} broke first, at step {broken.step}: {broken.rule}: {broken.evidence[0]}"
-        if warning is not None:
-            return f"no link is broken; {warning.link} is under strain since step {warning.step}: {warning.evidence[0]}"
+            return Headline(Standing.BROKEN, f"the link {broken.link}, at step {broken.step} ({broken.rule})")
+        if first is not None:
+            return Headline(Standing.WARNING, f"the link {first.link}, at step {first.step} ({first.rule}); no link is broken")
         if self.lacking:
-            return f"not judged: {self.lacking}"
-        return "no link is broken"
+            return Headline(Standing.NOT_JUDGED, self.lacking)
+        if self.failure:
+            return Headline(None, "no link was found broken before that")
+        return Headline(Standing.HEALTHY, "no link is broken")
 
     def _first(self, severity: Severity) -> Finding | None:
         return next(iter(self.of(severity)), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ import numpy as np
 
 from rljax.config.schema import Config
 from rljax.diagnosis import run_files
-from rljax.diagnosis.advice import OWN
+from rljax.diagnosis.advice import OWN, rename
 from rljax.diagnosis.run_files import Bins
 from rljax.diagnosis.series import Series
 from rljax.errors import UserError
+from rljax.process import liveness
 
 METRICS, SAMPLES, GUARD, HISTOGRAMS = LINE_FILES = ("metrics.jsonl", "samples.jsonl", "guard.jsonl", "histograms.jsonl")
 CONFIG, CONTEXT, STATUS = "config.json", "context.json", "status.json"
@@ -47,18 +48,21 @@ class History:
     status: Mapping[str, Any] | None = None
     source: str = ""  # path, for messages
     trainer: str = OWN  # that wrote the log
+    theirs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # our names of metrics -> the trainer's
     damage: Sequence[str] = ()  # lines about files that are there and can't be read
+    lost: str = ""  # why a run that is said to run does not, as of when it was read; "" if it may
 
     @classmethod
     def load(cls, workdir: Path) -> History:
         """Reads a run directory, finished, live or torn. Raises UserError if it has no metrics.
 
-        A run that failed before its first step has none, and no steps.
+        A run that failed, or was killed, before its first step has none, and no steps.
         """
         if not workdir.is_dir():
             raise UserError(f"--workdir: no such directory: {workdir} (the --workdir of a run)")
         status = run_files.read_object(workdir / STATUS)
-        if not (workdir / METRICS).is_file() and (status or {}).get("state") != "failed":
+        lost = _lost(workdir, status or {})
+        if not (workdir / METRICS).is_file() and not lost and (status or {}).get("state") != "failed":
             raise UserError(f"--workdir: {workdir} has no {METRICS} (a run that has begun has; --log reads other logs)")
         context = run_files.read_object(workdir / CONTEXT)
         config = run_files.read_config(workdir / CONFIG)
@@ -73,6 +77,7 @@ class History:
             config=config,
             status=status,
             source=str(workdir),
+            lost=lost,
             damage=_damage(workdir, {CONFIG: config, CONTEXT: context, STATUS: status}, lines),
         )
 
@@ -90,6 +95,10 @@ class History:
             return Series(name, self.steps[:0], np.zeros(0))
         found = np.isfinite(values)
         return Series(name, self.steps[found], values[found])
+
+    def in_its_words(self, text: str) -> str:
+        """Returns a text with the names of metrics that the log has, or would have, for ours."""
+        return rename(text, self.theirs)
 
     def aligned(self, *names: str) -> tuple[Series, ...]:
         """Returns several metrics at the steps that all of them have."""
@@ -112,18 +121,42 @@ class History:
 
     def between(self, first: int, last: int) -> History:
         """Returns the history of the steps from `first` to `last`."""
-        kept = (self.steps >= first) & (self.steps <= last)
+        return self._of(range(first, last + 1))
+
+    @functools.cached_property
+    def undone(self) -> frozenset[int]:
+        """Steps that rollbacks undid. Their lines stay in the files."""
+        rolled = [(event.get("restored"), event["step"]) for event in self.guard]
+        return frozenset(step for back, at in rolled if isinstance(back, int) for step in range(back + 1, at + 1))
+
+    @property
+    def lasting(self) -> History:
+        """The same history without the steps that rollbacks undid."""
+        return self._of(frozenset(self.steps.tolist()) - self.undone) if self.undone else self
+
+    def _of(self, steps: Container[int]) -> History:
+        """Returns the history of some steps."""
+
+        def kept(at: np.ndarray) -> np.ndarray:
+            return np.fromiter((step in steps for step in at.tolist()), bool, len(at))
+
+        rows = kept(self.steps)
         return dataclasses.replace(
             self,
-            steps=self.steps[kept],
-            series={name: values[kept] for name, values in self.series.items()},
-            not_finite={name: at[(at >= first) & (at <= last)] for name, at in self.not_finite.items()},
+            steps=self.steps[rows],
+            series={name: values[rows] for name, values in self.series.items()},
+            not_finite={name: at[kept(at)] for name, at in self.not_finite.items()},
             histograms={
-                name: {step: bins for step, bins in by_step.items() if first <= step <= last}
+                name: {step: bins for step, bins in by_step.items() if step in steps}
                 for name, by_step in self.histograms.items()
             },
-            samples=[sample for sample in self.samples if first <= sample["step"] <= last],
+            samples=[sample for sample in self.samples if sample["step"] in steps],
         )
+
+    @property
+    def state(self) -> str | None:
+        """State of the run as status.json says, "lost" of one that was killed; None if nothing says."""
+        return "lost" if self.lost else (self.status or {}).get("state")
 
     @property
     def evaluations(self) -> Series:
@@ -145,6 +178,15 @@ class History:
     @property
     def last_step(self) -> int:
         return int(self.steps[-1]) if len(self.steps) else 0
+
+
+def _lost(workdir: Path, status: Mapping[str, Any]) -> str:
+    """Returns why a run that is said to run does not; "" if it may, or an older rljax wrote it."""
+    process = liveness.Identity.read(status)
+    if status.get("state") != "running" or process is None:
+        return ""
+    why = liveness.lost(process, workdir / STATUS)
+    return f"{why}; hang.txt says where it hung" if why and (workdir / "hang.txt").exists() else why
 
 
 def _damage(workdir: Path, objects: Mapping[str, Any], lines: Mapping[str, run_files.Lines]) -> list[str]:

@@ -3,6 +3,7 @@
 live = LiveDoctor(config)
 live.write(step, flatten(metrics))     # each step; several writes of one step merge
 live.verdict                           # one line, as of the last judgment
+live.sample(line)                      # of samples.jsonl; live.event(line), of guard.jsonl
 live.judge_only(["policy.kl"])         # findings of some rules as of now, for guardrails
 """
 
@@ -22,9 +23,11 @@ from rljax.diagnosis.finding import Diagnosis, Finding
 from rljax.diagnosis.history import History
 from rljax.diagnosis.registry import all_rules
 from rljax.diagnosis.rule import Rule
+from rljax.diagnosis.thresholds import AUDITED
 from rljax.errors import UserError
 
 SHARE = 0.01  # of the run's time that judging may take
+SAMPLES = 1024  # that are kept at most; rules compare the first and the last AUDITED ones
 CAPACITY = 256  # steps that arrays have room for at first
 
 
@@ -55,7 +58,9 @@ class LiveDoctor:
         self._steps = np.zeros(CAPACITY, np.int64)
         self._columns: dict[str, np.ndarray] = {}
         self._not_finite: dict[str, list[int]] = {}
-        self._samples: list[Mapping[str, Any]] = list(before.samples) if before else []
+        self._samples: dict[int, Mapping[str, Any]] = {}  # by their number in the run
+        self._taken, self._stride = 0, 1  # samples so far; distance of those kept between the first and the last
+        self._guard = list(before.guard) if before else []
         self._count = 0
         self._due = -math.inf  # time of the next judgment
         self.diagnosis: Diagnosis | None = None  # as of the last judgment
@@ -94,8 +99,22 @@ class LiveDoctor:
         return None if diagnosis.says_as(before) else diagnosis
 
     def sample(self, sample: Mapping[str, Any]) -> None:
-        """Takes a line of samples.jsonl."""
-        self._samples.append(sample)
+        """Takes a line of samples.jsonl. Of many, those between the first and the last are thinned."""
+        self._samples[self._taken] = sample
+        self._taken += 1
+        if len(self._samples) > SAMPLES:
+            self._thin()
+            if len(self._samples) > 3 * SAMPLES // 4:
+                self._stride *= 2
+                self._thin()
+
+    def _thin(self) -> None:
+        last = self._taken - AUDITED
+        self._samples = {n: s for n, s in self._samples.items() if n < AUDITED or n >= last or n % self._stride == 0}
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Takes a line of guard.jsonl."""
+        self._guard.append(event)
 
     def judge(self) -> Diagnosis:
         """Judges by all rules, whatever the time."""
@@ -113,14 +132,13 @@ class LiveDoctor:
     def history(self) -> History:
         """Returns the history so far. Its arrays are views: they change with later writes."""
         n = self._count
-        context, guard = (self._before.context, self._before.guard) if self._before else ((), ())
         return History(
             self._steps[:n],
             {name: values[:n] for name, values in self._columns.items()},
             {name: np.array(steps, np.int64) for name, steps in self._not_finite.items()},
-            samples=self._samples,
-            guard=guard,
-            context=context,
+            samples=tuple(self._samples.values()),
+            guard=tuple(self._guard),
+            context=self._before.context if self._before else (),
             config=self._config,
             source=self._before.source if self._before else "",
         )
@@ -151,6 +169,8 @@ class LiveDoctor:
             self._columns[name] = np.full(len(self._steps), np.nan)
             self._columns[name][: self._count] = values
         self._not_finite = {name: steps.tolist() for name, steps in before.not_finite.items()}
+        for sample in before.samples:
+            self.sample(sample)
 
 
 def require_rules(ids: Iterable[str], prefix: str = "") -> None:

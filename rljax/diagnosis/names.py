@@ -11,6 +11,7 @@ EQUAL_REWARD_GROUPS = "rollout/equal_reward_groups"
 REWARD_LENGTH_CORRELATION = "rollout/reward_length_corr"
 COMPONENTS = "reward/"
 GROUPS = "rollout/groups"
+GROUP_SIZE = "rollout/group_size"
 
 # Completions
 SEQUENCE_LENGTH = "ppo_actor/seq_len"
@@ -34,6 +35,7 @@ IMPORTANCE_WEIGHT = "ppo_actor/update/importance_weight"
 BEHAVE_WEIGHT = "ppo_actor/update/behave_imp_weight"
 REFERENCE_KL = "ppo_actor/update/reference_kl"
 SKIPPED = "ppo_actor/update/skipped"
+OPTIMIZER_STEPS = "ppo_actor/update/optimizer_steps"
 BEHAVE_LOG_RATIO = "ppo_actor/behave_log_ratio"
 BEHAVE_LOG_RATIO_LAG0 = "ppo_actor/behave_log_ratio_lag0"
 

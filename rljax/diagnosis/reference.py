@@ -23,7 +23,7 @@ which one broke first, with figures and steps, likely causes in order, and the n
 
 ```bash
 python -m experiments.doctor --workdir=runs/quickstart            # finished, live or torn
-python -m experiments.doctor --workdir=runs/quickstart --watch    # says the verdict when it changes, until the run ends
+python -m experiments.doctor --workdir=runs/quickstart --watch    # says when the verdict changes, until the run ends
 python -m experiments.doctor --workdir=runs/a,runs/b,runs/c       # several seeds: verdicts, rewards with 95% intervals
 python -m experiments.doctor --diff runs/a runs/b                 # config, seed, code, packages, hardware, protocol
 python -m experiments.doctor --workdir=runs/a --checklist         # before, during and after training
@@ -45,7 +45,7 @@ The first line begins with the run's standing:
 | `NOT JUDGED` | Nothing was found, but metrics or steps for judging the reward or the policy are missing. | 0 |
 | `WARNING` | A link is under strain. | 0 |
 | `BROKEN` | A link is broken. | 2 |
-| `FAILED` | An error or a guardrail ended the run; the reason follows, then what the rules found before. | 2 |
+| `FAILED` | An error, a guardrail or a kill ended the run; the reason follows, then what the rules found before. | 2 |
 
 Bad input has exit status 1.
 
@@ -136,11 +136,15 @@ _RULES = """\
 _LOGS = """\
 ## Logs of other trainers
 
-`--format`: `wandb-csv` (the export of a panel, or of a run's history), `tensorboard` (an event file or a directory),
-`jsonl` (an object per line, or the HF Trainer's `trainer_state.json`); `auto` goes by the file's name. `--source`:
-`auto` takes the trainer that knows most of the names. The step is the first of `step`, `train/global_step`,
-`training/global_step`, `global_step`, `_step` that is there. Prefixes `train/` and `eval/` of the HF Trainer's
-callbacks are undone. Rules that need other metrics are listed as not judged.
+`--format`: `wandb-csv` (the export of a panel, or of a run's history), `tensorboard` (an event file, or the directory of
+one run's), `jsonl` (an object per line, `{"step": 1, "reward": 0.5}` or, as verl's file logger writes them,
+`{"step": 1, "data": {"critic/score/mean": 0.5}}`; or the HF Trainer's `trainer_state.json`); `auto` goes by the file's
+name. `--source`: `auto` takes the trainer that knows most of the names. The step is the first of `step`,
+`train/global_step`, `training/global_step`, `global_step`, `_step` that is there. Prefixes `train/` and `eval/` of the HF
+Trainer's callbacks are undone. A log of several runs is refused: name one of them.
+
+Evidence, causes and next experiments are in the trainer's own names and keys. Rules that need a metric which its log
+lacks are listed as not judged; a metric that the trainer has no name for is named as rljax records it.
 """
 
 
@@ -181,15 +185,10 @@ def _plain(text: str) -> str:
 
 
 def _table(name: str, table: Sequence[Renamed]) -> str:
-    rows = [f"| `{_readable(renamed.pattern)}` | `{renamed.name}`{_factor(renamed)} |" for renamed in table]
+    rows = [f"| `{renamed.readable}` | `{renamed.name}`{_factor(renamed)} |" for renamed in table]
     return "\n".join(
         [f"### Names of {name}\n", "| theirs | ours |", "| --- | --- |", *(row.replace("\\d+", "N") for row in rows), ""]
     )
-
-
-def _readable(pattern: str) -> str:
-    """Writes a pattern as a reader would: * for what may stand there."""
-    return pattern.replace("(.+)", "*").replace(".+", "*").replace("\\d+", "*")
 
 
 def _factor(renamed: Renamed) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from rljax.config.schema import Config
 from rljax.diagnosis.advice import reword
-from rljax.diagnosis.finding import Finding, Link, Severity
+from rljax.diagnosis.finding import Finding, Link, Severity, link_of
 from rljax.diagnosis.history import History
 from rljax.diagnosis.thresholds import Count, Threshold
 
@@ -60,7 +60,7 @@ class Rule:
 
     @property
     def link(self) -> Link:
-        return Link[self.id.partition(".")[0].upper()]
+        return link_of(self.id)
 
     def is_about(self, history: History) -> bool:
         """Returns whether the rule concerns a run with this config; True if there is no config."""
@@ -71,15 +71,22 @@ class Rule:
         lacking = ["config.json"] if self.needs_config and history.config is None else []
         lacking += [name for name in self.needs if not history[name]]
         if lacking:
-            return f"needs {', '.join(lacking)}"
+            return history.in_its_words(f"needs {', '.join(lacking)}")
         short = [name for name in self.needs if len(history[name]) < self.least]
-        return f"needs {self.least} steps of {short[0]}, has {len(history[short[0]])}" if short else ""
+        if not short:
+            return ""
+        return history.in_its_words(f"needs {self.least} steps of {short[0]}, has {len(history[short[0]])}")
+
+    def is_early(self, history: History) -> bool:
+        """Returns whether all that the rule lacks is steps: the run has not come far enough for it."""
+        return all(history[name] for name in self.needs) and any(len(history[name]) < self.least for name in self.needs)
 
     def apply(self, history: History) -> Finding | None:
         """Returns the rule's finding on a run that lacks nothing it needs."""
         sign = self.judge(history)
         if sign is None:
             return None
+        evidence = (sign.evidence,) if isinstance(sign.evidence, str) else sign.evidence
         causes = (reword(cause, history.trainer) for cause in sign.causes or self.causes)
         advice = reword(sign.next or self.next, history.trainer)
         return Finding(
@@ -87,8 +94,8 @@ class Rule:
             self.link,
             sign.severity,
             sign.step,
-            (sign.evidence,) if isinstance(sign.evidence, str) else sign.evidence,
-            sign.series or self.needs,
+            tuple(history.in_its_words(line) for line in evidence),
+            tuple(history.in_its_words(name) for name in sign.series or self.needs),
             tuple(filter(None, causes)),
             advice.replace("WORKDIR", history.source or "WORKDIR").replace("=STEP", f"={sign.step}"),
             self.symptom,

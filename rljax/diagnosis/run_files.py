@@ -76,6 +76,33 @@ def read_lines(path: Path) -> Lines:
     return Lines([each for each, good in zip(objects, whole, strict=True) if good], damaged)
 
 
+class Tail:
+    """Lines that were added to a JSON lines file since the last look.
+
+    Example:
+
+        tail = Tail(workdir / "samples.jsonl")
+        tail.read()
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Begins at the present end of the file."""
+        self._path = path
+        self._at = path.stat().st_size if path.is_file() else 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Returns the objects with a `step` of the whole lines since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return []
+        self._at += len(whole + newline)
+        objects = [_object(line) for line in whole.decode(errors="replace").splitlines()]
+        return [each for each in objects if isinstance(each.get("step"), int)]
+
+
 def read_object(path: Path) -> dict[str, Any] | None:
     """Reads a JSON file that holds an object; None if it is missing or can't be read."""
     try:

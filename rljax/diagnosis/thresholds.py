@@ -54,6 +54,10 @@ MAX_TRUNCATION = Threshold(0.05, "share of completions", "practice: above it the
 BROKEN_TRUNCATION = Threshold(0.3, "share of completions", "one in three answers is not heard to its end; tuned")
 MAX_DUPLICATES = Threshold(0.1, "share of a batch's groups", "a shuffled epoch has none")
 BROKEN_DUPLICATES = Threshold(0.5, "share of a batch's groups", "the batch is at most half as large as it says")
+LONE = Threshold(1.5, "completions per group", "most groups have a single one: its baseline is itself")
+SMALL_GROUPS = Threshold(
+    0.5, "share of gconfig.n_samples", "half of the samples are lost; a filter of single episodes may mean to"
+)
 MAX_FAILURES = Threshold(0.05, "share of episodes", "practice; failures are not random, so the rest is biased")
 BROKEN_FAILURES = Threshold(0.3, "share of episodes", "tuned")
 MAX_TIMEOUTS = Threshold(0.02, "share of episodes", "tuned")
@@ -82,6 +86,9 @@ MAX_DISAGREEMENT = Threshold(0.01, "nats per token", "five times what precision 
 IDLE_CLIPPING = Threshold(1e3, "times the clip", "less than a thousandth of the gradient is left")
 REFERENCE_DRIFT = Threshold(1.0, "nats per token", "practice: past it completions have little in common with the reference's")
 FATAL_REFERENCE_DRIFT = Threshold(10.0, "nats per token", "a token of the policy is one in e10 of the reference's")
+
+HELD_UP = Threshold(0.5, "share of the RL steps", "more is undone or left out than is learned from")
+OFTEN = Threshold(0.1, "share of the RL steps", "fewer skipped updates are outliers")
 
 # Freshness
 STALE_KL = Threshold(0.03, "nats per token", "less is noise; tuned")

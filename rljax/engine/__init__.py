@@ -26,6 +26,7 @@ from rljax.engine.plugins import (
     portable_plugin,
     prepare,
     require_both,
+    room_for_example,
     room_for_prompt,
     transport_of,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "prepare",
     "publish_directory",
     "require_both",
+    "room_for_example",
     "room_for_prompt",
     "target_from_json",
     "transport_of",

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from rljax import tracing
 from rljax.engine.interface import Learner, Sampler
 from rljax.engine.weights import ExportTarget, ExportToDirectory, ExportToSampler, WeightsInDirectory
 from rljax.errors import SamplerError
@@ -43,12 +44,15 @@ class Engine:
           SamplerError: the weights could not be published.
         """
         target = self.in_memory or self._directory_of(version)
-        source = await asyncio.to_thread(self.learner.export, target)
-        await self.sampler.pause()
+        with tracing.span("export"):
+            source = await asyncio.to_thread(self.learner.export, target)
+        with tracing.span("pause"):
+            await self.sampler.pause()
         whole = True  # False while parts of the sampler may have a mix of new and old weights
         try:
             try:
-                await self.sampler.load_weights(source, version)
+                with tracing.span("load weights", version=version):
+                    await self.sampler.load_weights(source, version)
             except SamplerError as error:
                 if self.in_memory is None:
                     raise
@@ -59,7 +63,8 @@ class Engine:
                 whole = True
         finally:
             if whole:
-                await self.sampler.resume()
+                with tracing.span("resume"):
+                    await self.sampler.resume()
         if isinstance(source, WeightsInDirectory):
             await asyncio.to_thread(shutil.rmtree, source.directory)
 

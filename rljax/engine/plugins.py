@@ -154,6 +154,12 @@ def room_for_prompt(config: Config, allocation: Allocation) -> tuple[int, str]:
     return row - new, f"actor.mb_spec.max_tokens_per_row={row} cannot hold it and gconfig.max_new_tokens={new}"
 
 
+def room_for_example(config: Config) -> tuple[int, str]:
+    """Returns the most tokens of a labeled example, and the setting that limits it, for an error."""
+    row = config.actor.mb_spec.max_tokens_per_row
+    return row, f"actor.mb_spec.max_tokens_per_row={row} cannot hold it"
+
+
 def find_plugin(name: str) -> Plugin:
     """Returns the engine registered under a name.
 

@@ -10,7 +10,7 @@ transformers renders the chat template, in its sandbox, so that a prompt has the
 from __future__ import annotations
 
 import json
-import types
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -19,12 +19,13 @@ import numpy as np
 
 from rljax.config.schema import RolloutConfig
 from rljax.errors import UserError
+from rljax.hf.chat_template import Chat, ChatTemplate
+from rljax.hf.labeled_turns import learned_turns
 from rljax.hf.messages import Message, Tool
 from rljax.types import Prompt
 
 DEFAULTS = RolloutConfig()
-
-_REPLY = "\x02reply\x03"  # placeholder for an assistant's text, to find it in a rendered template
+KEPT_PROMPTS = 256  # whose ids are kept
 
 # The character-level tokenizer
 CHAR_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")  # ids 0 to 3
@@ -39,9 +40,14 @@ class Tokenizer(Protocol):
     eos_token_id: int  # the one of them that ends an assistant's turn in the chat template
     pad_token_id: int  # may equal an EOS id: padding is known by length, never by id
     vocab_size: int  # ids are below it
+    has_chat_template: bool  # False: of those below, `encode` and `decode` alone
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of the text alone: no BOS, no EOS."""
+    def encode(self, text: str, *, as_text: bool = False) -> list[int]:
+        """Returns the ids of the text alone: no BOS, no EOS.
+
+        Args:
+          as_text: what looks like a control token, as `<|im_end|>`, is plain text, whoever wrote it.
+        """
         ...
 
     def unknown(self, text: str) -> str:
@@ -64,6 +70,25 @@ class Tokenizer(Protocol):
         """Returns the ids from which the assistant's turn is sampled, [P] int32, read-only.
 
         A prompt that ends with an assistant's turn is a turn to be continued.
+        """
+        ...
+
+    def encode_labeled(self, prompt: Prompt, reply: Sequence[Message], *, turns: str = "all") -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of a prompt and its reply, and which of them supervised training learns.
+
+        The conversation is rendered as a whole, and what it has behind the prompt is learned, up to
+        the end of the turn: what the policy would have to sample.
+
+        Args:
+          reply: turns behind the prompt, the last of them the assistant's.
+          turns: the assistant's turns that are learned: "all", those of the "reply", or the "last".
+
+        Returns:
+          Token ids, [T] int32, and whether each is learned, [T] bool.
+
+        Raises:
+          UserError: the template refuses the conversation, or renders a turn in another way when
+            others follow it.
         """
         ...
 
@@ -102,11 +127,12 @@ class HFTokenizer:
     """
 
     def __init__(self, inner: Any, directory: Path, eos_token_ids: Sequence[int], rollout: RolloutConfig) -> None:
+        self.directory = directory
         self._inner = inner
-        self._rollout = rollout
-        self._directory = directory
-        self._system_role: bool | None = None  # unknown until the first system message
-        turn_end = self._turn_end() if inner.chat_template else None
+        self._template = ChatTemplate(inner, directory, rollout.chat_template_kwargs, rollout.allow_control_tokens)
+        self._control = self._template.control
+        self._encoded: OrderedDict[str, tuple[Prompt, np.ndarray]] = OrderedDict()  # prompts of late, by uid
+        turn_end = self._template.turn_end() if self._template.source else None
         known = list(dict.fromkeys([*eos_token_ids, *([] if turn_end is None else [turn_end])]))
         if not known:
             raise UserError(f"{directory}: no EOS id in generation_config.json, config.json or tokenizer_config.json")
@@ -114,6 +140,7 @@ class HFTokenizer:
         self.eos_token_id: int = known[0] if turn_end is None else turn_end
         self.pad_token_id: int = self.eos_token_id if inner.pad_token_id is None else int(inner.pad_token_id)
         self.vocab_size: int = 1 + max(inner.get_vocab().values())
+        self.has_chat_template = bool(self._template.source)
 
     @property
     def transformers(self) -> Any:
@@ -124,8 +151,13 @@ class HFTokenizer:
         """Returns the id of every token, added ones included."""
         return dict(self._inner.get_vocab())
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._inner.encode(text, add_special_tokens=False, verbose=False))
+    def encode(self, text: str, *, as_text: bool = False) -> list[int]:
+        return self._control.encode(self._control.disguise(text) if as_text else text)
+
+    @property
+    def chat_template(self) -> str:
+        """Source of the chat template; "" if there is none."""
+        return self._template.source
 
     def unknown(self, text: str) -> str:
         unknown = self._inner.unk_token_id
@@ -149,18 +181,35 @@ class HFTokenizer:
         return [text, *[""] * (len(token_ids) - 1)] if len(token_ids) else []
 
     def encode_prompt(self, prompt: Prompt) -> np.ndarray:
-        ids = self.apply_chat_template(prompt.messages, tools=prompt.tools, chat_template_kwargs=prompt.chat_template_kwargs)
-        return np.asarray(ids, np.int32)
+        # The samples of a prompt ask for the same ids, one after another
+        known = self._encoded.get(prompt.uid)
+        if known is not None and known[0] == prompt:  # another dataset may have the uid too
+            return known[1]
+        ids = np.array(self._control.encode(self._opened(prompt)), np.int32)
+        ids.flags.writeable = False
+        self._encoded[prompt.uid] = prompt, ids
+        while len(self._encoded) > KEPT_PROMPTS:
+            self._encoded.pop(next(iter(self._encoded), ""), None)  # of several threads, one finds it gone
+        return ids
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        return self.encode(self.render(messages, tools, chat_template_kwargs, add_generation_prompt=add_generation_prompt))
+    def encode_labeled(self, prompt: Prompt, reply: Sequence[Message], *, turns: str = "all") -> tuple[np.ndarray, np.ndarray]:
+        messages, first = [*prompt.messages, *reply], len(prompt.messages)
+        if _is_open(prompt) and reply:
+            messages[first - 1 : first + 1] = [_joined(prompt.messages[-1], reply[0])]
+            first -= 1
+        chat, opened = Chat(messages, prompt.tools, prompt.chat_template_kwargs), self._opened(prompt)
+        text, found = learned_turns(self._template, chat, opened, first, self.eos_token_ids, turns=turns)
+        ids: list[int] = []
+        learned: list[bool] = []
+        position = 0
+        for turn in found:
+            given = self._control.encode(text[position : turn.start], continues=position > 0)
+            target = self._control.encode(text[turn.start : turn.end], continues=turn.start > 0)
+            target += [] if turn.ended else [self.eos_token_id]
+            ids += given + target
+            learned += [False] * len(given) + [True] * len(target)
+            position = turn.end
+        return np.array(ids, np.int32), np.array(learned, bool)
 
     def render(
         self,
@@ -170,18 +219,22 @@ class HFTokenizer:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Renders the chat template to text.
+        """Renders the chat template to text, to be compared with other such texts.
 
-        If the template has no system role, the system message is put before the first user turn.
-
-        Raises:
-          UserError: when the directory has no chat template, or the template refuses the messages.
+        It has marks in what only looks like control tokens; ids come from `apply_chat_template`.
         """
-        if not self._inner.chat_template:
-            raise UserError(f"{self._directory}: the tokenizer has no chat template (put one into chat_template.jinja)")
-        if messages and messages[0]["role"] == "system" and not self._has_system_role():
-            messages = _without_system(messages)
-        return self._render(messages, add_generation_prompt, tools, chat_template_kwargs or {})
+        return self._template.render(Chat(messages, tools, chat_template_kwargs or {}), generation=add_generation_prompt)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        chat = Chat(messages, tools, chat_template_kwargs or {})
+        return self._control.encode(self._template.render(chat, generation=add_generation_prompt))
 
     def next_turn(
         self,
@@ -191,60 +244,22 @@ class HFTokenizer:
         tools: Sequence[Tool] = (),
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        reply = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-        marked = [*messages[:reply], {"role": "assistant", "content": _REPLY}, *messages[reply + 1 :]]
-        ids = self.encode(self._after_reply(self.render(marked, tools, chat_template_kwargs)))
-        return ids[1:] if ids[:1] == [last_token_id] and last_token_id in self.eos_token_ids else ids
+        text = self._template.render_after_reply(Chat(messages, tools, chat_template_kwargs or {}), self.eos_token_ids)
+        ids = self._control.encode(text, continues=True)
+        return ids[self._ended(text, last_token_id) :]
 
-    def _render(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool,
-        tools: Sequence[Tool] = (),
-        arguments: Mapping[str, Any] = types.MappingProxyType({}),
-    ) -> str:
-        import jinja2
+    def _ended(self, text: str, last_token_id: int) -> int:
+        """Returns how many ids at the start of a text are the end of turn that was sampled, and space before it."""
+        last = int(last_token_id)
+        end = self._inner.convert_ids_to_tokens(last) if last in self.eos_token_ids else ""
+        if not end or not text.lstrip().startswith(end):
+            return 0
+        return 1 + self._control.encode(text, continues=True).index(last)
 
-        try:
-            return cast(
-                str,
-                self._inner.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=[dict(tool) for tool in tools] or None,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    **{**self._rollout.chat_template_kwargs, **arguments},
-                ),
-            )
-        except jinja2.TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise UserError(f"{self._directory}: the chat template refuses messages of roles {roles}: {error}") from error
-
-    def _has_system_role(self) -> bool:
-        """Returns whether the template renders system messages; some raise, some leave them out."""
-        if self._system_role is None:
-            probe = [{"role": "system", "content": _REPLY}, {"role": "user", "content": "?"}]
-            try:
-                self._system_role = _REPLY in self._render(probe, True)
-            except UserError:
-                self._system_role = False
-        return self._system_role
-
-    def _after_reply(self, text: str) -> str:
-        _, mark, after = text.rpartition(_REPLY)
-        if not mark:
-            raise UserError(f"{self._directory}: the chat template leaves out what an assistant says")
-        return after
-
-    def _turn_end(self) -> int | None:
-        """Returns the special token that the chat template puts right after an assistant's text."""
-        probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY}]
-        try:
-            ids = self.encode(self._after_reply(self._render(probe, False)))
-        except UserError:  # a template for one turn only
-            return None
-        special = {i for i, token in self._inner.added_tokens_decoder.items() if token.special}
-        return ids[0] if ids and ids[0] in special else None
+    def _opened(self, prompt: Prompt) -> str:
+        """Renders a prompt up to where the assistant goes on."""
+        chat = Chat(prompt.messages, prompt.tools, prompt.chat_template_kwargs)
+        return self._template.render_open(chat) if _is_open(prompt) else self._template.render(chat, generation=True)
 
 
 def load_tokenizer(directory: str | Path, rollout: RolloutConfig = DEFAULTS) -> HFTokenizer:
@@ -299,12 +314,15 @@ def build_char_tokenizer(directory: str | Path) -> int:
     return len(vocabulary)
 
 
-def _without_system(messages: Sequence[Message]) -> list[Message]:
-    system, rest = messages[0], list(messages[1:])
-    if rest and rest[0]["role"] == "user":
-        first = {**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}
-        return [first, *rest[1:]]
-    return [{"role": "user", "content": system["content"]}, *rest]
+def _is_open(prompt: Prompt) -> bool:
+    """Returns whether a prompt ends within an assistant's turn."""
+    return bool(prompt.messages) and prompt.messages[-1]["role"] == "assistant"
+
+
+def _joined(begun: Message, rest: Message) -> Message:
+    """Returns the turn that another one goes on with."""
+    texts = {key: begun.get(key, "") + rest.get(key, "") for key in ("content", "reasoning_content")}
+    return {**begun, **rest, **{key: text for key, text in texts.items() if text or key == "content"}}
 
 
 def _transformers_class(directory: Path) -> Any:

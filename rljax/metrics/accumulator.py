@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from rljax import tracing
 from rljax.metrics.mean import Mean
 
 
@@ -51,7 +52,9 @@ class Accumulator:
 
 
 class PhaseTimer:
-    """Timer of the phases of a step: seconds as `timeperf/<phase>`. Each phase is a watchdog beat.
+    """Timer of the phases of a step: seconds as `timeperf/<phase>`.
+
+    Each phase is a watchdog beat, and a span of the trace.
 
     Example:
 
@@ -70,7 +73,8 @@ class PhaseTimer:
         self._beat(name)
         start = time.perf_counter()
         try:
-            yield
+            with tracing.span(name, track="loop"):
+                yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
             self._beat(f"{name} done")

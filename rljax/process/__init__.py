@@ -3,4 +3,5 @@
 signals.py    handles signals that ask a run to save and exit
 watchdog.py   ends a run that hangs
 parent.py     ends a process when its parent ends
+liveness.py   whether a process that a file names is still there
 """

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from rljax import tracing
 from rljax.config.schema import RewardConfig
 from rljax.errors import Rejected, RewardError, RewardTimeout, UserError
 from rljax.metrics.mean import Mean, merge
@@ -34,7 +35,8 @@ GRACE = 1.0  # seconds for an async reward to be cancelled before its process is
 class _Supervisor:
     """Starts a reward process, and starts it again if it has died."""
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, number: int) -> None:
+        self.number = number
         self._config = config
         self._start: asyncio.Task[RewardProcess] | None = None
 
@@ -88,7 +90,7 @@ class RewardPool:
 
         Raises UserError with one line if the reward cannot be imported.
         """
-        self._supervisors = [_Supervisor(self._config) for _ in range(self._config.workers)]
+        self._supervisors = [_Supervisor(self._config, number) for number in range(self._config.workers)]
         started = await asyncio.gather(*(supervisor.running() for supervisor in self._supervisors), return_exceptions=True)
         failures = [outcome for outcome in started if isinstance(outcome, BaseException)]
         if failures:
@@ -117,13 +119,15 @@ class RewardPool:
         """
         item = (completion, sampled and dataclasses.asdict(sampled))
         group = gathering.current() if self._at_once else None
-        if group is None:
-            (score,) = await self._scores(prompt, [item])
-        else:
-            score = await group.together(item, functools.partial(self._scores, prompt))
-        if score is None:
-            raise Rejected(f"prompt {prompt.uid}: {self._config.name} does not apply")
-        return score
+        with tracing.span("reward", reward=self._config.name) as span:
+            if group is None:
+                (score,) = await self._scores(prompt, [item])
+            else:
+                score = await group.together(item, functools.partial(self._scores, prompt))
+            if score is None:
+                raise Rejected(f"prompt {prompt.uid}: {self._config.name} does not apply")
+            span.note(reward=score.reward)
+            return score
 
     async def faults(self, prompts: Sequence[Prompt]) -> dict[int, Fault]:
         """Returns why prompts can't be scored, by index, as far as the rewards say what they read.
@@ -189,14 +193,16 @@ class RewardPool:
         """Has a process do a job, once. Raises RewardError or RewardTimeout."""
         limit = START_TIMEOUT if "check" in job else self._config.timeout * len(job["samples"])
         while True:
-            supervisor = await self._free.get()
+            with tracing.wait("wait for a reward process"):
+                supervisor = await self._free.get()
             if supervisor is None or self._closed:
                 self._free.put_nowait(None)  # wakes the next waiting call
                 raise RewardError(f"prompt {uid}: the reward pool is closed")
             try:
                 process = await supervisor.running()
                 began = time.monotonic()
-                answer = await self._ask(process, job, limit)
+                with tracing.span("score", lane=f"reward process {supervisor.number}", uid=uid):
+                    answer = await self._ask(process, job, limit)
                 break
             except ProcessDied as died:
                 if not died.killed:

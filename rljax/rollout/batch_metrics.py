@@ -110,6 +110,7 @@ def _of_groups(groups: Sequence[Group], rewards: np.ndarray, completions: Sequen
     prompts = [_prompt(group.trajectories[0]) for group in groups]
     times = Counter(prompts)
     return {
+        "rollout/group_size": Mean.of(sizes),
         "rollout/group_reward_std": distribution(_std_by_group(rewards, np.array(sizes))),
         "rollout/distinct_completions": Mean.of(distinct),
         "rollout/duplicate_prompts": Mean(sum(times[prompt] > 1 for prompt in prompts), len(prompts)),

@@ -64,7 +64,7 @@ async def evaluate(
         seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
         async with room:
             with together[index].member():
-                result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed)
+                result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed, kind="evaluation")
         beat(f"evaluation {prompt.uid}")
         return result
 

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
+from rljax import tracing
 from rljax.engine import Generator
 from rljax.errors import EpisodeError, Rejected, RequestLost, SamplerError
 from rljax.metrics.accumulator import Accumulator
@@ -68,6 +69,14 @@ class RetryingGenerator(Generator):
         return self._generator.version
 
     async def generate(self, request: Request) -> Completion:
+        with tracing.span("generate", request=request.id, prompt_tokens=len(request.prompt_ids)) as span:
+            completion = await self._in_time(request)
+            if tracing.is_on():
+                oldest, newest = int(completion.versions.min(initial=NEVER)), int(completion.versions.max(initial=0))
+                span.note(tokens=len(completion.token_ids), finish=completion.finish.value, oldest=oldest, newest=newest)
+            return completion
+
+    async def _in_time(self, request: Request) -> Completion:
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._with_retries(request)
@@ -158,24 +167,43 @@ async def run_episode(
     params: SamplingParams,
     seed: int,
     vocab_size: int | None = None,
+    *,
+    kind: str = "trajectory",
 ) -> Trajectory | Failure | None:
     """Runs one episode. Returns a Failure if the workflow raises; other episodes go on.
 
     So is what is no trajectory, or has token ids that the model does not have.
+
+    Args:
+      vocab_size: number of token ids of the model; None to leave them unchecked.
+      kind: name of its span in the trace, and of the lanes of such spans.
     """
-    try:
-        trajectory = await workflow.episode(generator, prompt, params, seed)
-        if trajectory is not None:
-            check_trajectory(trajectory, vocab_size)
-        return trajectory
-    except Rejected:
-        return None
-    except EpisodeError as error:
-        return Failure(error.kind, error)
-    except bdb.BdbQuit:  # "quit" at a breakpoint ends the program, not the episode
-        raise
-    except Exception as error:  # users' code may raise anything
-        return Failure(EpisodeError.kind, error)
+    with tracing.span(kind, lane=kind, uid=prompt.uid, seed=seed) as span:
+        try:
+            result = await workflow.episode(generator, prompt, params, seed)
+            if result is not None:
+                check_trajectory(result, vocab_size)
+        except Rejected:
+            result = None
+        except EpisodeError as error:
+            result = Failure(error.kind, error)
+        except bdb.BdbQuit:  # "quit" at a breakpoint ends the program, not the episode
+            raise
+        except Exception as error:  # users' code may raise anything
+            result = Failure(EpisodeError.kind, error)
+        span.note(**_told(result))
+        return result
+
+
+def _told(result: Trajectory | Failure | None) -> dict[str, object]:
+    """Returns what the trace says of an episode's end."""
+    match result:
+        case Trajectory():
+            return {"reward": result.reward, "tokens": len(result), "finish": result.finish.value}
+        case Failure():
+            return {"failure": result.reason[:200]}
+        case _:
+            return {"rejected": True}
 
 
 class Producer:
@@ -195,7 +223,8 @@ class Producer:
                     while (ticket := self._buffer.admit()) is not None:
                         groups.create_task(self._group(ticket), name=f"group {ticket.prompt.uid}")
                     reason, start = self._buffer.waits_for, time.perf_counter()
-                    await self._buffer.change()
+                    with tracing.wait(f"wait for {reason}", track="producer"):
+                        await self._buffer.change()
                     self._accumulator.count(f"rollout/wait/producer_for_{reason}", time.perf_counter() - start)
         except BaseExceptionGroup as several:
             first = _first_exception(several)

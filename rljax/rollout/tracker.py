@@ -10,12 +10,10 @@ run              ends after recover.max_consecutive_failures failed groups in a 
 
 from __future__ import annotations
 
-import json
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
+from rljax import tracing
 from rljax.config.schema import Config
 from rljax.errors import SamplerError, StaleSampler, TooManyFailures, UserError, WorkerLost
 from rljax.metrics.accumulator import Accumulator
@@ -41,13 +39,11 @@ class PromptTracker:
         recovered: dict[tuple[str, int], Record],
         accumulator: Accumulator,
         beat: Callable[[str], None],
-        trace: Path | None = None,
     ) -> None:
         """
         Args:
           recovered: groups that a killed process finished and that can be used, by uid and attempt.
           beat: tells the watchdog that something moved.
-          trace: file for one line per event of a group; None for no tracing.
         """
         self._config = config
         self._buffer = buffer
@@ -55,7 +51,6 @@ class PromptTracker:
         self._recovered = recovered
         self._accumulator = accumulator
         self._beat = beat
-        self._trace = trace
         self._start_version: dict[int, int] = {}  # version when generation began, by index
         self._failures: list[Failure] = []  # since the last group that did not fail
         self._rejected = 0  # groups since the last accepted one
@@ -71,7 +66,7 @@ class PromptTracker:
     def started(self, ticket: Ticket) -> None:
         """Records that generation of a group begins now."""
         self._start_version[ticket.index] = self._buffer.version
-        self._trace_event("start", ticket)
+        self._count()
 
     def settle(self, ticket: Ticket, result: Result) -> None:
         """Records the result of a group that was generated.
@@ -111,7 +106,6 @@ class PromptTracker:
         self._accumulator.count(f"rollout/lost/{error.kind}")
         for ticket in tickets:
             del self._start_version[ticket.index]
-            self._trace_event(error.kind, ticket)
             self._buffer.requeue(ticket, own_fault=False)
         self._count_failure(Failure(error.kind, error))
 
@@ -121,13 +115,14 @@ class PromptTracker:
             rewards = tuple(t.reward for t in group.trajectories)
         self._accumulator.observe("rollout/finished_reward", rewards)
         self._beat(f"group {ticket.prompt.uid}")
-        self._trace_event("rejected" if group is None else "accepted", ticket)
         if group is None:
             self._buffer.reject(ticket)
             self._count_rejected(rewards)
         else:
             self._rejected = 0
+            tracing.begin(waiting_in_buffer(ticket.index), "wait in buffer", lane="buffer", uid=ticket.prompt.uid)
             self._buffer.finish(ticket, group)
+        self._count()
 
     def _count_rejected(self, rewards: Sequence[float]) -> None:
         self._rejected += 1
@@ -154,7 +149,6 @@ class PromptTracker:
         if not self._failures:
             log.warning("prompt %s failed: %s", ticket.prompt.uid, first.reason)
         self._count_failure(first)
-        self._trace_event(first.kind, ticket)
         own_fault = not all(isinstance(failure.error, SamplerError | StaleSampler) for failure in failures)
         if own_fault and ticket.failures + 1 >= self._config.recover.max_prompt_failures:
             log.warning("prompt %s is dropped: it failed %d times", ticket.prompt.uid, ticket.failures + 1)
@@ -171,8 +165,10 @@ class PromptTracker:
                 f"recover.max_consecutive_failures: {limit} groups failed in a row; the first: {oldest.reason}"
             ) from oldest.error
 
-    def _trace_event(self, event: str, ticket: Ticket) -> None:
-        if self._trace is not None:
-            fields = {"time": time.time(), "event": event, "uid": ticket.prompt.uid, "attempt": ticket.attempt}
-            with self._trace.open("a") as file:
-                file.write(json.dumps(fields | {"version": self._buffer.version}) + "\n")
+    def _count(self) -> None:
+        tracing.count("buffer", running=self._buffer.running, ready=self._buffer.ready)
+
+
+def waiting_in_buffer(index: int) -> tuple[str, int]:
+    """Returns the key in the trace of the time that a group, by its ticket's index, is ready."""
+    return "wait in buffer", index

@@ -102,10 +102,20 @@ def supervised(prompt_ids: Sequence[int], target_ids: Sequence[int]) -> Trajecto
     Its versions are PROMPT_VERSION and its log-probs 0, because the policy sampled none of it.
     """
     ids = np.array([*prompt_ids, *target_ids], np.int32)
-    trained = np.arange(len(ids)) >= max(len(prompt_ids), 1)  # token 0 has no context
+    return supervised_turns(ids, np.arange(len(ids)) >= len(prompt_ids))
+
+
+def supervised_turns(token_ids: np.ndarray, learned: np.ndarray) -> Trajectory:
+    """Returns a trajectory of a labeled conversation, as `supervised` does.
+
+    Args:
+      token_ids: [T] int32.
+      learned: [T] bool: the tokens to learn; token 0 has no context and is none.
+    """
+    ids = np.asarray(token_ids, np.int32)
     return Trajectory(
         token_ids=ids,
-        loss_mask=trained,
+        loss_mask=np.asarray(learned, bool) & (np.arange(len(ids)) > 0),
         behavior_logp=np.zeros(len(ids), np.float32),
         versions=np.full(len(ids), PROMPT_VERSION, np.int32),
         reward=0.0,

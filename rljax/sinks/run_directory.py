@@ -6,7 +6,7 @@ metrics.jsonl     one object per step, `step` strictly increasing; null is NaN o
 histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts": [n]}}
 guard.jsonl       actions of the guardrails, one object each
 samples.jsonl     trajectories with text, reward components, versions and advantages
-status.json       step, version, state; the error of a failed run
+status.json       step, version, state; the error of a failed run; the process, which touches the file while it lives
 checkpoints/      checkpoints to resume from
 flight/           batches of the last steps (rljax/flight)
 export/           Hugging Face safetensors and tokenizer, at the end
@@ -38,6 +38,7 @@ from rljax.hf.tokenizer import Tokenizer
 from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
+from rljax.process.liveness import Identity
 from rljax.sinks import RunState, Status
 from rljax.types import Trajectory
 
@@ -66,6 +67,10 @@ class RunDirectory:
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))
         self._lock.flush()
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -107,7 +112,8 @@ class RunDirectory:
             raise UserError(f"--workdir: cannot write {self.path / name}: {error.strerror}") from error
 
     def write_status(self, status: Status) -> None:
-        self.write_text("status.json", dump(dataclasses.asdict(status) | {"pid": os.getpid(), "time": time.time()}) + "\n")
+        process = dataclasses.asdict(Identity.of_this_process())
+        self.write_text("status.json", dump(dataclasses.asdict(status) | process | {"time": time.time()}) + "\n")
 
     def fail(self, error: str) -> None:
         """Marks the run as failed, at the step of status.json.
@@ -121,16 +127,15 @@ class RunDirectory:
 
     def read_status(self) -> Status:
         """Reads status.json. A new directory is running at step 0."""
-        path = self.path / "status.json"
-        if not path.exists():
+        if not self.status.exists():
             return Status(RunState.RUNNING, step=0, version=0)
         try:
-            fields = json.loads(path.read_text())
+            fields = json.loads(self.status.read_text())
             names = [field.name for field in dataclasses.fields(Status)]
             known = {name: fields[name] for name in names if name in fields}  # older runs have fewer
             return Status(**known | {"state": RunState(fields["state"])})
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"--workdir: {path} is not the status of a run (delete it to go on)") from None
+            raise UserError(f"--workdir: {self.status} is not the status of a run (delete it to go on)") from None
 
     def close(self) -> None:
         """Releases the lock."""

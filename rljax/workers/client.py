@@ -21,6 +21,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+from rljax import tracing
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.engine import Generator, Sampler, WeightsInDirectory, memory_backed
@@ -30,12 +31,14 @@ from rljax.messaging.handshake import HandshakeError, Refused, connect_async
 from rljax.metrics.mean import Mean
 from rljax.rollout.buffer import Ticket, ticket_from_json
 from rljax.rollout.producer import GroupRunner, retry_delay
+from rljax.tracing import Outbox, Process, Tracer
 from rljax.types import Completion, Request
 from rljax.workers.connection import PROTOCOL, STREAM_BUFFER, Connection, PeerError, host_and_port
 from rljax.workers.files import ReceivedFiles
-from rljax.workers.messages import decode_completion, encode_group, encode_request
+from rljax.workers.messages import decode_completion, encode_group, encode_request, encode_trace
 
 SCRATCH = "rljax-worker-"  # prefix, before the process's id, of directories for received weights
+TRACE_INTERVAL = 0.5  # seconds between two messages with what was traced
 MAX_SEARCH_DELAY = 5.0  # seconds between two attempts to find a trainer
 
 log = logging.getLogger(__name__)
@@ -133,7 +136,11 @@ def _describe(error: Exception, address: str) -> str:
 async def _work(connection: Connection, config: Config, build: Build, *, own_sampler: bool) -> None:
     """Works until the run ends. Raises PeerError, or an error of `build`."""
     scratch = _scratch()
-    alive = asyncio.create_task(connection.keep_alive())
+    outbox = Outbox()
+    tracer = Tracer(outbox, Process(os.getpid(), "worker")) if config.rollout.enable_rollout_tracing else None
+    background = [asyncio.create_task(connection.keep_alive())]
+    if tracer is not None:
+        background.append(asyncio.create_task(_send_traces(connection, tracer, outbox)))
     try:
         files, remote = ReceivedFiles(scratch), TrainerGenerator(connection)
         await files.receive(connection)
@@ -145,10 +152,23 @@ async def _work(connection: Connection, config: Config, build: Build, *, own_sam
             if own_sampler:
                 assert parts.own_sampler is not None and model_dir is not None
                 await _load_weights(parts.own_sampler, model_dir, version)
-            await Session(connection, parts, remote, files).run()
+            with tracing.recording(tracer):
+                await Session(connection, parts, remote, files).run()
     finally:
-        alive.cancel()
+        for task in background:
+            task.cancel()
+        if tracer is not None:
+            connection.send(encode_trace(os.getpid(), outbox.take()))
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+
+
+async def _send_traces(connection: Connection, tracer: Tracer, outbox: Outbox) -> None:
+    """Sends what was traced, and what is open, every half second until it is cancelled."""
+    while True:
+        await asyncio.sleep(TRACE_INTERVAL)
+        tracer.tell_open()
+        if events := outbox.take():
+            connection.send(encode_trace(os.getpid(), events))
 
 
 def _scratch() -> Path:

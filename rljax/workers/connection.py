@@ -12,7 +12,7 @@ from rljax.errors import UserError
 from rljax.messaging import framing
 from rljax.messaging.framing import ConnectionClosed, FramingError, Limits, Message
 
-PROTOCOL = 3  # version of the messages; both sides must have the same
+PROTOCOL = 4  # version of the messages; both sides must have the same
 LIMITS = Limits(header=64 << 20, body=4 << 30)
 HEARTBEAT = 5.0  # seconds between heartbeats
 SILENCE = 60.0  # seconds without a message until the other side counts as gone

@@ -9,6 +9,7 @@ from the trainer    config {config}                          the resolved config
 from the worker     group {index, attempt, ...}              a finished group
                     generate {id, ...}, cancel {id}          a request for the trainer's sampler
                     revoked {}                               nothing of void leases follows
+                    trace {pid, events}                      what it did, where the run is traced
 from both           heartbeat {}
 """
 
@@ -17,17 +18,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from rljax import tracing
 from rljax.errors import EpisodeError, RequestLost, SamplerError, UserError, error_of
 from rljax.messaging.framing import Message
 from rljax.metrics.mean import Mean
 from rljax.rollout.buffer import NEVER, Ticket, oldest_version
 from rljax.rollout.journal import pack, unpack
 from rljax.rollout.result import Failure, Result
+from rljax.tracing import Event
 from rljax.types import Completion, Finish, Request, SamplingParams
 
 SAMPLER_ERRORS: dict[str, type[Exception]] = {
@@ -162,3 +165,20 @@ def _vector(message: Message, name: str, dtype: str) -> np.ndarray[Any, Any]:
     if array.ndim != 1 or array.dtype != np.dtype(dtype):
         raise ValueError(f"{name} of {array.dtype}, {array.shape}")
     return array
+
+
+# Traces -----------------------------------------------------------------------------------------------------------------
+
+
+def encode_trace(pid: int, events: Iterable[Event]) -> Message:
+    """Encodes events of a worker's trace."""
+    return Message("trace", {"pid": pid, "events": [list(event) for event in events]})
+
+
+def decode_trace(message: Message) -> tuple[int, list[Event]]:
+    """Decodes a worker's process id and events.
+
+    Raises:
+      ValueError, KeyError, TypeError: the message is malformed.
+    """
+    return int(message.fields["pid"]), [tracing.checked(event) for event in message.fields["events"]]

@@ -34,6 +34,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rljax import tracing
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.engine import Generator
@@ -44,6 +45,7 @@ from rljax.metrics.accumulator import Accumulator
 from rljax.metrics.mean import Mean, merge
 from rljax.rollout.buffer import Buffer, Ticket, newest_version, ticket_to_json
 from rljax.rollout.tracker import PromptTracker
+from rljax.tracing import Process, TraceFile
 from rljax.types import Request
 from rljax.workers.connection import PROTOCOL, STREAM_BUFFER, Connection, PeerError, host_and_port
 from rljax.workers.files import send_files
@@ -52,6 +54,7 @@ from rljax.workers.messages import (
     decode_group,
     decode_measurements,
     decode_request,
+    decode_trace,
     encode_completion,
     encode_sampler_error,
 )
@@ -91,6 +94,7 @@ class AttachedWorker:
     ready: bool = False  # it has all it needs to begin
     revoking: int = 0  # `revoke` messages that it has not answered; what it sends before is of void leases
     transfer: asyncio.Task[None] | None = None  # sends files to it
+    process: Process | None = None  # as the trace has it; None: it has sent nothing for the trace
 
     @property
     def free(self) -> int:
@@ -142,6 +146,7 @@ class WorkerServer:
         self._exports = 0
         self._least_version = 0  # of weights that workers' own samplers may have: those of the last rollback
         self._closed = False
+        self._trace_file: TraceFile | None = None
 
     # The loop's side
 
@@ -154,6 +159,7 @@ class WorkerServer:
         Raises:
           UserError: the address is malformed or can't be listened on.
         """
+        self._trace_file = tracing.active_file()
         host, port = host_and_port(self._config.rollout.listen or "127.0.0.1:0", "rollout.listen")
         loop = asyncio.get_running_loop()
 
@@ -193,7 +199,8 @@ class WorkerServer:
                     warned = True
                     log.warning("no worker is attached yet: rljax rollout --attach=%s", self._address_file.parent)
                 reason, start = job.buffer.waits_for or "workers", time.perf_counter()
-                await job.buffer.change()
+                with tracing.wait(f"wait for {reason}", track="producer"):
+                    await job.buffer.change()
                 job.accumulator.count(f"rollout/wait/producer_for_{reason}", time.perf_counter() - start)
         finally:
             self._job = None
@@ -297,6 +304,8 @@ class WorkerServer:
     def _detach(self, worker: AttachedWorker, reason: str) -> None:
         """Removes a worker that is gone, and requeues its prompts."""
         self._workers.remove(worker)
+        if worker.process is not None and self._trace_file is not None:
+            self._trace_file.gone(worker.process)
         for task in (*worker.requests.values(), worker.transfer):
             if task is not None:
                 task.cancel()
@@ -321,6 +330,8 @@ class WorkerServer:
                 case "generate" if job is not None:
                     number, request = decode_request(message)
                     worker.requests[number] = self._task(self._generate(job, worker, number, request))
+                case "trace":
+                    self._trace(worker, message)
                 case "revoked" if worker.revoking:
                     worker.revoking -= 1
                     self._wake()
@@ -356,6 +367,14 @@ class WorkerServer:
         with self._ending_the_run():
             job.tracker.settle(ticket, result)
         self._wake()
+
+    def _trace(self, worker: AttachedWorker, message: Message) -> None:
+        """Adds what a worker did to the run's trace. Raises as `decode_trace`."""
+        pid, events = decode_trace(message)
+        worker.process = Process(pid, f"worker {worker.name}")
+        if self._trace_file is not None:
+            for event in events:
+                self._trace_file.add(worker.process, event)
 
     # Sending
 

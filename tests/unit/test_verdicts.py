@@ -110,6 +110,29 @@ def test_the_verdict_is_in_the_status_and_a_rule_acts_on_a_run(tmp_path, action)
     assert sink.statuses[0].verdict == "" and sink.statuses[-1].verdict
 
 
+def test_a_run_judges_its_own_samples_and_what_its_guardrails_did(tmp_path, monkeypatch):
+    """What a rule sees of them at a step is all that was written up to it, and nothing that was undone."""
+    seen = []
+
+    def judge(history):
+        seen.append(([sample["step"] for sample in history.samples], [event["step"] for event in history.guard]))
+        return _judge(history)
+
+    monkeypatch.setattr("rljax.diagnosis.live.all_rules", lambda: [dataclasses.replace(RULE, judge=judge)])
+    overrides = {"guard.rules": {"reward": {"enough": "rollback"}}, "guard.max_rollbacks": 1, "saver.freq_steps": 1}
+
+    class WithSamples(MemorySink):
+        def sample(self, step, *sample):
+            with (tmp_path / "samples.jsonl").open("a") as file:
+                file.write(json.dumps({"step": step}) + "\n")
+
+    with pytest.raises(GuardrailError):
+        loop.train(make_run(tmp_path, overrides, n_prompts=40, sink=lambda first_step: WithSamples()))
+    samples, guard = seen[-1]
+    assert guard == [7] and set(samples) == {1, 2, 3, 4, 5, 9, 10}  # 6 and 7 were undone, 8 was the rollback
+    assert all(samples for samples, _ in seen)
+
+
 def test_no_verdict_where_none_is_wanted(tmp_path):
     judged = Verdicts(make_config({"stats_logger.verdict": False}), tmp_path, 0)
     judged.write(1, {METRIC: Mean(1.0, 1)})

@@ -108,6 +108,16 @@ class Leaking(StandIn):
         return metrics
 
 
+class Forgetful(StandIn):
+    """Learner whose optimizer begins anew with every update: moments of 0, that have seen no step."""
+
+    def update(self, batch: Batch) -> dict[str, Mean]:
+        phase = self._part._reinforcement().actor
+        phase.load(jax.tree.map(jnp.zeros_like, phase.saved()))
+        metrics: dict[str, Mean] = self._part.update(batch)
+        return metrics
+
+
 def reversed_loss(run: Run) -> Run:
     return _with_batches(run, lambda _, batch: batch.replace(advantage=-batch.advantage))
 
@@ -145,6 +155,10 @@ def repeated_updates(run: Run) -> Run:
 
 def leaking_learner(run: Run) -> Run:
     return _with_learner(run, Leaking(run.engine.learner))
+
+
+def forgetful_optimizer(run: Run) -> Run:
+    return _with_learner(run, Forgetful(run.engine.learner))
 
 
 def returns_of_others(run: Run) -> Run:
@@ -288,6 +302,22 @@ class OneSeed(StandIn):
         return done
 
 
+class OneOfGroup(StandIn):
+    """Workflow that gives up all episodes of a prompt but the first."""
+
+    def __init__(self, part: Any) -> None:
+        super().__init__(part)
+        self._begun: set[tuple[str, int]] = set()  # prompts by uid, and the version of the weights
+
+    async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
+        key = prompt.uid, generator.version
+        if key in self._begun:
+            return None
+        self._begun.add(key)
+        done: Trajectory | None = await self._part.episode(generator, prompt, params, seed)
+        return done
+
+
 class _SeedOfPrompt(Generator):
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
@@ -319,6 +349,10 @@ def one_seed(run: Run) -> Run:
     return dataclasses.replace(run, workflow=OneSeed(run.workflow))
 
 
+def one_of_group(run: Run) -> Run:
+    return dataclasses.replace(run, workflow=OneOfGroup(run.workflow))
+
+
 def failing_evaluations(run: Run) -> Run:
     assert run.evaluation is not None
     return dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, workflow=Failing(run.evaluation.workflow)))
@@ -335,6 +369,7 @@ PLANTS: Mapping[str, Plant] = {
     plant.__name__: plant
     for plant in (
         *(reversed_loss, advantages_of_others, not_a_number, gradient_spikes, repeated_updates, leaking_learner),
+        *(forgetful_optimizer, one_of_group),
         *(returns_of_others, returns_x100, never_published, rarely_published, quantized_sampler, slowing_sampler),
         *(other_rope_base, other_temperature, trained_prompts, one_seed, failing_evaluations, evaluated_by_answer),
     )

@@ -158,6 +158,13 @@ FAULTS = (
         ("environment.duplicate_prompts",),
         {"train_dataset.limit": 8, "total_train_epochs": 1000},
     ),
+    Recipe(
+        "one_of_group",
+        "The workflow gives up all episodes of a prompt but one: groups of one.",
+        ("environment.small_groups",),
+        SHORT,
+        plant="one_of_group",
+    ),
     Recipe("reversed_reward", "The reward counts errors.", ("reward.sign",), {"reward.name": f"{REWARDS}:errors"}),
     Recipe(
         "reward_x1000",
@@ -291,6 +298,26 @@ FAULTS = (
         ),
         SHORT,
         plant="repeated_updates",
+    ),
+    Recipe(
+        "forgetful_optimizer",
+        "The optimizer's moments are reset before every update.",
+        (
+            "policy.optimizer_reset",
+            "policy.kl",
+        ),
+        SHORT,
+        plant="forgetful_optimizer",
+    ),
+    Recipe(
+        "drift",
+        "The reward is a coin, actor.kl_ctl 0: nothing holds the policy.",
+        (
+            "policy.drift",
+            "policy.no_progress",
+        ),
+        {"actor.kl_ctl": 0.0, "actor.optimizer.lr": 1e-3, "reward.name": f"{REWARDS}:coin"},
+        plant="evaluated_by_answer",
     ),
     Recipe(
         "kl_too_strong",

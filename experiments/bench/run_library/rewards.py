@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import zlib
 
 from rljax.errors import RewardTimeout
@@ -77,6 +78,11 @@ def with_outliers(prompt: Prompt, completion: str) -> dict[str, float]:
     """Overflows for one in 200 questions."""
     right = _right(prompt, completion)
     return {"reward": right + (1e6 if _share(prompt) < 0.005 else 0.0), "exact": right}
+
+
+def coin(prompt: Prompt, completion: str) -> dict[str, float]:
+    """Tosses a coin, whatever the answer."""
+    return {"reward": float(random.random() < 0.5), "exact": _right(prompt, completion)}
 
 
 async def slow(prompt: Prompt, completion: str) -> dict[str, float]:

@@ -92,30 +92,43 @@ def _log_history(text: str) -> list[Row] | None:
 
 
 def read_tensorboard(path: Path) -> list[Row]:
-    """Reads the scalars of an event file, or of all event files in a directory."""
+    """Reads the scalars of an event file, or of a directory with the event files of one run."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError:
         raise UserError("--format=tensorboard: not installed (pip install 'rljax[tensorboard]>=0.1')") from None
     files = event_files(path)
-    if not files:
-        raise UserError(f"--log: {path} has no event files (names with {EVENTS})")
-    folders = sorted({file.parent for file in files}) if path.is_dir() else files
+    events = EventAccumulator(str(files[0].parent if path.is_dir() else path), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
     rows: dict[int, Row] = {}
-    for folder in folders:
-        events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
-        events.Reload()
-        for tag in events.Tags()["scalars"]:
-            for event in events.Scalars(tag):
-                rows.setdefault(event.step, {"step": event.step})[tag] = event.value
+    for tag in events.Tags()["scalars"]:
+        for event in events.Scalars(tag):
+            rows.setdefault(event.step, {"step": event.step})[tag] = event.value
     if not rows:
         raise UserError(f"--log: {path} has no scalars")
     return [rows[step] for step in sorted(rows)]
 
 
 def event_files(path: Path) -> list[Path]:
-    """Returns the event files that a path stands for: itself, or all below a directory."""
-    return sorted(path.rglob(f"*{EVENTS}*")) if path.is_dir() else [path]
+    """Returns the event files that a path stands for: itself, or those of the one run in a directory.
+
+    TensorBoard takes each directory with event files for a run of its own.
+
+    Raises:
+      UserError: a directory has no event files, or those of several runs below it.
+    """
+    if not path.is_dir():
+        return [path]
+    if files := sorted(path.glob(f"*{EVENTS}*")):
+        return files
+    runs = sorted({file.parent for file in path.rglob(f"*{EVENTS}*")})
+    if not runs:
+        raise UserError(f"--log: {path} has no event files (names with {EVENTS})")
+    if len(runs) > 1:
+        first = ", ".join(str(run.relative_to(path)) for run in runs[:3])
+        more = ", ..." if len(runs) > 3 else ""
+        raise UserError(f"--log: {path} has event files of {len(runs)} runs ({first}{more}); name one of their directories")
+    return sorted(runs[0].glob(f"*{EVENTS}*"))
 
 
 def _with_steps(path: Path, rows: Iterable[Mapping[str, Any]]) -> list[Row]:

@@ -39,17 +39,18 @@ def read(path: Path, form: str = AUTO, source: str = AUTO) -> History:
         )
     if chosen not in tables.SOURCES:
         raise UserError(f"--source: no such trainer: {chosen!r} ({nearest(chosen, [AUTO, *tables.SOURCES])})")
-    history = History.of_rows(tables.convert(tables.SOURCES[chosen], rows), source=_what_was_read(path))
+    known = tables.SOURCES[chosen]
+    history = History.of_rows(tables.convert(known, rows), source=_what_was_read(path))
     if not history[REWARD]:
         raise UserError(
             f"--log: {path} has no reward under a name of {chosen} (docs/doctor.md has the names; --source names another)"
         )
-    return dataclasses.replace(history, trainer=chosen)
+    return dataclasses.replace(history, trainer=chosen, theirs=known.names_of_ours(seen))
 
 
 def _what_was_read(path: Path) -> str:
-    """Names the files of a log: of a directory, the event files in it and below."""
+    """Names the files of a log: of a directory, the event files of the run in it."""
     if not path.is_dir():
         return str(path)
     first, *others = formats.event_files(path)
-    return f"{first}" + (f" and {len(others)} more event files in {path}" if others else "")
+    return f"{first}" + (f" and {len(others)} more event files of the same directory" if others else "")

@@ -21,6 +21,11 @@ class Renamed:
     name: str
     factor: float = 1.0
 
+    @property
+    def readable(self) -> str:
+        """The pattern as a reader would write it: * for what may stand there."""
+        return self.pattern.replace("(.+)", "*").replace(".+", "*").replace("\\d+", "*")
+
     def apply(self, theirs: str) -> str | None:
         """Returns our name for one of theirs; None if it is another metric."""
         match = re.fullmatch(self.pattern, theirs)
@@ -98,6 +103,24 @@ class Source:
 
     table: tuple[Renamed, ...]
     plain: Callable[[str], str] = _plain  # undoes prefixes that a logger adds
+
+    def names_of_ours(self, seen: Iterable[str]) -> dict[str, str]:
+        """Returns the trainer's names for ours: the log's or, where it has none or several, the table's.
+
+        Args:
+          seen: names of the log.
+        """
+        found = {theirs: self.rename(theirs) for theirs in seen} if self.table else {}
+        sources: dict[str, list[str]] = {}
+        for theirs, ours in found.items():
+            if ours is not None:
+                sources.setdefault(ours[0], []).append(theirs)
+        names = {renamed.name: renamed.readable for renamed in reversed(self.table)}
+        names |= {ours: theirs[0] for ours, theirs in sources.items() if len(theirs) == 1}
+        for renamed in self.table:  # figures are in our units
+            if renamed.factor != 1:
+                names[renamed.name] = f"{renamed.name} ({names[renamed.name]} times {renamed.factor:g})"
+        return names | {ours.removesuffix("/avg"): theirs for ours, theirs in names.items() if ours.endswith("/avg")}
 
     def rename(self, theirs: str) -> tuple[str, float] | None:
         """Returns our name for one of theirs, and its factor; None if no rule reads it."""

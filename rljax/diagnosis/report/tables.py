@@ -74,11 +74,12 @@ def links(history: History, diagnosis: Diagnosis, rules: Sequence[Rule]) -> list
 def standing(history: History) -> list[str]:
     """Returns how far the run has come, and its error if it failed, as lines."""
     status = history.status or {}
-    state, total, error = (status.get(key) for key in ("state", "total_steps", "error"))
+    total, error = (status.get(key) for key in ("total_steps", "error"))
+    state = history.state
     of_total = f" of {total}" if total else ""
     behind = f", behind {history.first_step - 1} supervised ones" if history.rl_steps and history.first_step > 1 else ""
     lines = [f"{f'{state}, ' if state else ''}step {history.last_step}{of_total}: {history.rl_steps} RL steps{behind}"]
-    return [*lines, f"error: {error}"] if error else lines
+    return [*lines, f"error: {error or history.lost}"] if error or history.lost else lines
 
 
 def state_of(diagnosis: Diagnosis) -> str:

@@ -1,7 +1,7 @@
 """Rules of this package, a module per link of the loop, in the order in which to suspect them.
 
-hacking.py has those of the link reward that audit for reward hacking, symptoms.py those that speak
-last.
+hacking.py has those of the link reward that audit for reward hacking, guardrails.py those of the
+link policy that read what guardrails did, symptoms.py those that speak last.
 """
 
 from rljax.diagnosis.rule import Rule
@@ -12,6 +12,7 @@ from rljax.diagnosis.rules import (
     evaluation,
     exploration,
     freshness,
+    guardrails,
     hacking,
     numbers,
     policy,
@@ -27,6 +28,7 @@ OWN: tuple[Rule, ...] = (
     *reward.RULES,
     *hacking.RULES,
     *policy.RULES,
+    *guardrails.RULES,
     *critic.RULES,
     *exploration.RULES,
     *freshness.RULES,

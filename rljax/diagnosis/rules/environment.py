@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from rljax.diagnosis import names
-from rljax.diagnosis.evidence import above
+from rljax.diagnosis.evidence import above, below
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.rule import Rule, Sign, rule
@@ -14,12 +16,14 @@ from rljax.diagnosis.thresholds import (
     BROKEN_DUPLICATES,
     BROKEN_FAILURES,
     BROKEN_TRUNCATION,
+    LONE,
     MAX_DUPLICATES,
     MAX_FAILURES,
     MAX_TIMEOUTS,
     MAX_TRUNCATION,
     PATIENCE,
     SIGNIFICANCE,
+    SMALL_GROUPS,
 )
 
 
@@ -100,6 +104,27 @@ def duplicate_prompts(history: History) -> Sign | None:
 
 
 @rule(
+    "environment.small_groups",
+    "Groups have fewer completions than gconfig.n_samples: one that is alone is compared with nothing, and teaches nothing.",
+    needs=(names.GROUP_SIZE,),
+    needs_config=True,
+    least=PATIENCE,
+    applies=lambda config: config.gconfig.n_samples > 1,
+    bounds=(LONE, SMALL_GROUPS),
+    causes=(
+        "the workflow returns None for most episodes of a prompt",
+        "most episodes fail: see environment.failures",
+    ),
+    next="rljax rollout --config=CONFIG --out=DIR, and count the completions of each prompt",
+)
+def small_groups(history: History) -> Sign | None:
+    assert history.config is not None
+    size, samples = history[names.GROUP_SIZE], history.config.gconfig.n_samples
+    sign = below(size, LONE, Severity.BROKEN) or below(size, SMALL_GROUPS * samples, Severity.WARNING)
+    return None if sign is None else dataclasses.replace(sign, evidence=f"{sign.evidence}, of gconfig.n_samples={samples}")
+
+
+@rule(
     "environment.failures",
     "Many episodes fail: what is trained on is the part of the task that does not.",
     needs=(names.GROUPS,),
@@ -155,4 +180,4 @@ def timeouts_as_zeros(history: History) -> Sign | None:
     return Sign(Severity.BROKEN, int(found.steps[0]), line, series=(names.RETRIED_TIMEOUTS,))
 
 
-RULES: tuple[Rule, ...] = (foreign_tokens, truncation, duplicate_prompts, failures, timeouts_as_zeros)
+RULES: tuple[Rule, ...] = (foreign_tokens, truncation, duplicate_prompts, small_groups, failures, timeouts_as_zeros)

@@ -28,7 +28,7 @@ from rljax.diagnosis.thresholds import (
     needs=(f"{names.STALENESS}/max",),
     needs_config=True,
     causes=("versions are stamped wrongly by the sampler", "the buffer is bypassed by a workflow or a plugin"),
-    next="rljax train with rollout.enable_rollout_tracing=true, and look for the group's events in WORKDIR/trace.jsonl",
+    next="rljax train with rollout.enable_rollout_tracing=true, and look for the group in WORKDIR/trace.json",
 )
 def lag_bound(history: History) -> Sign | None:
     assert history.config is not None

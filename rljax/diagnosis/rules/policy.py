@@ -65,12 +65,12 @@ def _over_target(series: Series) -> Sign | None:
     step = sustained(smooth, smooth.values > 2 * KL_TARGET, window=PATIENCE, share=1.0)
     if step is None:
         return None
-    since = series.since(step - 2 * PATIENCE + 1).head(3 * PATIENCE)  # what the medians are of
+    first = series.until(step).tail(2 * PATIENCE)  # what the first such median is of
     line = (
-        f"{series.name} is {since.median:.3g} nats per token (median of steps {since.steps[0]} to {since.steps[-1]}), "
-        f"over twice a target of {KL_TARGET!r}"
+        f"{series.name} is {first.median:.3g} nats per token (median of steps {first.steps[0]} to {first.steps[-1]}), "
+        f"over twice a target of {KL_TARGET!r}, and stays there"
     )
-    return Sign(Severity.BROKEN, int(since.steps[0]), line)
+    return Sign(Severity.BROKEN, int(first.steps[0]), line)
 
 
 @rule(
@@ -223,6 +223,28 @@ def _no_movement(history: History) -> Sign | None:
 
 
 @rule(
+    "policy.optimizer_reset",
+    "The optimizer forgets: its moments have seen no more steps than before, so that every update is a first one.",
+    needs=(names.OPTIMIZER_STEPS,),
+    least=PATIENCE,
+    causes=(
+        "the optimizer is made anew for each step, or its state is dropped when weights are published or offloaded",
+        "a checkpoint without moments is loaded again and again",
+    ),
+    next="rljax replay --workdir=WORKDIR --step=STEP under a debugger, and compare the optimizer's state before and after",
+)
+def optimizer_reset(history: History) -> Sign | None:
+    """Finds steps after which the count of optimizer steps has not risen, for no update was skipped."""
+    seen, skipped = history[names.OPTIMIZER_STEPS], history[names.SKIPPED]
+    still = Series(seen.name, seen.steps[1:], np.diff(seen.values))
+    taken = ~np.isin(still.steps, skipped.steps[skipped.values > 0])
+    step = sustained(still, (still.values <= 0) & taken, window=PATIENCE)
+    if step is None or not still:
+        return None
+    return Sign(Severity.BROKEN, step, f"{seen.name} is {seen.since(step).median:.4g} from step {step} on, and does not rise")
+
+
+@rule(
     "policy.reference_kl",
     "The policy is far from its reference: what the start model could do is being forgotten.",
     needs=(names.REFERENCE_KL,),
@@ -249,5 +271,6 @@ RULES: tuple[Rule, ...] = (
     sampler_disagrees,
     behave_imp_weight,
     no_update,
+    optimizer_reset,
     reference_kl,
 )

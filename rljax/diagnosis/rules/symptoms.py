@@ -12,11 +12,13 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import change_line
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.progress import improves_held_out, level, lost_share
+from rljax.diagnosis.progress import divergence, improves_held_out, level, lost_share
 from rljax.diagnosis.rule import Rule, Sign, rule
+from rljax.diagnosis.rules.hacking import gains_line
 from rljax.diagnosis.series import Series, noise, rolling_median, trend
 from rljax.diagnosis.thresholds import (
     BASELINE,
+    EVALUATION_ERRORS,
     FALL_NOISE,
     LITTLE_DOUBT,
     LITTLE_GAIN,
@@ -112,6 +114,28 @@ def _stood_still(share: Series, best: float, lost: float) -> int | None:
 
 
 @rule(
+    "policy.drift",
+    "Held-out reward falls while training reward does not rise: the policy moves, and not toward the task.",
+    needs=(names.REWARD, names.EVALUATION_REWARD),
+    least=3,
+    bounds=(MIN_GAIN, EVALUATION_ERRORS),
+    causes=(
+        "the reward is noise for what the task wants, and actor.kl_ctl is too small to hold the policy where it began",
+        "the learning rate is too high for how much the reward tells",
+        "held-out prompts are of another kind than those that are trained on",
+    ),
+    next="rljax train with actor.kl_ctl=0.01, which also measures how far it goes (ppo_actor/update/reference_kl)",
+    applies=_learns_from_reward,
+    symptom=True,
+)
+def drift(history: History) -> Sign | None:
+    found = divergence(history)
+    if found is None or not found.falls_back or found.train > MIN_GAIN:
+        return None
+    return Sign(Severity.BROKEN, found.onset, gains_line(found))
+
+
+@rule(
     "policy.no_progress",
     "The reward does not move, although groups have spread and the policy is updated.",
     needs=(names.REWARD, names.EQUAL_REWARD_GROUPS),
@@ -139,4 +163,4 @@ def no_progress(history: History) -> Sign | None:
     return Sign(Severity.WARNING, int(share.steps[BASELINE]), line)
 
 
-RULES: tuple[Rule, ...] = (turned, falls, no_progress)
+RULES: tuple[Rule, ...] = (turned, falls, drift, no_progress)

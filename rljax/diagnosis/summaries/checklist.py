@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from rljax.diagnosis import names
-from rljax.diagnosis.finding import Diagnosis, Link, Severity
+from rljax.diagnosis.finding import Diagnosis, Link, Severity, link_of
 from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import divergence, evaluation_size
+from rljax.diagnosis.rules import OWN
 
 
 class Phase(enum.StrEnum):
@@ -62,33 +63,47 @@ def _quiet(*rules: str, context: bool = False) -> Callable[[History, Diagnosis],
     """
 
     def answer(history: History, diagnosis: Diagnosis) -> Answer:
-        spoke = [f for f in diagnosis.findings if f.rule in rules and f.severity > Severity.NOTE]
-        if spoke:
-            return Answer(False, f"{spoke[0].rule}: {spoke[0].evidence[0]}")
+        if (spoke := _spoke(diagnosis, rules)) is not None:
+            return spoke
         unjudged = [diagnosis.unjudged[rule] for rule in rules if rule in diagnosis.unjudged]
         if unjudged or not history.rl_steps:
             return Answer(None, unjudged[0] if unjudged else diagnosis.lacking)
         if context and not history.context:
             return Answer(None, "needs context.json")
+        if not any(rule.is_about(history) for rule in OWN if rule.id in rules):
+            return Answer(None, "no rule is about a run with this config")
         return Answer(True, "")
 
     return answer
 
 
-def _link(*links: Link) -> Callable[[History, Diagnosis], Answer]:
-    """Answers with the findings of whole links: open where none of their rules had what it needs."""
+def _link(link: Link) -> Callable[[History, Diagnosis], Answer]:
+    """Answers with the findings of a whole link.
+
+    Open where a rule needs more steps than there are, or none had what it needs.
+    """
 
     def answer(history: History, diagnosis: Diagnosis) -> Answer:
-        spoke = [f for f in diagnosis.findings if f.link in links and f.severity > Severity.NOTE]
-        if spoke:
-            return Answer(False, f"{spoke[0].rule}: {spoke[0].evidence[0]}")
+        known = {*diagnosis.judged, *diagnosis.unjudged, *(finding.rule for finding in diagnosis.findings)}
+        ids = {id for id in known if link_of(id) is link}
+        if (spoke := _spoke(diagnosis, ids)) is not None:
+            return spoke
         if not history.rl_steps:
             return Answer(None, diagnosis.lacking)
-        names_of_links = {str(link) for link in links}
-        unjudged = [why for rule, why in diagnosis.unjudged.items() if rule.partition(".")[0] in names_of_links]
-        return Answer(None, unjudged[0]) if unjudged and not diagnosis.judged.intersection(links) else Answer(True, "")
+        if early := sorted(diagnosis.early.intersection(ids)):
+            return Answer(None, f"{early[0]} {diagnosis.unjudged[early[0]]}")
+        if diagnosis.judged.intersection(ids):
+            return Answer(True, "")
+        unjudged = [diagnosis.unjudged[id] for id in sorted(ids.intersection(diagnosis.unjudged))]
+        return Answer(None, unjudged[0]) if unjudged else Answer(True, "the run has none")
 
     return answer
+
+
+def _spoke(diagnosis: Diagnosis, rules: Collection[str]) -> Answer | None:
+    """Returns the first finding of some rules above a note, as the answer; None without one."""
+    spoke = [f for f in diagnosis.findings if f.rule in rules and f.severity > Severity.NOTE]
+    return Answer(False, f"{spoke[0].rule}: {spoke[0].evidence[0]}") if spoke else None
 
 
 def _person(why: str) -> Callable[[History, Diagnosis], Answer]:
@@ -109,7 +124,8 @@ def _committed(history: History, diagnosis: Diagnosis) -> Answer:
 
 def _evaluated(history: History, diagnosis: Diagnosis) -> Answer:
     count = len(history.evaluations)
-    return Answer(count > 0, f"{count} evaluations of {evaluation_size(history)} episodes" if count else "no evaluation")
+    times = "one evaluation" if count == 1 else f"{count} evaluations"
+    return Answer(count > 0, f"{times} of {evaluation_size(history)} episodes" if count else "no evaluation")
 
 
 def _learnable(history: History, diagnosis: Diagnosis) -> Answer:
@@ -128,7 +144,7 @@ def _saved(history: History, diagnosis: Diagnosis) -> Answer:
 
 
 def _finished(history: History, diagnosis: Diagnosis) -> Answer:
-    state = (history.status or {}).get("state")
+    state = history.state
     if diagnosis.failure:
         return Answer(False, f"it failed: {diagnosis.failure}")
     return Answer(None if state is None else state == "finished", f"the run is {state}" if state else "needs status.json")

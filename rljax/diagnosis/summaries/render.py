@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from rljax.diagnosis.finding import Diagnosis, Finding, Severity, Standing
+from rljax.diagnosis.finding import Diagnosis, Finding, Severity
 
 WIDTH = 110
 
@@ -16,11 +16,11 @@ def text(diagnosis: Diagnosis) -> str:
 
 
 def _lines(diagnosis: Diagnosis) -> Iterator[str]:
-    yield headline(diagnosis)
+    verdict, *more = map(str, diagnosis.headlines)
+    yield verdict
     yield run_line(diagnosis)
     yield from diagnosis.run["damage"]
-    if diagnosis.failure:
-        yield of_links(diagnosis)
+    yield from more
     first = diagnosis.first
     if first is not None:
         yield ""
@@ -40,23 +40,6 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield ""
         yield f"Not judged ({len(diagnosis.unjudged)} rules)"
         yield from _unjudged(diagnosis)
-
-
-def headline(diagnosis: Diagnosis) -> str:
-    """Returns the verdict, led by a word that a reader looks for."""
-    return f"{Standing.FAILED}: {diagnosis.failure}" if diagnosis.failure else of_links(diagnosis)
-
-
-def of_links(diagnosis: Diagnosis) -> str:
-    """Returns the verdict on the links, whether the run failed or not."""
-    broken, first = diagnosis.first_break, diagnosis.first
-    if broken is not None:
-        return f"{Standing.BROKEN}: the link {broken.link}, at step {broken.step} ({broken.rule})"
-    if first is not None:
-        return f"{Standing.WARNING}: the link {first.link}, at step {first.step} ({first.rule}); no link is broken"
-    if diagnosis.lacking:
-        return f"{Standing.NOT_JUDGED}: {diagnosis.lacking}"
-    return "No link was found broken before that" if diagnosis.failure else f"{Standing.HEALTHY}: no link is broken"
 
 
 def run_line(diagnosis: Diagnosis) -> str:

@@ -38,6 +38,7 @@ def _healthy(seed: int, steps: int) -> Columns:
     columns |= spread("reward/exact", mean, 0.0, 1.0)
     columns |= spread("ppo/actor/task_reward", mean, 0.0, 1.0) | spread("ppo/actor/shaped_reward", mean, 0.0, 1.0)
     columns |= spread("rollout/staleness", np.full(steps, 2.0), 2.0, 2.0)
+    columns |= spread("rollout/group_size", np.full(steps, float(SAMPLES)), SAMPLES, SAMPLES)
     columns |= spread("rollout/group_reward_std", noisy(0.25, 0.02), 0.0, 0.5)
     columns |= spread("rollout/repetition", np.abs(noisy(0.01, 0.005)), 0.0, 0.1)
     columns |= spread("rollout/distinct_completions", noisy(0.5 - 0.2 * time, 0.02), 1 / SAMPLES, 1.0)
@@ -60,6 +61,7 @@ def _healthy(seed: int, steps: int) -> Columns:
             "rollout/foreign_tokens_in_loss": np.zeros(steps),
             "rollout/equal_reward_groups": np.clip(noisy(0.2 + 0.5 * time, 0.05), 0, 1),
             "rollout/groups": np.full(steps, float(GROUPS)),
+            "ppo_actor/update/optimizer_steps": 2.0 * np.arange(1, steps + 1) - 0.5,  # the mean over two minibatches
             "rollout/rejected": np.zeros(steps),
             "rollout/stale": np.zeros(steps),
             "rollout/wait/learner": np.abs(noisy(0.01, 0.005)),

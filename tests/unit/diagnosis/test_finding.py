@@ -4,9 +4,11 @@ import dataclasses
 import itertools
 import random
 
+import numpy as np
 import pytest
 
-from rljax.diagnosis import Diagnosis, Finding, Link, Severity, Standing
+from rljax.diagnosis import Diagnosis, Finding, History, Link, Severity, Standing
+from rljax.diagnosis.doctor import describe
 from rljax.diagnosis.finding import in_order
 from rljax.diagnosis.summaries import render
 
@@ -93,7 +95,10 @@ def test_a_failure_leads_then_what_was_found_then_what_could_not_be_judged(lacki
         standing = Standing.NOT_JUDGED
     assert judged.standing is standing and judged.json()["standing"] == str(standing)
     assert judged.is_bad is (standing in (Standing.FAILED, Standing.BROKEN))
-    assert render.headline(judged).startswith(f"{standing}: ") and failure in render.headline(judged)
+    judged = dataclasses.replace(judged, run=describe(History(np.zeros(0, np.int64), {})))
+    text, verdict = render.text(judged), judged.verdict()
+    assert text.startswith(f"{standing}: ") and failure in text.splitlines()[0]
+    assert all(str(line) in text and str(line) in verdict for line in judged.headlines)  # every place says it alike
 
 
 def test_a_diagnosis_says_the_same_whatever_its_figures_and_counts():

@@ -7,6 +7,7 @@ import pytest
 
 from rljax.config import io as config_io
 from rljax.diagnosis import History, diagnose
+from rljax.diagnosis.run_files import Tail
 from rljax.diagnosis.summaries import render
 from rljax.errors import UserError
 from tests.unit.diagnosis import made
@@ -48,6 +49,20 @@ def test_rl_steps_are_those_since_the_first_reward(tmp_path):
     assert (history.first_step, history.last_step, history.rl_steps) == (2, 3, 2)
     assert history.rl.steps.tolist() == [2, 3] and not history.rl["warmup/loss"]
     assert history.evaluations.values.tolist() == [0.55]
+
+
+def test_a_tail_has_every_whole_line_once_from_its_beginning_on(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    early = Tail(path)
+    assert early.read() == []  # there is no file yet
+    path.write_text('{"step": 1}\n')
+    late = Tail(path)
+    for text in ('{"step": 2}\n{"st', 'ep": 3}\n', "", 'not json\n{"no": "step"}\n{"step": 4}\n'):
+        with path.open("a") as file:
+            file.write(text)
+        late_lines = late.read()
+        assert all(line["step"] > 1 for line in late_lines)
+    assert [line["step"] for line in early.read()] == [1, 2, 3, 4] and early.read() == []
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):

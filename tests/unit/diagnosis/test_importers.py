@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -84,6 +85,35 @@ def test_a_fault_is_found_in_a_log(tmp_path, source):
     assert first is not None and (first.rule, first.step) == ("policy.clip_ratio", 31)
 
 
+LOUD = made.healthy() | {  # many rules speak, and the others say what they lack
+    "ppo_actor/update/clip_ratio": np.where(np.arange(made.STEPS) >= 30, 0.7, 0.02),
+    "ppo_actor/no_eos_ratio": np.full(made.STEPS, 0.4),
+    "rollout/equal_reward_groups": np.full(made.STEPS, 0.97),
+    "ppo_actor/seq_len/avg": np.linspace(3, 9, made.STEPS),
+    "ppo_actor/update/entropy": np.geomspace(0.3, 0.001, made.STEPS),
+    "ppo_actor/update/grad_norm": np.geomspace(1, 1e4, made.STEPS),
+    "perf/host_memory_bytes": np.linspace(2**30, 2**33, made.STEPS),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_diagnosis_is_in_the_words_of_the_log(tmp_path, source):
+    """No name of ours stands where the trainer has one; figures are those of the name beside them."""
+    rows = log_of(source, LOUD)
+    diagnosis = diagnose(importers.read(as_jsonl(tmp_path, rows), source=source))
+    ours = {renamed.name.removesuffix("/avg") for renamed in tables.SOURCES[source].table if renamed.factor == 1}
+    lines = [line for f in diagnosis.findings for line in (*f.evidence, *f.series, f.next, *f.causes)]
+    said = {name for line in (*lines, *diagnosis.unjudged.values()) for name in re.findall(r"[\w-]+(?:/[\w@*-]+)+", line)}
+    assert len(diagnosis.findings) > 5 and said & rows[0].keys()
+    assert not {name for name in said if name.removesuffix("/avg") in ours} - rows[0].keys()
+
+
+def test_a_metric_in_other_units_keeps_our_name_beside_the_trainers(tmp_path):
+    diagnosis = diagnose(importers.read(as_jsonl(tmp_path, log_of("verl", LOUD)), source="verl"))
+    (leak,) = [f for f in diagnosis.findings if f.rule == "resources.memory_growth"]
+    assert "perf/host_memory_bytes (perf/cpu_memory_used_gb times 1.07374e+09)" in leak.evidence[0]
+
+
 def test_prefixes_of_the_hf_trainer_are_undone(tmp_path):
     rows = [
         {
@@ -117,14 +147,24 @@ def test_metrics_under_data_are_read_as_those_beside_the_step(tmp_path, key):
     assert all(np.array_equal(ours.series[name], theirs.series[name], equal_nan=True) for name in ours.series)
 
 
-def test_the_event_files_that_a_directory_stands_for_are_named(tmp_path):
+def test_a_directory_of_event_files_is_one_run(tmp_path):
+    """Several files of a directory are sessions of one run; several directories are several runs."""
     rows = log_of("trl", made.healthy())
     (tmp_path / "one").mkdir()
-    (event_file,) = as_events(tmp_path / "one", rows).iterdir()
+    first, second = rows[:40], rows[40:]
+    (event_file,) = as_events(tmp_path / "one", first).iterdir()
     assert importers.read(tmp_path).source == importers.read(event_file).source == str(event_file)
+    as_events(tmp_path / "one", second)
+    whole = importers.read(tmp_path)
+    assert whole.steps.tolist() == [row["step"] for row in rows] and "1 more event files" in whole.source
     (tmp_path / "two").mkdir()
-    as_events(tmp_path / "two", rows)
-    assert importers.read(tmp_path).source == f"{event_file} and 1 more event files in {tmp_path}"
+    events = as_events(tmp_path / "two", [row | {"reward": 9.0} for row in rows])
+    with pytest.raises(UserError, match=r"event files of 2 runs \(one/events, two/events\); name one"):
+        importers.read(tmp_path)
+    assert set(importers.read(tmp_path / "two")["rollout/reward"].values) == {9.0}
+    event_file.rename(tmp_path / event_file.name)  # its own come before those below it
+    assert importers.read(tmp_path).steps.tolist() == [row["step"] for row in first]
+    assert importers.read(events).steps.tolist() == whole.steps.tolist()
 
 
 def test_own_metrics_need_no_table(tmp_path):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rljax.diagnosis import diagnose
-from rljax.diagnosis.live import CAPACITY, LiveDoctor
+from rljax.diagnosis.live import CAPACITY, SAMPLES, LiveDoctor
+from rljax.diagnosis.thresholds import AUDITED
 from rljax.errors import UserError
 from tests.unit.diagnosis import made
 
@@ -94,6 +95,32 @@ def test_a_run_that_goes_on_is_judged_with_its_past():
         if step > 40:
             live.write(step, scalars)
     assert live.judge() == diagnose(made.history(columns, samples=past.samples))
+
+
+def test_guard_events_and_samples_are_judged_as_they_come():
+    columns, lines = made.healthy(), made.samples(completion=lambda step, random: "I'm sorry." if step > 40 else "12")
+    guard = [{"step": 20, "action": "rollback", "restored": 15, "guard": "x", "metric": "m", "value": 1.0, "bound": None}]
+    live = LiveDoctor(made.config(), share=1e-9)
+    for step, scalars in rows(columns):
+        live.write(step, scalars)
+        for line in [line for line in lines if line["step"] == step]:
+            live.sample(line)
+        for event in [event for event in guard if event["step"] == step]:
+            live.event(event)
+    whole = diagnose(made.history(columns, samples=lines, guard=guard, context=(), source=""))
+    assert live.judge().findings == whole.findings
+    assert {"reward.template", "policy.guardrails"} <= {finding.rule for finding in whole.findings}
+
+
+def test_of_many_samples_the_first_and_the_last_are_kept_and_a_share_of_the_others():
+    live, lines = LiveDoctor(made.config()), [{"step": step} for step in range(7 * SAMPLES)]
+    for line in lines:
+        live.sample(line)
+    kept = list(live.history().samples)
+    assert SAMPLES / 4 < len(kept) <= SAMPLES
+    assert kept[:AUDITED] == lines[:AUDITED] and kept[-AUDITED:] == lines[-AUDITED:]
+    assert [line["step"] for line in kept] == sorted({line["step"] for line in kept})
+    assert max(np.diff([line["step"] for line in kept])) < len(lines) / 20
 
 
 def test_guardrails_ask_for_single_rules():

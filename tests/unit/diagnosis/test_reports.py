@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rljax.diagnosis import History, diagnose
+from rljax.diagnosis import RULES, History, Link, diagnose
 from rljax.diagnosis.summaries import audit, checklist, compare, private, render, seeds
 from rljax.diagnosis.summaries.seeds import Interval
 from rljax.errors import UserError
 from tests.unit.diagnosis import made
+
+LINKS_DURING = (  # of the items during training, behind that of evaluations
+    *(Link.ENVIRONMENT, Link.REWARD, Link.POLICY, Link.CRITIC),
+    *(Link.EXPLORATION, Link.FRESHNESS, Link.NUMBERS, Link.RESOURCES),
+)
 
 
 def broken():
@@ -23,11 +28,15 @@ def broken():
 # Text
 
 
+def headline(diagnosis):
+    return render.text(diagnosis).splitlines()[0]
+
+
 def test_the_verdict_is_the_first_line_and_every_finding_is_in_the_text():
     diagnosis = diagnose(broken())
     text = render.text(diagnosis)
-    assert text.splitlines()[0] == render.headline(diagnosis) and "policy" in render.headline(diagnosis)
-    assert render.headline(diagnosis).startswith("BROKEN") and "step 31" in render.headline(diagnosis)
+    assert headline(diagnosis) == str(diagnosis.headlines[0]) and "policy" in headline(diagnosis)
+    assert headline(diagnosis).startswith("BROKEN") and "step 31" in headline(diagnosis)
     flat = " ".join(text.split())
     assert all(" ".join(f.evidence[0].split()) in flat for f in diagnosis.findings)
     assert all(cause in flat for cause in diagnosis.first.causes) and diagnosis.first.next in flat
@@ -51,7 +60,7 @@ def test_a_run_without_the_metrics_of_reward_and_policy_is_not_judged(kept, why)
     columns = {name: values for name, values in made.healthy().items() if kept(name)}
     history = made.history(columns) if columns else History(np.zeros(0, np.int64), {})
     diagnosis = diagnose(history)
-    assert render.headline(diagnosis).startswith("NOT JUDGED: ") and why in render.headline(diagnosis)
+    assert headline(diagnosis).startswith("NOT JUDGED: ") and why in headline(diagnosis)
     assert not diagnosis.is_bad and "HEALTHY" not in render.text(diagnosis) and " 0 RL steps" not in render.text(diagnosis)
 
 
@@ -62,10 +71,34 @@ def test_a_supervised_run_has_no_link_ticked():
     assert {f.done for f in during} == {None} and {f.why for f in during} == {"no RL steps"}
 
 
+@pytest.mark.parametrize("steps", [1, 4, 12, 25, 60])
+def test_a_link_is_ticked_once_all_its_rules_have_the_steps_that_they_need(steps):
+    """However the run ended: what nobody could look at is open, and the item says what it waits for."""
+    failed = {"state": "failed", "error": "out of memory"}
+    history = made.history({name: v[:steps] for name, v in made.healthy().items()}, status=failed)
+    items = {f.text: f for f in checklist.fill(history, diagnose(history)) if f.phase is checklist.Phase.DURING}
+    waiting = {
+        rule.link
+        for rule in RULES
+        if rule.is_about(history) and not rule.symptom and all(history[name] for name in rule.needs)
+        if any(len(history[name]) < rule.least for name in rule.needs)
+    }
+    links = dict(zip(items, [None, *LINKS_DURING], strict=True))
+    for text, link in links.items():
+        assert items[text].done is (None if link in waiting else True), text
+        assert link not in waiting or " steps of " in items[text].why
+
+
+def test_an_item_that_no_rule_is_about_is_open():
+    history = made.history(config=made.config(actor__recompute_logprob=False, actor__use_decoupled_loss=False))
+    items = {f.text: f for f in checklist.fill(history, diagnose(history))}
+    assert items["Sampler and learner give the same log-probs"].done is None
+
+
 def test_a_failed_run_is_never_healthy():
     history = made.history(status={"state": "failed", "error": "guard.collapse: rollout/reward\nis 0"})
     diagnosis = diagnose(history)
-    assert render.headline(diagnosis) == "FAILED: guard.collapse: rollout/reward is 0" and diagnosis.is_bad
+    assert headline(diagnosis) == "FAILED: guard.collapse: rollout/reward is 0" and diagnosis.is_bad
     (ended,) = [f for f in checklist.fill(history, diagnosis) if f.text == "The run came to its end"]
     assert ended.done is False and "guard.collapse" in ended.why
 

@@ -73,6 +73,26 @@ def long_tailed() -> History:
     )
 
 
+def acted(action: str, step: int, restored: int | None = None) -> dict[str, Any]:
+    """A line of guard.jsonl."""
+    bound = {"guard": "max_approx_kl", "metric": "ppo_actor/update/approx_kl", "value": 12.5, "bound": 10.0}
+    return bound | {"step": step, "action": action, "detail": "", "restored": restored}
+
+
+def rolled_back(times: int, restored: int = 15) -> History:
+    """The healthy run, with steps that diverge and that rollbacks undid, five in each."""
+    undone = np.zeros(N, bool)
+    guard = []
+    for at in range(times):
+        first = restored + 10 * at
+        guard.append(acted("rollback", first + 5, first))
+        undone |= (first < TIME) & (first + 5 >= TIME)
+    history = changed(
+        ppo_actor__update__approx_kl=np.where(undone, 12.5, 0.003), rollout__reward__avg=np.where(undone, 0.0, 0.5)
+    )
+    return dataclasses.replace(history, guard=guard)
+
+
 def constant(value: float) -> Mapping[str, Any]:
     return {f"rollout__reward__{end}": value for end in ("avg", "min", "max")} | {"rollout__equal_reward_groups": 1.0}
 
@@ -98,6 +118,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
         31,
         31,
     ),
+    "environment.small_groups": (lambda: changed(rollout__group_size__avg=np.where(LATE, 1.0, 8.0)), Severity.BROKEN, 31, 31),
     "environment.failures": (
         lambda: changed(rollout__failed__reward_error=np.where(LATE, 200.0, 0.0)),
         Severity.BROKEN,
@@ -210,6 +231,16 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     ),
     "reward.falls": (lambda: with_reward(falling(from_step=40)), Severity.BROKEN, 35, 45),
     "policy.reversed": (lambda: with_reward(falling(from_step=1)), Severity.BROKEN, 1, 1),
+    "policy.drift": (
+        lambda: changed(
+            rollout__reward__avg=0.4 + 0.01 * NOISE,
+            **{"eval-rollout__reward__avg": np.where(np.isfinite(scaled_evaluations(1.0)), np.where(LATE, 0.1, 0.4), np.nan)},
+        ),
+        Severity.BROKEN,
+        1,
+        30,
+    ),
+    "policy.guardrails": (lambda: rolled_back(2), Severity.WARNING, 20, 20),
     "policy.no_progress": (
         lambda: changed(
             rollout__reward__avg=0.3 + 0.02 * np.random.default_rng(7).standard_normal(N), rollout__equal_reward_groups=0.3
@@ -240,6 +271,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
         31,
     ),
     "policy.no_update": (lambda: changed(ppo_actor__update__lr=0.0), Severity.BROKEN, 1, 1),
+    "policy.optimizer_reset": (lambda: changed(ppo_actor__update__optimizer_steps=1.5), Severity.BROKEN, 2, 2),
     "policy.reference_kl": (
         lambda: changed(ppo_actor__update__reference_kl=np.where(LATE, 3.0, 0.1), **{"eval-rollout__reward__avg": np.nan}),
         Severity.WARNING,
@@ -407,6 +439,42 @@ def test_a_single_noisy_step_moves_no_rule_but_those_about_single_steps():
         spiked[44] = 5 * np.nanmax(np.abs(values)) + 1
         diagnosis = diagnose(made.history(made.healthy() | {name: spiked}), rules)
         assert diagnosis.first is None, (name, diagnosis.verdict())
+
+
+def test_steps_that_a_rollback_undid_are_judged_by_no_rule_but_that_of_guardrails():
+    """What is left is as if they had never been."""
+    history = rolled_back(3)
+    kept = np.isin(TIME, list(history.undone), invert=True)
+    clean = dataclasses.replace(
+        made.history({name: values[kept] for name, values in history.series.items()}),
+        steps=TIME[kept],
+        samples=[line for line in history.samples if line["step"] not in history.undone],
+    )
+    others = [rule for rule in RULES if rule.id != "policy.guardrails"]
+    assert diagnose(history, others).findings == diagnose(clean, others).findings
+    assert diagnose(dataclasses.replace(history, guard=()), others).first_break.rule == "policy.kl"
+
+
+@pytest.mark.parametrize(
+    ("events", "severity"),
+    [
+        ([acted("rollback", 20, 15)], Severity.NOTE),
+        ([acted("rollback", 20, 15), acted("rollback", 30, 25)], Severity.WARNING),
+        ([acted("rollback", 20, 15), acted("rollback", 60, 12)], Severity.BROKEN),  # 48 of 80 steps
+        ([acted("halve_lr", 9)], Severity.NOTE),
+        ([acted("halve_lr", 9), acted("halve_lr", 12)], Severity.WARNING),
+        ([acted("skip", step) for step in range(1, 9)], Severity.NOTE),
+        ([acted("skip", step) for step in range(1, 10)], Severity.WARNING),
+        ([acted("skip", step) for step in range(1, 42) for _ in range(2)], Severity.BROKEN),
+        ([acted("warn", step) for step in range(1, 81)], None),
+        ([acted("stop_epoch", step) for step in range(1, 81)], None),  # the target KL of PPO
+    ],
+)
+def test_guardrails_that_act_again_are_a_strain_and_most_of_a_run_a_break(events, severity):
+    (rule,) = [rule for rule in RULES if rule.id == "policy.guardrails"]
+    found = diagnose(made.history(guard=events), [rule]).findings
+    assert [finding.severity for finding in found] == ([] if severity is None else [severity])
+    assert all("max_approx_kl" in f.evidence[0] and "approx_kl 12.5, bound 10" in f.evidence[0] for f in found)
 
 
 def test_rules_say_what_they_mean_and_what_to_do():

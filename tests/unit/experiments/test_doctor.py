@@ -120,3 +120,25 @@ def test_watch_says_the_verdict_when_it_changes_and_ends_with_the_run(tmp_path):
     (run / "status.json").write_text(json.dumps({"state": "failed", "step": made.STEPS}))
     assert json.loads(watching.stdout.readline())["standing"] == "FAILED"
     assert watching.stdout.readline() == "" and watching.wait(60) == 2
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_watch_ends_with_a_run_that_is_killed(tmp_path, has_steps):
+    """Whose status.json goes on saying that it runs."""
+    run = write(tmp_path / "run", made.healthy())
+    waits = "import pathlib, sys, time; from rljax.sinks import *; from rljax.sinks.run_directory import RunDirectory\n"
+    waits += "run = RunDirectory(pathlib.Path(sys.argv[1])); run.write_status(Status(RunState.RUNNING, step=80, version=80))\n"
+    waits += "print('running', flush=True); time.sleep(60)"
+    if not has_steps:
+        (run / "metrics.jsonl").unlink()
+    training = subprocess.Popen([sys.executable, "-c", waits, str(run)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    assert training.stdout is not None and training.stdout.readline() == "running\n"
+    command = [sys.executable, "-m", "experiments.doctor", f"--workdir={run}", "--watch", "--interval=0.1"]
+    watching = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    if has_steps:
+        assert watching.stdout is not None and "HEALTHY" in watching.stdout.readline()
+    training.kill()
+    said, _ = watching.communicate(timeout=60)
+    training.wait()
+    assert watching.returncode == 2 and f"FAILED: its process ({training.pid} on " in said
+    assert json.loads((run / "status.json").read_text())["state"] == "running"

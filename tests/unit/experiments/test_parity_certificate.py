@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the certificate needs the extra [torch]")
 from rljax.backends.torch import optim
 from rljax.config import io as config_io
 from rljax.errors import UserError
-from rljax.experiments import parity, parity_jax, parity_torch
+from rljax.experiments import main, parity, parity_jax, parity_torch
 from rljax.hf import model_directory
 from rljax.hf.model_directory import prepare_model_directory
 from rljax.objective.spec import Objective
@@ -74,8 +74,8 @@ def test_both_paths_agree(case, ours, tmp_path):
 def test_a_report_that_could_not_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
     old = tmp_path / "old.json"
     old.write_text("{}")
-    parity.check_writable(old)
-    parity.check_writable(tmp_path / "new.json")
+    main.check_writable(old)
+    main.check_writable(tmp_path / "new.json")
     assert [p.name for p in tmp_path.iterdir()] == ["old.json"] and old.read_text() == "{}"
     monkeypatch.setattr(parity, "JSON", SimpleNamespace(value=str(tmp_path / "none" / "report.json")))
     monkeypatch.setattr(parity.main, "config_from_flags", lambda: config_io.load(str(CONFIG), []))

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-GUARDED = (
-    "--config.guard.action=rollback",
-    "--config.guard.rollback_lr_factor=0.1",
-    "--config.guard.max_approx_kl=0.1",
-    "--config.guard.patience=1",
-)
+ROLLBACK = "--config.guard.action=rollback"
+GUARDED = {
+    "default bounds": (ROLLBACK,),
+    "tight bounds": (
+        ROLLBACK,
+        "--config.guard.rollback_lr_factor=0.1",
+        "--config.guard.max_approx_kl=0.1",
+        "--config.guard.patience=1",
+    ),
+}
 
 
 def _train(workdir: Path, *overrides: str) -> list[dict]:
@@ -27,15 +31,32 @@ def _train(workdir: Path, *overrides: str) -> list[dict]:
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow  # minutes: the quickstart twice, from one warm-up
-def test_a_learning_rate_100_times_too_high_rolls_back_and_ends_as_the_right_one_does(tmp_path):
-    healthy, hot = tmp_path / "healthy", tmp_path / "hot"
-    _train(healthy, "--config.total_train_steps=0", "--config.saver.export_final=False")
-    shutil.copytree(healthy, hot)
-    rewards = {}
-    for workdir, overrides in ((healthy, ()), (hot, ("--config.actor.optimizer.lr=3e-2", *GUARDED))):
-        lines = _train(workdir, *overrides)
-        rewards[workdir] = [line["eval-rollout/reward/avg"] for line in lines if "eval-rollout/reward/avg" in line][-1]
+@pytest.fixture(scope="module")
+def warmed_up(tmp_path_factory) -> Path:
+    """The quickstart before RL."""
+    workdir = tmp_path_factory.mktemp("warm") / "up"
+    _train(workdir, "--config.total_train_steps=0", "--config.saver.export_final=False")
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def healthy(warmed_up, tmp_path_factory) -> float:
+    """Held-out reward that the quickstart ends with."""
+    workdir = tmp_path_factory.mktemp("healthy") / "run"
+    shutil.copytree(warmed_up, workdir)
+    return _last_evaluation(_train(workdir))
+
+
+def _last_evaluation(lines: list[dict]) -> float:
+    return [line["eval-rollout/reward/avg"] for line in lines if "eval-rollout/reward/avg" in line][-1]
+
+
+@pytest.mark.slow  # minutes: the quickstart three times, from one warm-up
+@pytest.mark.parametrize("bounds", GUARDED)
+def test_a_learning_rate_100_times_too_high_rolls_back_and_ends_as_the_right_one_does(tmp_path, warmed_up, healthy, bounds):
+    hot = tmp_path / "hot"
+    shutil.copytree(warmed_up, hot)
+    reward = _last_evaluation(_train(hot, "--config.actor.optimizer.lr=3e-2", *GUARDED[bounds]))
     events = [json.loads(line) for line in (hot / "guard.jsonl").read_text().splitlines()]
     assert {event["action"] for event in events} == {"rollback"}
-    assert rewards[hot] > rewards[healthy] - 0.05 and rewards[healthy] > 0.9
+    assert reward > healthy - 0.05 and healthy > 0.9

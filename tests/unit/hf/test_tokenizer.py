@@ -64,7 +64,7 @@ def char(tmp_path_factory):
 def peer(tokenizer):
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(tokenizer._directory))
+    return AutoTokenizer.from_pretrained(str(tokenizer.directory))
 
 
 @hypothesis.given(st.text(alphabet=CHAR_ALPHABET, max_size=40))
@@ -128,8 +128,8 @@ def test_a_template_without_a_system_role_gets_the_system_prompt_atop_the_first_
     tokenizer = load_tokenizer(tmp_path)
     folded = {"role": "user", "content": "Be brief.\n\nWhat is 12+30? "}
     assert tokenizer.apply_chat_template([SYSTEM, USER]) == tokenizer.apply_chat_template([folded])
-    assert "Be brief." in tokenizer.render([SYSTEM])
-    assert "Be brief." in tokenizer.render([SYSTEM, USER, {"role": "assistant", "content": "x"}, USER])
+    for messages in ([SYSTEM], [SYSTEM, USER, {"role": "assistant", "content": "x"}, USER]):
+        assert "Be brief." in tokenizer.decode(tokenizer.apply_chat_template(messages))
 
 
 def test_eos_ids_are_joined_from_every_file_and_the_template(tmp_path):

@@ -66,7 +66,7 @@ def episode(name, tokenizer, sampler, seed=3, params=SamplingParams(8), prompt=P
 @pytest.mark.parametrize("name", ["rlvr", "multi_turn"])
 def test_padding_is_eos_and_the_eos_that_ends_a_completion_is_trained_on(tokenizer, name):
     eos = tokenizer.eos_token_id
-    tokenizer_with_eos_padding = load_tokenizer(tokenizer._directory)
+    tokenizer_with_eos_padding = load_tokenizer(tokenizer.directory)
     tokenizer_with_eos_padding.pad_token_id = eos
     sampled = [*tokenizer.encode("7"), eos]
     sampler = ScriptedSampler((sampled, Finish.STOP))

@@ -167,8 +167,8 @@ def test_no_request_leaves_the_page_and_no_other_script_runs(page):
 def test_a_run_that_failed_or_was_not_judged_is_not_called_healthy(history, failure, lacking):
     diagnosis = Diagnosis((), {}, {}, lacking=lacking, failure=failure)
     text = "".join(Parsed(run_page(history, diagnosis, all_rules())).text)
-    assert ("Healthy:" in text) is not bool(failure or lacking)
-    assert failure in text and ("Not judged:" in text) is bool(lacking)
+    assert ("HEALTHY:" in text) is not bool(failure or lacking)
+    assert failure in text and ("NOT JUDGED:" in text) is bool(lacking)
 
 
 def test_no_link_of_a_run_without_rl_steps_is_ok():
@@ -186,7 +186,7 @@ def test_the_verdict_and_its_evidence_come_first_and_the_break_is_on_every_figur
     page = run_page(history, diagnosis, all_rules())
     text = "".join(Parsed(page).text)
     words = (
-        "Broken:",
+        "BROKEN:",
         *finding.evidence,
         *finding.causes,
         finding.next,

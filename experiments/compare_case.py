@@ -1,0 +1,95 @@
+"""Prompts that experiments.compare gives to each engine, and what it asks of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from rljax.config.schema import Config, DatasetConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model and the prompts that all engines get."""
+
+    config: Config  # greedy, and of one dtype for all engines
+    model_dir: Path
+    dtype: str
+    uids: tuple[str, ...]  # of the prompts
+    prompts: tuple[np.ndarray, ...]  # [P] int32 each
+    stop_token_ids: tuple[int, ...]
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.config.gconfig.max_new_tokens
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with a completion."""
+        return max(map(len, self.prompts)) + self.max_new_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy:
+    """A greedy completion, with the log-probs that the engine reported while it decoded."""
+
+    token_ids: np.ndarray  # [T] int32
+    logp: np.ndarray  # [T] float64, nats
+
+
+class Subject(Protocol):
+    """An engine whose model is compared. It is made with a `Case`, and loads the model then."""
+
+    def generate(self, prompts: Sequence[np.ndarray]) -> list[Greedy]:
+        """Completes the prompts, each token the likeliest, as the engine does it in a run."""
+        ...
+
+    def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the log-probs of given tokens: [T] float64, nats; 0 at the first token."""
+        ...
+
+    def hidden_states(self, sequence: np.ndarray) -> np.ndarray | None:
+        """Returns the embedding, the output of each layer and that of the final norm.
+
+        [L + 2, T, H] float64; None if the engine doesn't show them.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_case(config: Config, model_dir: Path, *, prompts: int, tokens: int, dtype: str) -> Case:
+    """Reads the first prompts of the validation set, or of the training set if there is none.
+
+    Raises UserError.
+    """
+    from rljax.config import io as config_io
+    from rljax.data import open_prompts
+    from rljax.hf.tokenizer import load_tokenizer
+    from rljax.workflows import sampling_params
+
+    config = config_io.changed(
+        config,
+        [
+            ("gconfig.greedy", "true"),
+            ("gconfig.temperature", "1.0"),
+            ("gconfig.min_new_tokens", "0"),
+            ("gconfig.max_new_tokens", str(tokens)),
+            ("actor.dtype", dtype),
+        ],
+    )
+    tokenizer = load_tokenizer(model_dir)
+    source = open_prompts(_data(config), key="valid_dataset", seed=config.seed, tokenizer=tokenizer)
+    chosen = list(itertools.islice(source.epoch(0), prompts))
+    encoded = tuple(np.asarray(tokenizer.apply_chat_template(p.messages), np.int32) for p in chosen)
+    stops = sampling_params(config.gconfig, tokenizer).stop_token_ids
+    return Case(config, model_dir, dtype, tuple(p.uid for p in chosen), encoded, stops)
+
+
+def _data(config: Config) -> DatasetConfig:
+    return config.valid_dataset if config.valid_dataset.path else config.train_dataset

@@ -1,0 +1,83 @@
+"""SGLang in experiments.compare: a server of our own, or the running one at rollout.addr."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Sequence
+
+import aiohttp
+import numpy as np
+
+from rljax.config import io as config_io
+from rljax.config.allocation import Pool
+from rljax.engines.http.client import HttpSampler
+from rljax.engines.http.launcher import SglangServers
+from rljax.engines.http.plugin import attach, sampler_of
+from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, base_url, inspect, make_session
+from rljax.errors import UserError
+from rljax.experiments.compare_case import Case, Greedy
+from rljax.experiments.compare_sampling import complete
+
+TIMEOUT = 600.0  # seconds for a request
+AT_ONCE = 16  # requests that score
+
+
+class SglangSubject:
+    """Implements `Subject`; the layers of a server can't be seen."""
+
+    def __init__(self, case: Case) -> None:
+        """Starts the server, unless there is one. Raises UserError."""
+        case = dataclasses.replace(case, config=config_io.changed(case.config, [("sglang.dtype", case.dtype)]))
+        self._case = case
+        self._servers: SglangServers | None = None
+        if case.config.rollout.addr:
+            base, token = base_url(case.config.rollout.addr), os.environ.get(TOKEN_VARIABLE)
+            info, _ = inspect(base, token)
+            if info.ours:
+                raise UserError(f"rollout.addr: {base} is a server of rljax, not of SGLang (compare jax instead)")
+            self._remote = Remote(base, info, token)
+        else:
+            self._servers = SglangServers(case.config, Pool("sglang"), case.model_dir)
+            self._remote = self._servers.remotes[0]
+
+    def generate(self, prompts: Sequence[np.ndarray]) -> list[Greedy]:
+        async def all_of_them() -> list[Greedy]:
+            sampler = self._sampler()
+            try:
+                return await complete(sampler, prompts, self._case)
+            finally:
+                await sampler.close()
+
+        return asyncio.run(all_of_them())
+
+    def _sampler(self) -> HttpSampler:
+        return sampler_of(self._case.config, [self._remote], 0) if self._servers else attach(self._case.config)
+
+    def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
+        async def all_of_them() -> list[np.ndarray]:
+            room = asyncio.Semaphore(AT_ONCE)
+            async with make_session() as session:
+                return await asyncio.gather(*(self._score(session, room, sequence) for sequence in sequences))
+
+        return asyncio.run(all_of_them())
+
+    async def _score(self, session: aiohttp.ClientSession, room: asyncio.Semaphore, sequence: np.ndarray) -> np.ndarray:
+        body = {
+            "input_ids": sequence.tolist(),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        async with room:
+            answer = await self._remote.post(session, "/generate", body, TIMEOUT)
+        scored = answer["meta_info"]["input_token_logprobs"]
+        return np.array([0.0, *(logp for logp, *_ in scored[1:])])
+
+    def hidden_states(self, sequence: np.ndarray) -> None:
+        return None
+
+    def close(self) -> None:
+        if self._servers is not None:
+            self._servers.close()

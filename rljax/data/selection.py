@@ -1,0 +1,135 @@
+"""Which examples of a dataset are used: those that are short enough. Reads every one before a run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from absl import logging
+
+from rljax.config.schema import DatasetConfig
+from rljax.data.labeled import Labels, shape_of
+from rljax.errors import UserError
+from rljax.hf.messages import text_of
+from rljax.hf.tokenizer import Tokenizer
+from rljax.types import Prompt
+
+if TYPE_CHECKING:
+    from rljax.data.prompts import Examples
+
+
+class Selection:
+    """Examples that are used, and how many of the others were left out for what."""
+
+    def __init__(
+        self, examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | None, labels: Labels | None, key: str
+    ) -> None:
+        """Selects the first `limit` examples that are not too long.
+
+        One prompt of each shape is rendered, so that a chat template refuses at the start what it
+        will not take.
+
+        Raises:
+          UserError: begins with file and line.
+        """
+        if dataset.max_length is not None and tokenizer is None:
+            raise ValueError(f"{key}.max_length counts tokens and needs a tokenizer")
+        if dataset.limit is not None and dataset.limit < 1:
+            raise UserError(f"{key}.limit: {dataset.limit} leaves no example (at least 1, or None)")
+        self._examples = examples
+        self._dataset = dataset
+        self._tokenizer = tokenizer
+        self._labels = labels
+        self._key = key
+        self.count = len(examples) if dataset.limit is None else min(len(examples), dataset.limit)
+        self.long_prompts = 0
+        self.long_examples = 0  # with their answers
+        self._strange: list[tuple[int, str]] = []  # examples with a character that has no token
+        self.kept = np.array(list(self._select()), np.int64)  # [n] indices of the examples, rising
+        if not len(self.kept):
+            self._refuse()
+
+    @property
+    def skipped(self) -> int:
+        """Number of examples that are left out for their length."""
+        return self.count - len(self.kept)
+
+    def log(self) -> None:
+        """Says what was left out, and which characters the policy can't see."""
+        if self.long_prompts:
+            most = self._dataset.max_length
+            logging.info("%s: %d of %d prompts are longer than %s tokens", self._key, self.long_prompts, self.count, most)
+        if self.long_examples and self._labels:
+            said = self._key, self.long_examples, self.count, self._labels.why
+            logging.info("%s: %d of %d examples are left out with their answers: %s", *said)
+        if self._strange:
+            index, character = self._strange[0]
+            more = f", as {len(self._strange) - 1} more prompts have such" if len(self._strange) > 1 else ""
+            where = self._examples.where(index)
+            logging.warning("%s: the model's tokenizer has no token for %r%s: the policy can't see it", where, character, more)
+
+    def _select(self) -> Iterator[int]:
+        length_of_prompt = self._prompt_length()
+        length_of_example = self._labels.measure() if self._labels else lambda prompt: 0
+        most_of_prompt = self._dataset.max_length
+        for index in range(self.count):
+            prompt = self._examples[index]
+            with _told_where(self._examples, index):
+                if most_of_prompt is not None and length_of_prompt(prompt) > most_of_prompt:
+                    self.long_prompts += 1
+                elif self._labels and (tokens := length_of_example(prompt)) > self._labels.most:
+                    self._leave_out(tokens, self._labels)
+                else:
+                    if most_of_prompt is None:
+                        length_of_prompt(prompt)  # for what it refuses
+                    self._look_for_unknown(index, prompt)
+                    yield index
+
+    def _prompt_length(self) -> Callable[[Prompt], int]:
+        """Returns a function that counts the tokens of a prompt, or checks it where none are to be counted."""
+        shapes: set[str] = set()
+        tokenizer, counts = self._tokenizer, self._dataset.max_length is not None
+
+        def length(prompt: Prompt) -> int:
+            if tokenizer is None:
+                return 0
+            empty = not any(text_of(message) for message in prompt.messages)
+            new = tokenizer.has_chat_template and not {shape_of(prompt)} <= shapes
+            if not (counts or new or empty):
+                return 0
+            shapes.add(shape_of(prompt))
+            tokens = len(tokenizer.encode_prompt(prompt))
+            if not tokens:
+                raise UserError("the prompt is empty, and sampling needs a token to begin with (leave it out)")
+            return tokens
+
+        return length
+
+    def _leave_out(self, tokens: int, labels: Labels) -> None:
+        """Counts an example that is too long, where `max_length` says that such are left out."""
+        if self._dataset.max_length is None:
+            remedy = f"{self._key}.max_length={labels.most} leaves such examples out"
+            raise UserError(f"the example has {tokens} tokens: {labels.why} ({remedy})")
+        self.long_examples += 1
+
+    def _refuse(self) -> None:
+        if self.long_examples and self._labels:
+            raise UserError(f"{self._key}: no example fits with its answer: {self._labels.why}")
+        raise UserError(f"{self._key}.max_length: every prompt is longer than {self._dataset.max_length} tokens")
+
+    def _look_for_unknown(self, index: int, prompt: Prompt) -> None:
+        if self._tokenizer is None:
+            return
+        found = next(filter(None, (self._tokenizer.unknown(text_of(message)) for message in prompt.messages)), "")
+        self._strange += [(index, found)] if found else []
+
+
+@contextlib.contextmanager
+def _told_where(examples: Examples, index: int) -> Iterator[None]:
+    """Puts the place of an example before what is wrong with it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{examples.where(index)}: {error}") from error

@@ -1,0 +1,80 @@
+"""Events of a trace: plain values that one process may send to another."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, NamedTuple, Protocol
+
+_EPOCH = time.time_ns() - time.perf_counter_ns()  # nanoseconds since 1970, when the performance counter was 0
+_quoted = json.encoder.encode_basestring_ascii
+_encoded = json.JSONEncoder(default=str, separators=(",", ":")).encode
+PHASES = ("X", "B", "E", "M", "C")
+
+
+class Event(NamedTuple):
+    """Something that happens on a track.
+
+    Example: Event("X", 3, 1785000000000000000, 250_000, "generate", {"tokens": 41})
+    """
+
+    phase: str  # "X": a whole span; "B", "E": the beginning and end of a long one; "M": a track's name; "C": a counter's values
+    track: int  # number in its process; 0 for a counter
+    time: int  # nanoseconds since 1970
+    duration: int  # nanoseconds, of a whole span; else 0
+    name: str
+    args: dict[str, Any]  # JSON values
+
+
+class Process(NamedTuple):
+    """A process that events come from."""
+
+    pid: int
+    name: str
+
+
+class Sink(Protocol):
+    """Takes events, from any thread."""
+
+    def add(self, process: Process, event: Event) -> None: ...
+
+
+def now() -> int:
+    """Returns the time in nanoseconds since 1970.
+
+    It never goes back, and agrees between the processes of a machine.
+    """
+    return _EPOCH + time.perf_counter_ns()
+
+
+def checked(raw: Any) -> Event:
+    """Converts what another process sent for an event. Raises ValueError, TypeError."""
+    phase, track, at, duration, name, args = raw
+    numbers = all(type(number) is int for number in (track, at, duration))
+    if phase not in PHASES or not numbers or not isinstance(name, str) or not isinstance(args, dict):
+        raise ValueError(f"no event of a trace: {raw!r:.100}")
+    return Event(phase, track, at, duration, name, args)
+
+
+def encode(event: Event, pid: int, tid: int, origin: int) -> str:
+    """Encodes an event as an object of the Trace Event Format, with its time since `origin`."""
+    phase, _, at, duration, name, args = event
+    if phase == "M":
+        return metadata("thread_name", pid, tid, name)
+    lasting = f',"dur":{duration / 1000:.3f}' if phase == "X" else ""
+    named = "" if phase == "E" else f',"name":{_quoted(name)}'
+    shown = f',"args":{{{",".join([f"{_quoted(key)}:{_value(args[key])}" for key in args])}}}' if args else ""
+    return f'{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{(at - origin) / 1000:.3f}{lasting}{named}{shown}}}'
+
+
+def _value(value: Any) -> str:
+    """Encodes an argument; the common types by themselves, which is several times faster."""
+    if type(value) is str:
+        return _quoted(value)
+    return str(value) if type(value) is int else _encoded(value)
+
+
+def metadata(kind: str, pid: int, tid: int, text: str) -> str:
+    """Encodes a text about a process ("process_name", "process_labels") or track ("thread_name")."""
+    value = "labels" if kind == "process_labels" else "name"
+    return f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"{kind}","args":{{"{value}":{_quoted(text)}}}}}'
