@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from rljax.config.schema import Config
-from rljax.errors import UserError
+from rljax.errors import EpisodeError, UserError
 from rljax.experiments import main
 
 if TYPE_CHECKING:
@@ -131,24 +131,30 @@ async def _groups(
         )
         if scores_by_rewards(workflow):
             await check_records(rewards, source)
-        runner = GroupRunner(workflow, sampler, params, n_samples, config.seed, find_filter(None))
+        runner = GroupRunner(workflow, sampler, params, n_samples, config.seed, find_filter(None), config.episode_timeout)
         try:
             results = await asyncio.gather(*(runner.run(Ticket(i, prompt)) for i, prompt in enumerate(prompts)))
         finally:
             await sampler.close()
-    for result in results:
-        failures.update(failure.kind for failure in result.failures)
-        failures["rejected"] += n_samples - len(result.trajectories) - len(result.failures)
-    return [Group(prompt.uid, result.trajectories) for prompt, result in zip(prompts, results, strict=True)], failures
+    groups = [Group(prompt.uid, result.trajectories) for prompt, result in zip(prompts, results, strict=True)]
+    for group, result in zip(groups, results, strict=True):
+        for failure in result.failures:
+            if not isinstance(failure.error, EpisodeError):
+                raise failure.error
+            failures[failure.kind] += 1
+        failures["rejected"] += n_samples - len(group.episodes()) - len(result.failures)
+    return groups, failures
 
 
 def _report(groups: Sequence[Group], failures: collections.Counter[str], out: Path) -> None:
-    rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
+    from rljax.types import episode_rewards
+
+    rewards = [reward for group in groups for reward in episode_rewards(group.trajectories)]
     failed = "".join(f", {count} {kind}" for kind, count in failures.items() if count)
     if not rewards:
-        raise UserError(f"no episode worked (0 trajectories{failed}): see rollout.workflow and reward.name")
+        raise UserError(f"no episode worked (0 of them{failed}): see rollout.workflow and reward.name")
     mean = sum(rewards) / len(rewards)
-    print(f"{out}: {len(groups)} groups, {len(rewards)} trajectories{failed}; reward {mean:.4g}")
+    print(f"{out}: {len(groups)} groups, {len(rewards)} episodes{failed}; reward {mean:.4g}")
 
 
 if __name__ == "__main__":

@@ -107,6 +107,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
             config.gconfig.n_samples,
             config.seed,
             find_filter(config.rollout.should_accept_fn),
+            config.episode_timeout,
             read_vocab_size(tokenizer_dir),
         )
         parts = WorkerParts(runner, sampler, rewards.take_metrics)

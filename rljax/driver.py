@@ -244,7 +244,8 @@ class Driver:
             lost=lambda error: log.warning("%s", error),
         )
         samples = config.gconfig.n_samples
-        return GroupRunner(self._workflow(workflow), generator, self.params, samples, config.seed, accept, self._vocab_size)
+        parts = self._workflow(workflow), generator, self.params, samples, config.seed, accept
+        return GroupRunner(*parts, timeout=config.episode_timeout, vocab_size=self._vocab_size)
 
     def _workflow(self, workflow: Any) -> Workflow:
         if isinstance(workflow, str):

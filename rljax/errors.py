@@ -38,6 +38,36 @@ class RewardTimeout(EpisodeError):
     kind = "reward_timeout"
 
 
+class EpisodeTimeout(EpisodeError):
+    """The episode took longer than `rollout.episode_timeout`; it was cancelled."""
+
+    kind = "episode_timeout"
+
+
+class EnvironmentFailed(EpisodeError):
+    """The environment raised, or broke its contract (rljax/environments/interface.py)."""
+
+    kind = "environment_error"
+
+
+class EnvironmentTimeout(EpisodeError):
+    """A call of the environment took longer than its time limit."""
+
+    kind = "environment_timeout"
+
+
+class AgentError(EpisodeError):
+    """The agent raised, its process failed, or it asked for no completion."""
+
+    kind = "agent_error"
+
+
+class AgentTimeout(EpisodeError):
+    """The agent took longer than its time limit; it was ended."""
+
+    kind = "agent_timeout"
+
+
 class SamplerError(EpisodeError):
     """A request got no answer: its server died or did not respond. It may be sent again."""
 

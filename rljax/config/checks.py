@@ -111,6 +111,11 @@ RL_RULES: tuple[Rule, ...] = (
         "a synchronous step waits for that many",
     ),
     Rule(
+        lambda c: c.episode_timeout >= c.recover.hang_timeout,
+        "rollout.episode_timeout: {c.rollout.episode_timeout:g} s is not less than recover.hang_timeout={c.recover.hang_timeout:g}, "
+        "which would end the run before the episode",
+    ),
+    Rule(
         lambda c: c.actor.ppo_n_minibatches > c.batch_size,
         "actor.ppo_n_minibatches: {c.actor.ppo_n_minibatches} minibatches of a batch of {c.batch_size} prompts: "
         "some would be empty (fewer, or a larger rollout.consumer_batch_size)",

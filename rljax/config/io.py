@@ -116,7 +116,10 @@ def resolve(config: Config) -> Config:
     return dataclasses.replace(
         config,
         rollout=dataclasses.replace(
-            config.rollout, consumer_batch_size=config.batch_size, max_concurrent_rollouts=config.max_in_flight
+            config.rollout,
+            consumer_batch_size=config.batch_size,
+            max_concurrent_rollouts=config.max_in_flight,
+            episode_timeout=config.episode_timeout,
         ),
         actor=dataclasses.replace(
             config.actor, eps_clip_higher=config.clip_high, loss_aggregation_constant=config.aggregation_constant

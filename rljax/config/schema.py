@@ -109,7 +109,10 @@ class RolloutConfig:
         choices=("drop", "mask"),
     )  # fmt: skip
     recompute_kv_on_publish: bool = key(False, "Prefill in-flight requests again with the new weights.")
-    workflow: str = key("rlvr", 'A registered workflow ("rlvr", "multi_turn"), or "package.module:Class".')
+    workflow: str = key(
+        "rlvr",
+        'A registered workflow ("rlvr", "multi_turn", "tool_use", "environment", "agent"), or "package.module:Class".',
+    )
     workflow_args: dict[str, object] = key({}, "Keyword arguments of the workflow, in addition to tokenizer and rewards.")
     should_accept_fn: str | None = key(
         None, 'A registered filter of groups ("mixed_rewards": DAPO\'s), or "package.module:function". None: all are accepted.'
@@ -120,6 +123,10 @@ class RolloutConfig:
     allow_control_tokens: bool = key(
         False, "Read control tokens such as <|im_end|> in the text of users, tools and environments; else they are plain text."
     )
+    episode_timeout: float | None = key(
+        None, "Time limit of one episode, tools and rewards included. None: two thirds of recover.hang_timeout.", POSITIVE,
+        unit="seconds",
+    )  # fmt: skip
     request_timeout: float = key(3600.0, "Time limit of one request.", POSITIVE, unit="seconds")
     request_retries: int = key(3, "Times a request is sent again after a sampler lost it.", NOT_NEGATIVE)
     workers: int = key(
@@ -135,8 +142,8 @@ class DatasetConfig:
 
     path: str = key(
         "",
-        "A directory with SPLIT.jsonl or .parquet, one such file, a directory of datasets' save_to_disk, task:addition, or "
-        "task:reasoning_gym/DATASET.",
+        "A directory with SPLIT.jsonl or .parquet, one such file, a directory of datasets' save_to_disk, task:addition, "
+        "task:reasoning_gym/DATASET, or task:environment/NAME.",
     )
     type: str = key(
         "",
@@ -233,6 +240,15 @@ class ServeConfig:
     max_requests: int = key(1024, "Completions at once; more requests get status 503.", POSITIVE)
     max_body_mb: float = key(64.0, "Largest request.", POSITIVE, unit="MiB")
     weight_roots: tuple[str, ...] = key((), "Directories below which weights may be loaded. Empty: memory-backed storage.")
+    model_name: str = key("", "Name of the model at /v1. Empty: that of its directory.")
+    tool_parser: str = key(
+        "auto", "Notation of tool calls at /v1: by the chat template, or of a family.",
+        choices=("auto", "hermes", "llama3_json", "mistral", "pythonic"),
+    )  # fmt: skip
+    reasoning_parser: str = key(
+        "auto", "Whether replies at /v1 are split into reasoning and content: by the chat template, always, or never.",
+        choices=("auto", "think", "none"),
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,6 +319,11 @@ class Config:
         """Prompts that are generated at once."""
         rollout = self.rollout
         return rollout.max_concurrent_rollouts or (rollout.max_head_offpolicyness + 1) * self.batch_size
+
+    @property
+    def episode_timeout(self) -> float:
+        """Seconds that an episode may take; less than what ends the run for hanging."""
+        return self.rollout.episode_timeout or self.recover.hang_timeout * 2 / 3
 
     @property
     def clip_high(self) -> float:

@@ -1,4 +1,5 @@
-"""Tasks whose examples are made in memory: "task:addition", "task:reasoning_gym/<dataset>".
+"""Tasks whose examples are made in memory: "task:addition", "task:reasoning_gym/<dataset>",
+"task:environment/<name>".
 
 A task is a function of (split, **arguments) that returns records in the prompt_answer format.
 Splits are disjoint whatever their sizes and seeds, since a question's own hash decides which split
@@ -15,6 +16,7 @@ from typing import Any
 
 from rljax.config.registry import nearest
 from rljax.data.records import InMemory
+from rljax.environments import tasks
 from rljax.errors import UserError
 
 PREFIX = "task:"
@@ -39,11 +41,13 @@ def make_task(path: str, split: str, arguments: Mapping[str, Any], key: str) -> 
     try:
         if name.startswith("reasoning_gym/"):
             records = reasoning_gym(name.removeprefix("reasoning_gym/"), split, **arguments)
+        elif name.startswith("environment/"):
+            records = tasks.environment(name.removeprefix("environment/"), split, **arguments)
         elif name in TASKS:
             _check_arguments(TASKS[name], arguments)
             records = TASKS[name](split, **arguments)
         else:
-            raise UserError(f"no task {name!r} ({nearest(name, [*TASKS, 'reasoning_gym/<dataset>'])})")
+            raise UserError(f"no task {name!r} ({nearest(name, [*TASKS, 'reasoning_gym/<dataset>', 'environment/<name>'])})")
     except UserError as error:
         raise UserError(f"{key}: {path}: {error}") from error.__cause__
     return InMemory(path, records)
@@ -121,11 +125,14 @@ def make_reasoning_gym(dataset: str, arguments: Mapping[str, Any]) -> Any:
         raise UserError(f"task arguments refused: {' '.join(str(error).split())}") from error
 
 
-TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {"addition": addition}
+TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {"addition": addition, **tasks.TASKS}
 
 
 def _check_arguments(task: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    known = [name for name, p in inspect.signature(task).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    parameters = inspect.signature(task).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return  # the task checks them itself
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     for name in arguments:
         if name not in known:
             raise UserError(f"no task argument {name!r} ({nearest(name, known)})")

@@ -159,6 +159,10 @@ class HFTokenizer:
         """Source of the chat template; "" if there is none."""
         return self._template.source
 
+    def encode_document(self, text: str) -> list[int]:
+        """Returns the ids of plain text as a whole prompt: with a BOS if the tokenizer adds one."""
+        return list(self._inner.encode(text, add_special_tokens=True, verbose=False))
+
     def unknown(self, text: str) -> str:
         unknown = self._inner.unk_token_id
         if unknown is None or unknown not in self.encode(text):

@@ -15,12 +15,12 @@ from rljax.config.schema import Config
 from rljax.engine import Generator
 from rljax.metrics.mean import Mean
 from rljax.rollout.gathering import Gathering
-from rljax.rollout.producer import RetryingGenerator, run_episode
+from rljax.rollout.producer import EpisodeResult, RetryingGenerator, parts_of, run_episode
 from rljax.rollout.result import Failure
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
 from rljax.rollout.workflow import Workflow
 from rljax.seeding import seed_for
-from rljax.types import PROMPT_VERSION, Prompt, SamplingParams, Trajectory
+from rljax.types import PROMPT_VERSION, Prompt, SamplingParams
 
 PREFIX = "eval-rollout"
 
@@ -59,18 +59,28 @@ async def evaluate(
 
     together = [Gathering(evaluation.n_samples) for _ in evaluation.prompts]
 
-    async def episode(index: int, sample: int) -> Trajectory | Failure | None:
+    async def episode(index: int, sample: int) -> EpisodeResult:
         prompt = evaluation.prompts[index]
         seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
         async with room:
             with together[index].member():
-                result = await run_episode(evaluation.workflow, retrying, prompt, evaluation.params, seed, kind="evaluation")
+                result = await run_episode(
+                    evaluation.workflow,
+                    retrying,
+                    prompt,
+                    evaluation.params,
+                    seed,
+                    timeout=config.episode_timeout,
+                    kind="evaluation",
+                )
         beat(f"evaluation {prompt.uid}")
         return result
 
-    episodes = [(index, sample) for index in range(len(evaluation.prompts)) for sample in range(evaluation.n_samples)]
-    results = await asyncio.gather(*(episode(index, sample) for index, sample in episodes))
-    trajectories = [r for r in results if isinstance(r, Trajectory)]
+    numbers = [(index, sample) for index in range(len(evaluation.prompts)) for sample in range(evaluation.n_samples)]
+    results = await asyncio.gather(*(episode(index, sample) for index, sample in numbers))
+    episodes = [parts for result in results if (parts := parts_of(result, 0))]
+    trajectories = [trajectory for parts in episodes for trajectory in parts]
+    weights = [1 / len(parts) for parts in episodes for _ in parts]
     failures = [r for r in results if isinstance(r, Failure)]
     failed = Counter(r.kind for r in failures)
     if not trajectories:  # the reward is then NaN
@@ -81,11 +91,11 @@ async def evaluate(
         message = "the evaluation's reward leaves out %d of %d episodes, which failed; the first: %s"
         log.warning(message, len(failures), len(results), failures[0].reason)
     metrics = {
-        f"{PREFIX}/reward": Mean.of(t.reward for t in trajectories),
+        f"{PREFIX}/reward": Mean.of(sum(t.reward for t in parts) / len(parts) for parts in episodes),
         f"{PREFIX}/no_eos_ratio": no_eos_ratio(trajectories),
         f"{PREFIX}/seq_len": Mean.of(int((t.versions != PROMPT_VERSION).sum()) for t in trajectories),
         f"{PREFIX}/failed": Mean(sum(failed.values()), 1),
     }
     metrics |= {f"{PREFIX}/failed/{kind}": Mean(count, 1) for kind, count in failed.items()}
     metrics |= {f"{PREFIX}/lost/{kind}": Mean(count, 1) for kind, count in lost.items()}
-    return metrics | reward_components(trajectories, "eval-reward")
+    return metrics | reward_components(trajectories, "eval-reward", weights)

@@ -1,7 +1,7 @@
 """Producer: prompts become groups, concurrently. Failures of users' code become values with a kind.
 
 request   ends within rollout.request_timeout, rollout.request_retries included (RetryingGenerator)
-episode   gives a trajectory, or None (rejected), or a failure                  (run_episode)
+episode   ends within rollout.episode_timeout; gives a trajectory, or None (rejected), or a failure                  (run_episode)
 group     consists of the trajectories of its episodes                          (GroupRunner)
 
 The tracker (tracker.py) decides what happens to the prompt afterwards. Groups are generated in this
@@ -22,13 +22,13 @@ import numpy as np
 
 from rljax import tracing
 from rljax.engine import Generator
-from rljax.errors import EpisodeError, Rejected, RequestLost, SamplerError
+from rljax.errors import EpisodeError, EpisodeTimeout, Rejected, RequestLost, SamplerError
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import NEVER, Buffer, Ticket, oldest_version
 from rljax.rollout.gathering import Gathering
 from rljax.rollout.result import Failure, Result
 from rljax.rollout.tracker import PromptTracker
-from rljax.rollout.trajectories import check_trajectory
+from rljax.rollout.trajectories import check_token_ids
 from rljax.rollout.workflow import Workflow
 from rljax.seeding import seed_for
 from rljax.types import Completion, Group, Prompt, Request, SamplingParams, Trajectory
@@ -36,6 +36,8 @@ from rljax.types import Completion, Group, Prompt, Request, SamplingParams, Traj
 Filter = Callable[[Group], bool | Awaitable[bool]]
 
 FIRST_DELAY, MAX_DELAY = 0.05, 30.0  # seconds before a retry; doubles with each
+
+EpisodeResult = Trajectory | tuple[Trajectory, ...] | Failure | None  # one, parts of one, failed, rejected
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +110,7 @@ class GroupRunner:
     n_samples: int
     seed: int  # of the run
     accept: Filter  # rollout.should_accept_fn
+    timeout: float | None = None  # seconds per episode: rollout.episode_timeout
     vocab_size: int | None = None  # token ids of trajectories are below it; None to leave that unchecked
     quit: bool = False  # somebody quit the debugger in an episode: no other one is begun
     warned: bool = False  # about the first failed episode; the others are only counted
@@ -120,7 +123,7 @@ class GroupRunner:
         await asyncio.sleep(retry_delay(ticket.failures))
         together = Gathering(self.n_samples)
         results = await asyncio.gather(*(self._episode(ticket, sample, together) for sample in range(self.n_samples)))
-        trajectories = tuple(r for r in results if isinstance(r, Trajectory))
+        trajectories = tuple(t for sample, result in enumerate(results) for t in parts_of(result, sample))
         failures = tuple(r for r in results if isinstance(r, Failure))
         if not trajectories:
             return Result((), failures, wanted=False)
@@ -131,13 +134,14 @@ class GroupRunner:
             return Result((), (*failures, Failure(EpisodeError.kind, error)), wanted=False)
         return Result(trajectories, failures, wanted)
 
-    async def _episode(self, ticket: Ticket, sample: int, together: Gathering) -> Trajectory | Failure | None:
+    async def _episode(self, ticket: Ticket, sample: int, together: Gathering) -> EpisodeResult:
         seed = seed_for(self.seed, ticket.prompt.uid, sample, ticket.attempt)
+        limits = {"timeout": self.timeout, "vocab_size": self.vocab_size}
         with together.member():
             if self.quit:
                 raise bdb.BdbQuit
             try:
-                result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed, self.vocab_size)
+                result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed, **limits)
             except bdb.BdbQuit:
                 self.quit = True
                 raise
@@ -166,23 +170,26 @@ async def run_episode(
     prompt: Prompt,
     params: SamplingParams,
     seed: int,
-    vocab_size: int | None = None,
     *,
+    timeout: float | None = None,
+    vocab_size: int | None = None,
     kind: str = "trajectory",
-) -> Trajectory | Failure | None:
+) -> EpisodeResult:
     """Runs one episode. Returns a Failure if the workflow raises; other episodes go on.
 
-    So is what is no trajectory, or has token ids that the model does not have.
-
     Args:
+      timeout: seconds after which the episode is cancelled, and fails as `episode_timeout`.
       vocab_size: number of token ids of the model; None to leave them unchecked.
       kind: name of its span in the trace, and of the lanes of such spans.
     """
+    limit = asyncio.timeout(timeout)
     with tracing.span(kind, lane=kind, uid=prompt.uid, seed=seed) as span:
+        result: EpisodeResult
         try:
-            result = await workflow.episode(generator, prompt, params, seed)
-            if result is not None:
-                check_trajectory(result, vocab_size)
+            async with limit:
+                done = await workflow.episode(generator, prompt, params, seed)
+            result = _checked(done)
+            check_token_ids(parts_of(result, 0), vocab_size)
         except Rejected:
             result = None
         except EpisodeError as error:
@@ -190,20 +197,51 @@ async def run_episode(
         except bdb.BdbQuit:  # "quit" at a breakpoint ends the program, not the episode
             raise
         except Exception as error:  # users' code may raise anything
-            result = Failure(EpisodeError.kind, error)
+            late = isinstance(error, TimeoutError) and limit.expired()  # else it is the workflow's own
+            result = _too_late(prompt, timeout, error) if late else Failure(EpisodeError.kind, error)
         span.note(**_told(result))
         return result
 
 
-def _told(result: Trajectory | Failure | None) -> dict[str, object]:
+def _too_late(prompt: Prompt, timeout: float | None, error: Exception) -> Failure:
+    late = EpisodeTimeout(f"an episode of prompt {prompt.uid} ran longer than {timeout or 0:g} s (rollout.episode_timeout)")
+    late.__cause__ = error.__cause__  # the cancellation, whose traceback ends where the episode waited
+    return Failure(late.kind, late)
+
+
+def _checked(done: object) -> EpisodeResult:
+    """Returns what a workflow returned. Raises TypeError if it may not."""
+    if done is None or isinstance(done, Trajectory):
+        return done
+    if not isinstance(done, list | tuple) or not done or not all(isinstance(part, Trajectory) for part in done):
+        raise TypeError(f"the workflow returned {type(done).__name__}: a Trajectory, a list of at least one, or None")
+    return tuple(done)
+
+
+def _told(result: EpisodeResult) -> dict[str, object]:
     """Returns what the trace says of an episode's end."""
     match result:
-        case Trajectory():
-            return {"reward": result.reward, "tokens": len(result), "finish": result.finish.value}
         case Failure():
             return {"failure": result.reason[:200]}
-        case _:
+        case None:
             return {"rejected": True}
+        case _:
+            parts = parts_of(result, 0)
+            reward, tokens = sum(part.reward for part in parts) / len(parts), sum(map(len, parts))
+            return {"reward": reward, "tokens": tokens, "finish": parts[-1].finish.value}
+
+
+def parts_of(result: EpisodeResult, sample: int) -> tuple[Trajectory, ...]:
+    """Returns the trajectories of an episode, those of several parts marked as such.
+
+    Args:
+      sample: index of the episode in its group.
+    """
+    if isinstance(result, Trajectory):
+        return (result,)
+    if isinstance(result, tuple):
+        return tuple(dataclasses.replace(part, episode=sample) for part in result)
+    return ()
 
 
 class Producer:

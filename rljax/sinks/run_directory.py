@@ -218,7 +218,7 @@ def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
         "components": dict(trajectory.components),
         "versions": _run_lengths(trajectory.versions[start:].tolist()),
         "finish": str(trajectory.finish),
-    }
+    } | ({} if trajectory.episode is None else {"episode": trajectory.episode})
 
 
 def describe_tokens(trajectory: Trajectory, advantage: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:

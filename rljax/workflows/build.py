@@ -18,6 +18,9 @@ from rljax.types import SamplingParams
 WORKFLOWS = {
     "rlvr": "rljax.workflows.rlvr:RLVR",
     "multi_turn": "rljax.workflows.multi_turn:MultiTurn",
+    "environment": "rljax.workflows.environment:EnvironmentWorkflow",
+    "tool_use": "rljax.workflows.tool_use:ToolUse",
+    "agent": "rljax.workflows.agent:AgentWorkflow",
 }
 
 

@@ -34,7 +34,7 @@ def accept_all(group: Group) -> bool:
 def mixed_rewards(group: Group) -> bool:
     """Rejects a group whose rewards are all equal: its advantages are zero, and it teaches nothing.
 
-    Dynamic sampling of DAPO, Yu et al. 2025, arXiv:2503.14476, section 3.2. An empty group is
-    rejected.
+    Dynamic sampling of DAPO, Yu et al. 2025, arXiv:2503.14476, section 3.2. Episodes of several
+    parts are equal if their parts have the same rewards. An empty group is rejected.
     """
-    return len({trajectory.reward for trajectory in group.trajectories}) > 1
+    return len({frozenset(part.reward for part in parts) for parts in group.episodes()}) > 1

@@ -13,9 +13,8 @@ from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, Score, score
 from rljax.rollout.trajectories import Episode
-from rljax.seeding import turn_seed
 from rljax.types import Completion, Finish, Prompt, SamplingParams, Trajectory
-from rljax.workflows.rlvr import generate
+from rljax.workflows.turns import generate_turn
 
 FEEDBACK = "Your answer is not right. Read the question again, find the mistake, and answer once more."
 
@@ -60,8 +59,8 @@ class MultiTurn:
         episode = Episode(self._tokenizer.encode_prompt(prompt))
         turn = 0
         while True:
-            request_id, prompt_ids = f"{prompt.uid}#{seed}.{turn}", episode.token_ids
-            completion = await generate(generator, request_id, prompt_ids, params, turn_seed(seed, turn))
+            prompt_ids = episode.token_ids
+            completion = await generate_turn(generator, prompt, episode, params, seed, turn)
             episode.sampled(completion)
             turn += 1
             text = self._tokenizer.decode(completion.token_ids)

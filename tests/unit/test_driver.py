@@ -273,5 +273,5 @@ def test_ids_that_the_model_does_not_have_fail_their_episode(drive):
     driver = drive()
     with pytest.raises(ValueError, match="is outside the model's vocabulary of 100"):
         driver.rollout_batch(RECORDS[:1], Beyond(driver))
-    with pytest.raises(TypeError, match="the workflow returned str, not a Trajectory or None"):
+    with pytest.raises(TypeError, match="the workflow returned str: a Trajectory, a list of at least one, or None"):
         driver.rollout_batch(RECORDS[:1], Text(driver))
