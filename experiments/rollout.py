@@ -130,7 +130,7 @@ async def _groups(
             params=params,
         )
         if scores_by_rewards(workflow):
-            await check_records(rewards, source)
+            await check_records(rewards, list(source.epoch(0)), source.where, source.key)
         runner = GroupRunner(workflow, sampler, params, n_samples, config.seed, find_filter(None), config.episode_timeout)
         try:
             results = await asyncio.gather(*(runner.run(Ticket(i, prompt)) for i, prompt in enumerate(prompts)))

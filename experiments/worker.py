@@ -106,7 +106,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
             params,
             config.gconfig.n_samples,
             config.seed,
-            find_filter(config.rollout.should_accept_fn),
+            find_filter(config.rollout.should_accept_fn, mask_no_eos=config.actor.mask_no_eos),
             config.episode_timeout,
             read_vocab_size(tokenizer_dir),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class Run:
     accept: Filter = lambda group: True  # rollout.should_accept_fn
     vocab_size: int | None = None  # of the model; None to leave token ids unchecked
     labeled: Labeled | None = None
-    evaluation: Evaluation | None = None
+    evaluations: Sequence[Evaluation] = ()  # one per validation set
     worker_server: WorkerServer | None = None  # leases prompts to rollout workers; None: this process generates
     take_metrics: Callable[[], dict[str, Mean]] = dict  # metrics of the reward processes since the last call
 

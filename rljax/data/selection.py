@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-from absl import logging
 
 from rljax.config.schema import DatasetConfig
 from rljax.data.labeled import Labels, shape_of
@@ -18,6 +18,8 @@ from rljax.types import Prompt
 
 if TYPE_CHECKING:
     from rljax.data.prompts import Examples
+
+log = logging.getLogger(__name__)
 
 
 class Selection:
@@ -60,15 +62,15 @@ class Selection:
         """Says what was left out, and which characters the policy can't see."""
         if self.long_prompts:
             most = self._dataset.max_length
-            logging.info("%s: %d of %d prompts are longer than %s tokens", self._key, self.long_prompts, self.count, most)
+            log.info("%s: %d of %d prompts are longer than %s tokens", self._key, self.long_prompts, self.count, most)
         if self.long_examples and self._labels:
             said = self._key, self.long_examples, self.count, self._labels.why
-            logging.info("%s: %d of %d examples are left out with their answers: %s", *said)
+            log.info("%s: %d of %d examples are left out with their answers: %s", *said)
         if self._strange:
             index, character = self._strange[0]
             more = f", as {len(self._strange) - 1} more prompts have such" if len(self._strange) > 1 else ""
             where = self._examples.where(index)
-            logging.warning("%s: the model's tokenizer has no token for %r%s: the policy can't see it", where, character, more)
+            log.warning("%s: the model's tokenizer has no token for %r%s: the policy can't see it", where, character, more)
 
     def _select(self) -> Iterator[int]:
         length_of_prompt = self._prompt_length()
