@@ -119,18 +119,30 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.config.validation import key_of
+    from rljax.hf.spec import read_vocab_size
     from rljax.rewards import RewardPool
+    from rljax.rewards.check import check_records
     from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
-    from rljax.workflows import build_workflow, find_filter, sampling_params
+    from rljax.workflows import build_workflow, find_filter, sampling_params, scores_by_rewards
     from rljax.workflows.evaluations import evaluations_of
 
     params = sampling_params(config.gconfig, tokenizer)
     accept = find_filter(config.rollout.should_accept_fn, mask_no_eos=config.actor.mask_no_eos)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow,
+            tokenizer=tokenizer,
+            rewards=rewards,
+            arguments=config.rollout.workflow_args,
+            params=params,
         )
+        if scores_by_rewards(workflow):
+            if config.actor.loss != "sft":
+                await check_records(rewards, list(prompts.epoch(0)), prompts.where, prompts.key)
+            for each in held_out:
+                await check_records(rewards, each.prompts, each.where, key_of(each.name))
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)
 
         # ----------------------------------------------------------------------------------------------------------------
@@ -160,6 +172,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 open_sinks=open_sinks,
                 workdir=run.path,
                 accept=accept,
+                vocab_size=read_vocab_size(model_dir),
                 labeled=labeled,
                 evaluations=evaluations,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,

@@ -26,6 +26,7 @@ class Examples(Protocol):
 
     def where(self, index: int) -> str: ...
 
+
 log = logging.getLogger(__name__)
 
 
