@@ -79,8 +79,15 @@ class Labels:
     def _made(self, prompt: Prompt) -> Trajectory:
         return labeled_trajectory(prompt, self._tokenizer, self._warmup.field, turns=self._warmup.turns)
 
+    def require(self, prompt: Prompt, where: str) -> None:
+        """Raises UserError for a prompt without a reply, or without the text to learn in its place."""
+        field = self._warmup.field
+        if not (field == ANSWER and prompt.reply) and not isinstance(prompt.fields.get(field), str | int | float):
+            has = ", ".join(prompt.fields) or "none"
+            raise UserError(f"warmup.field: {where} has no text {field!r} to train on (its fields: {has})")
+
     def measure(self) -> Callable[[Prompt], int]:
-        """Returns a function of an example that returns its length in tokens, if that may be too long.
+        """Returns a function that measures an example in tokens, if it may be too long.
 
         An example that must fit, by its bytes, is not tokenized, and has length 0.
         """
