@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
-from absl import logging
 
 from rljax.config.schema import DatasetConfig
 from rljax.data.labeled import Labels, shape_of
@@ -25,6 +25,9 @@ class Examples(Protocol):
     def __getitem__(self, index: int) -> Prompt: ...
 
     def where(self, index: int) -> str: ...
+
+
+log = logging.getLogger(__name__)
 
 
 class Selection:
@@ -67,15 +70,15 @@ class Selection:
         """Says what was left out, and which characters the policy can't see."""
         if self.long_prompts:
             most = self._dataset.max_length
-            logging.warning("%s: %d of %d prompts are longer than %s tokens", self._key, self.long_prompts, self.count, most)
+            log.warning("%s: %d of %d prompts are longer than %s tokens", self._key, self.long_prompts, self.count, most)
         if self.long_examples and self._labels:
             said = self._key, self.long_examples, self.count, self._labels.why
-            logging.warning("%s: %d of %d examples are left out with their answers: %s", *said)
+            log.warning("%s: %d of %d examples are left out with their answers: %s", *said)
         if self._strange:
             index, character = self._strange[0]
             more = f", as {len(self._strange) - 1} more prompts have such" if len(self._strange) > 1 else ""
             where = self._examples.where(index)
-            logging.warning("%s: the model's tokenizer has no token for %r%s: the policy can't see it", where, character, more)
+            log.warning("%s: the model's tokenizer has no token for %r%s: the policy can't see it", where, character, more)
 
     def _select(self) -> Iterator[int]:
         length_of_prompt = self._prompt_length()

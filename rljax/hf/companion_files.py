@@ -42,9 +42,15 @@ def write_companions(directory: Path, spec: ModelSpec, dtype: str, source: Path 
         config: dict[str, Any] = spec.to_config() if source is None else read_config(source)
         config.pop("torch_dtype", None)  # the name before transformers 5
         write_json(directory / CONFIG, config | {"dtype": dtype})
-        for name in COPIED if source is not None else ():
-            if (path := (source or directory) / name).is_file():
-                shutil.copyfile(path, directory / name)
+        if source is not None:
+            copy_tokenizer(source, directory)
         write_turn_ends(directory, source=source)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written: {error.strerror or error}") from None
+
+
+def copy_tokenizer(source: Path, directory: Path) -> None:
+    """Copies generation config and tokenizer from a model directory. Raises OSError."""
+    for name in COPIED:
+        if (path := source / name).is_file():
+            shutil.copyfile(path, directory / name)

@@ -153,9 +153,23 @@ def _text_part(config: dict[str, Any]) -> dict[str, Any]:
     return {**shared, **text, "model_type": part, "architectures": [CLASSES[MODEL_TYPES[part]]]}
 
 
+def read_vocab_size(directory: Path | str) -> int | None:
+    """Returns the number of token ids of a model, by its config.json; None without one."""
+    if not (Path(directory) / CONFIG).is_file():
+        return None
+    config = read_config(directory)
+    size = config["text_config"].get("vocab_size") if "text_config" in config else config.get("vocab_size")
+    return size if isinstance(size, int) else None
+
+
 def _architecture(config: Mapping[str, Any], where: str) -> str:
     supported = ", ".join(CLASSES.values())
     model_type = config.get("model_type")
+    if "vision_config" in config and model_type not in MODEL_TYPES:
+        raise UserError(
+            f"{where}: {model_type!r} is an image-text model: the JAX path and the learners take text models only "
+            f"({supported}); SGLang samples from it (sglang.enable_multimodal), rljax compare compares it"
+        )
     if model_type not in MODEL_TYPES:
         raise UserError(f"{where}: model_type {model_type!r} is not supported (supported: {supported})")
     architecture = MODEL_TYPES[model_type]

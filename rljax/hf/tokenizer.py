@@ -22,6 +22,7 @@ from rljax.errors import UserError
 from rljax.hf.chat_template import Chat, ChatTemplate
 from rljax.hf.labeled_turns import learned_turns
 from rljax.hf.messages import Message, Tool
+from rljax.hf.pictures import has_pictures
 from rljax.types import Prompt
 
 DEFAULTS = RolloutConfig()
@@ -142,6 +143,11 @@ class HFTokenizer:
         self.vocab_size: int = 1 + max(inner.get_vocab().values())
         self.has_chat_template = bool(self._template.source)
 
+    @property
+    def transformers(self) -> Any:
+        """The tokenizer of transformers that this one wraps."""
+        return self._inner
+
     def vocabulary(self) -> dict[str, int]:
         """Returns the id of every token, added ones included."""
         return dict(self._inner.get_vocab())
@@ -159,6 +165,10 @@ class HFTokenizer:
     def chat_template(self) -> str:
         """Source of the chat template; "" if there is none."""
         return self._template.source
+
+    def encode_document(self, text: str) -> list[int]:
+        """Returns the ids of plain text as a whole prompt: with a BOS if the tokenizer adds one."""
+        return list(self._inner.encode(text, add_special_tokens=True, verbose=False))
 
     def unknown(self, text: str) -> str:
         unknown = self._inner.unk_token_id
@@ -182,6 +192,8 @@ class HFTokenizer:
         return [text, *[""] * (len(token_ids) - 1)] if len(token_ids) else []
 
     def encode_prompt(self, prompt: Prompt) -> np.ndarray:
+        if has_pictures(prompt.messages):
+            raise UserError(f"prompt {prompt.uid}: has pictures, and workflows and learners take text (docs/compare.md)")
         # The samples of a prompt ask for the same ids, one after another
         known = self._encoded.get(prompt.uid)
         if known is not None and known[0] == prompt:  # another dataset may have the uid too
