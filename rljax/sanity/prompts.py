@@ -11,6 +11,7 @@ from typing import Any
 from rljax.sanity.findings import Finding, Severity
 from rljax.types import Prompt
 
+EPISODE = "environment"  # the field that tells apart episodes of an environment that begin with the same messages
 ANSWER = "answer"  # the field that two records of one question should agree on
 MANY = 0.1  # share of the validation prompts from which on sharing is an error
 WORTH_A_WARNING = 0.01  # share of duplicates from which on they are more than a note
@@ -31,7 +32,7 @@ class Index:
         self._answers: dict[bytes, set[str]] = defaultdict(set)
         self.count = 0
         for prompt in prompts:
-            key = digest_of(prompt.messages)
+            key = digest_of(prompt.messages, prompt.fields.get(EPISODE))
             self.places[key].append(prompt.uid)
             self.count += 1
             if ANSWER in prompt.fields:
@@ -68,9 +69,13 @@ def shared(train: Index, held_out: Index) -> Iterator[Finding]:
     yield Finding(severity, part, line, "take them out of one of the sets")
 
 
-def digest_of(messages: Iterable[Mapping[str, Any]]) -> bytes:
-    """Hashes messages; text that differs in white space or case alone has one digest."""
-    digest = hashlib.blake2b(digest_size=12)
+def digest_of(messages: Iterable[Mapping[str, Any]], episode: Any = None) -> bytes:
+    """Hashes messages; text that differs in white space or case alone has one digest.
+
+    Args:
+      episode: what the messages begin, where several begin alike (docs/environments.md); JSON values.
+    """
+    digest = hashlib.blake2b(json.dumps(episode, sort_keys=True, default=str).encode(errors="replace"), digest_size=12)
     for message in messages:
         content = message["content"]
         text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
