@@ -137,6 +137,7 @@ async def run_episode(
     kind: name of its span in the trace, and of the lanes of such spans.
     """
     with tracing.span(kind, lane=kind, uid=prompt.uid, seed=seed) as span:
+        result: Trajectory | Failure | None
         try:
             result = await workflow.episode(generator, prompt, params, seed)
         except EpisodeError as error:
