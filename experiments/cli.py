@@ -21,7 +21,10 @@ import rljax
 
 # Commands in the order of their listing. A new binary is added here.
 MENUS = {
-    "rljax": ("train", "doctor", "report", "rollout", "replay", "serve", "parity", "compare", "convert", "bench"),
+    "rljax": (
+        *("train", "check", "evaluate", "doctor", "report", "rollout", "replay", "serve", "parity", "compare"),
+        *("export", "convert", "bench"),
+    ),
     "rljax bench": (
         "grpo_step",
         "learner",

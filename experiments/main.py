@@ -234,6 +234,7 @@ def _parse_flags(argv: Sequence[str], *, takes_arguments: bool = False) -> list[
     if FLAGS["verbosity"].using_default_value:
         # Otherwise checkpoints and data log every step
         FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
+        standard_logging.getLogger("rljax").setLevel(standard_logging.INFO)  # what this package says is said
     return left
 
 
@@ -300,10 +301,12 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
 def recorded(run: RunDirectory) -> Iterator[None]:
     """Records an error that ends the run in status.json, in one line, and raises it again.
 
-    Meanwhile the file is touched, so that a process that was killed is told from one that lives.
+    What is said on the screen until then is in log.txt too. Meanwhile status.json is touched, so
+    that a process that was killed is told from one that lives.
     """
     from rljax.process.liveness import beating
 
+    handler = _log_to(run.path / "log.txt")
     try:
         with beating(run.status):
             yield
@@ -318,4 +321,17 @@ def recorded(run: RunDirectory) -> Iterator[None]:
                 run.fail(" ".join(reason.split()))
         raise
     finally:
+        standard_logging.getLogger().removeHandler(handler)
+        handler.close()
         run.close()
+
+
+def _log_to(path: Path) -> standard_logging.Handler:
+    """Appends what is logged from now on to a file. Raises UserError if it can't be written."""
+    try:
+        handler = standard_logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--workdir: cannot write {path}: {error.strerror}") from None
+    handler.setFormatter(standard_logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    standard_logging.getLogger().addHandler(handler)
+    return handler

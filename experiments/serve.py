@@ -5,7 +5,8 @@
 A run attaches to it with --config.rollout.addr=127.0.0.1:30000.
 
 Prints its address once it answers, and runs until it is told to stop. It speaks SGLang's native
-protocol, and outlives the runs that attach to it: each publishes its own weights. With
+protocol, and OpenAI's at /v1 (docs/agents.md). It outlives the runs that attach to it: each
+publishes its own weights. With
 --workdir=DIR it begins with the exported model of the run there, DIR/export. With RLJAX_TOKEN in
 the environment, clients must have the same token there.
 """
@@ -26,7 +27,7 @@ from rljax.experiments import main
 if TYPE_CHECKING:
     from rljax.config.schema import Config
     from rljax.engine import Sampler
-    from rljax.hf.tokenizer import Tokenizer
+    from rljax.hf.tokenizer import HFTokenizer
 
 main.define_config_flags(what="Directory of a run whose exported model is served; the place for a model made from scratch.")
 
@@ -37,6 +38,7 @@ def serve() -> None:
     from rljax.config import io as config_io
     from rljax.config.allocation import Allocation
     from rljax.errors import UserError
+    from rljax.hf import agreement
     from rljax.hf.tokenizer import load_tokenizer
 
     config = config_io.resolve(main.config_from_flags())
@@ -48,6 +50,7 @@ def serve() -> None:
     engine.prepare(Allocation(pools.sampler, None))
     model_dir = _trained() or _initial(config)
     tokenizer = load_tokenizer(model_dir, config.rollout)
+    agreement.check(model_dir, tokenizer)
     sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
     asyncio.run(_serve(config, sampler, model_dir, tokenizer))
 
@@ -66,13 +69,22 @@ def _initial(config: Config) -> Path:
     return prepare_model_directory(config.actor, workdir / "init", seed=config.seed)
 
 
-async def _serve(config: Config, sampler: Sampler, model_dir: Path, tokenizer: Tokenizer) -> None:
+async def _serve(config: Config, sampler: Sampler, model_dir: Path, tokenizer: HFTokenizer) -> None:
+    from rljax.agents import Dialogue, Endpoint, Guest, SamplingPolicy
     from rljax.engines.http.remote import TOKEN_VARIABLE
     from rljax.engines.http.server import SamplerServer, ServerOptions, is_loopback
     from rljax.errors import UserError
+    from rljax.workflows import sampling_params
 
     settings, token = config.serve, os.environ.get(TOKEN_VARIABLE)
     roots = settings.weight_roots or ("/dev/shm", tempfile.gettempdir())
+    guest = Guest(sampler, SamplingPolicy(sampling_params(config.gconfig, tokenizer), fixed=False), token)
+    endpoint = Endpoint(
+        Dialogue(tokenizer, settings.tool_parser, settings.reasoning_parser),
+        settings.model_name or model_dir.resolve().name,
+        guest=guest,
+        most_requests=settings.max_requests,
+    )
     options = ServerOptions(
         model_path=str(model_dir.resolve()),
         weight_roots=[Path(root) for root in roots],
@@ -80,7 +92,7 @@ async def _serve(config: Config, sampler: Sampler, model_dir: Path, tokenizer: T
         max_requests=settings.max_requests,
         max_body=int(settings.max_body_mb * 2**20),
     )
-    server = SamplerServer(sampler, options, tokenizer)
+    server = SamplerServer(sampler, options, tokenizer, endpoint)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import os
 import secrets
 import sys
@@ -79,28 +78,31 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.hf import teacher
+    from rljax.hf import agreement, teacher
     from rljax.hf.model_directory import prepare_model_directory
     from rljax.hf.tokenizer import load_tokenizer
 
     model_dir = prepare_model_directory(config.actor, run.init, seed=config.seed)
     teacher.check(config.actor, model_dir)
     tokenizer = load_tokenizer(model_dir, config.rollout)
+    agreement.check(model_dir, tokenizer)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
     from rljax import engine
     from rljax.data import Labels, open_prompts
+    from rljax.data.held_out import open_held_out
     from rljax.loop import Labeled, Loop, Run
-    from rljax.rollout.evaluation import Evaluation
+    from rljax.process import interpreter
     from rljax.rollout.limits import total_steps
+    from rljax.sanity.start import at_start
 
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
         most, why = engine.room_for_prompt(config, pools)
         prompts.require_fit(tokenizer, most=most, why=why)
-    labeled, held_out, protocol = None, None, None
+    labeled = None
     if config.warmup.steps or config.actor.loss == "sft":
         most, why = engine.room_for_example(config)
         labels = Labels(config.warmup, tokenizer, most=most, why=why)
@@ -108,10 +110,8 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=tokenizer, labels=labels
         )
         labeled = Labeled(examples, labels)
-    if config.evaluator.freq_steps or config.evaluator.freq_epochs:
-        source = open_prompts(config.valid_dataset, key="valid_dataset", seed=config.seed, tokenizer=tokenizer)
-        held_out = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))
-        protocol = len(held_out), source.identity
+    held_out = open_held_out(config, tokenizer) if config.evaluator.freq_steps or config.evaluator.freq_epochs else []
+    at_start(config, prompts, held_out, tokenizer, model_dir)
     resolved = config  # as config.json has it
     size = len(labeled.prompts) if labeled and config.actor.loss == "sft" else len(prompts)
     config = dataclasses.replace(config, total_train_steps=total_steps(config, size) - _warmup(config))
@@ -119,32 +119,40 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.config.validation import key_of
+    from rljax.hf.spec import read_vocab_size
     from rljax.rewards import RewardPool
+    from rljax.rewards.check import check_records
     from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
-    from rljax.workflows import build_workflow, find_filter, sampling_params
+    from rljax.workflows import build_workflow, find_filter, sampling_params, scores_by_rewards
+    from rljax.workflows.evaluations import evaluations_of
 
     params = sampling_params(config.gconfig, tokenizer)
-    accept = find_filter(config.rollout.should_accept_fn)
+    accept = find_filter(config.rollout.should_accept_fn, mask_no_eos=config.actor.mask_no_eos)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow,
+            tokenizer=tokenizer,
+            rewards=rewards,
+            arguments=config.rollout.workflow_args,
+            params=params,
         )
-        evaluation = None
-        if held_out is not None:
-            judge = config.evaluator
-            judged = dataclasses.replace(
-                params, greedy=judge.greedy, temperature=judge.temperature, top_p=judge.top_p, top_k=judge.top_k
-            )
-            evaluation = Evaluation(held_out, workflow, judged, judge.n_samples)
+        if scores_by_rewards(workflow):
+            if config.actor.loss != "sft":
+                await check_records(rewards, list(prompts.epoch(0)), prompts.where, prompts.key)
+            for each in held_out:
+                await check_records(rewards, each.prompts, each.where, key_of(each.name))
+        evaluations = evaluations_of(config, held_out, workflow, tokenizer)
 
         # ----------------------------------------------------------------------------------------------------------------
         # What is recorded of the run
         # ----------------------------------------------------------------------------------------------------------------
         def open_sinks(first_step: int) -> Sinks:
             devices, data = engine.devices_of(pools), prompts.identity
+            protocols = {each.name: each.protocol for each in evaluations if each.protocol is not None}
             this = context.session(
-                resolved, first_step=first_step, model_dir=model_dir, data=data, held_out=protocol, devices=devices
+                resolved, first_step=first_step, model_dir=model_dir, data=data, protocols=protocols, devices=devices
             )
             context.append(run, this)
             return build_sinks(config, run, tokenizer, first_step=first_step)
@@ -152,18 +160,21 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it
         # ----------------------------------------------------------------------------------------------------------------
+        made = engine.build(config, pools, model_dir, run.path, leader.make_learner)
+        interpreter.settle()
         return await Loop(
             Run(
                 config=config,
-                engine=engine.build(config, pools, model_dir, run.path, leader.make_learner),
+                engine=made,
                 prompts=prompts,
                 workflow=workflow,
                 params=params,
                 open_sinks=open_sinks,
                 workdir=run.path,
                 accept=accept,
+                vocab_size=read_vocab_size(model_dir),
                 labeled=labeled,
-                evaluation=evaluation,
+                evaluations=evaluations,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,
                 take_metrics=rewards.take_metrics,
             )

@@ -17,6 +17,15 @@ class EpisodeError(Exception):
     kind = "workflow_error"
 
 
+class Rejected(EpisodeError):
+    """Rejects the sample, as `episode` does that returns None: no reward applies to it, say.
+
+    It is no failure: it counts under `rollout/rejected` if the whole group is rejected.
+    """
+
+    kind = "rejected"
+
+
 class RewardError(EpisodeError):
     """The reward function raised, or its process died."""
 
@@ -27,6 +36,36 @@ class RewardTimeout(EpisodeError):
     """The reward function took longer than `reward.timeout`; its process was killed."""
 
     kind = "reward_timeout"
+
+
+class EpisodeTimeout(EpisodeError):
+    """The episode took longer than `rollout.episode_timeout`; it was cancelled."""
+
+    kind = "episode_timeout"
+
+
+class EnvironmentFailed(EpisodeError):
+    """The environment raised, or broke its contract (rljax/environments/interface.py)."""
+
+    kind = "environment_error"
+
+
+class EnvironmentTimeout(EpisodeError):
+    """A call of the environment took longer than its time limit."""
+
+    kind = "environment_timeout"
+
+
+class AgentError(EpisodeError):
+    """The agent raised, its process failed, or it asked for no completion."""
+
+    kind = "agent_error"
+
+
+class AgentTimeout(EpisodeError):
+    """The agent took longer than its time limit; it was ended."""
+
+    kind = "agent_timeout"
 
 
 class SamplerError(EpisodeError):

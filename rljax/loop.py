@@ -48,7 +48,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
 import os
 import shutil
 import time
@@ -61,6 +60,8 @@ from rljax.checkpoints.recovery import Recovery
 from rljax.config.schema import FrequencyConfig
 from rljax.engine import ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
+from rljax.evaluator import Evaluator
+from rljax.hf.turn_ends import write_turn_ends
 from rljax.interventions import Interventions
 from rljax.metrics.accumulator import PhaseTimer
 from rljax.metrics.guard_actions import Decision
@@ -70,7 +71,6 @@ from rljax.process.signals import on_stop_signal
 from rljax.process.watchdog import Watchdog
 from rljax.reporting import Reporter
 from rljax.rollout.buffer import Buffer, Entry
-from rljax.rollout.evaluation import PREFIX, evaluate
 from rljax.rollout.limits import limits_of, supervised_total
 from rljax.rollout.tracker import waiting_in_buffer
 from rljax.run import Labeled, Outcome, Run
@@ -109,7 +109,6 @@ class Loop:
         self.supervised_total = supervised_total(config, len(run.prompts))
         self.stop = asyncio.Event()  # set by a signal
         self.learner_lock = asyncio.Lock()  # taken to change the learner's weights, and to read them
-        self.evaluated: tuple[int, float] | None = None  # step, reward
         self.epochs = 0  # finished
         run.workdir.mkdir(parents=True, exist_ok=True)
 
@@ -126,6 +125,7 @@ class Loop:
             run.traced(),
         ):
             self.beat, self.timer = watchdog.beat, PhaseTimer(watchdog.beat)
+            self.evaluator = Evaluator(run, watchdog.beat)
             try:
                 await self._restore()
                 self.sinks = run.open_sinks(self.step)
@@ -135,6 +135,7 @@ class Loop:
                     await self.sampling.open()
                     await self._train()
                 finally:
+                    await self.evaluator.abandon()
                     await self.sampling.close()
                     self.sinks.close()
                     await asyncio.to_thread(self.oversight.close)
@@ -170,7 +171,9 @@ class Loop:
             if (self.step or attached) and not self.stop.is_set():
                 await self.parts.engine.publish(self.buffer.version)
             if self.buffer.version == 0:
-                await self._evaluate()
+                await self._evaluate(overlap=True)
+                if self._may_be_best():
+                    await self._save()
             if self.config.actor.loss != "sft":
                 await self._reinforce()
             if not self.stop.is_set():
@@ -191,7 +194,9 @@ class Loop:
         if self.oversight.guardrails.idle:
             log.warning("the run ends with steps from which nothing was learned (rollout/reward, rollout/equal_reward_groups)")
         if self.config.saver.export_final:
-            await asyncio.to_thread(self._export)
+            await asyncio.to_thread(self._export, "export")
+        if self.config.evaluator.best is not None:
+            await asyncio.to_thread(self._export_best)
         self.reporter.status(self.step, RunState.FINISHED)
 
     async def _supervise(self) -> None:
@@ -213,9 +218,10 @@ class Loop:
             self._write(metrics | counted(decision.action for decision in decisions))
             await self._act(decisions)
             if sft and self._due(self.config.evaluator, epochs):
+                await self._await_evaluation()  # it sees no other weights
                 await self.parts.engine.publish(self.step)
-                await self._evaluate()
-            if self._due(self.config.saver, epochs) and not self.oversight.guardrails.suspect:
+                await self._evaluate(overlap=True)
+            if (self._due(self.config.saver, epochs) or self._may_be_best()) and not self.oversight.guardrails.suspect:
                 await self._save()
             self.epochs = epochs
         self.epochs = self.epochs if sft else 0
@@ -298,8 +304,9 @@ class Loop:
             return
         epochs = self.buffer.done // len(self.parts.prompts)
         if self._due(self.config.evaluator, epochs):
-            await self._evaluate()
-        if self._due(self.config.saver, epochs) and not self.oversight.guardrails.suspect:
+            await self._evaluate(overlap=True)
+        self._report_evaluation()
+        if (self._due(self.config.saver, epochs) or self._may_be_best()) and not self.oversight.guardrails.suspect:
             await self._save(epochs)
         self.epochs = epochs
 
@@ -338,32 +345,41 @@ class Loop:
             await asyncio.to_thread(self.parts.engine.learner.export, ExportToDirectory(directory))
             return self.buffer.version
 
-    async def _evaluate(self) -> None:
+    async def _evaluate(self, *, overlap: bool = False) -> None:
         """Evaluates at this step, unless that was done already or the run has no evaluations.
 
-        Abandons the evaluation if a signal stops the run.
+        Args:
+          overlap: return at once if the config wants evaluations to overlap training.
         """
-        run, evaluator = self.parts, self.config.evaluator
-        never = run.evaluation is None or (evaluator.freq_steps is None and evaluator.freq_epochs is None)
-        if never or self.stop.is_set() or (self.evaluated is not None and self.evaluated[0] == self.step):
+        self._report_evaluation()
+        if self.stop.is_set():
             return
-        assert run.evaluation is not None
+        if self.evaluator.is_new(self.step):
+            await self._await_evaluation()
+            if self.stop.is_set():
+                return
+            self.evaluator.begin(self.step)
+        if not (overlap and self.config.evaluator.overlap):
+            await self._await_evaluation()
+
+    async def _await_evaluation(self) -> None:
+        """Waits for the evaluation that runs, if any. Abandons it if a signal stops the run."""
+        if self.evaluator.task is None:
+            return
         with self.timer.phase("evaluate"):
-            work = asyncio.create_task(evaluate(run.engine.sampler, run.evaluation, self.config, self.beat))
             stop = asyncio.create_task(self.stop.wait())
             try:
-                await self._wait_for_any(work, stop)
-                abandoned = not work.done()
+                await self._wait_for_any(self.evaluator.task, stop)
             finally:
                 stop.cancel()
-                if not work.done():
-                    work.cancel()
-                    await asyncio.wait([work])
-            if abandoned:
-                return
-        metrics = work.result()
-        self.evaluated = (self.step, metrics[f"{PREFIX}/reward"].value)
-        self.reporter.add(self.step, metrics | self.timer.drain())
+                if not self.evaluator.task.done():
+                    await self.evaluator.abandon()
+        self._report_evaluation()
+
+    def _report_evaluation(self) -> None:
+        """Writes the metrics of an evaluation that has ended, with those of the last step."""
+        if (metrics := self.evaluator.take()) is not None:
+            self.reporter.add(self.step, metrics | self.timer.drain())
 
     async def _save(self, epochs: int | None = None, *, failed: bool = False) -> None:
         labeled = self.parts.labeled
@@ -374,12 +390,15 @@ class Loop:
             "guard": self.oversight.actions.state(),
             **self.reporter.state(),
         }
-        reward = self.evaluated[1] if self.evaluated and self.evaluated[0] == self.step else math.nan
+        score = self.evaluator.score(self.step)
         with self.timer.phase("save"):
-            score = None if math.isnan(reward) else reward
             async with self.learner_lock:
                 keep_from = self.interventions.keep_from(self.step)
                 await self.recovery.save(self.step, state, score=score, failed=failed, keep_from=keep_from)
+
+    def _may_be_best(self) -> bool:
+        """Returns whether this step has a score, and the best checkpoint is wanted."""
+        return self.config.evaluator.best is not None and self.evaluator.score(self.step) is not None
 
     def _write(self, metrics: Mapping[str, Mean]) -> None:
         """Writes a step's metrics, with what was counted and timed since the last step."""
@@ -391,10 +410,22 @@ class Loop:
         every = frequency.freq_epochs
         return by_steps or (every is not None and epochs // every > self.epochs // every)
 
-    def _export(self) -> None:
-        """Exports the policy to WORKDIR/export as a HF directory, whole or not at all."""
-        target, temporary = self.parts.workdir / "export", self.parts.workdir / ".export.tmp"
+    def _export(self, name: str) -> None:
+        """Exports the policy to a directory of the run as a HF directory, whole or not at all."""
+        target, temporary = self.parts.workdir / name, self.parts.workdir / f".{name}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         self.parts.engine.learner.export(ExportToDirectory(temporary))
+        write_turn_ends(temporary, self.parts.params.stop_token_ids)
         shutil.rmtree(target, ignore_errors=True)
         os.rename(temporary, target)
+
+    def _export_best(self) -> None:
+        """Exports the best checkpoint to WORKDIR/best. The learner has its weights afterwards."""
+        best = self.recovery.checkpoints.best()
+        if best is None:
+            log.warning("evaluator.best: no checkpoint has a score, so there is none to export")
+            return
+        if best.step != self.step:
+            self.parts.engine.learner.restore(best.path / "learner")
+        self._export("best")
+        log.info("%s: step %d, %s %.4g", self.parts.workdir / "best", best.step, self.config.evaluator.best, best.score)

@@ -114,7 +114,16 @@ class Sampling:
             retries=config.rollout.request_retries,
             lost=lambda error: self._accumulator.count(f"rollout/lost/{error.kind}"),
         )
-        runner = GroupRunner(run.workflow, generator, run.params, config.gconfig.n_samples, config.seed, run.accept)
+        runner = GroupRunner(
+            run.workflow,
+            generator,
+            run.params,
+            config.gconfig.n_samples,
+            config.seed,
+            run.accept,
+            config.episode_timeout,
+            run.vocab_size,
+        )
         await Producer(runner, self._buffer, self._tracker(), self._accumulator).run()
 
     def _tracker(self) -> PromptTracker:

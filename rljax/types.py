@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,8 @@ class Prompt:
 class Trajectory:
     """Prompt and completion(s) of one episode. Entry t of each array belongs to token t itself.
 
+    An episode may consist of several trajectories, its parts, as when two agents talk side by side.
+
     Example:
 
         Trajectory(
@@ -141,6 +143,7 @@ class Trajectory:
     reward: float  # of the whole episode, before shaping
     components: Mapping[str, float]  # reward components by name, logged separately
     finish: Finish  # of the last completion
+    episode: int | None = None  # the parts of one episode of a group have the same number; None: an episode by itself
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -158,8 +161,46 @@ class Trajectory:
 class Group:
     """The trajectories of one prompt.
 
-    Fewer than n_samples when some episodes failed or were rejected.
+    Fewer than n_samples episodes when some failed or were rejected.
     """
 
     uid: str  # of the prompt
     trajectories: tuple[Trajectory, ...]
+
+    def episodes(self) -> tuple[tuple[Trajectory, ...], ...]:
+        """Returns the trajectories of each episode."""
+        return episodes_of(self.trajectories)
+
+
+def episodes_of(trajectories: Sequence[Trajectory]) -> tuple[tuple[Trajectory, ...], ...]:
+    """Returns the trajectories of one group by episode, in the order of their first parts."""
+    found: dict[object, list[Trajectory]] = {}
+    for index, trajectory in enumerate(trajectories):
+        key = ("alone", index) if trajectory.episode is None else trajectory.episode
+        found.setdefault(key, []).append(trajectory)
+    return tuple(map(tuple, found.values()))
+
+
+def episode_rewards(trajectories: Sequence[Trajectory]) -> tuple[float, ...]:
+    """Returns the reward of each episode of one group: the mean over its parts."""
+    return tuple(sum(part.reward for part in parts) / len(parts) for parts in episodes_of(trajectories))
+
+
+def episode_ids(groups: Sequence[Group]) -> np.ndarray:
+    """Numbers the episodes of all groups, and returns the number of each trajectory, [N] int64."""
+    found: dict[tuple[int, object], int] = {}
+    ids = []
+    for number, group in enumerate(groups):
+        for index, trajectory in enumerate(group.trajectories):
+            key = ("alone", index) if trajectory.episode is None else trajectory.episode
+            ids.append(found.setdefault((number, key), len(found)))
+    return np.array(ids, np.int64)
+
+
+def episode_weights(groups: Sequence[Group]) -> np.ndarray:
+    """Returns one over the number of parts of each trajectory's episode, [N] float64.
+
+    With these weights an episode counts once in a mean over trajectories.
+    """
+    ids = episode_ids(groups)
+    return 1.0 / np.bincount(ids)[ids] if len(ids) else np.zeros(0)

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import logging
+import urllib.parse
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,26 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return error_response(500, "internal error (the server's log has it)")
 
 
-def authorize(token: str | None) -> Any:
-    """Returns middleware that requires the token, if there is one, except for health probes."""
+@web.middleware
+async def refuse_foreign_origin(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuses what a web page of another site has a browser send, token or not."""
+    origin = request.headers.get("Origin")
+    if origin is not None and urllib.parse.urlsplit(origin).netloc != request.host:
+        return error_response(403, f"requests of web pages of {origin} are refused")
+    return await handler(request)
+
+
+def authorize(token: str | None, elsewhere: Sequence[str] = ()) -> Any:
+    """Returns middleware that requires the token, if there is one, except for health probes.
+
+    Args:
+      elsewhere: beginnings of paths whose handlers check who asks.
+    """
     expected = f"Bearer {token}".encode()
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if token and request.path not in OPEN_PATHS:
+        if token and request.path not in OPEN_PATHS and not request.path.startswith(tuple(elsewhere)):
             given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
             if not hmac.compare_digest(given, expected):
                 return error_response(401, "Unauthorized")

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from rljax.config.registry import nearest
 from rljax.types import Finish, Request, SamplingParams
 
 GREEDY_TEMPERATURE = 0.0  # SGLang's value for argmax
@@ -43,9 +44,28 @@ NEUTRAL: Mapping[str, Any] = {
     "custom_params": None,
     "beam_width": None,
     "watermark": None,
+    "spaces_between_special_tokens": True,
 }
-# Keys that change only the text of a reply or how often chunks are sent.
-IGNORED = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval"})
+# Keys of the body that we don't support, and the values at which each changes nothing.
+NEUTRAL_KEYS: Mapping[str, tuple[Any, ...]] = {
+    "logprob_start_len": (-1,),
+    "top_logprobs_num": (0,),
+    "token_ids_logprob": ([],),
+    "return_text_in_logprobs": (False,),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "lora_path": (),
+    "session_params": (),
+    "custom_logit_processor": (),
+    "image_data": ([],),
+    "video_data": ([],),
+    "audio_data": ([],),
+    "input_embeds": (),
+}
+# Keys that change only what is logged, in which order requests run or how often chunks are sent.
+INDIFFERENT_KEYS = frozenset({"extra_key", "log_metrics", "priority", "data_parallel_rank", "routed_dp_rank"})
+INDIFFERENT = frozenset({"stream_interval"})
+MAX_TEXT = 4_000_000  # characters of a prompt of text
 
 
 class BadRequest(Exception):
@@ -60,6 +80,8 @@ class ParsedRequest:
     stream: bool
     return_logprob: bool
     incremental: bool  # a chunk has only its new tokens; SGLang's default: all tokens so far
+    skip_special_tokens: bool = True  # in the text
+    stop_trim: bool = True  # the text ends before the stop string, or the stop id, that ended it
 
 
 # Requests, from our client ------------------------------------------------------------------------------------------------
@@ -126,9 +148,11 @@ def parse_generate(
     """Parses the body of /generate. Raises BadRequest.
 
     Args:
-      encode: the tokenizer's encode, for "text" prompts; None if only "input_ids" are accepted.
+      encode: the tokenizer's `encode_document`, for "text" prompts; None if only "input_ids" are
+        accepted.
       default_stop_ids: the model's EOS ids, for requests that name none and don't ignore them.
     """
+    _check_keys(body)
     sampling = _get(body, "sampling_params", dict, {})
     stop_ids = _stop_token_ids(sampling)
     if not stop_ids and not _get(sampling, "ignore_eos", bool, False):
@@ -139,8 +163,8 @@ def parse_generate(
     for name, value in sampling.items():
         if name in NEUTRAL and value is not None and value != NEUTRAL[name]:
             raise BadRequest(f"sampling_params.{name}: not supported by this server (leave it at {NEUTRAL[name]})")
-        if name not in NEUTRAL and name not in IGNORED and name not in _READ:
-            raise BadRequest(f"sampling_params.{name}: no such parameter")
+        if name not in NEUTRAL and name not in INDIFFERENT and name not in _READ:
+            raise BadRequest(f"sampling_params.{name}: no such parameter ({nearest(name, [*_READ, *NEUTRAL])})")
     try:
         params = SamplingParams(
             max_new_tokens=_integer(sampling, "max_new_tokens", 128),
@@ -163,13 +187,27 @@ def parse_generate(
         stream=_get(body, "stream", bool, False),
         return_logprob=_get(body, "return_logprob", bool, False),
         incremental=_get(body, "incremental", bool, False),
+        skip_special_tokens=_get(sampling, "skip_special_tokens", bool, True),
+        stop_trim=not _get(sampling, "no_stop_trim", bool, False),
     )
 
 
+_KEYS = frozenset(("text", "input_ids", "sampling_params", "return_logprob", "stream", "incremental", "rid"))
 _READ = frozenset(
     ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k")
-    + ("stop", "stop_token_ids", "ignore_eos", "sampling_seed")
+    + ("stop", "stop_token_ids", "ignore_eos", "sampling_seed", "skip_special_tokens", "no_stop_trim")
 )
+
+
+def _check_keys(body: Mapping[str, Any]) -> None:
+    """Refuses keys that would be ignored. Raises BadRequest."""
+    for name, value in body.items():
+        if name in NEUTRAL_KEYS:
+            if value is not None and value not in NEUTRAL_KEYS[name]:
+                neutral = " or ".join(map(repr, (None, *NEUTRAL_KEYS[name])))
+                raise BadRequest(f"{name}: not supported by this server (leave it at {neutral})")
+        elif name not in _KEYS and name not in INDIFFERENT_KEYS:
+            raise BadRequest(f"{name}: no such key ({nearest(name, [*_KEYS, *NEUTRAL_KEYS])})")
 
 
 def _get(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
@@ -227,6 +265,8 @@ def _prompt(body: Mapping[str, Any], encode: Callable[[str], list[int]] | None) 
     if ids is None:
         if encode is None:
             raise BadRequest("text: this server has no tokenizer (send input_ids)")
+        if len(text) > MAX_TEXT:
+            raise BadRequest(f"text: {len(text)} characters (at most {MAX_TEXT})")
         try:
             ids = encode(text)
         except UnicodeEncodeError:
@@ -274,10 +314,15 @@ def reply(
       token_ids, logp, versions: [T], the tokens in this chunk.
       total: tokens of the completion so far, earlier chunks included.
       version: current version of the weights; labels a chunk that has no tokens.
+      text: of the tokens in this chunk.
     """
+    stop = None
+    if finish is Finish.STOP:
+        cut, stop = cut_text(text, parsed.request.params.stop)
+        text = cut if parsed.stop_trim else text
     meta: dict[str, Any] = {
         "id": parsed.request.id,
-        "finish_reason": None if finish is None else _finish_reason(finish, parsed, token_ids, total),
+        "finish_reason": None if finish is None else _finish_reason(finish, parsed, token_ids, total, stop),
         "prompt_tokens": len(parsed.request.prompt_ids),
         "completion_tokens": total,
         "cached_tokens": 0,
@@ -291,13 +336,23 @@ def reply(
     return {"text": text, "output_ids": [int(i) for i in token_ids], "meta_info": meta}
 
 
-def _finish_reason(finish: Finish, parsed: ParsedRequest, token_ids: np.ndarray, total: int) -> dict[str, Any]:
+def _finish_reason(
+    finish: Finish, parsed: ParsedRequest, token_ids: np.ndarray, total: int, stop: str | None
+) -> dict[str, Any]:
     if finish is Finish.LENGTH:
         return {"type": "length", "length": total}
     if finish is Finish.ABORT:
         return {"type": "abort", "message": "Aborted"}
     last = int(token_ids[-1]) if len(token_ids) else None
-    return {"type": str(finish), "matched": last if last in parsed.request.params.stop_token_ids else None}
+    if last in parsed.request.params.stop_token_ids:
+        return {"type": str(finish), "matched": last}
+    return {"type": str(finish), "matched": stop}
+
+
+def cut_text(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """Cuts a text before the first stop string in it. Returns the rest, and that stop string."""
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    return (text[: min(found)[0]], min(found)[1]) if found else (text, None)
 
 
 def _finite(value: float) -> float | None:

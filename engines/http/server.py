@@ -6,6 +6,7 @@
     POST /pause_generation, /continue_generation, /abort_request, /flush_cache
     POST /update_weights_from_disk
     POST /release_memory_occupation, /resume_memory_occupation
+    and those of rljax/agents/endpoint.py under /v1, if it is given one
 
 Bodies and replies are SGLang's (rljax/engines/http/protocol.py). Endpoints that take pickles or
 need torch are refused by name.
@@ -24,15 +25,23 @@ from typing import Any
 from aiohttp import web
 
 import rljax
+from rljax.agents import PATHS, Endpoint
 from rljax.engine import Sampler, WeightsInDirectory
 from rljax.engines.http import protocol
-from rljax.engines.http.access import answer_errors, authorize, error_response, json_body, weight_directory
+from rljax.engines.http.access import (
+    answer_errors,
+    authorize,
+    error_response,
+    json_body,
+    refuse_foreign_origin,
+    weight_directory,
+)
 from rljax.engines.http.generation import Generation
 from rljax.engines.http.protocol import BadRequest
 from rljax.engines.http.remote import OURS
 from rljax.errors import SamplerError, UserError
-from rljax.hf.tokenizer import Tokenizer
-from rljax.types import Piece
+from rljax.hf.tokenizer import HFTokenizer
+from rljax.types import Finish, Piece
 
 PAUSE_MODES = ("abort", "retract", "in_place")
 UNSUPPORTED = (
@@ -63,16 +72,31 @@ class ServerOptions:
 class SamplerServer:
     """The web application around a sampler. It doesn't close the sampler."""
 
-    def __init__(self, sampler: Sampler, options: ServerOptions, tokenizer: Tokenizer | None = None) -> None:
-        self._sampler, self._options, self._tokenizer = sampler, options, tokenizer
+    def __init__(
+        self,
+        sampler: Sampler,
+        options: ServerOptions,
+        tokenizer: HFTokenizer | None = None,
+        endpoint: Endpoint | None = None,
+    ) -> None:
+        """
+        Args:
+          tokenizer: for prompts and replies of text; None for token ids alone.
+          endpoint: OpenAI's, served beside the native protocol.
+        """
+        self._sampler, self._options, self._tokenizer, self._endpoint = sampler, options, tokenizer, endpoint
         self._generations: dict[str, Generation] = {}
         self._control = asyncio.Lock()  # one pause, load or resume at a time
         self._runner: web.AppRunner | None = None
 
     def application(self) -> web.Application:
+        elsewhere = PATHS if self._endpoint is not None else ()
         app = web.Application(
-            middlewares=[answer_errors, authorize(self._options.token)], client_max_size=self._options.max_body
+            middlewares=[answer_errors, refuse_foreign_origin, authorize(self._options.token, elsewhere)],
+            client_max_size=self._options.max_body,
         )
+        if self._endpoint is not None:
+            self._endpoint.add_routes(app)
         for path in ("/health", "/health_generate"):
             app.router.add_get(path, self.health)
         for path in ("/get_model_info", "/model_info"):
@@ -104,15 +128,18 @@ class SamplerServer:
         """Aborts requests under way and stops listening."""
         for generation in tuple(self._generations.values()):
             generation.abort()
+        if self._endpoint is not None:
+            self._endpoint.sessions.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
     # Completions
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        encode = self._tokenizer.encode if self._tokenizer else None
+        encode = self._tokenizer.encode_document if self._tokenizer else None
         stop_ids = self._tokenizer.eos_token_ids if self._tokenizer else ()
-        parsed = protocol.parse_generate(await json_body(request), encode=encode, default_stop_ids=stop_ids)
+        body = await json_body(request)  # text is tokenized in a thread: a long one takes seconds
+        parsed = await asyncio.to_thread(protocol.parse_generate, body, encode=encode, default_stop_ids=stop_ids)
         rid = parsed.request.id
         if rid in self._generations:
             raise BadRequest(f"rid: {rid!r} is in use by a request under way (use another)")
@@ -157,7 +184,7 @@ class SamplerServer:
         await response.write(f"data: {data}\n\n".encode())
 
     def _reply(self, generation: Generation, piece: Piece, total: int) -> dict[str, Any]:
-        text = self._tokenizer.decode(piece.token_ids.tolist()) if self._tokenizer else ""
+        text = self._text(generation.parsed, piece)
         return protocol.reply(
             generation.parsed,
             piece.token_ids,
@@ -168,6 +195,15 @@ class SamplerServer:
             version=self._sampler.version,
             text=text,
         )
+
+    def _text(self, parsed: protocol.ParsedRequest, piece: Piece) -> str:
+        """Returns the text of a piece, without the stop id that ended it."""
+        if self._tokenizer is None:
+            return ""
+        ids = piece.token_ids.tolist()
+        if parsed.stop_trim and piece.finish is Finish.STOP and ids and ids[-1] in parsed.request.params.stop_token_ids:
+            ids = ids[:-1]
+        return self._tokenizer.decode(ids, skip_special_tokens=parsed.skip_special_tokens)
 
     async def abort(self, request: web.Request) -> web.Response:
         """Aborts requests by exact id, not by prefix as SGLang does."""

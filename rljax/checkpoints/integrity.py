@@ -13,6 +13,7 @@ them.
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -116,6 +117,16 @@ def write_manifest(directory: Path, facts: Mapping[str, Any]) -> None:
     recorded = {file for path in directory.rglob(META) for file in _recorded(path.parent)}
     files = record(directory, files_below(directory) - recorded - {directory / MANIFEST})
     (directory / MANIFEST).write_text(json.dumps({**facts, "files": files}))
+
+
+def rescore(directory: Path, score: float) -> None:
+    """Replaces the score in manifest.json; a reader sees the old one or the new.
+
+    Raises Corrupt if there is no manifest.
+    """
+    aside = directory / f".{MANIFEST}.part"
+    aside.write_text(json.dumps(read_manifest(directory) | {"score": score}))
+    os.replace(aside, directory / MANIFEST)
 
 
 def _recorded(directory: Path) -> set[Path]:

@@ -54,7 +54,7 @@ class Recovery:
         Args:
           step: finished steps.
           state: the loop's own state, as JSON values.
-          score: evaluation reward at this step, if there is one.
+          score: of the evaluation at this step, if there is one.
           failed: the run ends here, or rolls back, because of a failure; see `Checkpoints.save`.
           keep_from: checkpoints from this step on are kept.
 
@@ -62,6 +62,8 @@ class Recovery:
           UserError: the disk is full or can't be written.
         """
         if step == self._saved and not failed:
+            if score is not None:
+                await asyncio.to_thread(self.checkpoints.set_score, step, score)
             return
         entries = self.buffer.entries()
         # Encoded now, in the event loop's thread: the producer changes the state during the write.

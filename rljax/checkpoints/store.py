@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from rljax.checkpoints.disk import free_mb, os_error_behind, sync, sync_tree
-from rljax.checkpoints.integrity import Corrupt, check, read_manifest, write_manifest
+from rljax.checkpoints.integrity import Corrupt, check, read_manifest, rescore, write_manifest
 from rljax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    score: float | None  # eval-rollout/reward at this step, if it was evaluated
+    score: float | None  # by the metric of evaluator.best, else eval-rollout/reward, if it was evaluated
 
 
 class Checkpoints:
@@ -91,6 +91,22 @@ class Checkpoints:
             ) from error
         if not failed:
             self._prune(step, keep_from)
+
+    def set_score(self, step: int, score: float) -> None:
+        """Sets the score of a checkpoint, if it is there and intact."""
+        path = self._directory / str(step)
+        try:
+            rescore(path, score)
+        except (Corrupt, OSError) as error:
+            log.warning("checkpoint %s: its score is not recorded: %s", path, error)
+
+    def best(self) -> Checkpoint | None:
+        """Returns the intact checkpoint with the highest score, the newest of equals.
+
+        None if none has a score.
+        """
+        scored = [checkpoint for checkpoint in self.intact() if checkpoint.score is not None]
+        return max(scored, key=lambda checkpoint: (checkpoint.score, checkpoint.step), default=None)
 
     def delete(self, steps: Iterable[int]) -> None:
         """Deletes the checkpoints of these steps."""

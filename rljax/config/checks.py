@@ -14,6 +14,7 @@ from rljax.config.keys import walk
 from rljax.config.registry import nearest
 from rljax.config.schema import Config
 from rljax.config.schema_guard import ACTIONS, BOUNDS, OF_UPDATE, UPDATE_ACTIONS
+from rljax.config.validation import validation_sets
 from rljax.errors import UserError
 
 
@@ -33,6 +34,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: "" in c.gconfig.stop,
         "gconfig.stop: has an empty string, which would end every completion before it begins",
+    ),
+    Rule(
+        lambda c: bool(c.reward.weights) and len(c.reward.weights) != len(c.reward.names),
+        "reward.weights: {c.reward.weights} has not one weight for each reward of reward.name={c.reward.name!r}",
+    ),
+    Rule(
+        lambda c: len(set(c.reward.names)) != len(c.reward.names) or "" in c.reward.names,
+        "reward.name: {c.reward.name!r} names a reward twice, or none between two commas",
     ),
     Rule(
         lambda c: not c.actor.path and not c.actor.init_from_scratch,
@@ -101,6 +110,11 @@ RL_RULES: tuple[Rule, ...] = (
         "rollout.max_concurrent_rollouts: {c.rollout.max_concurrent_rollouts} is less than a batch of "
         "{c.batch_size} prompts (rollout.consumer_batch_size, or train_dataset.batch_size): "
         "a synchronous step waits for that many",
+    ),
+    Rule(
+        lambda c: c.episode_timeout >= c.recover.hang_timeout,
+        "rollout.episode_timeout: {c.rollout.episode_timeout:g} s is not less than "
+        "recover.hang_timeout={c.recover.hang_timeout:g}, which would end the run before the episode",
     ),
     Rule(
         lambda c: c.actor.ppo_n_minibatches > c.batch_size,
@@ -180,6 +194,34 @@ RL_RULES: tuple[Rule, ...] = (
         "valid_dataset.path: the evaluator is on and has no data (name it, or evaluator.freq_steps=None and freq_epochs=None)",
     ),
     Rule(
+        lambda c: c.evaluator.best is not None and not (c.evaluator.freq_steps or c.evaluator.freq_epochs),
+        "evaluator.best: chooses among evaluations, of which there are none (evaluator.freq_steps or freq_epochs)",
+    ),
+    Rule(
+        lambda c: c.evaluator.best is not None and c.evaluator.overlap,
+        "evaluator.best: scores one checkpoint, and with evaluator.overlap an evaluation sees several (drop one of them)",
+    ),
+    Rule(
+        lambda c: c.evaluator.overlap and c.rollout.max_head_offpolicyness == 0,
+        "evaluator.overlap: a synchronous run does one thing at a time (rollout.max_head_offpolicyness=1 or more)",
+    ),
+)
+
+# Rules for every evaluation, in a run or by itself.
+EVALUATION_RULES: tuple[Rule, ...] = (
+    Rule(
+        lambda c: bool(c.valid_datasets) and not c.valid_dataset.path,
+        "valid_datasets: are beside valid_dataset, which has no path (name the main set there)",
+    ),
+    Rule(
+        lambda c: c.evaluator.max_new_tokens is not None and c.evaluator.max_new_tokens < c.gconfig.min_new_tokens,
+        "evaluator.max_new_tokens: {c.evaluator.max_new_tokens} is less than gconfig.min_new_tokens={c.gconfig.min_new_tokens}",
+    ),
+    Rule(
+        lambda c: any(not 1 <= k <= c.evaluator.n_samples for k in c.evaluator.ks),
+        "evaluator.ks: {c.evaluator.ks} needs as many samples per prompt, and evaluator.n_samples is {c.evaluator.n_samples}",
+    ),
+    Rule(
         lambda c: c.evaluator.greedy and c.evaluator.n_samples > 1,
         "evaluator.n_samples: {c.evaluator.n_samples} greedy completions of a prompt are all the same: 1, "
         "or evaluator.greedy=False",
@@ -190,8 +232,14 @@ RL_RULES: tuple[Rule, ...] = (
 def check(config: Config) -> None:
     """Raises UserError on the first contradiction in a training config."""
     check_values(config)
+    check_evaluation(config)
     if config.actor.loss != "sft":
         _check_rules(RL_RULES, config)
+
+
+def check_evaluation(config: Config) -> None:
+    """Checks the rules of evaluations. Raises UserError."""
+    _check_rules(EVALUATION_RULES, config)
 
 
 def check_values(config: Config) -> None:
@@ -201,6 +249,7 @@ def check_values(config: Config) -> None:
             leaf.key.check(leaf.path, leaf.value)
     _check_rules(RULES, config)
     _check_guard(config)
+    validation_sets(config)
 
 
 def _check_guard(config: Config) -> None:

@@ -38,6 +38,8 @@ ALIASES = {"actor.recompute_logprobs": "actor.recompute_logprob"}
 
 _JSON_SCALARS = (bool, int, float, str, type(None))
 
+T = typing.TypeVar("T")
+
 
 # Reading -----------------------------------------------------------------------------------------------------------------
 
@@ -89,6 +91,22 @@ def changed(config: Config, overrides: Sequence[tuple[str, str]]) -> Config:
     return from_dict(tree)
 
 
+def section_with(values: T, changes: Any, path: str) -> T:
+    """Returns a section with some of its keys changed.
+
+    Args:
+      values: an instance of a section.
+      changes: the keys that differ, a mapping.
+      path: dotted name of the section, for errors.
+
+    Raises UserError for an unknown key or a value of another type or out of range.
+    """
+    changed = _section(type(values), _filled(values, changes) if isinstance(changes, Mapping) else changes, path)
+    for leaf in walk(changed, path):
+        leaf.key.check(leaf.path, leaf.value)
+    return typing.cast(T, changed)
+
+
 def from_json(text: str) -> Config:
     """Reads a config from the text that `to_json` wrote. Raises UserError."""
     try:
@@ -116,7 +134,10 @@ def resolve(config: Config) -> Config:
     return dataclasses.replace(
         config,
         rollout=dataclasses.replace(
-            config.rollout, consumer_batch_size=config.batch_size, max_concurrent_rollouts=config.max_in_flight
+            config.rollout,
+            consumer_batch_size=config.batch_size,
+            max_concurrent_rollouts=config.max_in_flight,
+            episode_timeout=config.episode_timeout,
         ),
         actor=dataclasses.replace(
             config.actor, eps_clip_higher=config.clip_high, loss_aggregation_constant=config.aggregation_constant
@@ -190,7 +211,7 @@ def apply_override(tree: dict[str, Any], key: str, text: str) -> None:
         if typing.get_origin(schema) is dict:  # any key is allowed below it, and values are Python literals
             schema = object
             tree = _child(tree, names[depth - 1], prefix)
-            tree.update(_nested(names[depth:], _read(object, text, key)))
+            _set(tree, names[depth:], _read(object, text, key))
             return
         if not dataclasses.is_dataclass(schema):
             raise UserError(f"{key}: {prefix} is a value, not a section")
@@ -210,10 +231,14 @@ def _child(tree: dict[str, Any], name: str, path: str) -> dict[str, Any]:
     return child
 
 
-def _nested(names: Sequence[str], value: Any) -> dict[str, Any]:
-    for name in reversed(names):
-        value = {name: value}
-    return typing.cast(dict[str, Any], value)
+def _set(tree: dict[str, Any], names: Sequence[str], value: Any) -> None:
+    """Sets a value below nested names, which are made where they are missing; others stay."""
+    *parents, last = names
+    for name in parents:
+        if not isinstance(tree.get(name), dict):
+            tree[name] = {}
+        tree = tree[name]
+    tree[last] = value
 
 
 def _read(schema: Any, text: str, key: str) -> Any:

@@ -25,6 +25,7 @@ FIXED: Mapping[str, str] = {
     "actor.init.": "the checkpoints are of that model",
     "actor.lora.rank": "the checkpoints are of those weights",
     "actor.lora.target_modules": "the checkpoints are of those weights",
+    "evaluator.best": "the checkpoints are scored by it",
     "actor.optimizer.type": "the checkpoints hold its moments",
 }
 # Keys that may change, but not between kinds of values.

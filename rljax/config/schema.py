@@ -1,8 +1,8 @@
 """The config as frozen dataclasses: the single declaration of its keys.
 
 `base.get_config()` of configs/base.py, the checks of single keys and docs/config.md are all made
-from it. The sections of what is trained are in schema_training.py, that of the guardrails in
-schema_guard.py. An engine declares its own
+from it. The sections of what is trained are in schema_training.py, that of evaluation in
+schema_evaluation.py, that of the guardrails in schema_guard.py. An engine declares its own
 (`EngineConfig`), and no engine is named here. Binaries turn the ConfigDict into a `Config` at the
 edge; below that nothing reads a ConfigDict.
 """
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from rljax.config.keys import HALF_OPEN_UNIT, NOT_NEGATIVE, POSITIVE, key, section
+from rljax.config.schema_evaluation import EvaluatorConfig, FrequencyConfig
 from rljax.config.schema_guard import GuardConfig
 from rljax.config.schema_training import (
     ActorConfig,
@@ -70,13 +71,23 @@ class GenerationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """The reward that scores an episode, and the processes it runs in."""
+    """The rewards that score an episode, and the processes they run in."""
 
-    name: str = key("exact", 'A registered reward ("exact", "gsm8k", "math", "reasoning_gym"), or "package.module:function".')
+    name: str = key(
+        "exact",
+        'A registered reward ("exact", "gsm8k", "math", "reasoning_gym"), or "package.module:function"; several with commas '
+        "between, whose weighted sum is the reward.",
+    )
     workers: int = key(2, "Processes that score.", POSITIVE)
     timeout: float = key(15.0, "Time limit of one call; after it the process is killed.", POSITIVE, unit="seconds")
     memory_mb: int = key(0, "Limit of a process's address space. 0: no limit.", NOT_NEGATIVE, unit="MiB")
     retries: int = key(1, "Times an episode is scored again after an error or a timeout, before it is dropped.", NOT_NEGATIVE)
+    weights: tuple[float, ...] = key((), "Weight of each reward of reward.name. Empty: 1 each.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The rewards of `name`, one by one."""
+        return tuple(part.strip() for part in self.name.split(","))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +110,10 @@ class RolloutConfig:
         choices=("drop", "mask"),
     )  # fmt: skip
     recompute_kv_on_publish: bool = key(False, "Prefill in-flight requests again with the new weights.")
-    workflow: str = key("rlvr", 'A registered workflow ("rlvr", "multi_turn"), or "package.module:Class".')
+    workflow: str = key(
+        "rlvr",
+        'A registered workflow ("rlvr", "multi_turn", "tool_use", "environment", "agent"), or "package.module:Class".',
+    )
     workflow_args: dict[str, object] = key({}, "Keyword arguments of the workflow, in addition to tokenizer and rewards.")
     should_accept_fn: str | None = key(
         None, 'A registered filter of groups ("mixed_rewards": DAPO\'s), or "package.module:function". None: all are accepted.'
@@ -110,6 +124,10 @@ class RolloutConfig:
     allow_control_tokens: bool = key(
         False, "Read control tokens such as <|im_end|> in the text of users, tools and environments; else they are plain text."
     )
+    episode_timeout: float | None = key(
+        None, "Time limit of one episode, tools and rewards included. None: two thirds of recover.hang_timeout.", POSITIVE,
+        unit="seconds",
+    )  # fmt: skip
     request_timeout: float = key(3600.0, "Time limit of one request.", POSITIVE, unit="seconds")
     request_retries: int = key(3, "Times a request is sent again after a sampler lost it.", NOT_NEGATIVE)
     workers: int = key(
@@ -124,11 +142,14 @@ class DatasetConfig:
     """A source of prompts."""
 
     path: str = key(
-        "", "A directory with SPLIT.jsonl or .parquet, one such file, task:addition, or task:reasoning_gym/DATASET."
+        "",
+        "A directory with SPLIT.jsonl or .parquet, one such file, a directory of datasets' save_to_disk, or a task: "
+        "task:addition, task:guess_number, task:reasoning_gym/DATASET, task:environment/NAME.",
     )
     type: str = key(
-        "prompt_answer",
-        'A format: "gsm8k", "prompt_answer", "task" (implied by a path of task:...), or "package.module:function".',
+        "",
+        'A format: "gsm8k", "prompt_answer", "trl", "verl", "task" (implied by a path of task:...), or '
+        '"package.module:function". Empty: told by the columns of the first record.',
     )
     split: str = key("train", "Split of the data to read.")
     batch_size: int = key(8, "Prompts per update; for the validation set, prompts at once.", POSITIVE)
@@ -143,32 +164,12 @@ class DatasetConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class FrequencyConfig:
-    """Interval in steps, in epochs or in both; never if both are None."""
-
-    freq_steps: int | None = key(None, "Interval in steps. None: not by steps.", POSITIVE)
-    freq_epochs: int | None = key(None, "Interval in epochs. None: not by epochs.", POSITIVE)
-
-
-@dataclasses.dataclass(frozen=True)
 class SaverConfig(FrequencyConfig):
     """Checkpoints, and the model at the end."""
 
     freq_steps: int | None = key(50, "Steps between checkpoints. None: not by steps.", POSITIVE)
     keep_last: int = key(2, "Number of checkpoints to keep.", POSITIVE)
     export_final: bool = key(True, "Write Hugging Face safetensors and tokenizer to WORKDIR/export at the end.")
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluatorConfig(FrequencyConfig):
-    """Evaluation on the validation set during a run."""
-
-    n_samples: int = key(1, "Completions per prompt.", POSITIVE)
-    temperature: float = key(1.0, "Divides the logits.", POSITIVE)
-    top_p: float = key(1.0, "Probability mass of the most likely tokens to sample from. 1: all tokens.", HALF_OPEN_UNIT)
-    top_k: int = key(0, "Number of most likely tokens to sample from. 0: all.", NOT_NEGATIVE)
-    greedy: bool = key(True, "Take the most likely token.")
-    max_prompts: int | None = key(None, "Prompts per evaluation. None: the whole set.", POSITIVE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,6 +221,15 @@ class ServeConfig:
     max_requests: int = key(1024, "Completions at once; more requests get status 503.", POSITIVE)
     max_body_mb: float = key(64.0, "Largest request.", POSITIVE, unit="MiB")
     weight_roots: tuple[str, ...] = key((), "Directories below which weights may be loaded. Empty: memory-backed storage.")
+    model_name: str = key("", "Name of the model at /v1. Empty: that of its directory.")
+    tool_parser: str = key(
+        "auto", "Notation of tool calls at /v1: by the chat template, or of a family.",
+        choices=("auto", "hermes", "llama3_json", "mistral", "pythonic"),
+    )  # fmt: skip
+    reasoning_parser: str = key(
+        "auto", "Whether replies at /v1 are split into reasoning and content: by the chat template, always, or never.",
+        choices=("auto", "think", "none"),
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +274,10 @@ class Config:
     warmup: WarmupConfig = section(WarmupConfig)
     train_dataset: DatasetConfig = section(DatasetConfig)
     valid_dataset: DatasetConfig = section(DatasetConfig, split="test", batch_size=64, shuffle=False)
+    valid_datasets: dict[str, object] = key(
+        {},
+        "More sets to evaluate on, by name: keys that differ from valid_dataset, as in valid_datasets.math.path=data/math.",
+    )
     saver: SaverConfig = section(SaverConfig)
     evaluator: EvaluatorConfig = section(EvaluatorConfig)
     recover: RecoverConfig = section(RecoverConfig)
@@ -290,6 +304,11 @@ class Config:
         """Prompts that are generated at once."""
         rollout = self.rollout
         return rollout.max_concurrent_rollouts or (rollout.max_head_offpolicyness + 1) * self.batch_size
+
+    @property
+    def episode_timeout(self) -> float:
+        """Seconds that an episode may take; less than what ends the run for hanging."""
+        return self.rollout.episode_timeout or self.recover.hang_timeout * 2 / 3
 
     @property
     def clip_high(self) -> float:

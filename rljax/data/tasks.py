@@ -1,5 +1,5 @@
 """Tasks whose examples are made in memory: "task:addition", "task:count_objects" (pictures),
-"task:reasoning_gym/<dataset>".
+"task:reasoning_gym/<dataset>", "task:environment/<name>".
 
 A task is a function of (split, **arguments) that returns records in the prompt_answer format.
 Splits are disjoint whatever their sizes and seeds, since a question's own hash decides which split
@@ -17,10 +17,13 @@ from typing import Any
 from rljax.config.registry import nearest
 from rljax.data.count_objects import count_objects
 from rljax.data.records import InMemory
+from rljax.environments import tasks
 from rljax.errors import UserError
 
 PREFIX = "task:"
-SPLITS = ("train", "test")
+# Parts of the test split, which are disjoint: from which share of it to which
+PARTS = {"smoke": (0.0, 0.1), "dev": (0.1, 0.4), "public_test": (0.4, 0.7), "private_test": (0.7, 1.0)}
+SPLITS = ("train", "test", *PARTS)
 
 
 def make_task(path: str, split: str, arguments: Mapping[str, Any], key: str) -> InMemory:
@@ -28,7 +31,8 @@ def make_task(path: str, split: str, arguments: Mapping[str, Any], key: str) -> 
 
     Args:
       path: "task:NAME".
-      split: "train" or "test".
+      split: "train", "test", or a part of the test split: "smoke", "dev", "public_test" or
+        "private_test".
       arguments: `train_dataset.task`, the task's keyword arguments.
       key: the config section, for errors.
 
@@ -37,15 +41,17 @@ def make_task(path: str, split: str, arguments: Mapping[str, Any], key: str) -> 
     """
     name = path.removeprefix(PREFIX)
     if split not in SPLITS:
-        raise UserError(f"{key}.split: a task has no split {split!r} (train or test)")
+        raise UserError(f"{key}.split: a task has no split {split!r} (one of {', '.join(SPLITS)})")
     try:
         if name.startswith("reasoning_gym/"):
             records = reasoning_gym(name.removeprefix("reasoning_gym/"), split, **arguments)
+        elif name.startswith("environment/"):
+            records = tasks.environment(name.removeprefix("environment/"), split, **arguments)
         elif name in TASKS:
             _check_arguments(TASKS[name], arguments)
             records = TASKS[name](split, **arguments)
         else:
-            raise UserError(f"no task {name!r} ({nearest(name, [*TASKS, 'reasoning_gym/<dataset>'])})")
+            raise UserError(f"no task {name!r} ({nearest(name, [*TASKS, 'reasoning_gym/<dataset>', 'environment/<name>'])})")
     except UserError as error:
         raise UserError(f"{key}: {path}: {error}") from error.__cause__
     return InMemory(path, records)
@@ -70,7 +76,7 @@ def addition(split: str, *, digits: int = 2, n: int | None = None, seed: int = 0
     total = width * width
     if n is None and digits > 3:
         raise UserError(f"n: say how many of the {total:.0e} sums of {digits} digits")
-    share = 0.1 if split == "test" else 0.9
+    share = _share_of(split, test_share=0.1)
     draw = total if n is None else min(total, int(n / share * 1.3) + 1000)
     records = []
     generator = random.Random(seed)
@@ -78,7 +84,7 @@ def addition(split: str, *, digits: int = 2, n: int | None = None, seed: int = 0
         a, b = low + pair // width, low + pair % width
         question, answer = f"{a}+{b}=", str(a + b)
         demonstration = str(a + b + (generator.random() < misled))
-        if _split_of(question, test_share=0.1) == split:
+        if is_in(question, split, test_share=0.1):
             records.append({"prompt": question, "answer": answer, "demonstration": demonstration})
         if len(records) == n:
             break
@@ -95,11 +101,12 @@ def reasoning_gym(dataset: str, split: str, *, n: int = 1000, seed: int = 0, **a
       seed: seed of the generator.
       arguments: settings of the dataset's own config, e.g. `min_digits`.
     """
-    made = make_reasoning_gym(dataset, {"size": 4 * n + 200, "seed": seed, **arguments})
+    size = int(2 * n / _share_of(split, test_share=0.5)) + 200
+    made = make_reasoning_gym(dataset, {"size": size, "seed": seed, **arguments})
     records = []
     for index in range(len(made)):
         entry = made[index]
-        if _split_of(entry["question"], test_share=0.5) == split:
+        if is_in(entry["question"], split, test_share=0.5):
             scorer = {"dataset": dataset, "arguments": {"size": len(made), "seed": seed, **arguments}, "index": index}
             records.append({"question": entry["question"], "answer": str(entry["answer"]), "reasoning_gym": scorer})
         if len(records) == n:
@@ -123,20 +130,40 @@ def make_reasoning_gym(dataset: str, arguments: Mapping[str, Any]) -> Any:
         raise UserError(f"task arguments refused: {' '.join(str(error).split())}") from error
 
 
-TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {"addition": addition, "count_objects": count_objects}
+TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
+    "addition": addition,
+    "count_objects": count_objects,
+    **tasks.TASKS,
+}
 
 
 def _check_arguments(task: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    known = [name for name, p in inspect.signature(task).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    parameters = inspect.signature(task).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return  # the task checks them itself
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     for name in arguments:
         if name not in known:
             raise UserError(f"no task argument {name!r} ({nearest(name, known)})")
 
 
-def _split_of(question: str, test_share: float) -> str:
-    """Returns the split of a question, which its hash alone decides."""
-    fraction = int.from_bytes(hashlib.blake2b(question.encode(), digest_size=8).digest(), "big") / 2**64
-    return "test" if fraction < test_share else "train"
+def is_in(question: str, split: str, *, test_share: float) -> bool:
+    """Returns whether a question is in a split, which its hash alone decides.
+
+    Args:
+      test_share: share of all questions that is in the test split; the rest is in train.
+    """
+    place = int.from_bytes(hashlib.blake2b(question.encode(), digest_size=8).digest(), "big") / 2**64 / test_share
+    if split == "train":
+        return place >= 1.0
+    low, high = PARTS.get(split, (0.0, 1.0))
+    return low <= place < high
+
+
+def _share_of(split: str, *, test_share: float) -> float:
+    """Returns the share of all questions that is in a split."""
+    low, high = PARTS.get(split, (0.0, 1.0))
+    return 1.0 - test_share if split == "train" else (high - low) * test_share
 
 
 def _enough(records: list[dict[str, Any]], n: int | None, split: str) -> list[dict[str, Any]]:

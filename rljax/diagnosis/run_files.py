@@ -134,6 +134,14 @@ def read_config(path: Path) -> Config | None:
     return None
 
 
+def config_of(workdir: Path) -> Config:
+    """Reads the config of a run, as `read_config` does. Raises UserError without one."""
+    config = read_config(workdir / "config.json")
+    if config is None:
+        raise UserError(f"--workdir: no config.json of a run in {workdir} (the directory of a run that rljax train made)")
+    return config
+
+
 def _known(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     known = {}
     for name, default in defaults.items():

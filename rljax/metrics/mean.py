@@ -25,6 +25,13 @@ class Mean:
         values = [float(v) for v in values]
         return cls(math.fsum(values), len(values), min(values, default=math.inf), max(values, default=-math.inf))
 
+    @classmethod
+    def weighted(cls, values: Iterable[float], weights: Iterable[float]) -> Mean:
+        """Returns the weighted mean of plain values, which are as many as the weights."""
+        values, weights = [float(v) for v in values], [float(w) for w in weights]
+        total = math.fsum(v * w for v, w in zip(values, weights, strict=True))
+        return cls(total, math.fsum(weights), min(values, default=math.inf), max(values, default=-math.inf))
+
     def __add__(self, other: Mean) -> Mean:
         return Mean(self.sum + other.sum, self.count + other.count, min(self.min, other.min), max(self.max, other.max))
 

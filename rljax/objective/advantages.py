@@ -3,6 +3,9 @@
 A token's advantage never depends on packing. Critic-free estimators turn each trajectory's reward
 into a score relative to its group (or the batch) and give it to every trained token; GAE uses a
 critic's values. Both go through one recursion over the trained tokens.
+
+In means and stds over a group or the batch each episode counts once: where it has several parts,
+each of them counts as one over their number.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from rljax.config.schema import Config, NormConfig
 from rljax.metrics.mean import Mean
 from rljax.objective.losses import kl_penalty
 from rljax.objective.reward_shaping import shaped_rewards
-from rljax.types import Group, Trajectory
+from rljax.types import Group, Trajectory, episode_ids, episode_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +61,15 @@ def advantages_of(
         raise ValueError(f"adv_estimator {actor.adv_estimator!r} with{'out' if values is None else ''} values")
     trajectories = [t for group in groups for t in group.trajectories]
     group_ids = np.array([i for i, group in enumerate(groups) for _ in group.trajectories], dtype=np.int64)
-    shaped, metrics = shaped_rewards(trajectories, actor, config.gconfig.max_new_tokens)
+    episodes = episode_ids(groups)
+    shaped, metrics = shaped_rewards(trajectories, actor, config.gconfig.max_new_tokens, episode_weights(groups))
     equal = [np.ptp(shaped[group_ids == i]) == 0 for i in np.unique(group_ids)]
     metrics["rollout/equal_reward_groups"] = Mean(float(sum(equal)), len(equal))
 
     mask = _padded([t.loss_mask for t in trajectories])
     rewards = np.zeros(mask.shape)
     ends = np.array([len(t) - 1 for t in trajectories], dtype=np.int64)
-    rewards[np.arange(len(ends)), ends] = _scores(shaped, group_ids, actor.adv_estimator, actor.reward_norm)
+    rewards[np.arange(len(ends)), ends] = _scores(shaped, group_ids, episodes, actor.adv_estimator, actor.reward_norm)
     if actor.kl_placement == "reward" and actor.kl_ctl:
         kl = _kl_of(trajectories, mask, logp, reference_logp, actor.kl_estimator)
         rewards -= actor.kl_ctl * kl
@@ -86,20 +90,22 @@ def advantages_of(
     )
 
 
-def normalized(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig) -> np.ndarray:
+def normalized(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig, episodes: np.ndarray | None = None) -> np.ndarray:
     """Normalizes to (x - mean) / (max(std, std_floor) + eps), each over the batch or x's own group.
 
-    Mean and population std may also be left out. Leave-one-out takes them over the others. Where
-    the others do not vary, as for the one winner of a group, their std would blow the winner up
+    Mean and population std may also be left out. Leave-one-out takes them over the other episodes.
+    Where those do not vary, as for the one winner of a group, their std would blow the winner up
     without bound: there it is the whole set's, the winner included. Members of a set that are all
     equal get exactly 0 where the mean is taken over that set, whatever the std.
 
     Args:
       x: [N] float64.
       group_ids: [N] int, the group of each; members may stand anywhere.
+      episodes: [N] int, the episode of each, whose members count as one together; None: one each.
     """
-    mean, _, equal = _moments(x, group_ids, norm.mean_level, norm.mean_leave1out, norm.std_floor)
-    _, std, _ = _moments(x, group_ids, norm.std_level, norm.std_leave1out, norm.std_floor)
+    episodes = np.arange(len(x)) if episodes is None else episodes
+    mean, _, equal = _moments(x, group_ids, episodes, norm.mean_level, norm.mean_leave1out, norm.std_floor)
+    _, std, _ = _moments(x, group_ids, episodes, norm.std_level, norm.std_leave1out, norm.std_floor)
     centered = x if norm.mean_level == "none" else np.where(equal, 0.0, x - mean)
     return centered if norm.std_level == "none" else centered / (np.maximum(std, norm.std_floor) + norm.eps)
 
@@ -140,24 +146,32 @@ def gae(
     return out
 
 
-def _scores(shaped: np.ndarray, group_ids: np.ndarray, estimator: str, norm: NormConfig) -> np.ndarray:
+def _scores(shaped: np.ndarray, group_ids: np.ndarray, episodes: np.ndarray, estimator: str, norm: NormConfig) -> np.ndarray:
     if estimator == "grpo":
-        return normalized(shaped, group_ids, norm)
+        return normalized(shaped, group_ids, norm, episodes)
     if estimator == "rloo":
         leave_one_out = dataclasses.replace(norm, mean_level="group", mean_leave1out=True, std_level="none")
-        return normalized(shaped, group_ids, leave_one_out)
+        return normalized(shaped, group_ids, leave_one_out, episodes)
     return shaped
 
 
 def _moments(
-    x: np.ndarray, group_ids: np.ndarray, level: str, leave_one_out: bool, floor: float
+    x: np.ndarray, group_ids: np.ndarray, episodes: np.ndarray, level: str, leave_one_out: bool, floor: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns mean and std for each member of x, and whether all members of its set are equal."""
+    """Returns mean and std for each member of x, and whether all members of its set are equal.
+
+    Member i has the weight w_i of one over the number of members of its episode. With d = x - mean
+    over the n episodes of its set, its own episode e left out,
+
+        mean' = mean - D / (n - 1),  D = sum over e of w d
+        (n - 1) std'^2 = sum over all of w d^2 - sum over e of w d^2 - D^2 / (n - 1)
+    """
     _, ids = np.unique(np.zeros_like(group_ids) if level == "batch" else group_ids, return_inverse=True)
-    n = np.bincount(ids)
-    mean = np.bincount(ids, x) / n
+    weight = 1.0 / np.bincount(episodes)[episodes]
+    n = np.rint(np.bincount(ids, weight))
+    mean = np.bincount(ids, weight * x) / n
     deviation = x - mean[ids]
-    squares = np.bincount(ids, deviation**2)
+    squares = np.bincount(ids, weight * deviation**2)
     low, high = np.full(len(n), np.inf), np.full(len(n), -np.inf)
     np.minimum.at(low, ids, x)
     np.maximum.at(high, ids, x)
@@ -165,8 +179,9 @@ def _moments(
     if not leave_one_out:
         return mean[ids], std, equal
     others = np.maximum(n - 1, 1)[ids]
-    mean_of_others = np.where(n[ids] > 1, mean[ids] - deviation / others, x)
-    squares_of_others = squares[ids] - deviation**2 * n[ids] / others
+    own, own_squares = (np.bincount(episodes, weight * power)[episodes] for power in (deviation, deviation**2))
+    mean_of_others = np.where(n[ids] > 1, mean[ids] - own / others, x)
+    squares_of_others = squares[ids] - own_squares - own**2 / others
     std_of_others = np.sqrt(np.maximum(squares_of_others, 0.0) / others)
     return mean_of_others, np.where(std_of_others > np.maximum(floor, 1e-6 * std), std_of_others, std), equal
 

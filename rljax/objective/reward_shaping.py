@@ -6,6 +6,7 @@ name of its own.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,23 +17,26 @@ from rljax.types import PROMPT_VERSION, Finish, Group, Trajectory
 
 
 def shaped_rewards(
-    trajectories: Sequence[Trajectory], actor: ActorConfig, max_new_tokens: int
+    trajectories: Sequence[Trajectory], actor: ActorConfig, max_new_tokens: int, weights: np.ndarray
 ) -> tuple[np.ndarray, dict[str, Mean]]:
     """Returns shaped rewards, [N] float64, and their metrics.
 
     clip((reward + bias) * scaling, +-clip) - overlong penalty
+
+    Args:
+      weights: [N], the share of each trajectory in its episode, for the metrics.
     """
     task = np.array([t.reward for t in trajectories], dtype=np.float64)
     shaped = (task + actor.reward_bias) * actor.reward_scaling
     if actor.reward_clip is not None:
         shaped = np.clip(shaped, -actor.reward_clip, actor.reward_clip)
-    metrics = {"ppo/actor/task_reward": Mean.of(task)}
+    metrics = {"ppo/actor/task_reward": Mean.weighted(task, weights)}
     if actor.overlong_reward_penalty:
         lengths = np.array([np.count_nonzero(t.versions != PROMPT_VERSION) for t in trajectories])
         penalty = overlong_penalty(lengths, max_new_tokens, actor.overlong_tokens, actor.overlong_penalty_factor)
         shaped = shaped - penalty
-        metrics["reward/overlong_penalty"] = Mean.of(penalty)
-    return shaped, metrics | {"ppo/actor/shaped_reward": Mean.of(shaped)}
+        metrics["reward/overlong_penalty"] = Mean.weighted(penalty, weights)
+    return shaped, metrics | {"ppo/actor/shaped_reward": Mean.weighted(shaped, weights)}
 
 
 def overlong_penalty(lengths: np.ndarray, max_new_tokens: int, overlong_tokens: int, factor: float) -> np.ndarray:
@@ -57,14 +61,6 @@ def without_truncated(groups: Sequence[Group]) -> list[Group]:
     def masked(trajectory: Trajectory) -> Trajectory:
         if trajectory.finish != Finish.LENGTH:
             return trajectory
-        return Trajectory(
-            trajectory.token_ids,
-            np.zeros_like(trajectory.loss_mask),
-            trajectory.behavior_logp,
-            trajectory.versions,
-            trajectory.reward,
-            trajectory.components,
-            trajectory.finish,
-        )
+        return dataclasses.replace(trajectory, loss_mask=np.zeros_like(trajectory.loss_mask))
 
     return [Group(group.uid, tuple(masked(t) for t in group.trajectories)) for group in groups]

@@ -13,10 +13,11 @@ import os
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 EXIT_HANG = 3  # status of a process that was ended for hanging
 GRACE = 30.0  # seconds after the timeout until faulthandler ends the process
@@ -92,9 +93,31 @@ class Watchdog:
 
 
 def _location(task: asyncio.Task[object]) -> str:
-    """Returns a task's name and the functions it waits in, innermost first."""
-    stack = task.get_stack(limit=4)
-    return f"{task.get_name()}: " + " < ".join(f"{f.f_code.co_qualname} line {f.f_lineno}" for f in reversed(stack))
+    """Returns a task's name and the functions it waits in, innermost first, with file and line."""
+    frames = reversed(_frames(task))
+    return f"{task.get_name()}: " + " < ".join(
+        f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})" for frame in frames
+    )
+
+
+def _frames(task: asyncio.Task[object]) -> list[types.FrameType]:
+    """Returns the frames that a task waits in, outermost first: a coroutine, what it awaits, ...
+
+    A task's own stack has only the outermost. What is awaited through an object of C (`gather`,
+    an asynchronous generator's step) ends the chain; the tasks behind a `gather` are in the list
+    themselves.
+    """
+    found: list[types.FrameType] = []
+    waiting: Any = task.get_coro()  # a coroutine, a generator, an asynchronous generator, or an object of C
+    while waiting is not None:
+        for kind in ("cr", "gi", "ag"):
+            if (frame := getattr(waiting, f"{kind}_frame", None)) is not None:
+                found.append(frame)
+                waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+                break
+        else:
+            return found
+    return found
 
 
 def _stderr_copy() -> IO[str]:

@@ -11,9 +11,11 @@ import json
 from typing import Any
 
 from rljax.data.tasks import make_reasoning_gym
+from rljax.rewards.shapes import reads
 from rljax.types import Prompt
 
 
+@reads("reasoning_gym", "question")
 def reward(prompt: Prompt, completion: str) -> dict[str, float]:
     from reasoning_gym.utils import extract_answer
 
@@ -30,3 +32,11 @@ def reward(prompt: Prompt, completion: str) -> dict[str, float]:
 @functools.lru_cache(maxsize=8)
 def _dataset(name: str, arguments: str) -> Any:
     return make_reasoning_gym(name, json.loads(arguments))
+
+
+def answer_of(completion: str) -> str | None:
+    """Returns the answer as it is scored, apart from white space around it."""
+    from reasoning_gym.utils import extract_answer
+
+    answer = extract_answer(completion)
+    return (completion if answer is None else answer).strip() or None

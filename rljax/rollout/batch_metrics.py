@@ -15,7 +15,7 @@ import numpy as np
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
-from rljax.types import PROMPT_VERSION, Group, Trajectory
+from rljax.types import PROMPT_VERSION, Group, Trajectory, episode_weights
 
 NGRAM = 4  # tokens
 LOG_RATIO = "ppo_actor/behave_log_ratio"
@@ -80,9 +80,10 @@ def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, Mean]:
     tokens = Tokens.of(trajectories)
     completions = tokens.sampled()
     rewards, lengths = np.array([t.reward for t in trajectories], np.float64), completions.lengths()
+    weights = episode_weights(groups)
     lags = version - tokens.versions[tokens.mask]
     metrics = {
-        "rollout/reward": Mean.of(rewards),  # rollout/finished_reward has the rejected ones too
+        "rollout/reward": Mean.weighted(rewards, weights),  # rollout/finished_reward has the rejected ones too
         "rollout/staleness": distribution(lags),
         "rollout/repetition": distribution(repetition(completions)),
         "ppo_actor/seq_len": distribution(lengths),
@@ -92,17 +93,20 @@ def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, Mean]:
     for lag, count in enumerate(np.bincount(lags - least).tolist(), least):
         if count:
             metrics[f"rollout/lag_{lag}"] = Mean(count, len(lags))  # share of the trained tokens
-    metrics |= _of_groups(groups, rewards, completions.texts())
+    metrics |= _of_groups(groups, rewards, weights, completions.texts())
     metrics |= _of_trained_tokens(tokens)
     metrics["rollout/reward_length_corr"] = correlation(rewards, lengths)
-    return metrics | reward_components(trajectories)
+    return metrics | reward_components(trajectories, weights=weights)
 
 
-def _of_groups(groups: Sequence[Group], rewards: np.ndarray, completions: Sequence[bytes]) -> dict[str, Mean]:
+def _of_groups(
+    groups: Sequence[Group], rewards: np.ndarray, weights: np.ndarray, completions: Sequence[bytes]
+) -> dict[str, Mean]:
     """Returns how rewards and completions spread within the groups, and how many prompts repeat.
 
     Args:
-      rewards, completions: of each trajectory, in the order of the groups.
+      rewards, weights, completions: of each trajectory, in the order of the groups; an episode's
+        weights add up to one.
     """
     sizes = [len(group.trajectories) for group in groups]
     ends = np.cumsum(sizes).tolist()
@@ -110,17 +114,18 @@ def _of_groups(groups: Sequence[Group], rewards: np.ndarray, completions: Sequen
     prompts = [_prompt(group.trajectories[0]) for group in groups]
     times = Counter(prompts)
     return {
-        "rollout/group_size": Mean.of(sizes),
-        "rollout/group_reward_std": distribution(_std_by_group(rewards, np.array(sizes))),
+        "rollout/group_size": Mean.of(len(group.episodes()) for group in groups),
+        "rollout/group_reward_std": distribution(_std_by_group(rewards, weights, np.array(sizes))),
         "rollout/distinct_completions": Mean.of(distinct),
         "rollout/duplicate_prompts": Mean(sum(times[prompt] > 1 for prompt in prompts), len(prompts)),
     }
 
 
-def _std_by_group(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _std_by_group(values: np.ndarray, weights: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     group = np.repeat(np.arange(len(sizes)), sizes)
-    mean = np.bincount(group, values, len(sizes)) / sizes
-    return np.sqrt(np.bincount(group, (values - mean[group]) ** 2, len(sizes)) / sizes)
+    total = np.rint(np.bincount(group, weights, len(sizes)))  # episodes
+    mean = np.bincount(group, weights * values, len(sizes)) / total
+    return np.sqrt(np.bincount(group, weights * (values - mean[group]) ** 2, len(sizes)) / total)
 
 
 def _prompt(trajectory: Trajectory) -> bytes:

@@ -48,7 +48,8 @@ def save(directory: Path, groups: Sequence[Group], tokenizer: Tokenizer | None =
         if tokenizer is not None:
             return describe(trajectory, tokenizer)
         components = dict(trajectory.components)
-        return {"reward": trajectory.reward, "components": components, "finish": str(trajectory.finish)}
+        found = {"reward": trajectory.reward, "components": components, "finish": str(trajectory.finish)}
+        return found | ({} if trajectory.episode is None else {"episode": trajectory.episode})
 
     tree = {
         "format": FORMAT,
@@ -101,7 +102,13 @@ def _trajectory(entry: dict[str, Any], arrays: dict[str, np.ndarray], start: int
         name: arrays[name][start : start + entry["length"]].astype(dtype) for name, dtype in ARRAYS.items()
     }
     components = {name: _number(value) for name, value in entry["components"].items()}
-    return Trajectory(**parts, reward=_number(entry["reward"]), components=components, finish=Finish(entry["finish"]))
+    return Trajectory(
+        **parts,
+        reward=_number(entry["reward"]),
+        components=components,
+        finish=Finish(entry["finish"]),
+        episode=entry.get("episode"),  # only parts of episodes have it
+    )
 
 
 def _number(value: float | None) -> float:

@@ -34,7 +34,7 @@ from rljax.errors import UserError
 from rljax.messaging import framing
 from rljax.messaging.framing import FramingError, Message
 from rljax.rollout.buffer import Entry, Ticket, newest_version, oldest_version, ticket_from_json, ticket_to_json
-from rljax.types import Finish, Group, Trajectory
+from rljax.types import Finish, Group, Trajectory, episode_rewards
 
 UNVERSIONED = struct.Struct("<4sIQI")  # start of a record before version 1: RLJ1, two lengths, CRC-32 of the rest
 ARRAYS = (("token_ids", "<i4"), ("loss_mask", "|b1"), ("behavior_logp", "<f4"), ("versions", "<i4"))
@@ -48,7 +48,7 @@ class Record:
 
     ticket: Ticket
     group: Group | None
-    rewards: tuple[float, ...] = ()  # rewards of a rejected group's trajectories, for metrics
+    rewards: tuple[float, ...] = ()  # rewards of a rejected group's episodes, for metrics
 
 
 def encode(record: Record) -> bytes:
@@ -71,7 +71,9 @@ def decode(message: Message) -> Record:
 def pack(trajectories: Sequence[Trajectory]) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
     """Packs trajectories into JSON values, one per trajectory, and arrays [N] of all tokens."""
     entries = [
-        {"length": len(t), "reward": t.reward, "components": dict(t.components), "finish": t.finish.value} for t in trajectories
+        {"length": len(t), "reward": t.reward, "components": dict(t.components), "finish": t.finish.value}
+        | ({} if t.episode is None else {"episode": t.episode})
+        for t in trajectories
     ]
     arrays = {
         name: np.concatenate([np.zeros(0, dtype), *(np.asarray(getattr(t, name), dtype) for t in trajectories)])
@@ -97,9 +99,22 @@ def unpack(entries: Sequence[Mapping[str, Any]], arrays: Mapping[str, np.ndarray
         own = {name: arrays[name][start : start + length] for name, _ in ARRAYS}
         start += length
         trajectories.append(
-            Trajectory(**own, reward=entry["reward"], components=entry["components"], finish=Finish(entry["finish"]))
+            Trajectory(
+                **own,
+                reward=entry["reward"],
+                components=entry["components"],
+                finish=Finish(entry["finish"]),
+                episode=_episode(entry),
+            )
         )
     return tuple(trajectories)
+
+
+def _episode(entry: Mapping[str, Any]) -> int | None:
+    episode = entry.get("episode")  # only parts of episodes have it
+    if episode is not None and (type(episode) is not int or episode < 0):
+        raise ValueError(f"episode {episode!r}")
+    return episode
 
 
 def _whole_messages(path: Path) -> list[tuple[Message, int]]:
@@ -229,7 +244,7 @@ class Journals:
         """
         if self._journal is None or newest_version(group.trajectories) > self._version:
             return
-        record = Record(ticket, group) if accepted else Record(ticket, None, tuple(t.reward for t in group.trajectories))
+        record = Record(ticket, group) if accepted else Record(ticket, None, episode_rewards(group.trajectories))
         try:
             self._journal.append(record)
         except OSError as error:

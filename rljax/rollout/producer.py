@@ -1,7 +1,8 @@
 """Producer: prompts become groups, concurrently. Failures of users' code become values with a kind.
 
 request   ends within rollout.request_timeout, rollout.request_retries included (RetryingGenerator)
-episode   gives a trajectory, or None (rejected), or a failure                  (run_episode)
+episode   gives trajectories, or None (rejected), or a failure; ends within
+          rollout.episode_timeout                                                 (run_episode)
 group     consists of the trajectories of its episodes                          (GroupRunner)
 
 The tracker (tracker.py) decides what happens to the prompt afterwards. Groups are generated in this
@@ -11,23 +12,33 @@ process (Producer), or in rollout workers (rljax/workers).
 from __future__ import annotations
 
 import asyncio
+import bdb
 import dataclasses
+import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+
+import numpy as np
 
 from rljax import tracing
 from rljax.engine import Generator
-from rljax.errors import EpisodeError, RequestLost, SamplerError
+from rljax.errors import EpisodeError, EpisodeTimeout, Rejected, RequestLost, SamplerError
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import NEVER, Buffer, Ticket, oldest_version
+from rljax.rollout.gathering import Gathering
 from rljax.rollout.result import Failure, Result
 from rljax.rollout.tracker import PromptTracker
+from rljax.rollout.trajectories import check_token_ids
 from rljax.rollout.workflow import Workflow
 from rljax.seeding import seed_for
 from rljax.types import Completion, Group, Prompt, Request, SamplingParams, Trajectory
 
+Filter = Callable[[Group], bool | Awaitable[bool]]
+
 FIRST_DELAY, MAX_DELAY = 0.05, 30.0  # seconds before a retry; doubles with each
+
+EpisodeResult = Trajectory | tuple[Trajectory, ...] | Failure | None  # one, parts of one, failed, rejected
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +110,10 @@ class GroupRunner:
     params: SamplingParams
     n_samples: int
     seed: int  # of the run
-    accept: Callable[[Group], bool]  # rollout.should_accept_fn
+    accept: Filter  # rollout.should_accept_fn
+    timeout: float | None = None  # seconds per episode: rollout.episode_timeout
+    vocab_size: int | None = None  # token ids of trajectories are below it; None to leave that unchecked
+    quit: bool = False  # somebody quit the debugger in an episode: no other one is begun
     warned: bool = False  # about the first failed episode; the others are only counted
 
     async def run(self, ticket: Ticket) -> Result:
@@ -108,55 +122,127 @@ class GroupRunner:
         Exceptions of users' code become failures; none is raised.
         """
         await asyncio.sleep(retry_delay(ticket.failures))
-        results = await asyncio.gather(*(self._episode(ticket, sample) for sample in range(self.n_samples)))
-        trajectories = tuple(r for r in results if isinstance(r, Trajectory))
+        together = Gathering(self.n_samples)
+        results = await asyncio.gather(*(self._episode(ticket, sample, together) for sample in range(self.n_samples)))
+        trajectories = tuple(t for sample, result in enumerate(results) for t in parts_of(result, sample))
         failures = tuple(r for r in results if isinstance(r, Failure))
         if not trajectories:
             return Result((), failures, wanted=False)
         try:
             group = Group(ticket.prompt.uid, trajectories)
-            wanted = oldest_version(trajectories) != NEVER and bool(self.accept(group))
+            wanted = oldest_version(trajectories) != NEVER and await verdict_of(self.accept, group)
         except Exception as error:  # the filter is users' code too
             return Result((), (*failures, Failure(EpisodeError.kind, error)), wanted=False)
         return Result(trajectories, failures, wanted)
 
-    async def _episode(self, ticket: Ticket, sample: int) -> Trajectory | Failure | None:
+    async def _episode(self, ticket: Ticket, sample: int, together: Gathering) -> EpisodeResult:
         seed = seed_for(self.seed, ticket.prompt.uid, sample, ticket.attempt)
-        result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed)
+        limits = {"timeout": self.timeout, "vocab_size": self.vocab_size}
+        with together.member():
+            if self.quit:
+                raise bdb.BdbQuit
+            try:
+                result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed, **limits)
+            except bdb.BdbQuit:
+                self.quit = True
+                raise
         if isinstance(result, Failure) and not self.warned:
             self.warned = True  # now, not at the group's end: that may be minutes later, when rewards time out
             log.warning("an episode of prompt %s failed: %s", ticket.prompt.uid, result.reason)
         return result
 
 
+async def verdict_of(accept: Filter, group: Group) -> bool:
+    """Returns whether a filter, plain or async, wants a group.
+
+    Raises TypeError if it does not return a bool: a forgotten `return` would reject every group.
+    """
+    verdict = accept(group)
+    if inspect.isawaitable(verdict):
+        verdict = await verdict
+    if not isinstance(verdict, bool | np.bool_):
+        raise TypeError(f"rollout.should_accept_fn returned {type(verdict).__name__}, not a bool")
+    return bool(verdict)
+
+
 async def run_episode(
-    workflow: Workflow, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int, kind: str = "trajectory"
-) -> Trajectory | Failure | None:
+    workflow: Workflow,
+    generator: Generator,
+    prompt: Prompt,
+    params: SamplingParams,
+    seed: int,
+    *,
+    timeout: float | None = None,
+    vocab_size: int | None = None,
+    kind: str = "trajectory",
+) -> EpisodeResult:
     """Runs one episode. Returns a Failure if the workflow raises; other episodes go on.
 
-    kind: name of its span in the trace, and of the lanes of such spans.
+    Args:
+      timeout: seconds after which the episode is cancelled, and fails as `episode_timeout`.
+      vocab_size: number of token ids of the model; None to leave them unchecked.
+      kind: name of its span in the trace, and of the lanes of such spans.
     """
+    limit = asyncio.timeout(timeout)
     with tracing.span(kind, lane=kind, uid=prompt.uid, seed=seed) as span:
-        result: Trajectory | Failure | None
+        result: EpisodeResult
         try:
-            result = await workflow.episode(generator, prompt, params, seed)
+            async with limit:
+                done = await workflow.episode(generator, prompt, params, seed)
+            result = _checked(done)
+            check_token_ids(parts_of(result, 0), vocab_size)
+        except Rejected:
+            result = None
         except EpisodeError as error:
             result = Failure(error.kind, error)
+        except bdb.BdbQuit:  # "quit" at a breakpoint ends the program, not the episode
+            raise
         except Exception as error:  # users' code may raise anything
-            result = Failure(EpisodeError.kind, error)
+            late = isinstance(error, TimeoutError) and limit.expired()  # else it is the workflow's own
+            result = _too_late(prompt, timeout, error) if late else Failure(EpisodeError.kind, error)
         span.note(**_told(result))
         return result
 
 
-def _told(result: Trajectory | Failure | None) -> dict[str, object]:
+def _too_late(prompt: Prompt, timeout: float | None, error: Exception) -> Failure:
+    late = EpisodeTimeout(f"an episode of prompt {prompt.uid} ran longer than {timeout or 0:g} s (rollout.episode_timeout)")
+    late.__cause__ = error.__cause__  # the cancellation, whose traceback ends where the episode waited
+    return Failure(late.kind, late)
+
+
+def _checked(done: object) -> EpisodeResult:
+    """Returns what a workflow returned. Raises TypeError if it may not."""
+    if done is None or isinstance(done, Trajectory):
+        return done
+    if not isinstance(done, list | tuple) or not done or not all(isinstance(part, Trajectory) for part in done):
+        raise TypeError(f"the workflow returned {type(done).__name__}: a Trajectory, a list of at least one, or None")
+    return tuple(done)
+
+
+def _told(result: EpisodeResult) -> dict[str, object]:
     """Returns what the trace says of an episode's end."""
     match result:
-        case Trajectory():
-            return {"reward": result.reward, "tokens": len(result), "finish": result.finish.value}
         case Failure():
             return {"failure": result.reason[:200]}
-        case _:
+        case None:
             return {"rejected": True}
+        case _:
+            parts = parts_of(result, 0)
+            reward, tokens = sum(part.reward for part in parts) / len(parts), sum(map(len, parts))
+            return {"reward": reward, "tokens": tokens, "finish": parts[-1].finish.value}
+
+
+def parts_of(result: EpisodeResult, sample: int) -> tuple[Trajectory, ...]:
+    """Returns the trajectories of an episode, those of several parts marked as such.
+
+    Args:
+      sample: index of the episode in its group.
+    """
+    if isinstance(result, Trajectory):
+        return (result,)
+    if isinstance(result, tuple):
+        return tuple(dataclasses.replace(part, episode=sample) for part in result)
+    return ()
 
 
 class Producer:

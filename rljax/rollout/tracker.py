@@ -20,7 +20,7 @@ from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Ticket, oldest_version
 from rljax.rollout.journal import Journals, Record
 from rljax.rollout.result import Failure, Result
-from rljax.types import Group
+from rljax.types import Group, episode_rewards
 
 WARN_REJECTED = 64  # groups rejected in a row before a warning
 
@@ -84,7 +84,7 @@ class PromptTracker:
         self._failures = []
         group = Group(ticket.prompt.uid, result.trajectories)
         self._journals.append(ticket, group, accepted=result.wanted)
-        self._end(ticket, group if result.wanted else None, tuple(t.reward for t in group.trajectories))
+        self._end(ticket, group if result.wanted else None, episode_rewards(group.trajectories))
 
     def _check_staleness(self, result: Result, start_version: int) -> Result:
         """Turns a group into a failure if the sampler does not take the published weights.
@@ -112,7 +112,7 @@ class PromptTracker:
     def _end(self, ticket: Ticket, group: Group | None, rewards: tuple[float, ...]) -> None:
         """Accepts the group, or rejects the prompt if there is none."""
         if group is not None:
-            rewards = tuple(t.reward for t in group.trajectories)
+            rewards = episode_rewards(group.trajectories)
         self._accumulator.observe("rollout/finished_reward", rewards)
         self._beat(f"group {ticket.prompt.uid}")
         if group is None:
@@ -146,6 +146,7 @@ class PromptTracker:
     def _failed(self, ticket: Ticket, failures: Sequence[Failure]) -> None:
         """Requeues or drops a prompt all of whose episodes failed."""
         first = failures[0]
+        self._beat(f"failed group {ticket.prompt.uid}")
         if not self._failures:
             log.warning("prompt %s failed: %s", ticket.prompt.uid, first.reason)
         self._count_failure(first)

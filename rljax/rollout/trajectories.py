@@ -81,6 +81,16 @@ def trajectory_of(
     return episode.trajectory(reward, components)
 
 
+def check_token_ids(trajectories: Iterable[Trajectory], vocab_size: int | None) -> None:
+    """Raises ValueError for a token id that is not in [0, vocab_size); None checks nothing."""
+    for trajectory in trajectories:
+        if vocab_size is None or not len(trajectory):
+            continue
+        low, high = int(trajectory.token_ids.min()), int(trajectory.token_ids.max())
+        if low < 0 or high >= vocab_size:
+            raise ValueError(f"token id {low if low < 0 else high} is outside the model's vocabulary of {vocab_size}")
+
+
 def supervised(prompt_ids: Sequence[int], target_ids: Sequence[int]) -> Trajectory:
     """Returns a trajectory of a prompt and the target ids to learn.
 
@@ -115,6 +125,17 @@ def no_eos_ratio(trajectories: Iterable[Trajectory]) -> Mean:
     return Mean(sum(cut), len(cut))
 
 
-def reward_components(trajectories: Iterable[Trajectory], prefix: str = "reward") -> dict[str, Mean]:
-    """Returns the mean of each reward component over the trajectories that have it."""
-    return merge({f"{prefix}/{name}": Mean.of([value])} for t in trajectories for name, value in t.components.items())
+def reward_components(
+    trajectories: Sequence[Trajectory], prefix: str = "reward", weights: Sequence[float] | np.ndarray | None = None
+) -> dict[str, Mean]:
+    """Returns the mean of each reward component over the trajectories that have it.
+
+    Args:
+      weights: of the trajectories, as `episode_weights` gives them; None: one each.
+    """
+    weights = [1.0] * len(trajectories) if weights is None else weights
+    return merge(
+        {f"{prefix}/{name}": Mean.weighted([value], [weight])}
+        for t, weight in zip(trajectories, weights, strict=True)
+        for name, value in t.components.items()
+    )

@@ -19,6 +19,7 @@ import rljax
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
+from rljax.evaluation.protocol import Protocol
 from rljax.sinks.run_directory import RunDirectory, dump
 
 FILE = "context.json"
@@ -42,22 +43,6 @@ class Hardware:
 
 
 @dataclasses.dataclass(frozen=True)
-class Protocol:
-    """Settings of the evaluations of a run. Rewards compare only under the same protocol."""
-
-    split: str
-    prompts: int  # per evaluation
-    n_samples: int
-    temperature: float
-    top_p: float
-    top_k: int
-    greedy: bool
-    max_new_tokens: int
-    reward: str
-    data: Mapping[str, object]  # identity of the prompts, as in Session.data
-
-
-@dataclasses.dataclass(frozen=True)
 class Session:
     """One process's work on a run."""
 
@@ -71,7 +56,8 @@ class Session:
     hardware: Hardware
     model: str  # digest of the model directory
     data: Mapping[str, object]  # identity of the training prompts: digest, number, order
-    evaluation: Protocol | None  # None if the run has no evaluations
+    evaluation: Protocol | None  # on valid_dataset; None if the run has no evaluations
+    evaluations: Mapping[str, Protocol]  # on the sets of valid_datasets, by name
 
 
 def session(
@@ -80,14 +66,15 @@ def session(
     first_step: int,
     model_dir: Path,
     data: Mapping[str, object],
-    held_out: tuple[int, Mapping[str, object]] | None,
+    protocols: Mapping[str, Protocol],
     devices: Sequence[str],
 ) -> Session:
     """Describes a session that begins now.
 
     Args:
       data: identity of the training prompts.
-      held_out: number of prompts per evaluation, and the identity of their data; None without any.
+      protocols: protocols of the evaluations by the name of the set, "" for valid_dataset; empty
+        without any.
       devices: names of the devices, as the engines know them.
     """
     commit, dirty = _checkout()
@@ -102,7 +89,8 @@ def session(
         hardware=Hardware(platform.platform(), _cpu(), _cores(), _memory(), tuple(devices)),
         model=model_digest(model_dir),
         data=data,
-        evaluation=None if held_out is None else _protocol(config, *held_out),
+        evaluation=protocols.get(""),
+        evaluations={name: protocol for name, protocol in protocols.items() if name},
     )
 
 
@@ -134,22 +122,6 @@ def model_digest(directory: Path) -> str:
             file.seek(max(size - _ENDS, 0))
             digest.update(file.read(_ENDS))
     return digest.hexdigest()
-
-
-def _protocol(config: Config, prompts: int, data: Mapping[str, object]) -> Protocol:
-    judge = config.evaluator
-    return Protocol(
-        split=config.valid_dataset.split,
-        prompts=prompts,
-        n_samples=judge.n_samples,
-        temperature=judge.temperature,
-        top_p=judge.top_p,
-        top_k=judge.top_k,
-        greedy=judge.greedy,
-        max_new_tokens=config.gconfig.max_new_tokens,
-        reward=config.reward.name,
-        data=data,
-    )
 
 
 def _digest(data: bytes) -> str:

@@ -6,10 +6,13 @@ metrics.jsonl     one object per step, `step` strictly increasing; null is NaN o
 histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts": [n]}}
 guard.jsonl       actions of the guardrails, one object each
 samples.jsonl     trajectories with text, reward components, versions and advantages
-status.json       step, version, state; the error of a failed run; the process, which touches the file while it lives
+status.json       step, version, state, process; the error of a failed run; touched while it lives
+log.txt           what was said on the screen beside the steps
+evaluations/      uses of the validation sets, and results of evaluations (rljax/evaluation)
 checkpoints/      checkpoints to resume from
 flight/           batches of the last steps (rljax/flight)
 export/           Hugging Face safetensors and tokenizer, at the end
+best/             the same of the best checkpoint, with evaluator.best
 workers.json      address and token for workers, while the run listens (rljax/workers/server.py)
 workers/          output of the run's own workers
 init/             the initial model of a run with actor.init_from_scratch
@@ -218,7 +221,7 @@ def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
         "components": dict(trajectory.components),
         "versions": _run_lengths(trajectory.versions[start:].tolist()),
         "finish": str(trajectory.finish),
-    }
+    } | ({} if trajectory.episode is None else {"episode": trajectory.episode})
 
 
 def describe_tokens(trajectory: Trajectory, advantage: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:

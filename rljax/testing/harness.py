@@ -241,7 +241,7 @@ def make_run(
         workdir=workdir,
         accept=accept,
         labeled=Labeled(Numbers(n_prompts), example),
-        evaluation=Evaluation([next(validation) for _ in range(n_prompts)], Repeat(), params, 1),
+        evaluations=[Evaluation([next(validation) for _ in range(n_prompts)], Repeat(), params, 1)],
         worker_server=WorkerServer(config, model_dir, token=TOKEN, scratch=scratch, address_file=address_file)
         if by_workers
         else None,

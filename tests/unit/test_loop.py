@@ -457,7 +457,7 @@ def test_an_evaluation_without_a_reward_says_why(tmp_path, caplog):
                 return None
             raise RewardTimeout("too slow")
 
-    run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, workflow=Fails()))
+    run = dataclasses.replace(run, evaluations=[dataclasses.replace(run.evaluations[0], workflow=Fails())])
     loop.train(run)
     (line, *_) = [r.getMessage() for r in caplog.records if "evaluation" in r.getMessage()]
     assert line == (
@@ -477,7 +477,7 @@ def test_evaluation_counts_failures_leaves_them_out_of_the_reward_and_says_so(tm
             trajectory = await super().episode(sampler, prompt, params, seed)
             return dataclasses.replace(trajectory, reward=float(prompt.uid.split("/")[1]))
 
-    object.__setattr__(run.evaluation, "workflow", Half())
+    object.__setattr__(run.evaluations[0], "workflow", Half())
     loop.train(run)
     for line in sinks.lines().values():
         assert line["eval-rollout/reward/avg"] == np.mean([0, 2, 4, 6, 8, 10])

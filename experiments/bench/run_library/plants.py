@@ -354,15 +354,15 @@ def one_of_group(run: Run) -> Run:
 
 
 def failing_evaluations(run: Run) -> Run:
-    assert run.evaluation is not None
-    return dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, workflow=Failing(run.evaluation.workflow)))
+    return dataclasses.replace(
+        run, evaluations=[dataclasses.replace(each, workflow=Failing(each.workflow)) for each in run.evaluations]
+    )
 
 
 def evaluated_by_answer(run: Run) -> Run:
     """Evaluates by the right answer, whatever the reward pays for."""
-    assert run.evaluation is not None
     workflow = RLVR(load_tokenizer(Path(run.config.actor.path)), ByAnswer())
-    return dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, workflow=workflow))
+    return dataclasses.replace(run, evaluations=[dataclasses.replace(each, workflow=workflow) for each in run.evaluations])
 
 
 PLANTS: Mapping[str, Plant] = {

@@ -265,20 +265,34 @@ def long_tail(history: History) -> Sign | None:
     """Reads histograms of more than two kinds of reward; rare successes are no tail."""
     found = []
     for step, bins in sorted(history.histograms.get(names.REWARD, {}).items()):
-        occupied = np.flatnonzero(bins.counts)
-        if len(occupied) < 3:
-            continue
-        centers = (bins.edges[:-1] + bins.edges[1:]) / 2
-        shares = np.cumsum(bins.counts) / bins.counts.sum()
-        body = float(centers[int(np.searchsorted(shares, 0.95))] - centers[occupied[0]])
-        whole = float(centers[occupied[-1]] - centers[occupied[0]])
-        if whole > LONG_TAIL * max(body, float(bins.edges[1] - bins.edges[0])):
-            found.append((step, body, whole))
+        tail = tail_of(bins.edges, bins.counts)
+        if tail is not None:
+            found.append((step, *tail))
     if len(found) < 2 * PATIENCE or 2 * len(found) < len(history.histograms[names.REWARD]):
         return None
     step, body, whole = found[0]
     line = f"19 of 20 rewards lie within {body:.3g}, all of them within {whole:.3g} (step {step}); so at {len(found)} steps"
     return Sign(Severity.WARNING, step, line, series=("histograms.jsonl",))
+
+
+def tail_of(edges: np.ndarray, counts: np.ndarray) -> tuple[float, float] | None:
+    """Returns the span of 19 in 20 rewards and that of all, if the second is much larger.
+
+    Args:
+      edges: [n + 1], ascending, of one width.
+      counts: [n], rewards in each bin.
+
+    Returns:
+      None if there is no long tail; rewards of two kinds have none.
+    """
+    occupied = np.flatnonzero(counts)
+    if len(occupied) < 3:
+        return None
+    centers = (edges[:-1] + edges[1:]) / 2
+    shares = np.cumsum(counts) / counts.sum()
+    body = float(centers[int(np.searchsorted(shares, 0.95))] - centers[occupied[0]])
+    whole = float(centers[occupied[-1]] - centers[occupied[0]])
+    return (body, whole) if whole > LONG_TAIL * max(body, float(edges[1] - edges[0])) else None
 
 
 @rule(

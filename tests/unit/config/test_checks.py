@@ -49,9 +49,13 @@ def test_sound_config_passes():
 
 
 # What breaks each rule, and how its message begins.
+RULES = config_checks.RULES + config_checks.EVALUATION_RULES + config_checks.RL_RULES  # in the order of the check
+EVALUATED = ("evaluator.freq_steps=5", "valid_dataset.path=data")
 BROKEN = [
     (["gconfig.min_new_tokens=9", "gconfig.max_new_tokens=8"], "gconfig.min_new_tokens: 9 exceeds gconfig.max_new_tokens=8"),
     (["gconfig.stop=('a','')"], "gconfig.stop: has an empty string"),
+    (["reward.weights=(1.0,2.0)"], "reward.weights: (1.0, 2.0) has not one weight for each reward of reward.name='exact'"),
+    (["reward.name=exact,exact"], "reward.name: 'exact,exact' names a reward twice"),
     (["actor.path="], "actor.path: empty"),
     (["actor.init_from_scratch=true"], "actor.path: 'model' would be ignored"),
     (["actor.distill.teacher=models/teacher", "actor.loss=sft"], "actor.distill.teacher: a teacher scores what"),
@@ -115,6 +119,12 @@ BROKEN = [
     ),
     (["actor.overlong_reward_penalty=true", "actor.overlong_tokens=64"], "actor.overlong_penalty_factor: 0 makes"),
     (["evaluator.freq_steps=5"], "valid_dataset.path: the evaluator is on and has no data"),
+    (["evaluator.best=eval-rollout/reward"], "evaluator.best: chooses among evaluations, of which there are none"),
+    ([*EVALUATED, "evaluator.best=x", "evaluator.overlap=true"], "evaluator.best: scores one checkpoint"),
+    ([*EVALUATED, "evaluator.overlap=true", "rollout.max_head_offpolicyness=0"], "evaluator.overlap: a synchronous run"),
+    (["valid_datasets.math.path=data"], "valid_datasets: are beside valid_dataset, which has no path"),
+    (["gconfig.min_new_tokens=1", "evaluator.max_new_tokens=1", "gconfig.min_new_tokens=2"], "evaluator.max_new_tokens: 1 is"),
+    (["evaluator.n_samples=4", "evaluator.greedy=false", "evaluator.ks=2,5"], "evaluator.ks: (2, 5) needs as many samples"),
     (["evaluator.n_samples=4"], "evaluator.n_samples: 4 greedy completions"),
 ]
 
@@ -129,9 +139,9 @@ def test_no_rule_is_untested():
     fired = set()
     for overrides, _ in BROKEN:
         config = config_with(*overrides)
-        rules = config_checks.RULES + config_checks.RL_RULES
+        rules = RULES
         fired.add(next(i for i, rule in enumerate(rules) if rule.broken(config)))
-    assert fired == set(range(len(config_checks.RULES + config_checks.RL_RULES)))
+    assert fired == set(range(len(RULES)))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +172,7 @@ def test_choices_are_checked_and_the_nearest_is_named(leaf):
 
 def test_every_number_has_a_range():
     """A number that no range speaks of is one that nobody thought about."""
-    free = {"actor.entropy_coef", "actor.reward_bias", "actor.reward_scaling", "guard.min_reward"}
+    free = {"actor.entropy_coef", "actor.reward_bias", "actor.reward_scaling", "guard.min_reward", "evaluator.success"}
     numbers = {leaf.path for leaf in LEAVES if unwrap_optional(leaf.type)[1] in (int, float)}
     assert {leaf.path for leaf in LEAVES if leaf.key.within} == numbers - free
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rljax.data.tasks import make_task
+from rljax.data.tasks import PARTS, make_task
 from rljax.errors import UserError
 
 
@@ -25,6 +25,19 @@ def test_demonstrations_of_addition_mislead_in_their_share():
     assert set(errors) == {0, 1}
     assert abs(sum(errors) / len(errors) - 0.7) < 3 * (0.7 * 0.3 / len(errors)) ** 0.5
     assert all(record["demonstration"] == record["answer"] for record in records("task:addition", "train", digits=2))
+
+
+@pytest.mark.parametrize("path", ["task:addition", "task:reasoning_gym/chain_sum"])
+def test_parts_of_the_test_split_are_disjoint_and_all_of_it(path):
+    arguments = {} if path == "task:addition" else {"n": 10}
+    parts = {split: {r.get("prompt") or r["question"] for r in records(path, split, **arguments)} for split in PARTS}
+    together = [question for part in parts.values() for question in part]
+    assert len(together) == len(set(together)) and all(parts.values())
+    if path == "task:addition":
+        assert set(together) == {record["prompt"] for record in records(path, "test")}
+    else:
+        assert {len(part) for part in parts.values()} == {10}
+        assert not set(together) & {record["question"] for record in records(path, "train", **arguments)}
 
 
 @pytest.mark.parametrize("digits", [1, 3, 9])
@@ -55,7 +68,7 @@ def test_reasoning_gym_arguments_reach_the_dataset():
 @pytest.mark.parametrize(
     ("path", "split", "arguments", "line"),
     [
-        ("addition", "dev", {}, "train_dataset.split: a task has no split 'dev' (train or test)"),
+        ("addition", "val", {}, "train_dataset.split: a task has no split 'val' (one of train, test, smoke, dev,"),
         ("adition", "train", {}, "no task 'adition' (did you mean addition?"),
         ("addition", "train", {"digit": 2}, "no task argument 'digit' (did you mean digits?"),
         ("addition", "train", {"misled": 2}, "misled: a share in [0, 1], not 2"),

@@ -27,7 +27,10 @@ def trajectory(reward, sampled, finish=Finish.STOP):
 
 def test_bias_then_scale_then_clip_and_the_task_reward_is_logged_as_it_was():
     shaped, metrics = shaped_rewards(
-        [trajectory(r, 3) for r in (-1.0, 0.0, 2.0)], actor_of(reward_bias=0.5, reward_scaling=2.0, reward_clip=3.0), 16
+        [trajectory(r, 3) for r in (-1.0, 0.0, 2.0)],
+        actor_of(reward_bias=0.5, reward_scaling=2.0, reward_clip=3.0),
+        16,
+        np.ones(3),
     )
     np.testing.assert_array_equal(shaped, [-1, 1, 3])
     assert metrics["ppo/actor/task_reward"].sum == 1
@@ -37,7 +40,9 @@ def test_bias_then_scale_then_clip_and_the_task_reward_is_logged_as_it_was():
 def test_the_overlong_penalty_is_a_ramp_and_is_logged_apart():
     lengths = np.array([0, 12, 13, 14, 16, 40])
     np.testing.assert_allclose(overlong_penalty(lengths, 16, 4, 0.5), [0, 0, 0.125, 0.25, 0.5, 0.5])
-    shaped, metrics = shaped_rewards([trajectory(1.0, 14), trajectory(1.0, 3)], actor_of(overlong_reward_penalty=True), 16)
+    shaped, metrics = shaped_rewards(
+        [trajectory(1.0, 14), trajectory(1.0, 3)], actor_of(overlong_reward_penalty=True), 16, np.ones(2)
+    )
     np.testing.assert_allclose(shaped, [0.75, 1.0])  # by sampled tokens, not by the prompt's
     assert metrics["reward/overlong_penalty"].sum == 0.25
 

@@ -37,6 +37,31 @@ def test_a_task_that_never_ends_is_named(tmp_path):
         assert "most recent call first" in text  # every thread's stack
 
 
+def test_the_innermost_frame_of_a_suspended_task_is_named(tmp_path):
+    done, report = _run(
+        tmp_path,
+        """
+        async def tool_of_the_user():
+            await asyncio.Event().wait()
+
+        async def episode():
+            async with asyncio.timeout(60):
+                await tool_of_the_user()
+
+        async def main():
+            with watchdog.Watchdog(0.3, Path(sys.argv[1])):
+                await asyncio.gather(asyncio.create_task(episode(), name="episode 3"), asyncio.sleep(60))
+
+        asyncio.run(main())
+        """,
+    )
+    assert done.returncode == EXIT_HANG
+    (line,) = [line for line in report.splitlines() if line.startswith("task episode 3: ")]
+    innermost, outer, outermost = line.removeprefix("task episode 3: ").split(" < ")
+    assert innermost.startswith("Event.wait (") and outer == "tool_of_the_user (<string>:6)"
+    assert outermost == "episode (<string>:10)"
+
+
 def test_a_thread_that_blocks_is_shown(tmp_path):
     done, report = _run(
         tmp_path,

@@ -1,18 +1,23 @@
 """The context of a run: one session per process, with what decides the results."""
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
+import tempfile
 
 import numpy
 import pytest
 
 import rljax
 from rljax.errors import UserError
+from rljax.evaluation.protocol import protocol_of
+from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.sinks import context
 from rljax.sinks.run_directory import RunDirectory
 from rljax.testing.harness import make_config
+from rljax.types import Prompt
 
 
 @pytest.fixture
@@ -23,10 +28,22 @@ def model_dir(tmp_path):
     return directory
 
 
-def session(model_dir, *, overrides=None, held_out=(7, {"data": "e"}), first_step=0):
+PROMPT = Prompt("0/1", ({"role": "user", "content": "3+4="},), {})
+
+
+@functools.cache
+def tokenizer():
+    with tempfile.TemporaryDirectory() as directory:
+        build_char_tokenizer(directory)
+        return load_tokenizer(directory)
+
+
+def session(model_dir, *, overrides=None, sets=("",), first_step=0):
     config = make_config(overrides)
+    protocol = protocol_of(config, config.valid_dataset, prompts=[PROMPT] * 7, data={"data": "e"}, tokenizer=tokenizer())
+    protocols = dict.fromkeys(sets, protocol)
     return context.session(
-        config, first_step=first_step, model_dir=model_dir, data={"data": "d"}, held_out=held_out, devices=["NVIDIA H200"]
+        config, first_step=first_step, model_dir=model_dir, data={"data": "d"}, protocols=protocols, devices=["NVIDIA H200"]
     )
 
 
@@ -52,7 +69,8 @@ def test_the_protocol_is_the_evaluators(model_dir):
     overrides = {"evaluator.temperature": 0.5, "evaluator.n_samples": 3, "evaluator.greedy": False}
     protocol = session(model_dir, overrides=overrides).evaluation
     assert (protocol.prompts, protocol.temperature, protocol.n_samples, protocol.greedy) == (7, 0.5, 3, False)
-    assert protocol.split == "test" and session(model_dir, held_out=None).evaluation is None
+    assert protocol.split == "test" and session(model_dir, sets=()).evaluation is None
+    assert session(model_dir, sets=("", "math")).evaluations["math"] == session(model_dir).evaluation
 
 
 def test_another_config_or_another_model_has_another_digest(model_dir):

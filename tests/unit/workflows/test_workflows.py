@@ -181,8 +181,8 @@ def test_the_users_own_workflow_and_what_is_wrong_with_one(tokenizer, tmp_path, 
         assert str(caught.value).startswith(line)
 
 
-def trajectory(reward):
-    completion = Completion(np.array([1], np.int32), np.zeros(1, np.float32), np.zeros(1, np.int32), Finish.STOP)
+def trajectory(reward, finish=Finish.STOP):
+    completion = Completion(np.array([1], np.int32), np.zeros(1, np.float32), np.zeros(1, np.int32), finish)
     return trajectory_of([2], completion, reward, {})
 
 
@@ -196,6 +196,20 @@ def test_nothing_to_train_in_groups_that_mixed_rewards_rejects(rewards, mixed):
     assert find_filter(None)(group) is True
     with pytest.raises(UserError, match="no filter named 'mixed' "):
         find_filter("mixed")
+
+
+@pytest.mark.parametrize(("rewards", "mixed"), MIXED)
+def test_mixed_rewards_is_decided_on_what_is_trained(rewards, mixed):
+    """With mask_no_eos, completions that were cut are not trained on, whatever their rewards."""
+    cut = (trajectory(0.0, Finish.LENGTH), trajectory(1.0, Finish.LENGTH))
+    group = Group("0/0", (*cut, *(trajectory(r) for r in rewards)))
+    assert find_filter("mixed_rewards", mask_no_eos=True)(group) is mixed
+    assert find_filter("mixed_rewards")(group) is True
+    assert find_filter(f"{__name__}:count_of_two", mask_no_eos=True)(group) == (len(rewards) == 0)  # a user's sees all
+
+
+def count_of_two(group):
+    return len(group.trajectories) == 2
 
 
 def test_an_episode_needs_a_prompt_and_a_completion():

@@ -1,0 +1,237 @@
+"""Checks all that can be known before a run starts: config, data, tokenizer, model, rewards.
+
+    python -m experiments.check --config=configs/quickstart.py
+    python -m experiments.check --config=configs/quickstart.py --rollouts=8  # and samples
+
+It makes no run directory and trains nothing. Exit status 0: ready, with or without warnings; 1: an
+error, which would end the run or make it learn something else than what is meant. --rollouts=N also
+samples N prompts as training would, and scores them. --json prints the findings as JSON
+(docs/check.md). What is cheap of it is done at every start of a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from absl import flags
+
+from rljax.errors import UserError
+from rljax.experiments import main
+
+if TYPE_CHECKING:
+    from rljax.config.allocation import Allocation
+    from rljax.config.schema import Config
+    from rljax.data.held_out import HeldOut
+    from rljax.data.prompts import PromptSource
+    from rljax.hf.tokenizer import Tokenizer
+    from rljax.sanity.findings import Finding
+
+main.define_config_flags(workdir=False)
+ROLLOUTS = flags.DEFINE_integer("rollouts", 0, "Prompts to sample and score as training would; 0: none.", lower_bound=0)
+JSON = flags.DEFINE_bool("json", False, "Print JSON instead of text.")
+
+T = TypeVar("T")
+
+
+def check() -> None:
+    from rljax.sanity.findings import Report
+
+    config = main.config_from_flags()
+    with tempfile.TemporaryDirectory(prefix="rljax-check-") as scratch:
+        report = Report(Checks(config, Path(scratch)).run())
+    print(json.dumps(report.json()) if JSON.value else report, flush=True)
+    if not report.is_ready:
+        sys.exit(1)
+
+
+class Checks:
+    """Findings of a config. An error becomes a finding, and checks that don't need its part go on."""
+
+    def __init__(self, config: Config, scratch: Path) -> None:
+        """
+        Args:
+          scratch: an empty directory, for a model that is made from scratch.
+        """
+        self._config, self._scratch = config, scratch
+        self._model_dir = scratch  # once there is one
+        self._findings: list[Finding] = []
+
+    def run(self) -> list[Finding]:
+        """Makes all checks, in the order in which a run comes to their parts."""
+        pools = self._attempt("config", self._check_config)
+        tokenizer = self._attempt("actor.path", self._check_model)
+        prompts = self._attempt("train_dataset", lambda: self._open_prompts(tokenizer))
+        held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer)) or []
+        if tokenizer is not None and prompts is not None:
+            self._check_texts(tokenizer, prompts)
+            self._attempt("train_dataset", lambda: self._check_lengths(pools, tokenizer, prompts, held_out))
+        if prompts is not None:
+            from rljax.sanity import start
+
+            self._findings += [*start.check_splits(self._config), *start.check_sets(prompts, held_out, most=None)]
+            if not self._attempt("environment", lambda: asyncio.run(self._check_environments(prompts))):
+                self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts)))
+        if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None:
+            self._attempt("rollouts", lambda: asyncio.run(self._check_rollouts(pools, tokenizer, prompts)))
+        return self._findings
+
+    def _attempt(self, part: str, action: Callable[[], T]) -> T | None:
+        """Returns what an action returns; None after a UserError, which becomes a finding."""
+        from rljax.sanity.findings import of_error
+
+        try:
+            return action()
+        except UserError as error:
+            self._findings.append(of_error(error, part))
+            return None
+
+    def _good(self, part: str, line: str) -> None:
+        from rljax.sanity.findings import Finding, Severity
+
+        self._findings.append(Finding(Severity.GOOD, part, line))
+
+    def _check_config(self) -> Allocation:
+        from rljax import engine
+        from rljax.config import checks as config_checks
+        from rljax.config import io as config_io
+
+        config_checks.check(self._config)
+        self._config = config_io.resolve(self._config)
+        pools = engine.allocate(self._config)
+        engine.require_both(pools)
+        engine.check(self._config, pools)
+        self._good("config", f"no contradiction; allocation {pools}")
+        return pools
+
+    def _check_model(self) -> Tokenizer:
+        from rljax.hf.model_directory import prepare_model_directory
+        from rljax.hf.spec import ModelSpec
+        from rljax.hf.tensors import parameter_count
+        from rljax.hf.tokenizer import load_tokenizer
+        from rljax.hf.weights import WeightReader
+        from rljax.sanity import template
+
+        directory = prepare_model_directory(self._config.actor, self._scratch / "init", seed=self._config.seed)
+        self._model_dir = directory
+        tokenizer = load_tokenizer(directory, self._config.rollout)
+        self._findings += [*template.check_tokenizer(tokenizer, directory), *template.check_template(tokenizer)]
+        spec = ModelSpec.from_directory(directory)
+        WeightReader(directory).check(spec)
+        where = "made from scratch" if self._config.actor.init_from_scratch else str(directory)
+        self._good("model", f"{where}: {spec.architecture}, {parameter_count(spec) / 1e6:.4g}M parameters, all tensors there")
+        return tokenizer
+
+    def _open_prompts(self, tokenizer: Tokenizer | None) -> PromptSource:
+        from rljax.data import open_prompts
+
+        dataset = self._config.train_dataset
+        if tokenizer is None:  # the model has an error of its own, and lengths can't be counted
+            dataset = dataclasses.replace(dataset, max_length=None)
+        return open_prompts(dataset, key="train_dataset", seed=self._config.seed, tokenizer=tokenizer)
+
+    def _open_held_out(self, tokenizer: Tokenizer | None) -> list[HeldOut]:
+        from rljax.data.held_out import open_held_out
+        from rljax.sanity.findings import Finding, Severity
+
+        if not self._config.valid_dataset.path:
+            line = "none: learning and reward hacking will look the same"
+            self._findings.append(Finding(Severity.WARNING, "valid_dataset", line, "valid_dataset.path, evaluator.freq_steps"))
+            return []
+        return open_held_out(self._config, tokenizer)
+
+    def _check_texts(self, tokenizer: Tokenizer, prompts: PromptSource) -> None:
+        from rljax.sanity import template
+        from rljax.sanity.prompts import ANSWER
+        from rljax.sanity.rewards import evenly
+
+        some = evenly(list(prompts.epoch(0)), 1000)
+        texts = {f"prompt {p.uid}": str(p.fields[ANSWER]) for p in some if isinstance(p.fields.get(ANSWER), str)}
+        self._findings += template.check_text(tokenizer, texts)
+
+    def _check_lengths(
+        self, pools: Allocation | None, tokenizer: Tokenizer, prompts: PromptSource, held_out: Sequence[HeldOut]
+    ) -> None:
+        from rljax import engine
+        from rljax.config.validation import key_of
+        from rljax.data import Labels
+        from rljax.sanity.lengths import check_lengths
+
+        config = self._config
+        room, why = engine.room_for_prompt(config, pools) if pools is not None else (None, "")
+        every = list(prompts.epoch(0))
+        lengths = [len(tokenizer.encode_prompt(prompt)) for prompt in every]
+        limit = None if config.actor.loss == "sft" else room
+        self._findings += check_lengths("train_dataset", lengths, limit=limit, why=why, skipped=prompts.skipped)
+        if config.warmup.steps or config.actor.loss == "sft":
+            most, why = engine.room_for_example(config)
+            labels = Labels(config.warmup, tokenizer, most=most, why=why)
+            self._findings += check_lengths("labeled examples", [len(labels(p)) for p in every], limit=most, why=why)
+        sampler = pools.sampler.engine if pools is not None and pools.sampler is not None else ""
+        context = engine.find_plugin(sampler).context_length(config) if sampler else None
+        for each in held_out:
+            lengths = [len(tokenizer.encode_prompt(prompt)) for prompt in each.prompts]
+            limit = None if context is None else context - 1
+            self._findings += check_lengths(key_of(each.name), lengths, limit=limit, why=f"{sampler}.context_length={context}")
+
+    async def _check_environments(self, prompts: PromptSource) -> bool:
+        """Checks the environments that prompts name. Returns whether there is one: its rewards are its own."""
+        from rljax.environments.checks import check_environments
+        from rljax.sanity.findings import Finding, Severity
+
+        remarks = await check_environments(list(prompts.epoch(0)))
+        self._findings += [Finding(Severity(remark.severity), "environment", remark.line, remark.remedy) for remark in remarks]
+        return bool(remarks)
+
+    async def _check_rewards(self, prompts: PromptSource) -> None:
+        from rljax.rewards import RewardPool
+        from rljax.sanity.prompts import ANSWER
+        from rljax.sanity.rewards import check_rewards
+
+        if self._config.actor.loss == "sft":
+            return
+        async with RewardPool(self._config.reward) as rewards:
+            every, success = list(prompts.epoch(0)), self._config.evaluator.success
+            self._findings += await check_rewards(rewards, every, field=ANSWER, success=success)
+
+    async def _check_rollouts(self, pools: Allocation, tokenizer: Tokenizer, prompts: PromptSource) -> None:
+        """Samples prompts as training would, by the weights that the run begins with."""
+        from rljax import engine
+        from rljax.rewards import RewardPool
+        from rljax.rollout.evaluation import Evaluation, run
+        from rljax.sanity.findings import Finding, Severity
+        from rljax.sanity.rollouts import check_rollouts
+        from rljax.workflows import build_workflow, sampling_params
+
+        config = self._config
+        assert pools.sampler is not None
+        engine.prepare(pools)
+        async with RewardPool(config.reward) as rewards:
+            params = sampling_params(config.gconfig, tokenizer)
+            workflow = build_workflow(
+                config.rollout.workflow,
+                tokenizer=tokenizer,
+                rewards=rewards,
+                arguments=config.rollout.workflow_args,
+                params=params,
+            )
+            chosen = [next(prompts) for _ in range(ROLLOUTS.value)]
+            evaluation = Evaluation(chosen, workflow, params, config.gconfig.n_samples)
+            sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, self._model_dir)
+            try:
+                self._findings += check_rollouts(await run(sampler, evaluation, config, lambda _: None))
+                if config.warmup.steps:
+                    line = "these are of the policy before its warm-up, which a run makes first"
+                    self._findings.append(Finding(Severity.NOTE, "rollouts", line))
+            finally:
+                await sampler.close()
+
+
+if __name__ == "__main__":
+    main.run_main(check)

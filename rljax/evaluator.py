@@ -1,0 +1,90 @@
+"""Evaluations of a run: on all its validation sets at once, one evaluation at a time.
+
+    who                   waits for
+    a step                the whole evaluation; nothing with evaluator.overlap
+    an evaluation         its episodes, which the sampler generates beside those of training
+    the next evaluation   this one
+
+A step's evaluation sees the weights of that step alone, unless it overlaps training: then each
+request is answered by the weights there are, and eval-rollout/version says which versions those
+were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+from rljax.config.registry import nearest
+from rljax.errors import UserError
+from rljax.evaluation import uses
+from rljax.evaluation.results import FOLDER
+from rljax.metrics.mean import Mean, merge
+from rljax.rollout.evaluation import PREFIX, evaluate
+from rljax.run import Run
+
+
+class Evaluator:
+    """Runs the evaluations of a run, and keeps the score that a checkpoint is chosen by.
+
+    Example:
+
+        if evaluator.is_new(step):
+            evaluator.begin(step)
+            await asyncio.wait([evaluator.task])
+            metrics = evaluator.take()
+    """
+
+    def __init__(self, run: Run, beat: Callable[[str], None]) -> None:
+        self._run, self._beat = run, beat
+        judge = run.config.evaluator
+        self._is_on = bool(run.evaluations) and (judge.freq_steps is not None or judge.freq_epochs is not None)
+        self._metric = (judge.best or f"{PREFIX}/reward").removesuffix("/avg")
+        self._step: int | None = None  # of the newest evaluation
+        self._score = math.nan  # of that evaluation
+        self.task: asyncio.Task[dict[str, Mean]] | None = None  # the evaluation that runs
+
+    def is_new(self, step: int) -> bool:
+        """Returns whether the run has evaluations and none was begun at this step."""
+        return self._is_on and self._step != step
+
+    def score(self, step: int) -> float | None:
+        """Returns the score of this step's weights; None if they have none."""
+        return self._score if self._step == step and not math.isnan(self._score) else None
+
+    def begin(self, step: int) -> None:
+        """Starts the evaluation of the weights after a step, and records this use of the splits."""
+        assert self.task is None, "one evaluation at a time"
+        self._step, self._score = step, math.nan
+        purpose = "best" if self._run.config.evaluator.best else "training"
+        protocols = {each.name: each.protocol for each in self._run.evaluations if each.protocol is not None}
+        uses.record(self._run.workdir / FOLDER, [uses.use_of(purpose, name, p, step=step) for name, p in protocols.items()])
+        self.task = asyncio.create_task(self._evaluate(), name="evaluation")
+
+    async def _evaluate(self) -> dict[str, Mean]:
+        run = self._run
+        several = [evaluate(run.engine.sampler, each, run.config, self._beat) for each in run.evaluations]
+        return merge(await asyncio.gather(*several))
+
+    def take(self) -> dict[str, Mean] | None:
+        """Returns the metrics of an evaluation that has ended, once; None if there is none.
+
+        Raises UserError if they lack the metric of `evaluator.best`.
+        """
+        if self.task is None or not self.task.done():
+            return None
+        task, self.task = self.task, None
+        metrics = task.result()
+        if self._metric not in metrics:
+            raise UserError(f"evaluator.best: an evaluation has no metric {self._metric!r} ({nearest(self._metric, metrics)})")
+        if not self._run.config.evaluator.overlap:
+            self._score = metrics[self._metric].value
+        return metrics
+
+    async def abandon(self) -> None:
+        """Ends the evaluation that runs, if there is one; its step has no score."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait([self.task])
+            self.task = None

@@ -1,0 +1,11 @@
+"""Sanity of a run before it starts: data, template, tokenizer and model, rewards, a few rollouts.
+
+    findings.py    what a check says: errors, warnings, notes; the verdict
+    lengths.py     prompts and labeled examples against the limits in tokens
+    prompts.py     duplicates, contradictions, prompts shared by training and validation
+    template.py    chat template, EOS, pad, vocabulary, the model's own files
+    rewards.py     rewards of gold answers and of wrong ones
+    rollouts.py    rewards of real episodes
+
+experiments.check makes all of them; what is cheap is made at every start of a run (`at_start`).
+"""

@@ -1,0 +1,82 @@
+"""Prompts of training and validation: duplicates, contradictions, and what both sets share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rljax.sanity.findings import Finding, Severity
+from rljax.types import Prompt
+
+ANSWER = "answer"  # the field that two records of one question should agree on
+MANY = 0.1  # share of the validation prompts from which on sharing is an error
+WORTH_A_WARNING = 0.01  # share of duplicates from which on they are more than a note
+
+
+class Index:
+    """Prompts of one set by what they ask: the messages, whatever their spacing and case.
+
+    Example:
+
+        train = Index("train_dataset", prompts)
+        findings = [*train.check(), *shared(train, Index("valid_dataset", others))]
+    """
+
+    def __init__(self, part: str, prompts: Iterable[Prompt]) -> None:
+        self.part = part
+        self.places: dict[bytes, list[str]] = defaultdict(list)  # digest of the messages -> uids
+        self._answers: dict[bytes, set[str]] = defaultdict(set)
+        self.count = 0
+        for prompt in prompts:
+            key = digest_of(prompt.messages)
+            self.places[key].append(prompt.uid)
+            self.count += 1
+            if ANSWER in prompt.fields:
+                self._answers[key].add(json.dumps(prompt.fields[ANSWER], sort_keys=True, default=str))
+
+    def check(self) -> Iterator[Finding]:
+        """Finds duplicates within the set, and those with different answers."""
+        again = sum(len(uids) - 1 for uids in self.places.values())
+        several = [key for key, answers in self._answers.items() if len(answers) > 1]
+        if several:
+            first = _index_of(self.places[several[0]][0])
+            line = f"{len(several)} prompts have records with different answers, as example {first}"
+            yield Finding(Severity.WARNING, self.part, line, "one of them is wrong, or the prompt leaves out what decides")
+        if again:
+            alike = next(uids for uids in self.places.values() if len(uids) > 1)
+            line = f"{again} of {self.count} prompts are duplicates, as examples {', '.join(map(_index_of, alike[:3]))}"
+            severity = Severity.WARNING if again > WORTH_A_WARNING * self.count else Severity.NOTE
+            yield Finding(severity, self.part, line, "they weigh more in training, or in the score")
+        if not again and not several:
+            yield Finding(Severity.GOOD, self.part, f"{self.count} prompts, all different")
+
+
+def shared(train: Index, held_out: Index) -> Iterator[Finding]:
+    """Finds prompts that are in both sets: on them, an evaluation measures memory."""
+    both = [key for key in held_out.places if key in train.places]
+    part = f"{train.part}, {held_out.part}"
+    if not both:
+        yield Finding(Severity.GOOD, part, "no prompt is in both")
+        return
+    count = sum(len(held_out.places[key]) for key in both)
+    examples = f"example {_index_of(held_out.places[both[0]][0])} is {_index_of(train.places[both[0]][0])} of training"
+    severity = Severity.ERROR if count >= MANY * held_out.count else Severity.WARNING
+    line = f"{count} of {held_out.count} validation prompts are also trained on: {examples}"
+    yield Finding(severity, part, line, "take them out of one of the sets")
+
+
+def digest_of(messages: Iterable[Mapping[str, Any]]) -> bytes:
+    """Hashes messages; text that differs in white space or case alone has one digest."""
+    digest = hashlib.blake2b(digest_size=12)
+    for message in messages:
+        content = message["content"]
+        text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
+        digest.update(f"{message['role']}\0{' '.join(text.lower().split())}\0".encode(errors="replace"))
+    return digest.digest()
+
+
+def _index_of(uid: str) -> str:
+    return uid.partition("/")[2] or uid

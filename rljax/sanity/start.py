@@ -1,0 +1,56 @@
+"""Checks at every start of a run: what is known of data and tokenizer without sampling or scoring."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rljax.config.schema import Config
+from rljax.config.validation import key_of
+from rljax.data.held_out import HeldOut
+from rljax.data.prompts import PromptSource
+from rljax.evaluation.uses import is_test
+from rljax.hf.tokenizer import Tokenizer
+from rljax.sanity.findings import Finding, Report, Severity
+from rljax.sanity.prompts import Index, shared
+from rljax.sanity.template import check_template, check_tokenizer
+
+MOST = 20_000  # training prompts that are read at a start, in order to be quick; experiments.check reads all
+
+log = logging.getLogger(__name__)
+
+
+def at_start(
+    config: Config, prompts: PromptSource, held_out: Sequence[HeldOut], tokenizer: Tokenizer, model_dir: Path
+) -> Report:
+    """Checks what is cheap, and logs errors and warnings; the run goes on."""
+    findings = [*check_tokenizer(tokenizer, model_dir), *check_template(tokenizer), *check_splits(config)]
+    findings += check_sets(prompts, held_out, most=MOST)
+    report = Report(findings)
+    for finding in [*report.of(Severity.ERROR), *report.of(Severity.WARNING)]:
+        log.warning("%s", finding)
+    return report
+
+
+def check_sets(prompts: PromptSource, held_out: Sequence[HeldOut], *, most: int | None) -> Iterator[Finding]:
+    """Checks the prompts of training and of each validation set, and what they share.
+
+    Args:
+      most: prompts of training to read; None for all.
+    """
+    train = Index("train_dataset", itertools.islice(prompts.epoch(0), most))
+    yield from train.check()
+    for each in held_out:
+        index = Index(key_of(each.name), each.prompts)
+        yield from index.check()
+        yield from shared(train, index)
+
+
+def check_splits(config: Config) -> Iterator[Finding]:
+    """Warns if a test split chooses the best checkpoint."""
+    split = config.valid_dataset.split
+    if config.evaluator.best is not None and is_test(split):
+        line = f"evaluator.best chooses the checkpoint by split {split}, a test split: its score is optimistic afterwards"
+        yield Finding(Severity.WARNING, "valid_dataset", line, "valid_dataset.split=dev, and report another split at the end")

@@ -1,0 +1,129 @@
+"""Tool use: a reply with tool calls is answered by the tools, until there is one without.
+
+prompt --> completion --> calls --> results --> completion --> ... --> answer --> reward
+given      sampled                  given       sampled                sampled
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rljax.engine import Generator
+from rljax.errors import UserError
+from rljax.hf.messages import Message
+from rljax.hf.reasoning import has_reasoning, split_reasoning
+from rljax.hf.tokenizer import HFTokenizer
+from rljax.hf.tool_calls import AUTO, ToolCall, find_parser
+from rljax.rewards.score import Rewards
+from rljax.rollout.trajectories import Episode
+from rljax.tools import CallOutcome, Toolbox, make_tools
+from rljax.types import Completion, Finish, Prompt, SamplingParams, Trajectory
+from rljax.workflows.turns import generate_turn
+
+CALL_ID = 9  # characters of the ids of tool calls: some templates ask for just so many
+
+
+class ToolUse:
+    """Lets the policy call tools before it answers.
+
+    An episode ends with the first reply that calls no tool, after `max_turns` replies, or when a
+    reply is cut short. The reward scores the last reply without its reasoning. Components are
+    "turns", "tool_calls", and for each kind of failed call (`CallOutcome`) their number; the policy
+    sees the reason of a failure in place of the result.
+
+    Args:
+      tools: names of rljax/tools/toolbox.py, or "package.module:function" of functions with type
+        hints and a docstring, or of a `Tool`.
+      tool_args: keyword arguments of rljax's own tools, by name.
+      tool_parser, reasoning_parser: notations of calls and reasoning in a reply; "auto" follows the
+        chat template.
+      max_tokens: an episode that has this many tokens gets no further turn; None for no limit.
+      tool_timeout: seconds for each call.
+      max_output: characters of a result that the policy sees.
+    """
+
+    def __init__(
+        self,
+        tokenizer: HFTokenizer,
+        rewards: Rewards,
+        *,
+        tools: Sequence[str] = ("calculator",),
+        tool_args: Mapping[str, Mapping[str, Any]] = {},
+        tool_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+        max_turns: int = 4,
+        max_tokens: int | None = None,
+        tool_timeout: float = 30.0,
+        max_output: int = 8192,
+    ) -> None:
+        if max_turns < 1:
+            raise UserError(f"rollout.workflow_args.max_turns: {max_turns} (at least 1)")
+        key = "rollout.workflow_args"
+        self._tokenizer = tokenizer
+        self._rewards = rewards
+        self._toolbox = Toolbox(make_tools(tools, tool_args), timeout=tool_timeout, max_output=max_output)
+        self._parser = find_parser(tool_parser, tokenizer.chat_template, f"{key}.tool_parser")
+        self._reasons = has_reasoning(reasoning_parser, tokenizer.chat_template, f"{key}.reasoning_parser")
+        self._max_turns = max_turns
+        self._max_tokens = max_tokens
+
+    async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory:
+        named = {tool["function"]["name"] for tool in prompt.tools}
+        own = [tool for tool in self._toolbox.definitions if tool["function"]["name"] not in named]
+        prompt = dataclasses.replace(prompt, tools=(*prompt.tools, *own))
+        messages = list(prompt.messages)
+        episode = Episode(self._tokenizer.encode_prompt(prompt))
+        outcomes: Counter[CallOutcome] = Counter()
+        turn = 0
+        while True:
+            completion = await generate_turn(generator, prompt, episode, params, seed, turn)
+            turn += 1
+            content, calls = self._parse(completion)
+            over = self._is_over(turn, completion, len(episode.token_ids) + len(completion.token_ids))
+            if calls and completion.finish is Finish.STOP:
+                completion = dataclasses.replace(completion, finish=Finish.TOOL_CALLS)
+            episode.sampled(completion)
+            if over or not calls:
+                score = await self._rewards.score(prompt, content)
+                return episode.trajectory(score.reward, {**score.components, **_counts(turn, outcomes)})
+            messages += [{"role": "assistant", "content": content}, *await self._answer(calls, outcomes)]
+            last = int(completion.token_ids[-1]) if len(completion.token_ids) else -1
+            given = self._tokenizer.next_turn(
+                messages, last, tools=prompt.tools, chat_template_kwargs=prompt.chat_template_kwargs
+            )
+            episode.given(given)
+
+    def _parse(self, completion: Completion) -> tuple[str, list[ToolCall]]:
+        """Returns a reply's text, without reasoning and calls, and its calls."""
+        ids = completion.token_ids
+        if completion.finish is Finish.STOP and len(ids) and int(ids[-1]) in self._tokenizer.eos_token_ids:
+            ids = ids[:-1]
+        text = self._tokenizer.decode(ids, skip_special_tokens=not self._parser.special)
+        if self._reasons:
+            text = split_reasoning(text, opened=False)[1]
+        return self._parser.parse(text)
+
+    async def _answer(self, calls: Sequence[ToolCall], outcomes: Counter[CallOutcome]) -> list[Message]:
+        """Makes the calls of one reply, side by side, and returns the tools' messages."""
+        results = await asyncio.gather(*(self._toolbox.call(call.name, call.arguments) for call in calls))
+        outcomes.update(result.outcome for result in results)
+        return [
+            {"role": "tool", "tool_call_id": f"{i:0{CALL_ID}d}", "name": call.name, "content": result.content}
+            for i, (call, result) in enumerate(zip(calls, results, strict=True))
+        ]
+
+    def _is_over(self, turn: int, completion: Completion, length: int) -> bool:
+        return (
+            turn >= self._max_turns
+            or completion.finish is not Finish.STOP
+            or (self._max_tokens is not None and length >= self._max_tokens)
+        )
+
+
+def _counts(turns: int, outcomes: Counter[CallOutcome]) -> dict[str, float]:
+    failures = {str(kind): float(outcomes[kind]) for kind in CallOutcome if kind is not CallOutcome.OK}
+    return {"turns": float(turns), "tool_calls": float(outcomes.total()), **failures}
