@@ -77,7 +77,7 @@ ROOMS = {
         *("agents", "config", "data", "engine", "environments", "errors", "evaluation", "hf", "rewards", "rollout", "tools"),
         "types",
     ),
-    "sanity": ("config", "data", "errors", "evaluation", "hf", "rewards", "rollout", "types"),
+    "sanity": ("config", "data", "environments", "errors", "evaluation", "hf", "rewards", "rollout", "types"),
     "verdicts": ("config", "diagnosis", "metrics"),
     "oversight": ("checkpoints", "config", "diagnosis", "errors", "flight", "metrics", "sinks", "verdicts"),
     "run": ("config", "engine", "metrics", "rollout", "sinks", "tracing", "types", "workers"),
