@@ -1,4 +1,10 @@
-"""Guess-the-number, played by an agent that talks to the OpenAI endpoint with the official client."""
+"""Guess-the-number, played by an agent over the OpenAI endpoint, with the official client.
+
+python -m experiments.train --config=configs/guess_number_agent.py --workdir=runs/guess_number_agent
+
+The game and the model are those of configs/guess_number.py, in half as large batches. The agent,
+rljax.environments.agent:play, knows a base URL and a key (docs/agents.md).
+"""
 
 from ml_collections import ConfigDict
 

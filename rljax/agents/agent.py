@@ -86,7 +86,9 @@ class FunctionAgent:
         """Returns the client of this event loop: making one takes tens of milliseconds."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
-            self._client, self._loop = _openai()(base_url="http://127.0.0.1", api_key="none"), loop
+            given = {"base_url": "http://127.0.0.1", "api_key": "none"}
+            # The run's own retries and time limits are behind the endpoint
+            self._client, self._loop = _openai()(**given, max_retries=0, timeout=None), loop
         return self._client
 
     async def _call(self, arguments: dict[str, Any]) -> Any:

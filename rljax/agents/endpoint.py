@@ -62,7 +62,7 @@ class Endpoint:
           guest: None if only sessions that this process opened are served.
           most_requests: completions under way at once; None for no limit.
         """
-        self.sessions = Sessions()
+        self.sessions = Sessions() if guest is not None else Sessions(most=None)
         self._dialogue, self._model, self._guest, self._most_requests = dialogue, model, guest, most_requests
         self._requests = 0
 

@@ -80,7 +80,7 @@ class Exchange:
         """Begins a request to /v1/chat/completions. Raises ApiError."""
         exchange = cls(session, dialogue, asked.reply, "chatcmpl")
         params = session.policy.params_for(asked.sampling)
-        exchange._setting = setting = Setting(asked.tools, asked.template_kwargs)
+        exchange._setting = setting = Setting(asked.tools, {**session.template_kwargs, **asked.template_kwargs})
         exchange.calls_tools = asked.calls_tools
         recording = session.recording
         length = sum(len(text_of(message)) for message in asked.messages)

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -89,15 +90,26 @@ class SamplingPolicy:
 class Session:
     """One episode of an agent: its key, its sampler, and the recording of its requests."""
 
-    def __init__(self, generator: Generator, policy: SamplingPolicy, seed: int, name: str, *, recorded: bool = True) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        policy: SamplingPolicy,
+        seed: int,
+        name: str,
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        recorded: bool = True,
+    ) -> None:
         """
         Args:
+          template_kwargs: of the chat template, for requests that name no others.
           seed: completions are a function of it, of the weights and of the request.
           name: begins the ids of its requests at the sampler.
           recorded: False for requests of no session, which are only answered.
         """
         self.key = f"rljax-{secrets.token_urlsafe(24)}"
         self.generator, self.policy, self.seed, self.name, self.recorded = generator, policy, seed, name, recorded
+        self.template_kwargs = dict(template_kwargs or {})
         self.recording = Recording()
         self.lost: SamplerError | None = None  # the last failure of the sampler
         self.used = time.monotonic()
@@ -159,7 +171,7 @@ class Session:
 class Sessions:
     """The open sessions by key."""
 
-    def __init__(self, most: int = MAX_SESSIONS) -> None:
+    def __init__(self, most: int | None = MAX_SESSIONS) -> None:
         self._most = most
         self._by_key: dict[str, Session] = {}
 
@@ -174,7 +186,7 @@ class Sessions:
 
         Raises ApiError if none is.
         """
-        if len(self._by_key) >= self._most:
+        if self._most is not None and len(self._by_key) >= self._most:
             oldest = min(self._by_key.values(), key=lambda session: session.used)
             if oldest.running or time.monotonic() - oldest.used < IDLE:
                 raise ApiError(f"{self._most} sessions are open (end some)", code="rate_limit_exceeded", status=429)

@@ -105,8 +105,8 @@ RL_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         lambda c: c.episode_timeout >= c.recover.hang_timeout,
-        "rollout.episode_timeout: {c.rollout.episode_timeout:g} s is not less than recover.hang_timeout={c.recover.hang_timeout:g}, "
-        "which would end the run before the episode",
+        "rollout.episode_timeout: {c.rollout.episode_timeout:g} s is not less than "
+        "recover.hang_timeout={c.recover.hang_timeout:g}, which would end the run before the episode",
     ),
     Rule(
         lambda c: c.actor.ppo_n_minibatches > c.batch_size,

@@ -133,7 +133,8 @@ class DatasetConfig:
 
     path: str = key(
         "",
-        "A directory with SPLIT.jsonl or .parquet, one such file, task:addition, task:reasoning_gym/DATASET, or task:environment/NAME.",
+        "A directory with SPLIT.jsonl or .parquet, one such file, or a task: task:addition, task:guess_number, "
+        "task:reasoning_gym/DATASET, task:environment/NAME.",
     )
     type: str = key(
         "prompt_answer",

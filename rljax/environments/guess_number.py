@@ -48,7 +48,7 @@ class GuessNumber:
         self._secret = random.Random(seed).randint(1, self.size)
         self._left = self.guesses
         self._low, self._high = 1, self.size
-        messages = [{"role": "user", "content": self._question}]
+        messages: list[Message] = [{"role": "user", "content": self._question}]
         for guess in earlier:
             answer = (await self.step(guess)).observation
             messages += [{"role": "assistant", "content": guess}, {"role": "user", "content": answer}]

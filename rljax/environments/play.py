@@ -76,7 +76,7 @@ class Play:
             return ({"role": "user", "content": observation},)
         if not isinstance(observation, Sequence) or not all(_is_message(message) for message in observation):
             raise self._breach(method, f"the observation is {_kind(observation)}, not text or messages with role and content")
-        return tuple(observation)
+        return tuple(cast(Sequence[Message], observation))
 
     def _breach(self, method: str, reason: str) -> EnvironmentFailed:
         return EnvironmentFailed(f"{self._source.name}.{method}: {reason}")

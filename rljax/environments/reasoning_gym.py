@@ -9,6 +9,8 @@ from rljax.config.registry import nearest
 from rljax.environments.interface import Step
 from rljax.errors import UserError
 
+AGAIN = "That is not right. Try again."
+
 
 class ReasoningGym:
     """One question of a dataset, which the policy may answer `attempts` times.

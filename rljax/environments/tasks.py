@@ -1,4 +1,6 @@
-"""Prompts that begin episodes, as records of a dataset: "task:environment/NAME", "task:guess_number".
+"""Prompts that begin episodes, as records of a dataset.
+
+"task:environment/NAME" is any environment, "task:guess_number" has demonstrations too.
 
 A record has the messages of the environment's reset, which the policy sees as its prompt, and the
 field "environment", from which the workflow begins the same episode.

@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 EXIT_HANG = 3  # status of a process that was ended for hanging
 GRACE = 30.0  # seconds after the timeout until faulthandler ends the process
@@ -107,7 +107,8 @@ def _frames(task: asyncio.Task[object]) -> list[types.FrameType]:
     an asynchronous generator's step) ends the chain; the tasks behind a `gather` are in the list
     themselves.
     """
-    found, waiting = [], task.get_coro()
+    found: list[types.FrameType] = []
+    waiting: Any = task.get_coro()  # a coroutine, a generator, an asynchronous generator, or an object of C
     while waiting is not None:
         for kind in ("cr", "gi", "ag"):
             if (frame := getattr(waiting, f"{kind}_frame", None)) is not None:

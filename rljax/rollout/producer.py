@@ -1,7 +1,8 @@
 """Producer: prompts become groups, concurrently. Failures of users' code become values with a kind.
 
 request   ends within rollout.request_timeout, rollout.request_retries included (RetryingGenerator)
-episode   ends within rollout.episode_timeout; gives a trajectory, or None (rejected), or a failure                  (run_episode)
+episode   gives trajectories, or None (rejected), or a failure; ends within
+          rollout.episode_timeout                                                 (run_episode)
 group     consists of the trajectories of its episodes                          (GroupRunner)
 
 The tracker (tracker.py) decides what happens to the prompt afterwards. Groups are generated in this

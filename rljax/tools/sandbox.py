@@ -196,12 +196,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _file_of(code: str) -> IO[bytes]:
-    """Returns a temporary file with the code, to be read from its beginning."""
-    file = tempfile.TemporaryFile()
-    file.write(code.encode(errors="replace"))
-    file.seek(0)
-    return file
+@contextlib.contextmanager
+def _file_of(code: str) -> Iterator[IO[bytes]]:
+    """Opens a temporary file with the code, to be read from its beginning."""
+    with tempfile.TemporaryFile() as file:
+        file.write(code.encode(errors="replace"))
+        file.seek(0)
+        yield file
 
 
 def _python() -> str:

@@ -68,7 +68,8 @@ class AgentWorkflow:
         self._endpoint = endpoint
 
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> list[Trajectory]:
-        session = Session(generator, SamplingPolicy(params, override=self._override), seed, f"{prompt.uid}#{seed}")
+        policy, kwargs = SamplingPolicy(params, override=self._override), prompt.chat_template_kwargs
+        session = Session(generator, policy, seed, f"{prompt.uid}#{seed}", template_kwargs=kwargs)
         async with self._server.session(session) as base_url:
             returned = await self._run(session, base_url, prompt)
         if not session.recording.turns:

@@ -207,3 +207,17 @@ def test_a_completion_that_was_cut_is_gone_on_from(tokenizer):
         tokenizer.decode(second.prompt_ids, skip_special_tokens=False)
         == "user:a<eos>\nassistant:a lo<eos>\nuser:b<eos>\nassistant:"
     )
+
+
+def test_the_template_s_arguments_of_a_session_are_those_of_its_prompt(tmp_path):
+    tokenizer = make_tokenizer(tmp_path, "{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    served = Served(tokenizer, lambda prompt: "x<eos>")
+    served.session.template_kwargs = {"mood": "calm:"}
+
+    async def talk(client):
+        await client.chat.completions.create(model="m", messages=[user("a")])
+        own = {"chat_template_kwargs": {"mood": "merry:"}}
+        await client.chat.completions.create(model="m", messages=[user("a")], extra_body=own)
+
+    served.run(talk)
+    assert [tokenizer.decode(turn.prompt_ids) for turn in served.session.recording.turns] == ["calm:a", "merry:a"]

@@ -52,6 +52,7 @@ def test_runs_attach_to_a_server_one_after_the_other(server, tmp_path):
         assert [line["step"] for line in lines] == list(range(1, steps + 1))
         assert all(line["rollout/staleness/max"] <= 2 for line in lines)
         assert fetch(f"http://{address}", "/get_model_info", TOKEN, 10)["weight_version"] == str(steps)
+    assert [model["id"] for model in fetch(f"http://{address}", "/v1/models", TOKEN, 10)["data"]] == ["init"]
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
 

@@ -71,6 +71,18 @@ def test_parts_of_unequal_reward_are_weighted_by_their_share_of_the_episode():
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
+def test_leave_one_out_leaves_out_the_whole_episode():
+    x, episodes = np.array([1.0, 0.0, 0.75, 0.25, 0.5, -1.0]), np.array([0, 1, 2, 2, 2, 1])
+    norm = NormConfig(mean_level="group", std_level="group", mean_leave1out=True, std_leave1out=True, eps=0.0, std_floor=0.0)
+    weights = 1.0 / np.bincount(episodes)[episodes]
+    expected = []
+    for value, episode in zip(x, episodes, strict=True):
+        others = np.where(episodes == episode, 0.0, weights)
+        mean = np.average(x, weights=others)
+        expected.append((value - mean) / np.sqrt(np.average((x - mean) ** 2, weights=others)))
+    np.testing.assert_allclose(normalized(x, np.zeros(6, int), norm, episodes), expected, rtol=1e-9, atol=1e-12)
+
+
 def test_metrics_count_an_episode_once():
     of_group = in_parts([1.0, 0.0], [3, 1])
     parts = [dataclasses.replace(t, components={"right": t.reward}) for t in of_group.trajectories]

@@ -41,9 +41,8 @@ def test_a_tool_that_never_returns_costs_its_prompt_alone(tmp_path):
     assert outcome.step == 2
     assert set(run.engine.learner.trained) == {"0/0", "0/2", "0/3", "0/4"}
     lines = sinks[0].steps.values()
-    assert (
-        sum(line.get("rollout/failed/episode_timeout", 0) for line in lines) == 2 * 2
-    )  # samples, and attempts until it is dropped
+    # Two samples, and two attempts until the prompt is dropped
+    assert sum(line.get("rollout/failed/episode_timeout", 0) for line in lines) == 2 * 2
 
 
 def test_a_workflows_own_timeout_is_its_own():

@@ -108,21 +108,23 @@ def test_an_episode_ends_at_the_limits_and_when_an_action_is_cut(tokenizer):
     assert count == 1 and trajectory.finish is Finish.LENGTH and trajectory.reward == 1.0
 
 
+class Halving(ScriptedSampler):
+    """Guesses the middle of what is left, by the last character of the prompt."""
+
+    low, high = 1, 15
+
+    async def generate(self, request):
+        said = self.tokenizer.decode(request.prompt_ids[-1:])
+        if self.texts:
+            last = int(self.texts[-1])
+            self.low, self.high = (last + 1, self.high) if said == ">" else (self.low, last - 1)
+        self.texts = (*self.texts, str((self.low + self.high) // 2))
+        return await super().generate(request)
+
+
 def test_guess_the_number_by_halving_never_fails(tokenizer):
     for seed in range(20):
         source = Source("guess_number", seed, {"size": 15, "guesses": 4, **BRIEF}).to_json()
-        low, high, texts = 1, 15, []
-
-        class Halving(ScriptedSampler):
-            async def generate(self, request):
-                nonlocal low, high
-                said = tokenizer.decode(request.prompt_ids[-1:])
-                if texts:
-                    low, high = (texts[-1] + 1, high) if said == ">" else (low, texts[-1] - 1)
-                texts.append((low + high) // 2)
-                self.texts = [str(text) for text in texts]
-                return await super().generate(request)
-
         trajectory = play(tokenizer, Halving(tokenizer), source, first="1-15?")
         assert trajectory.reward == 1.0 == trajectory.components["found"]
 
@@ -148,7 +150,7 @@ def test_what_an_environment_does_wrong_is_a_failure_of_its_kind(tokenizer, faul
     [
         (None, {}, "prompt 0/3: no field 'environment' that names an environment"),
         ({"nme": "x"}, {}, "prompt 0/3: field 'environment': missing a required argument: 'name'"),
-        ({"name": "guess_number", "seed": 1}, {"credit": "step"}, "rollout.workflow_args.credit: 'step' is neither episode nor turn"),
+        ({"name": "guess_number", "seed": 1}, {"credit": "x"}, "rollout.workflow_args.credit: 'x' is neither episode nor turn"),
         ({"name": "guess_number", "seed": 1}, {"max_turns": 0}, "rollout.workflow_args.max_turns: 0 (at least 1)"),
     ],
 )  # fmt: skip

@@ -93,7 +93,7 @@ def test_several_calls_of_a_turn_and_their_failures(tokenizer):
 
 def test_an_episode_ends_at_its_limits(tokenizer):
     asks = called("calculator", expression="1+1")
-    trajectory, sampler, rewards = use_tools(tokenizer, *[asks] * 5, max_turns=3)
+    trajectory, sampler, _ = use_tools(tokenizer, *[asks] * 5, max_turns=3)
     assert len(sampler.requests) == 3 == trajectory.components["turns"] and trajectory.components["tool_calls"] == 2
     assert trajectory.finish is Finish.TOOL_CALLS  # it would have gone on
     assert trajectory.loss_mask[-1]  # and no result stands behind the last call
@@ -108,7 +108,8 @@ def test_an_episode_ends_at_its_limits(tokenizer):
 def test_tools_that_never_return_and_those_of_the_users(tokenizer, tmp_path, monkeypatch):
     (tmp_path / "own_tools.py").write_text(
         "import time\n"
-        "def wait(n: int) -> str:\n    '''Waits.\n\n    Args:\n        n: seconds.\n    '''\n    time.sleep(n)\n    return 'done'\n"
+        "def wait(n: int) -> str:\n    '''Waits.\n\n    Args:\n        n: seconds.\n    '''\n"
+        "    time.sleep(n)\n    return 'done'\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     texts = (called("wait", n=3600), called("wait", n=0), "144")
@@ -121,7 +122,7 @@ def test_tools_that_never_return_and_those_of_the_users(tokenizer, tmp_path, mon
 def test_tools_of_the_prompt_come_first_and_stay(tokenizer):
     other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
     prompt = Prompt("0/3", PROMPT.messages, PROMPT.fields, tools=(other,))
-    trajectory, sampler, _ = use_tools(tokenizer, called("other"), "144", prompt=prompt)
+    trajectory, _, _ = use_tools(tokenizer, called("other"), "144", prompt=prompt)
     assert tokenizer.decode(trajectory.token_ids).startswith("{other}{calculator}[user]")
     assert trajectory.components["unknown_tool"] == 1.0  # defined, but nothing is behind it
 
