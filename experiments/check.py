@@ -213,11 +213,15 @@ class Checks:
         assert pools.sampler is not None
         engine.prepare(pools)
         async with RewardPool(config.reward) as rewards:
+            params = sampling_params(config.gconfig, tokenizer)
             workflow = build_workflow(
-                config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
+                config.rollout.workflow,
+                tokenizer=tokenizer,
+                rewards=rewards,
+                arguments=config.rollout.workflow_args,
+                params=params,
             )
             chosen = [next(prompts) for _ in range(ROLLOUTS.value)]
-            params = sampling_params(config.gconfig, tokenizer)
             evaluation = Evaluation(chosen, workflow, params, config.gconfig.n_samples)
             sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, self._model_dir)
             try:

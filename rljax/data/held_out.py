@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rljax.config.schema import Config, DatasetConfig
 from rljax.config.validation import key_of, validation_sets
@@ -21,6 +21,7 @@ class HeldOut:
     dataset: DatasetConfig
     prompts: Sequence[Prompt]  # at most evaluator.max_prompts
     identity: Mapping[str, object]  # of the data, as PromptSource.identity
+    where: Callable[[str], str]  # returns the origin of a prompt by its uid: "test.jsonl:17"
 
     @property
     def title(self) -> str:
@@ -42,5 +43,5 @@ def open_held_out(config: Config, tokenizer: Tokenizer | None) -> list[HeldOut]:
             dataset = dataclasses.replace(dataset, max_length=None)
         source = open_prompts(dataset, key=key_of(name), seed=config.seed, tokenizer=tokenizer)
         prompts = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))
-        found.append(HeldOut(name, dataset, prompts, source.identity))
+        found.append(HeldOut(name, dataset, prompts, source.identity, source.where))
     return found

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from rljax.config.schema import DatasetConfig
-from rljax.data.formats import Format, find_format, with_system
-from rljax.data.labeled import ANSWER, Labels, bytes_of
+from rljax.data.formats import Format, find_format, told_by_columns, with_system
+from rljax.data.labeled import Labels, bytes_of
 from rljax.data.records import Records, open_records
 from rljax.data.selection import Selection
 from rljax.data.tasks import PREFIX, make_task
@@ -20,6 +21,8 @@ from rljax.errors import UserError
 from rljax.hf.messages import Message, Tool, parse_messages, parse_template_kwargs, parse_tools, text_of
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
+
+log = logging.getLogger(__name__)
 
 TEMPLATE = 128  # tokens that a chat template may put around a message, and before the first
 
@@ -54,7 +57,7 @@ class Examples:
 
     def _prompt(self, index: int, conversation: Sequence[Message], fields: dict[str, Any], where: str) -> Prompt:
         """Checks what a format made of a record. An answer at its end becomes the reply."""
-        messages, reply = parse_messages(conversation, where), ()
+        messages, reply = parse_messages(conversation, where), cast(tuple[Message, ...], ())
         if "answer" not in fields and messages[-1]["role"] == "assistant":
             messages, reply = messages[:-1], messages[-1:]
             fields["answer"] = text_of(reply[0])
@@ -99,7 +102,7 @@ class PromptSource:
         import grain  # takes a second, most of it for jax
 
         self._examples = examples
-        self._key = key
+        self.key = key  # the config section, for messages
         self._kept = kept
         self._position = 0
         self.skipped = skipped  # prompts longer than max_length, each epoch
@@ -147,22 +150,12 @@ class PromptSource:
         """Returns the prompt of a uid, as the stream gave it out. Raises UserError."""
         epoch, _, index = uid.partition("/")
         if not (epoch.isdigit() and index.isdigit() and self._has(int(index))):
-            raise UserError(f"{self._key}: no prompt {uid!r} in this dataset")
+            raise UserError(f"{self.key}: no prompt {uid!r} in this dataset")
         return self._numbered(int(epoch), int(index))
 
-    def require(self, field: str, key: str) -> None:
-        """Checks that every prompt has a field that is text.
-
-        Raises UserError, which begins with `key`.
-        """
-        for index in self._kept:
-            example = self._examples[index]
-            fields = example.fields
-            if example.reply and field == ANSWER:
-                continue
-            if not isinstance(fields.get(field), str | int | float):
-                has = ", ".join(fields) or "none"
-                raise UserError(f"{key}: {self._examples.where(index)} has no text {field!r} to train on (its fields: {has})")
+    def where(self, uid: str) -> str:
+        """Returns the origin of a prompt for a message: "train.jsonl:17"."""
+        return self._examples.where(int(uid.partition("/")[2]))
 
     def require_fit(self, tokenizer: Tokenizer, *, most: int, why: str) -> None:
         """Checks that no prompt has more than `most` tokens.
@@ -180,8 +173,8 @@ class PromptSource:
             index, length = next(iter(long.items()))
             others = f" (and {len(long) - 1} more are too long)" if len(long) > 1 else ""
             raise UserError(
-                f"{self._key}.max_length: None, and {self._examples.where(index)} has {length} tokens{others}:"
-                f" {why} ({self._key}.max_length={most} leaves such prompts out)"
+                f"{self.key}.max_length: None, and {self._examples.where(index)} has {length} tokens{others}:"
+                f" {why} ({self.key}.max_length={most} leaves such prompts out)"
             )
 
     @property
@@ -198,7 +191,7 @@ class PromptSource:
         for name, now in self._identity.items():
             if state[name] != now:
                 change = f"{name} was {state[name]}, now {now}"
-                raise UserError(f"{self._key}: cannot resume: {change} (restore the data, or start a fresh --workdir)")
+                raise UserError(f"{self.key}: cannot resume: {change} (restore the data, or start a fresh --workdir)")
         self._position = int(state["position"])
 
     def _has(self, index: int) -> bool:
@@ -238,12 +231,23 @@ def open_prompts(
         raise UserError(f"{key}.type: 'task' needs a path such as task:addition, not {dataset.path!r}")
     else:
         records = open_records(dataset.path, dataset.split, key)
-    examples = Examples(records, find_format(dataset.type, key), dataset.system_prompt, _tools(dataset.tools, key))
+    examples = Examples(records, _format(dataset, records, key), dataset.system_prompt, _tools(dataset.tools, key))
     selection = Selection(examples, dataset, tokenizer, labels, key)
     selection.log()
     return PromptSource(
         examples, selection.kept, key=key, seed=seed, shuffle=dataset.shuffle, skipped=selection.skipped, shard=shard
     )
+
+
+def _format(dataset: DatasetConfig, records: Records, key: str) -> Format:
+    """Returns the format of `type`; without one, what the first record's columns tell, and says so."""
+    if dataset.type:
+        return find_format(dataset.type, key)
+    if dataset.path.startswith(PREFIX):
+        return find_format("task", key)
+    name = told_by_columns(records[0], records.where(0))
+    log.warning("%s.type: not set; read as %r, by the columns %s", key, name, ", ".join(records[0]))
+    return find_format(name, key)
 
 
 def _tools(path: str, key: str) -> tuple[Tool, ...]:

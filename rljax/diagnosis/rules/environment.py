@@ -90,6 +90,7 @@ def truncation(history: History) -> Sign | None:
     "Batches hold the same prompt several times, so that they are smaller than they look.",
     needs=(names.DUPLICATE_PROMPTS,),
     least=PATIENCE,
+    applies=lambda config: config.rollout.workflow != "environment",  # one observation begins many different episodes
     bounds=(MAX_DUPLICATES, BROKEN_DUPLICATES),
     causes=(
         "the data has duplicates, or fewer prompts than a batch",

@@ -124,8 +124,9 @@ def score_of_result(path: Path) -> Score:
     means = list(result.means().values())
     if len(means) < 2:
         raise UserError(f"--private: {path} has fewer than two prompts with a reward")
-    protocol, width = result.protocol.json(), statistics.stdev(means) / math.sqrt(len(means))
-    return Score(statistics.fmean(means), width, _identity(protocol), protocol, str(path), result.policy.step)
+    protocol = result.protocol.json()
+    spread = statistics.stdev(means) / math.sqrt(len(means))
+    return Score(statistics.fmean(means), spread, _identity(protocol), protocol, str(path), result.policy.step)
 
 
 def _data(history: History) -> tuple[str, str]:

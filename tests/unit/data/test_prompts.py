@@ -11,8 +11,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from rljax.config.schema import DatasetConfig
-from rljax.data import labeled, open_prompts
+from rljax.config.schema import DatasetConfig, WarmupConfig
+from rljax.data import Labels, labeled, open_prompts
 from rljax.errors import UserError
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 
@@ -193,11 +193,12 @@ GOOD = '{"prompt": "a", "answer": "1"}\n'
             "",
             {},
             "train_dataset.path: no such file: {} "
-            "(a directory with train.jsonl and test.jsonl, or a .jsonl, .parquet file; nothing is fetched from a hub)",
+            "(a directory with train.jsonl and test.jsonl, a .jsonl, .parquet or .arrow file, or what datasets' save_to_disk "
+            "wrote; nothing is fetched from a hub)",
         ),
         ("a.jsonl", "", {}, "train_dataset.path: empty file: {}"),
         ("a.jsonl", "\n\n", {}, "train_dataset.path: no records in {}"),
-        ("a.csv", "x", {}, "train_dataset.path: {} is neither .jsonl nor .parquet"),
+        ("a.csv", "x", {}, "train_dataset.path: {} is neither .jsonl nor .parquet nor .arrow"),
         ("a.parquet", "not one", {}, "{}: not a parquet file"),
         ("a.jsonl", GOOD + "\n{oops}\n", {}, "{}:3: not JSON: "),
         ("a.jsonl", GOOD + "[1]\n", {}, "{}:2: a JSON list, not an object"),
@@ -208,7 +209,7 @@ GOOD = '{"prompt": "a", "answer": "1"}\n'
             {},
             "{}:1: none of the fields messages, prompt, question (it has: promt, answer)",
         ),
-        ("a.jsonl", '{"prompt": null, "answer": "1"}', {}, "{}:1: field 'prompt' is NoneType, not text"),
+        ("a.jsonl", '{"prompt": null, "answer": "1"}', {}, "{}:1: a prompt is text or a list of messages, not NoneType"),
         ("a.jsonl", GOOD + '{"prompt": "", "answer": "1"}', {}, "{}:2: the prompt is empty, "),
         ("a.jsonl", '{"messages": [{"role": "user"}], "answer": "1"}', {}, "{}:1: messages[0]: a message needs role"),
         ("a.jsonl", '{"messages": [], "answer": "1"}', {}, "{}:1: messages must be a list"),
@@ -276,12 +277,15 @@ def test_a_record_that_the_users_format_cannot_read_is_told_by_file_and_line(tmp
 def test_a_field_to_train_on_is_looked_for_in_every_record_before_anything_starts(tmp_path, tokenizer):
     records = [{"prompt": "a", "answer": "1", "solution": "x"}, {"prompt": "b", "answer": "1", "solution": None}]
     path = write(tmp_path / "a.jsonl", records)
-    prompts = open_prompts(config(path), seed=1, tokenizer=tokenizer)
-    prompts.require("answer", "warmup.field")
+
+    def opened(field, **changes):
+        labels = Labels(WarmupConfig(field=field), tokenizer, most=100, why="")
+        return open_prompts(config(path, **changes), seed=1, tokenizer=tokenizer, labels=labels)
+
     line = rf"warmup\.field: {path}:2 has no text 'solution' to train on \(its fields: answer, solution\)"
     with pytest.raises(UserError, match=line):
-        prompts.require("solution", "warmup.field")
-    open_prompts(config(path, limit=1), seed=1, tokenizer=tokenizer).require("solution", "warmup.field")
+        opened("solution")
+    assert len(opened("answer")) == 2 and len(opened("solution", limit=1)) == 1
 
 
 @pytest.mark.parametrize("lengths", [[1, 300, 2], [40, 5], [500, 600, 700]])
