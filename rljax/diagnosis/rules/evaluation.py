@@ -99,8 +99,8 @@ def protocol(history: History) -> Sign | None:
     differs = ", ".join([*sampling, *prompts])
     gap = _gap(history, early=not differs)
     if gap is not None and prompts and not sampling:
-        causes, advice = (OTHER_PROMPTS, OTHER_WEIGHTS), "rljax train with the settings of train_dataset in valid_dataset"
-        return Sign(Severity.BROKEN, history.first_step, (gap.line, differs), causes, advice)
+        advice = "rljax train with the settings of train_dataset in valid_dataset"
+        return Sign(Severity.BROKEN, history.first_step, (gap.line, differs), (OTHER_PROMPTS, OTHER_WEIGHTS), advice)
     if gap is not None and differs:
         severity = Severity.NOTE if gap.mean > 0 and _is_colder(history) else Severity.BROKEN
         return Sign(severity, history.first_step, (gap.line, differs))
