@@ -133,7 +133,7 @@ def _check_ids(batches: Sequence[Sequence[Group]], vocab_size: int | None) -> No
             check_token_ids((trajectory for group in groups for trajectory in group.trajectories), vocab_size)
         except ValueError as error:
             raise UserError(
-                f"--batch: {directory}: {error} (the model of the config is not the one that it was made with)"
+                f"--batch: {directory}: {error} (another model made it)"
             ) from None
 
 
