@@ -132,9 +132,7 @@ def _check_ids(batches: Sequence[Sequence[Group]], vocab_size: int | None) -> No
         try:
             check_token_ids((trajectory for group in groups for trajectory in group.trajectories), vocab_size)
         except ValueError as error:
-            raise UserError(
-                f"--batch: {directory}: {error} (another model made it)"
-            ) from None
+            raise UserError(f"--batch: {directory}: {error} (another model made it)") from None
 
 
 if __name__ == "__main__":
