@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rljax.environments.build import FIELD
 from rljax.sanity.findings import Finding, Severity
 from rljax.types import Prompt
 
-EPISODE = "environment"  # the field that tells apart episodes of an environment that begin with the same messages
 ANSWER = "answer"  # the field that two records of one question should agree on
 MANY = 0.1  # share of the validation prompts from which on sharing is an error
 WORTH_A_WARNING = 0.01  # share of duplicates from which on they are more than a note
@@ -32,7 +32,7 @@ class Index:
         self._answers: dict[bytes, set[str]] = defaultdict(set)
         self.count = 0
         for prompt in prompts:
-            key = digest_of(prompt.messages, prompt.fields.get(EPISODE))
+            key = digest_of(prompt.messages, prompt.fields.get(FIELD))
             self.places[key].append(prompt.uid)
             self.count += 1
             if ANSWER in prompt.fields:
@@ -69,13 +69,14 @@ def shared(train: Index, held_out: Index) -> Iterator[Finding]:
     yield Finding(severity, part, line, "take them out of one of the sets")
 
 
-def digest_of(messages: Iterable[Mapping[str, Any]], episode: Any = None) -> bytes:
+def digest_of(messages: Iterable[Mapping[str, Any]], environment: Any = None) -> bytes:
     """Hashes messages; text that differs in white space or case alone has one digest.
 
     Args:
-      episode: what the messages begin, where several begin alike (docs/environments.md); JSON values.
+      environment: name, seed and arguments of the environment behind the prompt, which decide what
+        is asked; None without one.
     """
-    digest = hashlib.blake2b(json.dumps(episode, sort_keys=True, default=str).encode(errors="replace"), digest_size=12)
+    digest = hashlib.blake2b(json.dumps(environment, sort_keys=True, default=str).encode(errors="replace"), digest_size=12)
     for message in messages:
         content = message["content"]
         text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
