@@ -143,6 +143,7 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
         error otherwise.
     """
     logging.get_absl_handler().setFormatter(_Plain())
+    logging.get_absl_handler().addFilter(_is_for_the_screen)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice to install torch
     try:
@@ -191,6 +192,11 @@ def _has_no_reader() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # an error is always reported
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _is_for_the_screen(record: standard_logging.LogRecord) -> bool:
+    """Returns False for what engines and backends say about themselves, which log.txt has as well."""
+    return record.levelno >= standard_logging.WARNING or not record.name.startswith(("rljax.engines.", "rljax.backends."))
 
 
 class _Plain(standard_logging.Formatter):

@@ -79,7 +79,7 @@ ROOMS = {
         *("seeding", "tools", "types"),
     ),
     "driver": ("compat", "config", "data", "engine", "errors", "hf", "metrics", "rewards", "rollout", "types", "workflows"),
-    "sanity": ("config", "data", "errors", "evaluation", "hf", "rewards", "rollout", "types"),
+    "sanity": ("config", "data", "environments", "errors", "evaluation", "hf", "rewards", "rollout", "types"),
     "verdicts": ("config", "diagnosis", "metrics"),
     "oversight": ("checkpoints", "config", "diagnosis", "errors", "flight", "metrics", "sinks", "verdicts"),
     "run": ("config", "engine", "metrics", "rollout", "sinks", "tracing", "types", "workers"),

@@ -41,7 +41,7 @@ def check_lengths(part: str, lengths: Sequence[int], *, limit: int | None, why: 
 
 
 def histogram(values: np.ndarray) -> list[str]:
-    """Returns a text histogram: a line per bin of integers, with bar and count."""
+    """Returns a text histogram: a line per bin of integers that has some, with bar and count."""
     low, high = int(values.min()), int(values.max())
     bins = min(BINS, high - low + 1)
     edges = np.unique(np.linspace(low, high + 1, bins + 1).round().astype(int))
@@ -50,4 +50,5 @@ def histogram(values: np.ndarray) -> list[str]:
     return [
         f"  {edges[i]:{width}} to {edges[i + 1] - 1:{width}}  {'#' * int(np.ceil(BAR * count / counts.max())):{BAR}}  {count}"
         for i, count in enumerate(counts)
+        if count
     ]

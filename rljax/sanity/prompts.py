@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rljax.environments.build import FIELD
 from rljax.sanity.findings import Finding, Severity
 from rljax.types import Prompt
 
@@ -31,7 +32,7 @@ class Index:
         self._answers: dict[bytes, set[str]] = defaultdict(set)
         self.count = 0
         for prompt in prompts:
-            key = digest_of(prompt.messages)
+            key = digest_of(prompt.messages, prompt.fields.get(FIELD))
             self.places[key].append(prompt.uid)
             self.count += 1
             if ANSWER in prompt.fields:
@@ -68,9 +69,14 @@ def shared(train: Index, held_out: Index) -> Iterator[Finding]:
     yield Finding(severity, part, line, "take them out of one of the sets")
 
 
-def digest_of(messages: Iterable[Mapping[str, Any]]) -> bytes:
-    """Hashes messages; text that differs in white space or case alone has one digest."""
-    digest = hashlib.blake2b(digest_size=12)
+def digest_of(messages: Iterable[Mapping[str, Any]], environment: Any = None) -> bytes:
+    """Hashes messages; text that differs in white space or case alone has one digest.
+
+    Args:
+      environment: name, seed and arguments of the environment behind the prompt, which decide what
+        is asked; None without one.
+    """
+    digest = hashlib.blake2b(json.dumps(environment, sort_keys=True, default=str).encode(errors="replace"), digest_size=12)
     for message in messages:
         content = message["content"]
         text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
