@@ -139,13 +139,17 @@ async def _episodes(
     from rljax import engine
     from rljax.rewards import RewardPool
     from rljax.rollout import evaluation
-    from rljax.workflows import build_workflow
+    from rljax.workflows import build_workflow, sampling_params
     from rljax.workflows.evaluations import evaluations_of
 
     assert pools.sampler is not None
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow,
+            tokenizer=tokenizer,
+            rewards=rewards,
+            arguments=config.rollout.workflow_args,
+            params=sampling_params(config.gconfig, tokenizer),
         )
         sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, found.model_dir)
         try:

@@ -30,9 +30,10 @@ from rljax.errors import EpisodeError, UserError
 from rljax.experiments import main
 
 if TYPE_CHECKING:
+    from rljax.data import PromptSource
     from rljax.engine import Sampler
     from rljax.hf.tokenizer import Tokenizer
-    from rljax.types import Group, Prompt, Trajectory
+    from rljax.types import Group, Prompt
 
 main.define_config_flags(workdir=False)
 OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is missing.")
@@ -92,7 +93,7 @@ def rollout() -> None:
     # Sampler and workflow
     # --------------------------------------------------------------------------------------------------------------------
     sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
-    groups, failures = asyncio.run(_groups(config, sampler, prompts, tokenizer))
+    groups, failures = asyncio.run(_groups(config, sampler, source, prompts, tokenizer))
     dump.save(out, groups, tokenizer)
     _report(groups, failures, out)
 
@@ -106,43 +107,43 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 async def _groups(
-    config: Config, sampler: Sampler, prompts: Sequence[Prompt], tokenizer: Tokenizer
+    config: Config, sampler: Sampler, source: PromptSource, prompts: Sequence[Prompt], tokenizer: Tokenizer
 ) -> tuple[list[Group], collections.Counter[str]]:
     """Generates a group per prompt, of the episodes that worked; counts failures by kind."""
     from rljax.rewards import RewardPool
-    from rljax.rollout.producer import parts_of, run_episode
-    from rljax.rollout.result import Failure
-    from rljax.seeding import seed_for
+    from rljax.rewards.check import check_records
+    from rljax.rollout.buffer import Ticket
+    from rljax.rollout.producer import GroupRunner
     from rljax.types import Group
-    from rljax.workflows import build_workflow, sampling_params
+    from rljax.workflows import build_workflow, find_filter, sampling_params, scores_by_rewards
 
     failures: collections.Counter[str] = collections.Counter()
     params = sampling_params(config.gconfig, tokenizer)
+    n_samples = config.gconfig.n_samples
 
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow,
+            tokenizer=tokenizer,
+            rewards=rewards,
+            arguments=config.rollout.workflow_args,
+            params=params,
         )
-
-        async def episode(prompt: Prompt, sample: int) -> tuple[Trajectory, ...]:
-            seed = seed_for(config.seed, prompt.uid, sample)
-            done = await run_episode(workflow, sampler, prompt, params, seed, timeout=config.episode_timeout)
-            if isinstance(done, Failure):
-                if not isinstance(done.error, EpisodeError):
-                    raise done.error
-                failures[done.kind] += 1
-            failures["rejected"] += done is None
-            return parts_of(done, sample)
-
-        async def group(prompt: Prompt) -> Group:
-            episodes = await asyncio.gather(*(episode(prompt, sample) for sample in range(config.gconfig.n_samples)))
-            return Group(prompt.uid, tuple(trajectory for parts in episodes for trajectory in parts))
-
+        if scores_by_rewards(workflow):
+            await check_records(rewards, source)
+        runner = GroupRunner(workflow, sampler, params, n_samples, config.seed, find_filter(None), config.episode_timeout)
         try:
-            groups = await asyncio.gather(*map(group, prompts))
+            results = await asyncio.gather(*(runner.run(Ticket(i, prompt)) for i, prompt in enumerate(prompts)))
         finally:
             await sampler.close()
-    return list(groups), failures
+    groups = [Group(prompt.uid, result.trajectories) for prompt, result in zip(prompts, results, strict=True)]
+    for group, result in zip(groups, results, strict=True):
+        for failure in result.failures:
+            if not isinstance(failure.error, EpisodeError):
+                raise failure.error
+            failures[failure.kind] += 1
+        failures["rejected"] += n_samples - len(group.episodes()) - len(result.failures)
+    return groups, failures
 
 
 def _report(groups: Sequence[Group], failures: collections.Counter[str], out: Path) -> None:

@@ -117,18 +117,27 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.hf.spec import read_vocab_size
     from rljax.rewards import RewardPool
+    from rljax.rewards.check import check_records
     from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
-    from rljax.workflows import build_workflow, find_filter, sampling_params
+    from rljax.workflows import build_workflow, find_filter, sampling_params, scores_by_rewards
     from rljax.workflows.evaluations import evaluations_of
 
     params = sampling_params(config.gconfig, tokenizer)
     accept = find_filter(config.rollout.should_accept_fn, mask_no_eos=config.actor.mask_no_eos)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow,
+            tokenizer=tokenizer,
+            rewards=rewards,
+            arguments=config.rollout.workflow_args,
+            params=params,
         )
+        checked = [*([prompts] if config.actor.loss != "sft" else []), *(each.source for each in held_out)]
+        for source in checked if scores_by_rewards(workflow) else ():
+            await check_records(rewards, source)
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)
 
         # ----------------------------------------------------------------------------------------------------------------
@@ -156,6 +165,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 open_sinks=open_sinks,
                 workdir=run.path,
                 accept=accept,
+                vocab_size=read_vocab_size(model_dir),
                 labeled=labeled,
                 evaluations=evaluations,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,

@@ -65,6 +65,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
     from rljax import engine
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
+    from rljax.hf.spec import read_vocab_size
     from rljax.hf.tokenizer import load_tokenizer
     from rljax.rewards import RewardPool
     from rljax.rollout.producer import GroupRunner, RetryingGenerator
@@ -77,9 +78,14 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
     config = config_io.changed(config, overrides)
     config_checks.check_values(config)
     tokenizer = load_tokenizer(tokenizer_dir, config.rollout)
+    params = sampling_params(config.gconfig, tokenizer)
     async with RewardPool(config.reward) as rewards:
         workflow = build_workflow(
-            config.rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=config.rollout.workflow_args
+            config.rollout.workflow,
+            tokenizer=tokenizer,
+            rewards=rewards,
+            arguments=config.rollout.workflow_args,
+            params=params,
         )
         sampler: Sampler | None = None
         if model_dir is not None:
@@ -97,11 +103,12 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
         runner = GroupRunner(
             workflow,
             patient,
-            sampling_params(config.gconfig, tokenizer),
+            params,
             config.gconfig.n_samples,
             config.seed,
             find_filter(config.rollout.should_accept_fn, mask_no_eos=config.actor.mask_no_eos),
             config.episode_timeout,
+            read_vocab_size(tokenizer_dir),
         )
         parts = WorkerParts(runner, sampler, rewards.take_metrics)
         try:

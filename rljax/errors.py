@@ -17,6 +17,15 @@ class EpisodeError(Exception):
     kind = "workflow_error"
 
 
+class Rejected(EpisodeError):
+    """Rejects the sample, as `episode` does that returns None: no reward applies to it, say.
+
+    It is no failure: it counts under `rollout/rejected` if the whole group is rejected.
+    """
+
+    kind = "rejected"
+
+
 class RewardError(EpisodeError):
     """The reward function raised, or its process died."""
 

@@ -13,9 +13,10 @@ from rljax.engine import Engine
 from rljax.metrics.mean import Mean
 from rljax.rollout.buffer import PromptSource
 from rljax.rollout.evaluation import Evaluation
+from rljax.rollout.producer import Filter
 from rljax.rollout.workflow import Workflow
 from rljax.sinks import Sink
-from rljax.types import Group, Prompt, SamplingParams, Trajectory
+from rljax.types import Prompt, SamplingParams, Trajectory
 from rljax.workers.server import WorkerServer
 
 
@@ -38,7 +39,8 @@ class Run:
     params: SamplingParams
     open_sinks: Callable[[int], Sink]  # takes the number of finished steps; cuts what files say of later steps
     workdir: Path
-    accept: Callable[[Group], bool] = lambda group: True  # rollout.should_accept_fn
+    accept: Filter = lambda group: True  # rollout.should_accept_fn
+    vocab_size: int | None = None  # of the model; None to leave token ids unchecked
     labeled: Labeled | None = None
     evaluations: Sequence[Evaluation] = ()  # one per validation set
     worker_server: WorkerServer | None = None  # leases prompts to rollout workers; None: this process generates

@@ -122,6 +122,7 @@ class Sampling:
             config.seed,
             run.accept,
             config.episode_timeout,
+            run.vocab_size,
         )
         await Producer(runner, self._buffer, self._tracker(), self._accumulator).run()
 

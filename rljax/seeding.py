@@ -21,3 +21,11 @@ def seed_for(run_seed: int, uid: str, sample: int, attempt: int = 0) -> int:
     """
     name = f"{run_seed}|{sample}|{attempt}|{uid}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=4).digest(), "little") & 0x7FFFFFFF
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """Returns the seed of a turn: the episode's own for turn 0, then a multiplicative hash of it.
+
+    Hashed seeds are spread over [0, 2**31).
+    """
+    return (seed + turn * 0x9E3779B1) % 2**31

@@ -36,6 +36,14 @@ RULES: tuple[Rule, ...] = (
         "gconfig.stop: has an empty string, which would end every completion before it begins",
     ),
     Rule(
+        lambda c: bool(c.reward.weights) and len(c.reward.weights) != len(c.reward.names),
+        "reward.weights: {c.reward.weights} has not one weight for each reward of reward.name={c.reward.name!r}",
+    ),
+    Rule(
+        lambda c: len(set(c.reward.names)) != len(c.reward.names) or "" in c.reward.names,
+        "reward.name: {c.reward.name!r} names a reward twice, or none between two commas",
+    ),
+    Rule(
         lambda c: not c.actor.path and not c.actor.init_from_scratch,
         "actor.path: empty (name a Hugging Face model directory, or set actor.init_from_scratch=True)",
     ),

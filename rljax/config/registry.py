@@ -14,7 +14,9 @@ from typing import Any
 from rljax.errors import UserError
 
 
-def resolve(key: str, name: str, shipped: Mapping[str, str], kind: str, takes: Sequence[str] = ()) -> Any:
+def resolve(
+    key: str, name: str, shipped: Mapping[str, str], kind: str, takes: Sequence[str] = (), *, may_be_async: bool = True
+) -> Any:
     """Returns the object that `name` stands for.
 
     Example:
@@ -27,6 +29,7 @@ def resolve(key: str, name: str, shipped: Mapping[str, str], kind: str, takes: S
       shipped: short name -> "package.module:attribute".
       kind: a noun for the error: "reward", "workflow", ...
       takes: the positional arguments that it will be called with; empty to leave that unchecked.
+      may_be_async: whether what it returns is awaited; else an async function is refused.
 
     Raises:
       UserError: the name is unknown or can't be imported, or its object can't be called that way.
@@ -36,6 +39,8 @@ def resolve(key: str, name: str, shipped: Mapping[str, str], kind: str, takes: S
     found = _import(key, shipped.get(name, name), kind)
     if takes:
         _check_call(key, name, found, kind, takes)
+    if not may_be_async and (inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__)):
+        raise UserError(f"{key}: {name} is async, and a {kind} is called without await (make it a plain function)")
     return found
 
 

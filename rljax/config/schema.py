@@ -71,13 +71,23 @@ class GenerationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """The reward that scores an episode, and the processes it runs in."""
+    """The rewards that score an episode, and the processes they run in."""
 
-    name: str = key("exact", 'A registered reward ("exact", "gsm8k", "math", "reasoning_gym"), or "package.module:function".')
+    name: str = key(
+        "exact",
+        'A registered reward ("exact", "gsm8k", "math", "reasoning_gym"), or "package.module:function"; several with commas '
+        "between, whose weighted sum is the reward.",
+    )
     workers: int = key(2, "Processes that score.", POSITIVE)
     timeout: float = key(15.0, "Time limit of one call; after it the process is killed.", POSITIVE, unit="seconds")
     memory_mb: int = key(0, "Limit of a process's address space. 0: no limit.", NOT_NEGATIVE, unit="MiB")
     retries: int = key(1, "Times an episode is scored again after an error or a timeout, before it is dropped.", NOT_NEGATIVE)
+    weights: tuple[float, ...] = key((), "Weight of each reward of reward.name. Empty: 1 each.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The rewards of `name`, one by one."""
+        return tuple(part.strip() for part in self.name.split(","))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,12 +143,13 @@ class DatasetConfig:
 
     path: str = key(
         "",
-        "A directory with SPLIT.jsonl or .parquet, one such file, or a task: task:addition, task:guess_number, "
-        "task:reasoning_gym/DATASET, task:environment/NAME.",
+        "A directory with SPLIT.jsonl or .parquet, one such file, a directory of datasets' save_to_disk, or a task: "
+        "task:addition, task:guess_number, task:reasoning_gym/DATASET, task:environment/NAME.",
     )
     type: str = key(
-        "prompt_answer",
-        'A format: "gsm8k", "prompt_answer", "task" (implied by a path of task:...), or "package.module:function".',
+        "",
+        'A format: "gsm8k", "prompt_answer", "trl", "verl", "task" (implied by a path of task:...), or '
+        '"package.module:function". Empty: told by the columns of the first record.',
     )
     split: str = key("train", "Split of the data to read.")
     batch_size: int = key(8, "Prompts per update; for the validation set, prompts at once.", POSITIVE)

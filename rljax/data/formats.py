@@ -8,7 +8,8 @@ turn and have no "answer" are a prompt and its answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rljax.config import registry
@@ -22,7 +23,12 @@ FORMATS = {
     "gsm8k": "rljax.data.formats:gsm8k",
     "prompt_answer": "rljax.data.formats:prompt_answer",
     "task": "rljax.data.formats:prompt_answer",
+    "trl": "rljax.data.formats:trl",
+    "verl": "rljax.data.formats:verl",
 }
+
+
+_GSM8K = re.compile(r"\n#### [^\n]+\s*\Z")
 
 
 def find_format(name: str, key: str) -> Format:
@@ -30,7 +36,21 @@ def find_format(name: str, key: str) -> Format:
 
     Raises UserError.
     """
-    return registry.resolve(f"{key}.type", name, FORMATS, "format", ("record", "where"))
+    return registry.resolve(f"{key}.type", name, FORMATS, "format", ("record", "where"), may_be_async=False)
+
+
+def told_by_columns(record: Mapping[str, Any], where: str) -> str:
+    """Returns the name of the format that a record with these columns has. Raises UserError."""
+    columns = set(record)
+    if {"prompt", "reward_model"} <= columns:
+        return "verl"
+    if {"question", "answer"} <= columns and _GSM8K.search(str(record["answer"])):
+        return "gsm8k"
+    if columns & {"prompt", "question", "messages"} and "answer" in columns:
+        return "prompt_answer"
+    if columns & {"prompt", "messages"}:
+        return "trl"
+    raise UserError(f"{where}: its columns are of no format ({_fields_of(record)}; a prompt, question or messages is needed)")
 
 
 def gsm8k(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:
@@ -52,17 +72,62 @@ def prompt_answer(record: Mapping[str, Any], where: str) -> tuple[Messages, dict
     All other fields of the record are kept for the reward. If the messages end with an assistant's
     turn, that turn may be the answer.
     """
-    source = next((name for name in ("messages", "prompt", "question") if name in record), None)
+    messages, fields = _conversation(record, ("messages", "prompt", "question"), where)
+    if "answer" in record or messages[-1]["role"] != "assistant":
+        fields["answer"] = _text(fields, "answer", where)
+    return messages, fields
+
+
+def trl(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:
+    """Records as TRL has them: `prompt`, text or a list of messages, or `messages`.
+
+    `completion` (of a prompt-completion pair), or an assistant's turn at the end, is the answer; a
+    record may have none. All other columns are kept for the reward, and so is a conversational
+    prompt.
+    """
+    if "completion" not in record or "answer" in record:
+        return _conversation(record, ("prompt", "messages"), where)
+    completion = record["completion"]
+    reply = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else _turns(completion, where)
+    whole = {name: value for name, value in record.items() if name != "completion"}
+    whole["prompt"] = [*_turns(record.get("prompt"), where), *reply]
+    messages, fields = _conversation(whole, ("prompt",), where)
+    if isinstance(record.get("prompt"), str):
+        del fields["prompt"]
+    return messages, fields
+
+
+def verl(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:
+    """Rows as verl has them: `data_source`, `prompt`, `reward_model.ground_truth`, `extra_info`.
+
+    Field "ground_truth" is reward_model's, and so is "answer" if it is text and the row has none
+    of its own. All columns are kept for the reward.
+    """
+    model = record.get("reward_model")
+    if not isinstance(model, Mapping) or model.get("ground_truth") is None:
+        raise UserError(f"{where}: no reward_model.ground_truth ({_fields_of(record)}; format verl)")
+    messages, fields = _conversation(record, ("prompt",), where)
+    truth = model["ground_truth"]
+    answer = {"answer": str(truth)} if isinstance(truth, str | int | float) else {}
+    return messages, {"ground_truth": truth, **answer, **fields}
+
+
+def _conversation(record: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[Messages, dict[str, Any]]:
+    """Returns the messages of the first of these columns that is there, and all other fields.
+
+    A conversational `prompt` stays a field without a reply at its end, by which rewards of TRL's
+    shape are called.
+    """
+    source = next((name for name in names if name in record), None)
     if source is None:
-        raise UserError(f"{where}: none of the fields messages, prompt, question ({_fields_of(record)})")
+        raise UserError(f"{where}: none of the fields {', '.join(names)} ({_fields_of(record)})")
+    is_text = source == "question" or isinstance(record[source], str | int | float)
+    value = _text(record, source, where) if is_text else record[source]
+    messages = parse_messages(_turns(value, where), where)
     fields = {name: value for name, value in record.items() if name != source or source == "question"}
-    if source != "messages":
-        messages: Messages = ({"role": "user", "content": _text(record, source, where)},)
-    else:
-        messages = parse_messages(record["messages"], where)
-        if "answer" not in record and messages[-1]["role"] == "assistant":
-            return messages, fields
-    fields["answer"] = _text(fields, "answer", where)
+    if source == "prompt" and not is_text:
+        has_reply = "answer" not in fields and messages[-1]["role"] == "assistant"
+        fields["prompt"] = [dict(message) for message in messages[: -1 if has_reply else None]]
     return messages, fields
 
 
@@ -71,6 +136,22 @@ def with_system(messages: Messages, system_prompt: str) -> Messages:
     if not system_prompt or messages[0]["role"] == "system":
         return messages
     return ({"role": "system", "content": system_prompt}, *messages)
+
+
+def _turns(value: Any, where: str) -> list[Any]:
+    """Returns a prompt as a list of messages: text is what a user says.
+
+    Also reads the mapping of lists that older `datasets` made of a list of mappings.
+    """
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if isinstance(value, Mapping) and all(isinstance(column, list) for column in value.values()):
+        return [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
+    if not isinstance(value, list):
+        raise UserError(f"{where}: a prompt is text or a list of messages, not {type(value).__name__}")
+    if not value:
+        raise UserError(f"{where}: messages must be a list of objects with role and content, at least one")
+    return value
 
 
 def _text(record: Mapping[str, Any], name: str, where: str) -> str:

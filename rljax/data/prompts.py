@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from rljax.config.schema import DatasetConfig
-from rljax.data.formats import Format, find_format, with_system
+from rljax.data.formats import Format, find_format, told_by_columns, with_system
 from rljax.data.labeled import ANSWER, Labels, bytes_of
 from rljax.data.records import Records, open_records
 from rljax.data.selection import Selection
@@ -99,7 +100,7 @@ class PromptSource:
         import grain  # takes a second, most of it for jax
 
         self._examples = examples
-        self._key = key
+        self.key = key  # the config section, for messages
         self._kept = kept
         self._position = 0
         self.skipped = skipped  # prompts longer than max_length, each epoch
@@ -147,8 +148,12 @@ class PromptSource:
         """Returns the prompt of a uid, as the stream gave it out. Raises UserError."""
         epoch, _, index = uid.partition("/")
         if not (epoch.isdigit() and index.isdigit() and self._has(int(index))):
-            raise UserError(f"{self._key}: no prompt {uid!r} in this dataset")
+            raise UserError(f"{self.key}: no prompt {uid!r} in this dataset")
         return self._numbered(int(epoch), int(index))
+
+    def where(self, uid: str) -> str:
+        """Returns the origin of a prompt for a message: "train.jsonl:17"."""
+        return self._examples.where(int(uid.partition("/")[2]))
 
     def require(self, field: str, key: str) -> None:
         """Checks that every prompt has a field that is text.
@@ -180,8 +185,8 @@ class PromptSource:
             index, length = next(iter(long.items()))
             others = f" (and {len(long) - 1} more are too long)" if len(long) > 1 else ""
             raise UserError(
-                f"{self._key}.max_length: None, and {self._examples.where(index)} has {length} tokens{others}:"
-                f" {why} ({self._key}.max_length={most} leaves such prompts out)"
+                f"{self.key}.max_length: None, and {self._examples.where(index)} has {length} tokens{others}:"
+                f" {why} ({self.key}.max_length={most} leaves such prompts out)"
             )
 
     @property
@@ -198,7 +203,7 @@ class PromptSource:
         for name, now in self._identity.items():
             if state[name] != now:
                 change = f"{name} was {state[name]}, now {now}"
-                raise UserError(f"{self._key}: cannot resume: {change} (restore the data, or start a fresh --workdir)")
+                raise UserError(f"{self.key}: cannot resume: {change} (restore the data, or start a fresh --workdir)")
         self._position = int(state["position"])
 
     def _has(self, index: int) -> bool:
@@ -238,12 +243,23 @@ def open_prompts(
         raise UserError(f"{key}.type: 'task' needs a path such as task:addition, not {dataset.path!r}")
     else:
         records = open_records(dataset.path, dataset.split, key)
-    examples = Examples(records, find_format(dataset.type, key), dataset.system_prompt, _tools(dataset.tools, key))
+    examples = Examples(records, _format(dataset, records, key), dataset.system_prompt, _tools(dataset.tools, key))
     selection = Selection(examples, dataset, tokenizer, labels, key)
     selection.log()
     return PromptSource(
         examples, selection.kept, key=key, seed=seed, shuffle=dataset.shuffle, skipped=selection.skipped, shard=shard
     )
+
+
+def _format(dataset: DatasetConfig, records: Records, key: str) -> Format:
+    """Returns the format of `type`; without one, what the first record's columns tell, and says so."""
+    if dataset.type:
+        return find_format(dataset.type, key)
+    if dataset.path.startswith(PREFIX):
+        return find_format("task", key)
+    name = told_by_columns(records[0], records.where(0))
+    logging.warning("%s.type: not set; read as %r, by the columns %s", key, name, ", ".join(records[0]))
+    return find_format(name, key)
 
 
 def _tools(path: str, key: str) -> tuple[Tool, ...]:

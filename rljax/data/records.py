@@ -5,6 +5,7 @@ A file is checked as a whole when it is opened.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import mmap
@@ -16,7 +17,9 @@ import numpy as np
 
 from rljax.errors import UserError
 
-KINDS = "a directory with train.jsonl and test.jsonl, or a .jsonl, .parquet file"
+KINDS = "a directory with train.jsonl and test.jsonl, a .jsonl, .parquet or .arrow file, or what datasets' save_to_disk wrote"
+SUFFIXES = (".jsonl", ".parquet", ".arrow")
+_KIND = {".parquet": "a parquet", ".arrow": "an Arrow"}
 
 
 class Records(Protocol):
@@ -46,6 +49,9 @@ class JsonLines:
         self.digest = hashlib.blake2b(self._bytes, digest_size=16).hexdigest()
         starts, numbers = [], []
         start = 0
+        if self._bytes[: len(codecs.BOM_UTF8)] == codecs.BOM_UTF8:  # Windows' mark of UTF-8
+            start = len(codecs.BOM_UTF8)
+            self._bytes.seek(start)
         for number, line in enumerate(iter(self._bytes.readline, b""), start=1):
             if line.strip():
                 starts.append(start)
@@ -67,21 +73,20 @@ class JsonLines:
         return f"{self._path}:{self._numbers[index]}"
 
 
-class Parquet:
-    """A .parquet file as a table in memory.
+class Table:
+    """A .parquet or .arrow file as a table in memory or mapped.
 
     Values that JSON does not have (dates, decimals) become text.
     """
 
     def __init__(self, path: Path) -> None:
         import pyarrow
-        import pyarrow.parquet
 
         self._path = path
         try:
-            self._table = pyarrow.parquet.read_table(path)
+            self._table = _read_arrow(path) if path.suffix == ".arrow" else _read_parquet(path)
         except (pyarrow.ArrowException, OSError) as error:
-            raise UserError(f"{path}: not a parquet file: {' '.join(str(error).split())}") from error
+            raise UserError(f"{path}: not {_KIND[path.suffix]} file: {' '.join(str(error).split())}") from error
         with path.open("rb") as file:
             self.digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
@@ -94,6 +99,23 @@ class Parquet:
 
     def where(self, index: int) -> str:
         return f"{self._path}: row {index + 1}"
+
+
+def _read_parquet(path: Path) -> Any:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path)
+
+
+def _read_arrow(path: Path) -> Any:
+    """Reads an Arrow stream, as `datasets` writes it, or an Arrow file (Feather)."""
+    import pyarrow
+
+    mapped = pyarrow.memory_map(str(path))
+    try:
+        return pyarrow.ipc.open_stream(mapped).read_all()
+    except pyarrow.ArrowInvalid:
+        return pyarrow.ipc.open_file(mapped).read_all()
 
 
 class InMemory:
@@ -143,8 +165,8 @@ def open_records(path: str, split: str, key: str) -> Records:
     """Opens the records of a file, or of a split in a directory.
 
     Args:
-      path: a .jsonl or .parquet file, or a directory with SPLIT.jsonl, SPLIT.parquet or
-        SPLIT-*.parquet.
+      path: a .jsonl, .parquet or .arrow file, a directory with SPLIT.jsonl, SPLIT.parquet or
+        SPLIT-*.parquet, or a directory of `datasets`' save_to_disk.
       key: the config section that names it, "train_dataset", for errors.
 
     Raises:
@@ -157,7 +179,7 @@ def open_records(path: str, split: str, key: str) -> Records:
     for file in files:
         if not file.stat().st_size:
             raise UserError(f"{key}.path: empty file: {file}")
-        parts.append(JsonLines(file) if file.suffix == ".jsonl" else Parquet(file))
+        parts.append(JsonLines(file) if file.suffix == ".jsonl" else Table(file))
     records = parts[0] if len(parts) == 1 else Joined(parts)
     if not len(records):
         raise UserError(f"{key}.path: no records in {files[0]}")
@@ -169,22 +191,64 @@ def _files(path: Path, split: str, key: str) -> list[Path]:
         for pattern in (f"{split}.jsonl", f"{split}.parquet", f"{split}-*.parquet"):
             if found := sorted(path.glob(pattern)):
                 return found
-        there = ", ".join(sorted(p.name for p in path.iterdir() if p.suffix in (".jsonl", ".parquet"))) or "no such file"
+        if saved := _saved_files(path, split, key):
+            return saved
+        there = ", ".join(sorted(p.name for p in path.iterdir() if p.suffix in SUFFIXES)) or "no such file"
         raise UserError(f"{key}.path: {path} has no {split}.jsonl or {split}.parquet (there: {there}; split is {key}.split)")
     if not path.exists():
         raise UserError(f"{key}.path: no such file: {path} ({KINDS}; nothing is fetched from a hub)")
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise UserError(f"{key}.path: {path} is neither .jsonl nor .parquet ({KINDS})")
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"{key}.path: {path} is neither .jsonl nor .parquet nor .arrow ({KINDS})")
     return [path]
+
+
+def _saved_files(path: Path, split: str, key: str) -> list[Path]:
+    """Returns the files of a saved Dataset, or of a DatasetDict's split; else none."""
+    if (path / "dataset_dict.json").is_file():
+        splits = _json_of(path / "dataset_dict.json")["splits"]
+        if split not in splits:
+            raise UserError(f"{key}.path: {path} has no split {split!r} (there: {', '.join(splits)}; split is {key}.split)")
+        path = path / split
+    if not (path / "state.json").is_file():
+        return []
+    state = _json_of(path / "state.json")
+    if state.get("_indices_data_files"):
+        raise UserError(f"{key}.path: {path} has rows selected by an index (save it again with flatten_indices())")
+    files = [path / file["filename"] for file in state["_data_files"]]
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{key}.path: {path / 'state.json'} names {file.name}, which is not there")
+    return files
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: not JSON: {error}") from None
 
 
 def _parse_line(line: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line.decode("utf-8"))
+        text = line.decode("utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{where}: not UTF-8") from None
+    try:
+        record = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise UserError(f"{where}: not JSON that can be read: nested too deeply") from None
     if not isinstance(record, dict):
         raise UserError(f"{where}: a JSON {type(record).__name__}, not an object")
+    if "\\u" in text:  # the only way to a surrogate that has no partner: UTF-8 has none
+        _require_text(record, where)
     return record
+
+
+def _require_text(record: Any, where: str) -> None:
+    """Raises UserError if a text in the record has a lone surrogate, which no UTF-8 can hold."""
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: not text: the surrogate {error.object[error.start]!a} stands alone") from None

@@ -127,6 +127,15 @@ def read_config(directory: Path | str) -> dict[str, Any]:
     return config
 
 
+def read_vocab_size(directory: Path | str) -> int | None:
+    """Returns the number of token ids of a model, by its config.json; None without one."""
+    if not (Path(directory) / CONFIG).is_file():
+        return None
+    config = read_config(directory)
+    size = config["text_config"].get("vocab_size") if "text_config" in config else config.get("vocab_size")
+    return size if isinstance(size, int) else None
+
+
 def _architecture(config: Mapping[str, Any], where: str) -> str:
     supported = ", ".join(CLASSES.values())
     model_type = config.get("model_type")

@@ -142,6 +142,11 @@ class HFTokenizer:
         self.vocab_size: int = 1 + max(inner.get_vocab().values())
         self.has_chat_template = bool(self._template.source)
 
+    @property
+    def transformers(self) -> Any:
+        """The tokenizer of transformers that this one wraps."""
+        return self._inner
+
     def vocabulary(self) -> dict[str, int]:
         """Returns the id of every token, added ones included."""
         return dict(self._inner.get_vocab())

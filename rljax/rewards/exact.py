@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from rljax.rewards.shapes import reads
 from rljax.types import Prompt
 
 
+@reads("answer")
 def reward(prompt: Prompt, completion: str) -> dict[str, float]:
     right = float(completion.strip() == str(prompt.fields["answer"]).strip())
     return {"reward": right, "exact": right}

@@ -1,26 +1,49 @@
 """Equality as mathematics: 1 if the completion's final answer equals the gold answer (math-verify).
 
-The final answer is what follows the last "####" if there is one, as in the data set's own
-solutions; else what math-verify finds: the last \\boxed{}, "the answer is ...", or the last
-expression. If the gold answer is a number, the final answer must be a number too, not an
-expression: "9 + 9" equals 18, and a policy soon finds that the question equals its answer.
+The final answer is the number after the last "####" that a number follows, as in GSM8K's own
+solutions; else what is in the last \\boxed{}; else what math-verify finds: "the answer is ...", or
+the last expression. Alternatives ("17 or 18") are no answer. If the gold answer is a number, the
+final answer must be a number too, not an expression: "9 + 9" equals 18, and a policy soon finds
+that the question equals its answer.
+
+A gold answer is LaTeX, with or without dollars, or a number with its unit. Samples of one that is
+not understood are rejected.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import re
 from typing import Any
 
+from rljax.errors import Rejected
+from rljax.rewards.shapes import reads
 from rljax.types import Prompt
 
+_NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?(?:\s?\\?%)?"
+_AMOUNT = rf"(?P<sign>[-+]?)\s?(?:(?:[A-Z]{{1,3}})?\s?\\?[$€£¥])?\s?(?P<number>{_NUMBER})"  # US$18, -$18
+_HASHES = re.compile(r"####(?P<line>[^\n]*)")
+_LEADING_AMOUNT = re.compile(rf"[\s*_($]*{_AMOUNT}")
+_ALTERNATIVE = re.compile(rf"\W*(?:(?:or|and|to)\b)?\W*?{_AMOUNT}", re.IGNORECASE)  # what may follow "17" in "17 or 18"
+_GOES_ON = re.compile(r"\s*[-+*/^×÷]\s*[\d(]")  # what follows in "9 + 9"
+_LAST_ALTERNATIVES = re.compile(rf"(?P<first>{_NUMBER})\W*\sor\s+\W*{_AMOUNT}\D*\Z", re.IGNORECASE)
+_WITH_UNIT = re.compile(rf"{_AMOUNT}(?:\s+[A-Za-z]{{2,}}\.?)*")  # 18 dollars
+_DOLLARS = re.compile(r"\A(\$\$?|\\\(|\\\[)(?P<inner>[^$]+)(\$\$?|\\\)|\\\])\Z", re.DOTALL)
 
+
+def _check(field: str) -> Any:
+    return lambda prompt: _gold(str(prompt.fields[field]))
+
+
+@reads("answer", check=_check("answer"))
 def reward(prompt: Prompt, completion: str) -> dict[str, float]:
     """Compares with the field `answer`."""
     right = _right(prompt.fields["answer"], completion)
     return {"reward": right, "math": right}
 
 
+@reads("final", check=_check("final"))
 def gsm8k_reward(prompt: Prompt, completion: str) -> dict[str, float]:
     """Compares with the field `final`, which data of type "gsm8k" has."""
     right = _right(prompt.fields["final"], completion)
@@ -30,12 +53,16 @@ def gsm8k_reward(prompt: Prompt, completion: str) -> dict[str, float]:
 def _right(answer: Any, completion: str) -> float:
     from math_verify import verify
 
-    gold, found = _gold(str(answer)), _parse(_final_part(completion))
+    try:
+        gold = _gold(str(answer))
+    except ValueError as error:
+        raise Rejected(str(error)) from None
+    found = _final_answer(completion)
     if _is_worked_out(gold[0]) and found and not _is_worked_out(found[0]):
         return 0.0
     # No timeouts of its own: they work by SIGALRM, on the main thread only, and count a slow check as a wrong answer.
     # The pool's timeout kills the process instead, and counts a timeout.
-    return float(verify(gold, found, timeout_seconds=None))
+    return float(verify(list(gold), found, timeout_seconds=None))
 
 
 def _is_worked_out(expression: Any) -> bool:
@@ -55,18 +82,69 @@ def _is_worked_out(expression: Any) -> bool:
     return not (powers or any(part.is_Add for part in parts) or any(len(factors) > 1 for factors in products))
 
 
-def _final_part(completion: str) -> str:
-    _, mark, after = completion.rpartition("####")
-    line = after.strip().split("\n", 1)[0]
-    return line if mark and line else completion
+def _final_answer(completion: str) -> list[Any]:
+    """Returns the final answer of a completion, parsed; nothing if it has none."""
+    for match in reversed(list(_HASHES.finditer(completion))):
+        line = match["line"].rpartition("=")[2]
+        if amount := _LEADING_AMOUNT.match(line):
+            return _parse_number(amount) if _ends_there(amount, line) else []
+    box = _last_box(completion)
+    if box is not None:
+        return _parse(f"\\boxed{{{box}}}")
+    if (hedge := _LAST_ALTERNATIVES.search(completion)) and _plain(hedge["number"]) != _plain(hedge["first"]):
+        return []
+    return _parse(completion)
+
+
+def _ends_there(amount: re.Match[str], line: str) -> bool:
+    """Returns False where another number follows as an alternative, or a sum or product goes on."""
+    if _GOES_ON.match(line, amount.end()):
+        return False
+    other = _ALTERNATIVE.match(line, amount.end())
+    return other is None or _plain(other["number"]) == _plain(amount["number"])
+
+
+def _plain(number: str) -> str:
+    return number.replace(",", "").lstrip("+")
+
+
+def _parse_number(amount: re.Match[str]) -> list[Any]:
+    sign = "-" if amount["sign"] == "-" else ""
+    number = sign + _plain(amount["number"])
+    return _parse(f"${_escaped(number)}$")
+
+
+def _last_box(text: str) -> str | None:
+    """Returns what is in the last \\boxed{} that is closed; None without one."""
+    end = len(text)
+    while (start := text.rfind("\\boxed{", 0, end)) >= 0:
+        depth = 0
+        for position in range(start + len("\\boxed"), len(text)):
+            depth += (text[position] == "{") - (text[position] == "}")
+            if depth == 0:
+                return text[start + len("\\boxed{") : position]
+        end = start
+    return None
 
 
 @functools.lru_cache(maxsize=4096)  # the n_samples completions of a prompt share it
-def _gold(final: str) -> Any:
-    gold = _parse(final)
-    if not gold:
-        raise ValueError(f"the gold answer {final!r} is no number")
-    return gold
+def _gold(answer: str) -> tuple[Any, ...]:
+    """Parses a gold answer. Raises ValueError if it is not understood."""
+    text = answer.strip()
+    if (box := _last_box(text)) is not None:
+        text = box
+    elif match := _DOLLARS.match(text):
+        text = match["inner"]
+    amount = _WITH_UNIT.fullmatch(text)
+    gold = _parse_number(amount) if amount else _parse(f"${_escaped(text)}$")
+    if all(isinstance(part, str) for part in gold):  # text that no expression was made of
+        raise ValueError(f"the gold answer {answer!r} is not understood as mathematics")
+    return tuple(gold)
+
+
+def _escaped(latex: str) -> str:
+    """Escapes percent signs, with which a comment would begin."""
+    return re.sub(r"(?<!\\)%", r"\\%", latex)
 
 
 def _parse(text: str) -> list[Any]:
@@ -80,7 +158,7 @@ def answer_of(completion: str) -> str | None:
     """Returns the final answer in a canonical form, to compare with others; None if there is none."""
     import sympy
 
-    found = _parse(_final_part(completion))
+    found = _final_answer(completion)
     if not found:
         return None
     if isinstance(found[0], sympy.Expr) and found[0].is_number:

@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from rljax import tracing
 from rljax.config.schema import RewardConfig
-from rljax.errors import RewardError, RewardTimeout, UserError
+from rljax.errors import Rejected, RewardError, RewardTimeout, UserError
 from rljax.metrics.mean import Mean, merge
-from rljax.rewards.process import ProcessDied, RewardProcess
-from rljax.rewards.score import Score
+from rljax.rewards.process import START_TIMEOUT, ProcessDied, RewardProcess
+from rljax.rewards.score import Sampled, Score
+from rljax.rewards.shapes import Fault
+from rljax.rollout import gathering
 from rljax.types import Prompt
 
 ASYNC_CALLS = 64  # most calls of an async reward at once in a process
+CHECKED_AT_ONCE = 64  # prompts per job of a check
 GRACE = 1.0  # seconds for an async reward to be cancelled before its process is killed
 
 
@@ -74,6 +79,8 @@ class RewardPool:
         self._free: asyncio.Queue[_Supervisor | None] = asyncio.Queue()
         self._retired: list[RewardProcess] = []  # killed, perhaps not reaped yet
         self._closed = False
+        self._at_once = False  # has a reward that scores a whole group in one call
+        self.reads_ids = False  # `score` is to be given token ids
         self._metrics: dict[str, Mean] = {}
         self._retried: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()  # "reward_error", "reward_timeout": attempts that failed, since the start
@@ -90,27 +97,63 @@ class RewardPool:
             await self.close()
             raise failures[0]
         for supervisor in self._supervisors:
-            calls = ASYNC_CALLS if supervisor.process is not None and supervisor.process.is_async else 1
-            for _ in range(calls):
+            process = supervisor.process
+            assert process is not None
+            self._at_once, self.reads_ids = process.at_once, process.reads_ids
+            for _ in range(ASYNC_CALLS if process.is_async else 1):
                 self._free.put_nowait(supervisor)
 
-    async def score(self, prompt: Prompt, completion: str) -> Score:
+    async def score(self, prompt: Prompt, completion: str, sampled: Sampled | None = None) -> Score:
         """Scores one completion; a failed attempt is repeated up to `reward.retries` times.
 
+        A reward that scores lists is called once for all episodes of the group that are at this
+        point, if they run as a group (rljax/rollout/gathering.py).
+
+        Args:
+          sampled: its token ids; needed if `reads_ids`.
+
         Raises:
+          Rejected: no reward applies to it.
           RewardTimeout: it ran longer than `reward.timeout`; its process was killed.
           RewardError: it raised, returned no number, or its process died.
         """
+        item = (completion, sampled and dataclasses.asdict(sampled))
+        group = gathering.current() if self._at_once else None
         with tracing.span("reward", reward=self._config.name) as span:
-            score = await self._score(prompt, completion)
+            if group is None:
+                (score,) = await self._scores(prompt, [item])
+            else:
+                score = await group.together(item, functools.partial(self._scores, prompt))
+            if score is None:
+                raise Rejected(f"prompt {prompt.uid}: {self._config.name} does not apply")
             span.note(reward=score.reward)
             return score
 
-    async def _score(self, prompt: Prompt, completion: str) -> Score:
-        job = {"prompt": dataclasses.asdict(prompt), "completion": completion}
+    async def faults(self, prompts: Sequence[Prompt]) -> dict[int, Fault]:
+        """Returns why prompts can't be scored, by index, as far as the rewards say what they read.
+
+        Raises RewardError or RewardTimeout if a check fails itself.
+        """
+        if not any(supervisor.process is not None and supervisor.process.checks for supervisor in self._supervisors):
+            return {}
+        parts = [range(start, min(start + CHECKED_AT_ONCE, len(prompts))) for start in range(0, len(prompts), CHECKED_AT_ONCE)]
+
+        async def of(part: range) -> dict[int, Fault]:
+            answer = await self._answer({"check": [_encoded(prompts[i]) for i in part]}, prompts[part.start].uid)
+            return {part.start + int(i): Fault(*fault) for i, fault in answer["faults"].items()}
+
+        found: dict[int, Fault] = {}
+        for faults in await asyncio.gather(*map(of, parts)):
+            found |= faults
+        return found
+
+    async def _scores(self, prompt: Prompt, items: Sequence[Any]) -> list[Score | None]:
+        """Scores several completions of a prompt in one job, with retries."""
+        job = {"prompt": _encoded(prompt), "samples": items}
         for attempt in range(self._config.retries + 1):
             try:
-                return await self._attempt(job, prompt.uid)
+                answer = await self._answer(job, prompt.uid)
+                return [score and Score(score["reward"], score["components"]) for score in answer["scores"]]
             except (RewardError, RewardTimeout) as error:
                 self.counts[error.kind] += 1
                 if attempt == self._config.retries:
@@ -146,7 +189,9 @@ class RewardPool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _attempt(self, job: dict[str, Any], uid: str) -> Score:
+    async def _answer(self, job: dict[str, Any], uid: str) -> dict[str, Any]:
+        """Has a process do a job, once. Raises RewardError or RewardTimeout."""
+        limit = START_TIMEOUT if "check" in job else self._config.timeout * len(job["samples"])
         while True:
             with tracing.wait("wait for a reward process"):
                 supervisor = await self._free.get()
@@ -157,7 +202,7 @@ class RewardPool:
                 process = await supervisor.running()
                 began = time.monotonic()
                 with tracing.span("score", lane=f"reward process {supervisor.number}", uid=uid):
-                    answer = await self._ask(process, job)
+                    answer = await self._ask(process, job, limit)
                 break
             except ProcessDied as died:
                 if not died.killed:
@@ -165,24 +210,29 @@ class RewardPool:
                 # Killed because another call in the same process ran out of time: this one tries again.
             except UserError as error:  # a process could not be started again
                 raise RewardError(f"prompt {uid}: {error}") from error
+            except TimeoutError:
+                answer = {"timeout": True}
+                break
             finally:
                 self._free.put_nowait(supervisor)
         if answer.get("timeout"):
-            raise RewardTimeout(self._too_long(uid))
+            raise RewardTimeout(f"prompt {uid}: the reward {self._config.name} ran longer than {limit:g} s")
         if "error" in answer:
             failed = RewardError(f"prompt {uid}: {answer['error']}")
             failed.add_note(answer["traceback"])  # the other process's, as a note, so that the message stays one line
             raise failed
-        self._metrics = merge([self._metrics, {"timeperf/reward": Mean.of([time.monotonic() - began])}])
-        return Score(answer["reward"], answer["components"])
+        if "samples" in job:
+            seconds = Mean(time.monotonic() - began, len(job["samples"]))
+            self._metrics = merge([self._metrics, {"timeperf/reward": seconds}])
+        return answer
 
-    async def _ask(self, process: RewardProcess, job: dict[str, Any]) -> dict[str, Any]:
-        limit = self._config.timeout + (GRACE if process.is_async else 0.0)
+    async def _ask(self, process: RewardProcess, job: dict[str, Any], limit: float) -> dict[str, Any]:
+        """Asks a process. Raises TimeoutError, after which the process is killed."""
         try:
-            return await process.ask(job, limit)
+            return await process.ask(job, limit + (GRACE if process.is_async else 0.0))
         except TimeoutError:
             self._retire(process)
-            raise RewardTimeout(self._too_long(job["prompt"]["uid"])) from None
+            raise
         except asyncio.CancelledError:
             if not process.is_async:  # frees the process for the next call
                 self._retire(process)
@@ -192,5 +242,8 @@ class RewardPool:
         process.kill()
         self._retired = [retired for retired in self._retired if not retired.gone] + [process]
 
-    def _too_long(self, uid: str) -> str:
-        return f"prompt {uid}: the reward {self._config.name} ran longer than {self._config.timeout:g} s"
+
+def _encoded(prompt: Prompt) -> dict[str, Any]:
+    """Returns a prompt as JSON values, without copying what its fields hold."""
+    values = {field.name: getattr(prompt, field.name) for field in dataclasses.fields(prompt)}
+    return values | {"messages": [dict(message) for message in prompt.messages], "fields": dict(prompt.fields)}

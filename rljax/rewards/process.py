@@ -49,6 +49,9 @@ class RewardProcess:
         self._number = 0
         self._killed = False
         self.is_async = False
+        self.at_once = False  # has a reward that scores a whole group in one call
+        self.reads_ids = False
+        self.checks = False  # knows what it reads of a record
         self._reader: asyncio.Task[None] | None = None
 
     @classmethod
@@ -59,7 +62,7 @@ class RewardProcess:
         """
         package = str(Path(__file__).resolve().parents[2])
         path = [p or os.getcwd() for p in sys.path]
-        arguments = json.dumps([[*path, package], config.name, config.memory_mb, config.timeout, os.getpid()])
+        arguments = json.dumps([[*path, package], config.names, config.weights, config.memory_mb, config.timeout, os.getpid()])
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -67,7 +70,7 @@ class RewardProcess:
             arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            limit=1 << 20,  # bytes of an answer's line
+            limit=1 << 22,  # bytes of an answer's line
             env={**os.environ, **_ONE_THREAD},
             start_new_session=True,  # a process group of its own: Ctrl-C does not reach it, and kill includes its children
         )
@@ -142,7 +145,9 @@ class RewardProcess:
         if "refused" in greeting:
             await self._process.wait()
             raise UserError(greeting["refused"])
-        self.is_async = greeting["async"]
+        ready = greeting["ready"]
+        self.is_async, self.at_once = ready["async"], ready["at_once"]
+        self.reads_ids, self.checks = ready["reads_ids"], ready["checks"]
 
     async def _read(self) -> None:
         assert self._process.stdout is not None

@@ -11,9 +11,11 @@ import json
 from typing import Any
 
 from rljax.data.tasks import make_reasoning_gym
+from rljax.rewards.shapes import reads
 from rljax.types import Prompt
 
 
+@reads("reasoning_gym", "question")
 def reward(prompt: Prompt, completion: str) -> dict[str, float]:
     from reasoning_gym.utils import extract_answer
 

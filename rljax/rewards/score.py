@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
+from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 
 REWARDS = {
@@ -29,25 +32,97 @@ class Score:
     components: Mapping[str, float]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sampled:
+    """Token ids of a prompt and its completion, and their text with special tokens."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    prompt_text: str
+    completion_text: str
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, prompt_ids: Sequence[int] | np.ndarray, completion_ids: np.ndarray) -> Sampled:
+        """Decodes both."""
+        texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in (prompt_ids, completion_ids)]
+        return cls([int(i) for i in prompt_ids], [int(i) for i in completion_ids], *texts)
+
+
 class Rewards(Protocol):
     """Source of scores for a workflow, as `RewardPool`."""
 
     async def score(self, prompt: Prompt, completion: str) -> Score:
-        """Scores a completion. Raises RewardError or RewardTimeout."""
+        """Scores a completion. Raises Rejected, RewardError or RewardTimeout."""
         ...
+
+
+@runtime_checkable
+class ReadsIds(Protocol):
+    """Rewards that can be given token ids as well."""
+
+    reads_ids: bool  # whether they read them
+
+    async def score(self, prompt: Prompt, completion: str, sampled: Sampled | None = None) -> Score: ...
+
+
+async def score(
+    rewards: Rewards,
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    text: str,
+    prompt_ids: Sequence[int] | np.ndarray,
+    completion_ids: np.ndarray,
+) -> Score:
+    """Scores a completion by its text, and its token ids for rewards that read them.
+
+    Raises Rejected, RewardError or RewardTimeout.
+    """
+    if isinstance(rewards, ReadsIds) and rewards.reads_ids:
+        return await rewards.score(prompt, text, Sampled.of(tokenizer, prompt_ids, completion_ids))
+    return await rewards.score(prompt, text)
 
 
 def score_of(returned: Any) -> Score:
     """Converts a reward function's return value to a Score.
 
-    Raises ValueError if it is no finite number or lacks "reward".
+    A mapping has the total as "reward", or as verl's "score", beside which text may stand that is
+    no component.
+
+    Raises ValueError if it is no finite number or lacks the total.
     """
     if not isinstance(returned, Mapping):
         return Score(_number("the reward", returned), {})
-    if "reward" not in returned:
+    total = next((name for name in ("reward", "score") if name in returned), None)
+    if total is None:
         raise ValueError(f"a mapping of components needs 'reward', the total; it has: {', '.join(map(str, returned))}")
-    parts = {str(name): _number(f"component {name!r}", value) for name, value in returned.items()}
-    return Score(parts.pop("reward"), parts)
+    items = {str(name): value for name, value in returned.items() if total == "reward" or not _is_remark(value)}
+    parts = {name: _number(f"component {name!r}", value) for name, value in items.items()}
+    return Score(parts.pop(total), parts)
+
+
+def weighted(names: Sequence[str], weights: Sequence[float], scores: Sequence[Score | None]) -> Score | None:
+    """Returns the weighted sum of several rewards of one completion, with each as a component.
+
+    Args:
+      scores: by reward; None from one that does not apply, which adds nothing.
+
+    Returns:
+      None if no reward applies.
+    """
+    applying = [(name, weight, score) for name, weight, score in zip(names, weights, scores, strict=True) if score is not None]
+    if not applying:
+        return None
+    if len(names) == 1:
+        return dataclasses.replace(applying[0][2], reward=applying[0][2].reward * weights[0])
+    components: dict[str, float] = {}
+    for name, _, score in applying:
+        components |= {f"{name}/{part}": value for part, value in score.components.items() if part != name}
+        components[name] = score.reward
+    return Score(sum(weight * score.reward for _, weight, score in applying), components)
+
+
+def _is_remark(value: Any) -> bool:
+    return value is None or isinstance(value, str)
 
 
 def _number(what: str, value: Any) -> float:

@@ -106,7 +106,7 @@ class Buffer:
     def __init__(self, source: PromptSource, limits: Limits) -> None:
         self.limits = limits
         self.version = 0  # training steps finished, those that a rollback undid included
-        self.undone = 0  # of those: steps that rollbacks undid, and the rollbacks themselves
+        self.undone = 0  # versions that are no step: those that rollbacks undid, the rollbacks, and those of `follow`
         self.drawn = 0  # prompts taken from the source
         self.consumed = 0  # groups handed to the learner
         self.counts: Counter[str] = Counter()  # finished, rejected, dropped, again, stale, stale_tokens; over the whole run
@@ -237,6 +237,20 @@ class Buffer:
         self.version += 1
         while self._ready and self._ready[0].oldest < self._floor:
             self._push(heapq.heappop(self._ready))
+        self.wake()
+
+    def follow(self, version: int) -> None:
+        """Goes up to the version of a sampler that others publish to.
+
+        It makes no room for prompts; `make_room` does, after each `take`.
+        """
+        while self.version < version:
+            self.publish()
+            self.undone += 1
+
+    def make_room(self) -> None:
+        """Makes room for one more batch without new weights."""
+        self.undone -= 1
         self.wake()
 
     @property

@@ -16,6 +16,7 @@ from rljax.engine import Generator
 from rljax.evaluation.estimates import pass_at_k
 from rljax.evaluation.protocol import Protocol
 from rljax.metrics.mean import Mean
+from rljax.rollout.gathering import Gathering
 from rljax.rollout.producer import EpisodeResult, RetryingGenerator, parts_of, run_episode
 from rljax.rollout.result import Failure
 from rljax.rollout.trajectories import no_eos_ratio, reward_components
@@ -90,23 +91,27 @@ async def run(generator: Generator, evaluation: Evaluation, config: Config, beat
     )
     room = asyncio.Semaphore(config.valid_dataset.batch_size * evaluation.n_samples)
 
-    async def episode(prompt: Prompt, sample: int) -> EpisodeResult:
+    together = [Gathering(evaluation.n_samples) for _ in evaluation.prompts]
+
+    async def episode(index: int, sample: int) -> EpisodeResult:
+        prompt = evaluation.prompts[index]
         seed = seed_for(config.seed, f"eval/{prompt.uid}", sample)
         async with room:
-            result = await run_episode(
-                evaluation.workflow,
-                retrying,
-                prompt,
-                evaluation.params,
-                seed,
-                timeout=config.episode_timeout,
-                kind="evaluation",
-            )
+            with together[index].member():
+                result = await run_episode(
+                    evaluation.workflow,
+                    retrying,
+                    prompt,
+                    evaluation.params,
+                    seed,
+                    timeout=config.episode_timeout,
+                    kind="evaluation",
+                )
         beat(f"evaluation {prompt.uid}")
         return result
 
     n = evaluation.n_samples
-    results = await asyncio.gather(*(episode(p, i) for p in evaluation.prompts for i in range(n)))
+    results = await asyncio.gather(*(episode(index, i) for index in range(len(evaluation.prompts)) for i in range(n)))
     return Episodes(evaluation, [results[start : start + n] for start in range(0, len(results), n)], lost)
 
 

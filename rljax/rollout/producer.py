@@ -12,21 +12,29 @@ process (Producer), or in rollout workers (rljax/workers).
 from __future__ import annotations
 
 import asyncio
+import bdb
 import dataclasses
+import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+
+import numpy as np
 
 from rljax import tracing
 from rljax.engine import Generator
-from rljax.errors import EpisodeError, EpisodeTimeout, RequestLost, SamplerError
+from rljax.errors import EpisodeError, EpisodeTimeout, Rejected, RequestLost, SamplerError
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import NEVER, Buffer, Ticket, oldest_version
+from rljax.rollout.gathering import Gathering
 from rljax.rollout.result import Failure, Result
 from rljax.rollout.tracker import PromptTracker
+from rljax.rollout.trajectories import check_token_ids
 from rljax.rollout.workflow import Workflow
 from rljax.seeding import seed_for
 from rljax.types import Completion, Group, Prompt, Request, SamplingParams, Trajectory
+
+Filter = Callable[[Group], bool | Awaitable[bool]]
 
 FIRST_DELAY, MAX_DELAY = 0.05, 30.0  # seconds before a retry; doubles with each
 
@@ -102,8 +110,10 @@ class GroupRunner:
     params: SamplingParams
     n_samples: int
     seed: int  # of the run
-    accept: Callable[[Group], bool]  # rollout.should_accept_fn
+    accept: Filter  # rollout.should_accept_fn
     timeout: float | None = None  # seconds per episode: rollout.episode_timeout
+    vocab_size: int | None = None  # token ids of trajectories are below it; None to leave that unchecked
+    quit: bool = False  # somebody quit the debugger in an episode: no other one is begun
     warned: bool = False  # about the first failed episode; the others are only counted
 
     async def run(self, ticket: Ticket) -> Result:
@@ -112,25 +122,47 @@ class GroupRunner:
         Exceptions of users' code become failures; none is raised.
         """
         await asyncio.sleep(retry_delay(ticket.failures))
-        results = await asyncio.gather(*(self._episode(ticket, sample) for sample in range(self.n_samples)))
+        together = Gathering(self.n_samples)
+        results = await asyncio.gather(*(self._episode(ticket, sample, together) for sample in range(self.n_samples)))
         trajectories = tuple(t for sample, result in enumerate(results) for t in parts_of(result, sample))
         failures = tuple(r for r in results if isinstance(r, Failure))
         if not trajectories:
             return Result((), failures, wanted=False)
         try:
             group = Group(ticket.prompt.uid, trajectories)
-            wanted = oldest_version(trajectories) != NEVER and bool(self.accept(group))
+            wanted = oldest_version(trajectories) != NEVER and await verdict_of(self.accept, group)
         except Exception as error:  # the filter is users' code too
             return Result((), (*failures, Failure(EpisodeError.kind, error)), wanted=False)
         return Result(trajectories, failures, wanted)
 
-    async def _episode(self, ticket: Ticket, sample: int) -> EpisodeResult:
+    async def _episode(self, ticket: Ticket, sample: int, together: Gathering) -> EpisodeResult:
         seed = seed_for(self.seed, ticket.prompt.uid, sample, ticket.attempt)
-        result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed, timeout=self.timeout)
+        limits = {"timeout": self.timeout, "vocab_size": self.vocab_size}
+        with together.member():
+            if self.quit:
+                raise bdb.BdbQuit
+            try:
+                result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed, **limits)
+            except bdb.BdbQuit:
+                self.quit = True
+                raise
         if isinstance(result, Failure) and not self.warned:
             self.warned = True  # now, not at the group's end: that may be minutes later, when rewards time out
             log.warning("an episode of prompt %s failed: %s", ticket.prompt.uid, result.reason)
         return result
+
+
+async def verdict_of(accept: Filter, group: Group) -> bool:
+    """Returns whether a filter, plain or async, wants a group.
+
+    Raises TypeError if it does not return a bool: a forgotten `return` would reject every group.
+    """
+    verdict = accept(group)
+    if inspect.isawaitable(verdict):
+        verdict = await verdict
+    if not isinstance(verdict, bool | np.bool_):
+        raise TypeError(f"rollout.should_accept_fn returned {type(verdict).__name__}, not a bool")
+    return bool(verdict)
 
 
 async def run_episode(
@@ -141,12 +173,14 @@ async def run_episode(
     seed: int,
     *,
     timeout: float | None = None,
+    vocab_size: int | None = None,
     kind: str = "trajectory",
 ) -> EpisodeResult:
     """Runs one episode. Returns a Failure if the workflow raises; other episodes go on.
 
     Args:
       timeout: seconds after which the episode is cancelled, and fails as `episode_timeout`.
+      vocab_size: number of token ids of the model; None to leave them unchecked.
       kind: name of its span in the trace, and of the lanes of such spans.
     """
     limit = asyncio.timeout(timeout)
@@ -156,8 +190,13 @@ async def run_episode(
             async with limit:
                 done = await workflow.episode(generator, prompt, params, seed)
             result = _checked(done)
+            check_token_ids(parts_of(result, 0), vocab_size)
+        except Rejected:
+            result = None
         except EpisodeError as error:
             result = Failure(error.kind, error)
+        except bdb.BdbQuit:  # "quit" at a breakpoint ends the program, not the episode
+            raise
         except Exception as error:  # users' code may raise anything
             late = isinstance(error, TimeoutError) and limit.expired()  # else it is the workflow's own
             result = _too_late(prompt, timeout, error) if late else Failure(EpisodeError.kind, error)

@@ -81,6 +81,16 @@ def trajectory_of(
     return episode.trajectory(reward, components)
 
 
+def check_token_ids(trajectories: Iterable[Trajectory], vocab_size: int | None) -> None:
+    """Raises ValueError for a token id that is not in [0, vocab_size); None checks nothing."""
+    for trajectory in trajectories:
+        if vocab_size is None or not len(trajectory):
+            continue
+        low, high = int(trajectory.token_ids.min()), int(trajectory.token_ids.max())
+        if low < 0 or high >= vocab_size:
+            raise ValueError(f"token id {low if low < 0 else high} is outside the model's vocabulary of {vocab_size}")
+
+
 def supervised(prompt_ids: Sequence[int], target_ids: Sequence[int]) -> Trajectory:
     """Returns a trajectory of a prompt and the target ids to learn.
 

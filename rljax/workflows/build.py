@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
+from rljax.compat import areal_workflow
 from rljax.config import registry
 from rljax.config.schema import GenerationConfig
 from rljax.errors import UserError
@@ -23,13 +24,20 @@ WORKFLOWS = {
 }
 
 
-def build_workflow(name: str, *, tokenizer: Tokenizer, rewards: Rewards, arguments: Mapping[str, Any]) -> Workflow:
+def build_workflow(
+    name: str, *, tokenizer: Tokenizer, rewards: Rewards, arguments: Mapping[str, Any], params: SamplingParams | None = None
+) -> Workflow:
     """Builds the workflow of `rollout.workflow`, with `rollout.workflow_args`.
+
+    Args:
+      params: sampling parameters of training, for a class of AReaL's (one with `arun_episode`).
 
     Raises:
       UserError: the name is no workflow, or it does not take one of the arguments.
     """
     cls = registry.resolve("rollout.workflow", name, WORKFLOWS, "workflow")
+    if params is not None and hasattr(cls, "arun_episode") and not hasattr(cls, "episode"):
+        return areal_workflow.build(cls, name, tokenizer, rewards, params, arguments)
     try:
         inspect.signature(cls).bind(tokenizer=tokenizer, rewards=rewards, **arguments)
     except TypeError as error:
@@ -39,6 +47,15 @@ def build_workflow(name: str, *, tokenizer: Tokenizer, rewards: Rewards, argumen
     if not inspect.iscoroutinefunction(getattr(workflow, "episode", None)):
         raise UserError(f"rollout.workflow: {name} has no 'async def episode' (see rljax/rollout/workflow.py)")
     return cast(Workflow, workflow)
+
+
+def scores_by_rewards(workflow: Workflow) -> bool:
+    """Returns whether a workflow scores each record by the rewards of the config.
+
+    A class of users' that does says so by `scores_by_rewards = True`; every record is then checked
+    at the start for what the rewards read.
+    """
+    return bool(getattr(workflow, "scores_by_rewards", False))
 
 
 def sampling_params(config: GenerationConfig, tokenizer: Tokenizer) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""Filters: functions of a group that return whether it is trained on.
+"""Filters: functions of a group, plain or async, that return whether it is trained on.
 
 `rollout.should_accept_fn` names one.
 """
@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable
 from typing import cast
 
 from rljax.config import registry
+from rljax.rollout.producer import Filter
 from rljax.types import Finish, Group
-
-Filter = Callable[[Group], bool]
 
 FILTERS = {"mixed_rewards": "rljax.workflows.filters:mixed_rewards"}
 
@@ -35,7 +34,7 @@ def find_filter(name: str | None, *, mask_no_eos: bool = False) -> Filter:
     return functools.partial(_accepts_whole, accept) if mask_no_eos and name in FILTERS else accept
 
 
-def _accepts_whole(accept: Filter, group: Group) -> bool:
+def _accepts_whole(accept: Filter, group: Group) -> bool | Awaitable[bool]:
     """Applies a filter to the trajectories of a group that were not cut at a length limit."""
     return accept(Group(group.uid, tuple(t for t in group.trajectories if t.finish is not Finish.LENGTH)))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from rljax.engine import Generator
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
-from rljax.rewards.score import Rewards, Score
+from rljax.rewards.score import Rewards, Score, score
 from rljax.rollout.trajectories import Episode
 from rljax.types import Completion, Finish, Prompt, SamplingParams, Trajectory
 from rljax.workflows.turns import generate_turn
@@ -30,6 +30,8 @@ class MultiTurn:
       feedback: text of the user's message after a wrong answer.
       max_tokens: an episode that has this many tokens gets no further turn; None for no limit.
     """
+
+    scores_by_rewards = True
 
     def __init__(
         self,
@@ -57,14 +59,15 @@ class MultiTurn:
         episode = Episode(self._tokenizer.encode_prompt(prompt))
         turn = 0
         while True:
+            prompt_ids = episode.token_ids
             completion = await generate_turn(generator, prompt, episode, params, seed, turn)
             episode.sampled(completion)
             turn += 1
             text = self._tokenizer.decode(completion.token_ids)
-            score = await self._rewards.score(prompt, text)
-            if self._is_over(turn, completion, score, len(episode.token_ids)):
-                discounted = score.reward * self._turn_discount ** (turn - 1)
-                return episode.trajectory(discounted, {**score.components, "turns": float(turn)})
+            scored = await score(self._rewards, self._tokenizer, prompt, text, prompt_ids, completion.token_ids)
+            if self._is_over(turn, completion, scored, len(episode.token_ids)):
+                discounted = scored.reward * self._turn_discount ** (turn - 1)
+                return episode.trajectory(discounted, {**scored.components, "turns": float(turn)})
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self._feedback}]
             last = int(completion.token_ids[-1]) if len(completion.token_ids) else -1
             given = self._tokenizer.next_turn(
@@ -72,10 +75,10 @@ class MultiTurn:
             )
             episode.given(given)
 
-    def _is_over(self, turn: int, completion: Completion, score: Score, length: int) -> bool:
+    def _is_over(self, turn: int, completion: Completion, scored: Score, length: int) -> bool:
         return (
             turn >= self._max_turns
-            or score.reward >= self._success
+            or scored.reward >= self._success
             or completion.finish is not Finish.STOP
             or (self._max_tokens is not None and length >= self._max_tokens)
         )

@@ -9,7 +9,7 @@ import numpy as np
 from rljax.engine import Generator
 from rljax.errors import SamplerError
 from rljax.hf.tokenizer import Tokenizer
-from rljax.rewards.score import Rewards
+from rljax.rewards.score import Rewards, score
 from rljax.rollout.trajectories import trajectory_of
 from rljax.types import Completion, Finish, Prompt, Request, SamplingParams, Trajectory
 
@@ -20,6 +20,8 @@ class RLVR:
     The reward sees the completion's text without special tokens.
     """
 
+    scores_by_rewards = True
+
     def __init__(self, tokenizer: Tokenizer, rewards: Rewards) -> None:
         self._tokenizer = tokenizer
         self._rewards = rewards
@@ -27,8 +29,9 @@ class RLVR:
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
         prompt_ids = self._tokenizer.encode_prompt(prompt)
         completion = await generate(generator, f"{prompt.uid}#{seed}", prompt_ids, params, seed)
-        score = await self._rewards.score(prompt, self._tokenizer.decode(completion.token_ids))
-        return trajectory_of(prompt_ids, completion, score.reward, score.components)
+        text = self._tokenizer.decode(completion.token_ids)
+        scored = await score(self._rewards, self._tokenizer, prompt, text, prompt_ids, completion.token_ids)
+        return trajectory_of(prompt_ids, completion, scored.reward, scored.components)
 
 
 async def generate(

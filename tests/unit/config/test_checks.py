@@ -54,6 +54,8 @@ EVALUATED = ("evaluator.freq_steps=5", "valid_dataset.path=data")
 BROKEN = [
     (["gconfig.min_new_tokens=9", "gconfig.max_new_tokens=8"], "gconfig.min_new_tokens: 9 exceeds gconfig.max_new_tokens=8"),
     (["gconfig.stop=('a','')"], "gconfig.stop: has an empty string"),
+    (["reward.weights=(1.0,2.0)"], "reward.weights: (1.0, 2.0) has not one weight for each reward of reward.name='exact'"),
+    (["reward.name=exact,exact"], "reward.name: 'exact,exact' names a reward twice"),
     (["actor.path="], "actor.path: empty"),
     (["actor.init_from_scratch=true"], "actor.path: 'model' would be ignored"),
     (["actor.distill.teacher=models/teacher", "actor.loss=sft"], "actor.distill.teacher: a teacher scores what"),

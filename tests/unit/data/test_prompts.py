@@ -193,11 +193,12 @@ GOOD = '{"prompt": "a", "answer": "1"}\n'
             "",
             {},
             "train_dataset.path: no such file: {} "
-            "(a directory with train.jsonl and test.jsonl, or a .jsonl, .parquet file; nothing is fetched from a hub)",
+            "(a directory with train.jsonl and test.jsonl, a .jsonl, .parquet or .arrow file, or what datasets' save_to_disk "
+            "wrote; nothing is fetched from a hub)",
         ),
         ("a.jsonl", "", {}, "train_dataset.path: empty file: {}"),
         ("a.jsonl", "\n\n", {}, "train_dataset.path: no records in {}"),
-        ("a.csv", "x", {}, "train_dataset.path: {} is neither .jsonl nor .parquet"),
+        ("a.csv", "x", {}, "train_dataset.path: {} is neither .jsonl nor .parquet nor .arrow"),
         ("a.parquet", "not one", {}, "{}: not a parquet file"),
         ("a.jsonl", GOOD + "\n{oops}\n", {}, "{}:3: not JSON: "),
         ("a.jsonl", GOOD + "[1]\n", {}, "{}:2: a JSON list, not an object"),
@@ -208,7 +209,7 @@ GOOD = '{"prompt": "a", "answer": "1"}\n'
             {},
             "{}:1: none of the fields messages, prompt, question (it has: promt, answer)",
         ),
-        ("a.jsonl", '{"prompt": null, "answer": "1"}', {}, "{}:1: field 'prompt' is NoneType, not text"),
+        ("a.jsonl", '{"prompt": null, "answer": "1"}', {}, "{}:1: a prompt is text or a list of messages, not NoneType"),
         ("a.jsonl", GOOD + '{"prompt": "", "answer": "1"}', {}, "{}:2: the prompt is empty, "),
         ("a.jsonl", '{"messages": [{"role": "user"}], "answer": "1"}', {}, "{}:1: messages[0]: a message needs role"),
         ("a.jsonl", '{"messages": [], "answer": "1"}', {}, "{}:1: messages must be a list"),

@@ -3,6 +3,7 @@
 import pytest
 
 from rljax.data.tasks import make_task
+from rljax.errors import Rejected
 from rljax.rewards import exact, mathematics, reasoning_gym
 from rljax.rewards.score import score_of
 from rljax.types import Prompt
@@ -63,7 +64,7 @@ def test_math_knows_the_ways_to_write_a_number_and_answers_that_are_none(answer,
 
 def test_gsm8k_reads_thousands_and_refuses_a_gold_answer_that_is_no_number():
     assert mathematics.gsm8k_reward(prompt(final="1234567"), "#### 1,234,567")["reward"] == 1.0
-    with pytest.raises(ValueError, match="is no number"):
+    with pytest.raises(Rejected, match="is not understood as mathematics"):
         mathematics.gsm8k_reward(prompt(final="?"), "#### 1")
 
 
@@ -93,3 +94,72 @@ def test_score_of_takes_numbers_of_any_kind_and_nothing_else():
     for wrong in (None, "1", [1.0], float("inf"), {"a": 1.0}, {"reward": 1.0, "a": "x"}):
         with pytest.raises(ValueError):
             score_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("gold", "completion", "right"),
+    [
+        ("6 - 5i", "$\\boxed{6 - 5i}$", 1),
+        ("6 - 5i", "$\\boxed{5}$", 0),
+        ("2k", "\\boxed{2}", 0),
+        ("2k", "\\boxed{2k}", 1),
+        ("12\\sqrt{3}", "\\boxed{12}", 0),
+        ("x+1", "\\boxed{1+x}", 1),
+        ("[0,1)", "\\boxed{[0,1)}", 1),
+        ("10^{-3}", "\\boxed{0.001}", 1),
+        ("$$18$$", "18", 1),
+        ("18 dollars", "\\boxed{18}", 1),
+        ("$18.00", "#### 18", 1),
+        ("-72", "72", 0),
+        ("\\boxed{18}", "18", 1),
+    ],
+)
+def test_a_gold_answer_is_mathematics_with_or_without_dollars(gold, completion, right):
+    assert mathematics.reward(prompt(answer=gold), completion)["reward"] == right
+
+
+@pytest.mark.parametrize(
+    ("gold", "completion", "right"),
+    [
+        ("18", "#### Step 2: conclude\n$$\\boxed{18}$$", 1),
+        ("18", "#### Step 18\n\\boxed{5}", 0),
+        ("18", "#### US$18", 1),
+        ("18", "#### +18", 1),
+        ("-18", "#### -$18", 1),
+        ("18", "#### -$18", 0),
+        ("18", "#### **18**", 1),
+        ("18", "#### $18$", 1),
+        ("18", "####18 (for 3 days)", 1),
+        ("18", "#### 9 + 9 = 18", 1),
+        ("9", "#### 9 + 9", 0),
+        ("1000", "#### 1,000.", 1),
+        ("0.5", "#### 1/2", 1),
+        ("5", "#### 18\nno:\n#### 5\n#### Step 18", 1),
+    ],
+)
+def test_four_hashes_count_where_a_number_follows(gold, completion, right):
+    assert mathematics.reward(prompt(answer=gold), completion)["reward"] == right
+
+
+@pytest.mark.parametrize(
+    "last", ["\\boxed{18}", "\\boxed{17} no wait \\boxed{18}", "\\boxed{18} \\boxed{", "\\boxed{\\frac{36}{2}}"]
+)
+def test_the_last_box_that_is_closed_wins(last):
+    assert mathematics.reward(prompt(answer="18"), last)["reward"] == 1.0
+    assert mathematics.reward(prompt(answer="17"), last)["reward"] == 0.0
+
+
+@pytest.mark.parametrize("hedge", ["#### 17 or 18", "#### 17, 18", "#### 17 18", "It is 17 or 18.", "\\boxed{17 or 18}"])
+def test_a_hedge_is_no_answer(hedge):
+    for gold in ("17", "18"):
+        assert mathematics.reward(prompt(answer=gold), hedge)["reward"] == 0.0
+    assert mathematics.reward(prompt(answer="18"), hedge.replace("17", "18"))["reward"] == 1.0
+
+
+def test_a_gold_answer_that_is_not_understood_rejects_its_samples_and_is_known_at_the_start():
+    for gold in ("?", "", "See the figure."):
+        with pytest.raises(Rejected):
+            mathematics.reward(prompt(answer=gold), "18")
+        with pytest.raises(ValueError, match="is not understood as mathematics"):
+            mathematics.reward.check(prompt(answer=gold))
+    mathematics.reward.check(prompt(answer="\\text{east}"))

@@ -196,7 +196,10 @@ def test_an_async_reward_that_blocks_is_killed_and_its_neighbors_are_asked_again
         ("no_such_module:f", "reward.name: cannot import no_such_module: ModuleNotFoundError"),
         ("example_rewards:actt", "reward.name: example_rewards has no 'actt' (did you mean act"),
         ("example_rewards:not_callable", "reward.name: example_rewards:not_callable is a int, not a reward"),
-        ("os.path:basename", "reward.name: os.path:basename takes (p), and a reward is called with (prompt, completion): "),
+        (
+            "os.path:basename",
+            "reward.name: os.path:basename takes (p), which is none of the shapes of a reward (",
+        ),
     ],
 )
 def test_a_reward_that_cannot_be_had_is_refused_before_anything_starts(name, line):

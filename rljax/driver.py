@@ -1,0 +1,390 @@
+"""Rollouts from a script: one batch per call, in the script's own thread.
+
+    with Driver.connect(config, model_dir) as driver:     # rollout.addr: a server that runs already
+        loader = driver.open_prompts(config.train_dataset)
+        workflow = MyWorkflow(driver.tokenizer, driver.rewards)
+        for _ in range(10):
+            groups = driver.prepare_batch(loader, workflow, should_accept_fn=mixed_rewards)
+            ...                                            # a debugger, a notebook cell, a learner
+
+    prepare_batch   the next consumer_batch_size groups; later ones are begun meanwhile
+    rollout_batch   one group per given record
+    submit, wait    the same in two calls, for several workflows at once
+
+Each call has the workflow and the filter that it is given. The event loop runs while a call does,
+and in the thread that called: a breakpoint in a workflow stops in the script's terminal, and
+between two calls nothing moves but the sampler. It is the producer and the buffer of a run
+(rollout/producer.py, rollout/buffer.py) with the script in the learner's place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+from collections.abc import Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
+
+from rljax import engine
+from rljax.compat import areal_workflow
+from rljax.config import checks as config_checks
+from rljax.config import io as config_io
+from rljax.config.schema import Config, DatasetConfig
+from rljax.data import PromptSource, open_prompts
+from rljax.data.formats import find_format, told_by_columns
+from rljax.data.prompts import Examples
+from rljax.data.records import InMemory
+from rljax.engine import Sampler, WeightsInDirectory
+from rljax.errors import UserError
+from rljax.hf.spec import read_vocab_size
+from rljax.hf.tokenizer import Tokenizer, load_tokenizer
+from rljax.metrics.accumulator import Accumulator
+from rljax.rewards import RewardPool
+from rljax.rollout import dump
+from rljax.rollout.buffer import Buffer, Limits, Ticket
+from rljax.rollout.journal import Journals
+from rljax.rollout.producer import Filter, GroupRunner, Producer, RetryingGenerator
+from rljax.rollout.tracker import PromptTracker
+from rljax.rollout.workflow import Workflow
+from rljax.types import Group, Prompt, SamplingParams
+from rljax.workflows import build_workflow, find_filter, sampling_params
+
+T = TypeVar("T")
+Record = Prompt | Mapping[str, Any]  # a mapping has the columns of a format of rljax/data/formats.py
+
+SENDING = 0.01  # seconds for requests to leave, so that the sampler works on those of later batches between two calls
+
+log = logging.getLogger(__name__)
+
+
+class Driver:
+    """Generates groups for a script. Its methods block, and belong to one thread.
+
+    Attributes:
+      tokenizer, rewards, params: what workflows are made of; the rewards and the sampling
+        parameters are those of the config.
+    """
+
+    def __init__(self, config: Config, sampler: Sampler, tokenizer: Tokenizer, *, vocab_size: int | None = None) -> None:
+        """Starts the reward processes. `connect` makes the sampler and the tokenizer of a config.
+
+        Args:
+          config: resolved (rljax/config/io.py).
+          sampler: belongs to the driver from now on, which closes it.
+        """
+        self.config = config
+        self.tokenizer = tokenizer
+        self.rewards = RewardPool(config.reward)
+        self.params: SamplingParams = sampling_params(config.gconfig, tokenizer)
+        self._sampler = sampler
+        self._vocab_size = vocab_size
+        self._loop = asyncio.new_event_loop()
+        self._streams: dict[Hashable, _Stream] = {}
+        self._sources: dict[int, tuple[Any, Any]] = {}  # by id of a dataloader: the dataloader, its prompts
+        self._submitted: dict[int, asyncio.Task[Group | None]] = {}  # by number, what `wait` has not returned
+        self._numbers = itertools.count()
+        self._room = asyncio.Semaphore(config.max_in_flight)
+        self._run(self.rewards.start())
+
+    @classmethod
+    def connect(cls, config: Any, model_dir: str | Path | None = None) -> Self:
+        """Makes a driver of a config, with the server at `rollout.addr`, or a sampler of its own.
+
+        Args:
+          config: a `Config`, or what a config file's `get_config()` returns.
+          model_dir: directory with the model's tokenizer and config.json; None for `actor.path`.
+
+        Raises:
+          UserError: the config is wrong, or no server answers.
+        """
+        config = config_io.resolve(config if isinstance(config, Config) else config_io.from_dict(config))
+        config_checks.check_values(config)
+        directory = model_dir or config.actor.path
+        if not directory:
+            raise UserError("actor.path: empty, and no model_dir is given (the directory of the server's model)")
+        pools = engine.allocate(config)
+        if pools.sampler is None:
+            raise UserError(f"allocation_mode: {pools} cannot sample")
+        engine.check(config, dataclasses.replace(pools, learner=None))
+        engine.prepare(dataclasses.replace(pools, learner=None))
+        tokenizer = load_tokenizer(directory, config.rollout)
+        sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, Path(directory))
+        return cls(config, sampler, tokenizer, vocab_size=read_vocab_size(directory))
+
+    @property
+    def version(self) -> int:
+        """Version of the sampler's weights."""
+        return self._sampler.version
+
+    def open_prompts(self, dataset: DatasetConfig | None = None) -> PromptSource:
+        """Opens a dataset, by default `train_dataset`, as a dataloader. Raises UserError."""
+        return open_prompts(dataset or self.config.train_dataset, seed=self.config.seed, tokenizer=self.tokenizer)
+
+    def prepare_batch(
+        self,
+        dataloader: Iterable[Any],
+        workflow: Any,
+        should_accept_fn: Filter | str | None = None,
+    ) -> list[Group]:
+        """Returns the next `consumer_batch_size` groups that the filter accepts, oldest first.
+
+        Groups of later batches are begun meanwhile, as far as `rollout.max_head_offpolicyness` and
+        `rollout.max_concurrent_rollouts` allow. They belong to this dataloader, workflow and
+        filter: a call with others begins its own, and a later call with these gets them. No token
+        is more than `max_head_offpolicyness` versions older than the sampler's weights.
+
+        Args:
+          dataloader: a `PromptSource`, or an iterable over records or lists of records, which
+            begins again after its end.
+          workflow: an object with `episode`, or AReaL's `arun_episode`, or a name as
+            `rollout.workflow` has it.
+          should_accept_fn: a function of a group, plain or async, or a name.
+
+        Raises:
+          TooManyFailures: `recover.max_consecutive_failures` groups failed in a row; its cause is
+            the first error.
+          UserError: the dataloader is empty, or the filter rejected too many groups in a row.
+        """
+        accept = self._filter(should_accept_fn)
+        # A lambda is another object in each call, with the same code
+        key = (id(dataloader), workflow if isinstance(workflow, str) else id(workflow), getattr(accept, "__code__", accept))
+        if key not in self._streams:
+            runner = self._runner(workflow, accept)
+            self._streams[key] = _Stream(self.config, self._source(dataloader), runner, self._sampler.version, keep=workflow)
+        stream = self._streams[key]
+        stream.runner.accept, stream.runner.quit = accept, False
+        return self._run(stream.batch(self._sampler.version))
+
+    def rollout_batch(self, data: Iterable[Record], workflow: Any, should_accept_fn: Filter | str | None = None) -> list[Group]:
+        """Returns the group of each record, in order, without those that are rejected.
+
+        Raises the error of the first record all of whose episodes fail.
+        """
+        numbers = [self.submit(record, workflow, should_accept_fn) for record in data]
+        groups = self._run(self._collect(numbers))
+        return [group for group in groups if group is not None]
+
+    def submit(self, data: Record, workflow: Any, should_accept_fn: Filter | str | None = None) -> int:
+        """Begins the group of one record, and returns its number at once.
+
+        It gets on while a call of this driver runs.
+        """
+        number = next(self._numbers)
+        prompt = data if isinstance(data, Prompt) else _prompt(data, f"submitted/{number}")
+        runner = self._runner(workflow, self._filter(should_accept_fn))
+        self._submitted[number] = self._loop.create_task(self._group(runner, Ticket(number, prompt)))
+        return number
+
+    def wait(self, count: int | None = None, timeout: float | None = None) -> list[Group | None]:
+        """Waits for submitted groups and returns those that ended first, in the order of `submit`.
+
+        Args:
+          count: number of groups; None for all that were submitted.
+          timeout: seconds; None to wait as long as it takes.
+
+        Returns:
+          Groups; None for one that is rejected.
+
+        Raises:
+          TimeoutError: fewer have ended by then; they can be waited for again.
+          Exception: what the episodes of a group raised, if all of them failed.
+        """
+        count = len(self._submitted) if count is None else count
+        if count > len(self._submitted):
+            raise UserError(f"wait: {count} groups, and {len(self._submitted)} are submitted")
+        return self._run(self._wait(count, timeout))
+
+    def publish(self, directory: str | Path) -> int:
+        """Makes the weights of a Hugging Face directory the sampler's, as the next version.
+
+        Returns the version. A server reads only below its `serve.weight_roots`. Raises UserError.
+        """
+        return self._run(self._publish(Path(directory)))
+
+    def dump(self, directory: str | Path, groups: Sequence[Group]) -> None:
+        """Writes groups to a directory, which `rljax replay --batch` trains on."""
+        dump.save(Path(directory), groups, self.tokenizer)
+
+    def close(self) -> None:
+        """Ends what is in flight, the reward processes and the sampler's requests."""
+        if not self._loop.is_closed():
+            self._run(self._close())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Parts of the calls ---------------------------------------------------------------------------------------------------
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs the event loop, in this thread, until `work` is done."""
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            work.close()
+            raise UserError("Driver: called inside a running event loop, as a notebook has it (run the script by itself)")
+        task = self._loop.create_task(work)
+        try:
+            return self._loop.run_until_complete(task)
+        finally:
+            task.cancel()  # after Ctrl-C; otherwise it is done
+
+    def _runner(self, workflow: Any, accept: Filter) -> GroupRunner:
+        config = self.config
+        generator = RetryingGenerator(
+            self._sampler,
+            timeout=config.rollout.request_timeout,
+            retries=config.rollout.request_retries,
+            lost=lambda error: log.warning("%s", error),
+        )
+        samples = config.gconfig.n_samples
+        parts = self._workflow(workflow), generator, self.params, samples, config.seed, accept
+        return GroupRunner(*parts, timeout=config.episode_timeout, vocab_size=self._vocab_size)
+
+    def _workflow(self, workflow: Any) -> Workflow:
+        if isinstance(workflow, str):
+            parts: dict[str, Any] = {"tokenizer": self.tokenizer, "rewards": self.rewards, "params": self.params}
+            return build_workflow(workflow, arguments=self.config.rollout.workflow_args, **parts)
+        if hasattr(workflow, "arun_episode") and not hasattr(workflow, "episode"):
+            return areal_workflow.ArealWorkflow(workflow, self.params)
+        return cast(Workflow, workflow)
+
+    def _filter(self, accept: Filter | str | None) -> Filter:
+        return find_filter(accept) if accept is None or isinstance(accept, str) else accept
+
+    def _source(self, dataloader: Iterable[Any]) -> Any:
+        """Returns the prompts of a dataloader: one stream, whatever workflows draw from it."""
+        if id(dataloader) not in self._sources:
+            source = dataloader if isinstance(dataloader, PromptSource) else _Cycle(dataloader)
+            self._sources[id(dataloader)] = dataloader, source
+        return self._sources[id(dataloader)][1]
+
+    async def _group(self, runner: GroupRunner, ticket: Ticket) -> Group | None:
+        """Generates a group; None if it is rejected. Raises the first error if all episodes fail."""
+        async with self._room:
+            result = await runner.run(ticket)
+        if result.failures and not result.trajectories:
+            raise result.failures[0].error
+        return Group(ticket.prompt.uid, result.trajectories) if result.wanted else None
+
+    async def _wait(self, count: int, timeout: float | None) -> list[Group | None]:
+        async with asyncio.timeout(timeout):
+            while len(done := [number for number, task in self._submitted.items() if task.done()]) < count:
+                waiting = [task for task in self._submitted.values() if not task.done()]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        return await self._collect(done[:count])
+
+    async def _collect(self, numbers: Sequence[int]) -> list[Group | None]:
+        if numbers:
+            await asyncio.wait([self._submitted[number] for number in numbers])
+        return [task.result() for task in [self._submitted.pop(number) for number in numbers]]
+
+    async def _publish(self, directory: Path) -> int:
+        version = self._sampler.version + 1
+        await self._sampler.pause()
+        try:
+            await self._sampler.load_weights(WeightsInDirectory(directory), version)
+        finally:
+            await self._sampler.resume()
+        return version
+
+    async def _close(self) -> None:
+        producers = [stream.producer for stream in self._streams.values() if stream.producer is not None]
+        tasks = [task for task in (*producers, *self._submitted.values()) if not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.rewards.close()
+        await self._sampler.close()
+
+
+class _Stream:
+    """Batches of one dataloader by one workflow and filter: a buffer and its producer."""
+
+    def __init__(self, config: Config, source: Any, runner: GroupRunner, version: int, keep: Any) -> None:
+        """
+        Args:
+          version: the sampler's.
+          keep: held as long as the stream, for its id names the stream.
+        """
+        limits = Limits(
+            max_lag=config.rollout.max_head_offpolicyness,
+            batch_size=config.batch_size,
+            max_concurrent=config.max_in_flight,
+            prompts=None,
+            groups=None,
+            stale_policy=config.rollout.stale_policy,
+        )
+        self.runner = runner
+        self.producer: asyncio.Task[None] | None = None
+        self._keep = keep
+        self._given = False  # the script has a batch
+        self._buffer = Buffer(source, limits)
+        self._buffer.follow(version)
+        self._accumulator = Accumulator()
+        self._tracker = PromptTracker(
+            config,
+            buffer=self._buffer,
+            journals=Journals(Path()),  # none is begun, so nothing is written
+            recovered={},
+            accumulator=self._accumulator,
+            beat=lambda _: None,
+        )
+
+    async def batch(self, version: int) -> list[Group]:
+        """Takes the next batch, at this version of the sampler. Raises what ended the producer."""
+        buffer = self._buffer
+        buffer.follow(version)
+        if self._given:  # the batch before is done with: at lag 0 nothing is begun while the script has it
+            self._given = False
+            buffer.make_room()
+        if self.producer is None or self.producer.done():
+            producer = Producer(self.runner, buffer, self._tracker, self._accumulator)
+            self.producer = asyncio.create_task(producer.run(), name="producer")
+        while not buffer.waits_for and not self.producer.done():
+            await asyncio.sleep(0)
+        await asyncio.sleep(SENDING)
+        while True:
+            change = buffer.change()
+            if (entries := buffer.take()) is not None:
+                self._given = True
+                return [entry.group for entry in entries]
+            if self.producer.done():
+                self.producer.result()
+            await asyncio.wait([self.producer, change], return_when=asyncio.FIRST_COMPLETED)
+
+
+class _Cycle:
+    """Prompts of an iterable of records or of lists of records, again and again."""
+
+    def __init__(self, records: Iterable[Any]) -> None:
+        self._prompts = _cycled(records)
+
+    def __next__(self) -> Prompt:
+        return next(self._prompts)
+
+
+def _cycled(records: Iterable[Any]) -> Iterator[Prompt]:
+    for epoch in itertools.count():
+        index = 0
+        for several in records:
+            for record in several if isinstance(several, list | tuple) else (several,):
+                uid = f"{epoch}/{index}"
+                yield dataclasses.replace(record, uid=uid) if isinstance(record, Prompt) else _prompt(record, uid)
+                index += 1
+        if not index:
+            raise UserError(f"prepare_batch: the dataloader has no {'more ' if epoch else ''}records (it must begin again)")
+
+
+def _prompt(record: Any, uid: str) -> Prompt:
+    if not isinstance(record, Mapping):
+        raise UserError(f"record {uid}: a mapping of columns, or a Prompt, is needed, not {type(record).__name__}")
+    where = f"record {uid}"
+    form = find_format(told_by_columns(record, where), "record")
+    return dataclasses.replace(Examples(InMemory(where, [dict(record)]), form)[0], uid=uid)

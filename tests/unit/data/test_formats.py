@@ -1,0 +1,181 @@
+"""Data sets as TRL and verl have them, in each kind of file, and the format told by columns."""
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rljax.config.schema import DatasetConfig
+from rljax.data import open_prompts
+from rljax.data.formats import told_by_columns
+from rljax.errors import UserError
+
+SAVED = Path(__file__).resolve().parents[2] / "data" / "saved_dataset"  # written by datasets 5.2.0, DatasetDict.save_to_disk
+QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2+3?"}]
+VERL = {  # a row of verl's gsm8k.py
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": 'What is 2+3? Put the answer after "####".'}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "5"},
+    "extra_info": {"split": "train", "index": 0, "answer": "2+3=5\n#### 5", "question": "What is 2+3?"},
+}
+
+
+def opened(path, form="", **changes):
+    dataset = DatasetConfig(path=str(path), type=form, shuffle=False)
+    return list(open_prompts(dataclasses.replace(dataset, **changes), seed=1).epoch(0))
+
+
+def lines(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def parts(text):
+    return [{"type": "text", "text": text}]
+
+
+@pytest.mark.parametrize(
+    ("record", "form"),
+    [
+        ({"prompt": QUESTION, "solution": "5"}, "trl"),
+        ({"prompt": "What is 2+3?", "ground_truth": "5"}, "trl"),
+        ({"prompt": "What is 2+3?", "completion": "5"}, "trl"),
+        ({"messages": [*QUESTION, {"role": "assistant", "content": "5"}]}, "trl"),
+        ({"prompt": "2+3=", "answer": "5"}, "prompt_answer"),
+        ({"prompt": QUESTION, "answer": 5}, "prompt_answer"),
+        ({"question": "2+3=", "answer": "five"}, "prompt_answer"),
+        ({"question": "2+3=", "answer": "it is\n#### 5"}, "gsm8k"),
+        (VERL, "verl"),
+    ],
+)
+def test_the_format_is_told_by_the_columns_and_said_once(tmp_path, caplog, record, form):
+    assert told_by_columns(record, "here") == form
+    path = lines(tmp_path / "a.jsonl", record, record)
+    with caplog.at_level(logging.WARNING):
+        told = opened(path)
+    (said,) = caplog.records
+    assert said.getMessage() == f"train_dataset.type: not set; read as {form!r}, by the columns {', '.join(record)}"
+    assert told == opened(path, form)
+    assert told[0].messages[-1]["role"] == "user" and "2+3" in told[0].messages[-1]["content"]
+
+
+def test_columns_of_no_format_are_refused_with_what_there_is(tmp_path):
+    with pytest.raises(UserError, match=r"a.jsonl:1: its columns are of no format \(it has: text, label; "):
+        opened(lines(tmp_path / "a.jsonl", {"text": "x", "label": 1}))
+
+
+def test_a_conversational_prompt_is_the_messages_and_stays_a_field():
+    (prompt,) = opened(SAVED, split="test")
+    assert prompt.messages == ({"role": "user", "content": "What is 4+4?"},)
+    assert prompt.fields == {"prompt": [{"role": "user", "content": "What is 4+4?"}], "solution": "8"}
+
+
+def test_what_save_to_disk_wrote_reads_as_the_same_records_in_json(tmp_path):
+    records = [
+        {"prompt": [{"role": "user", "content": "What is 2+3?"}], "solution": "5"},
+        {"prompt": [{"role": "user", "content": "What is 4+4?"}], "solution": "8"},
+    ]
+    assert opened(SAVED) == opened(lines(tmp_path / "a.jsonl", *records))
+    assert opened(SAVED / "train") == opened(SAVED)  # one Dataset, not a DatasetDict
+    assert opened(SAVED / "train" / "data-00000-of-00001.arrow") == opened(SAVED)
+
+
+def test_shards_of_a_saved_dataset_are_read_in_the_order_of_its_state(tmp_path):
+    for name, values in (("b", ["1", "2"]), ("a", ["3"])):
+        table = pa.table({"prompt": values, "answer": values})
+        with pa.OSFile(str(tmp_path / f"{name}.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    files = [{"filename": "b.arrow"}, {"filename": "a.arrow"}]
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": files}))
+    assert [p.fields["answer"] for p in opened(tmp_path)] == ["1", "2", "3"]
+    (tmp_path / "a.arrow").unlink()
+    with pytest.raises(UserError, match=r"state.json names a.arrow, which is not there"):
+        opened(tmp_path)
+    with pytest.raises(UserError, match=r"has no split 'dev' \(there: train, test; split is train_dataset.split\)"):
+        opened(SAVED, split="dev")
+
+
+def test_an_arrow_file_that_is_none_is_refused(tmp_path):
+    (tmp_path / "a.arrow").write_bytes(b"not one")
+    with pytest.raises(UserError, match=r"a\.arrow: not an Arrow file"):
+        opened(tmp_path / "a.arrow")
+
+
+def test_content_parts_are_the_text_they_hold(tmp_path):
+    in_parts = [{**message, "content": parts(message["content"])} for message in QUESTION]
+    twice = [{"role": "user", "content": [*parts("What is "), *parts("2+3?")]}]
+    split, whole, joined = (opened(lines(tmp_path / f"{i}.jsonl", {"prompt": p, "solution": "5"}))[0].messages
+                            for i, p in enumerate((in_parts, QUESTION, twice)))  # fmt: skip
+    assert split == whole == tuple(QUESTION) and joined == tuple(QUESTION[1:])
+
+
+def test_pairs_of_prompt_and_completion_have_the_completion_as_answer(tmp_path):
+    reply = {"role": "assistant", "content": "5"}
+    for record in (
+        {"prompt": "What is 2+3?", "completion": "5"},
+        {"prompt": QUESTION[1:], "completion": [reply]},
+        {"messages": [QUESTION[1], reply]},
+    ):
+        (prompt,) = opened(lines(tmp_path / "a.jsonl", record))
+        assert prompt.messages == (QUESTION[1],) and prompt.fields["answer"] == "5"
+        assert "completion" not in prompt.fields
+
+
+def test_a_list_of_messages_that_older_datasets_made_columns_of_is_read(tmp_path):
+    columns = {key: [message[key] for message in QUESTION] for key in ("role", "content")}
+    assert opened(lines(tmp_path / "a.jsonl", {"prompt": columns}))[0].messages == tuple(QUESTION)
+
+
+def test_rows_of_verl_keep_every_column_and_name_the_ground_truth(tmp_path):
+    pq.write_table(
+        pa.Table.from_pylist([VERL, {**VERL, "reward_model": {"style": "rule", "ground_truth": "6"}}]),
+        tmp_path / "train.parquet",
+    )
+    first, second = opened(tmp_path)
+    assert first.messages == tuple(VERL["prompt"]) and first.fields.items() >= VERL.items()
+    assert (first.fields["ground_truth"], first.fields["answer"]) == ("5", "5") and second.fields["ground_truth"] == "6"
+    targets = {**VERL, "reward_model": {"style": "rule", "ground_truth": {"target": ["5", "five"]}}}
+    (several,) = opened(lines(tmp_path / "a.jsonl", targets))
+    assert several.fields["ground_truth"] == {"target": ["5", "five"]} and "answer" not in several.fields
+    with pytest.raises(UserError, match=r"a.jsonl:1: no reward_model.ground_truth \(it has: data_source, prompt"):
+        opened(lines(tmp_path / "a.jsonl", {**VERL, "reward_model": {"style": "model"}}))
+
+
+def test_a_mark_of_utf8_is_no_part_of_the_first_record(tmp_path):
+    plain, marked, parted = tmp_path / "plain.jsonl", tmp_path / "marked.jsonl", tmp_path / "empty_line.jsonl"
+    text = '{"prompt": "é", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n'
+    plain.write_text(text, "utf-8")
+    marked.write_text(text, "utf-8-sig")
+    parted.write_text("\n" + text, "utf-8-sig")
+    assert opened(marked) == opened(plain) == opened(parted)
+
+
+@pytest.mark.parametrize("escaped", [r"\ud83d", r"a\udc00b", r"\udc00\ud83d"])
+@pytest.mark.parametrize("place", ['{"prompt": "%s", "answer": "1"}', '{"prompt": "a", "answer": "1", "extra": [{"%s": 1}]}'])
+def test_a_surrogate_that_stands_alone_is_no_text(tmp_path, escaped, place):
+    good = place % r"\ud83d\ude00"
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"{good}\n{place % escaped}\n")
+    with pytest.raises(UserError, match=r"a.jsonl:2: not text: the surrogate '\\ud[8c]") as caught:
+        opened(path)
+    str(caught.value).encode()
+    path.write_text(good)
+    assert len(opened(path)) == 1
+
+
+def test_json_that_is_nested_without_end_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": ' + "[" * 200_000)
+    with pytest.raises(UserError, match=r"a\.jsonl:1: not JSON"):
+        opened(tmp_path / "a.jsonl")
+
+
+def test_a_format_that_is_async_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "async_format.py").write_text("async def f(record, where):\n    return (), {}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=r"train_dataset\.type: async_format:f is async, and a format is called"):
+        opened(lines(tmp_path / "a.jsonl", {"prompt": "a"}), "async_format:f")
