@@ -207,7 +207,7 @@ class Checks:
                 self._findings.append(Finding(Severity.NOTE, "reward", line))
                 return
             every, success = list(prompts.epoch(0)), self._config.evaluator.success
-            await check_records(rewards, prompts)
+            await check_records(rewards, every, prompts.where, prompts.key)
             self._findings += await check_rewards(rewards, every, tokenizer, field=ANSWER, success=success)
 
     def _workflow(self, tokenizer: Tokenizer, rewards: RewardPool) -> Workflow:
@@ -232,8 +232,8 @@ class Checks:
         engine.prepare(pools)
         async with RewardPool(config.reward) as rewards:
             workflow = self._workflow(tokenizer, rewards)
-            chosen = [next(prompts) for _ in range(ROLLOUTS.value)]
             params = sampling_params(config.gconfig, tokenizer)
+            chosen = [next(prompts) for _ in range(ROLLOUTS.value)]
             evaluation = Evaluation(chosen, workflow, params, config.gconfig.n_samples)
             sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, self._model_dir)
             try:

@@ -6,11 +6,15 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from rljax.config.schema import Config, DatasetConfig
+from rljax.hf.pictures import EncodedPictures, PictureProcessor, load_processor
+from rljax.hf.spec import read_config
+from rljax.hf.tokenizer import Tokenizer, load_tokenizer
+from rljax.types import Prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Case:
     dtype: str
     uids: tuple[str, ...]  # of the prompts
     prompts: tuple[np.ndarray, ...]  # [P] int32 each
+    pictures: tuple[EncodedPictures, ...] | None  # of each prompt; None where the model takes text alone
     stop_token_ids: tuple[int, ...]
 
     @property
@@ -70,7 +75,6 @@ def make_case(config: Config, model_dir: Path, *, prompts: int, tokens: int, dty
     """
     from rljax.config import io as config_io
     from rljax.data import open_prompts
-    from rljax.hf.tokenizer import load_tokenizer
     from rljax.workflows import sampling_params
 
     config = config_io.changed(
@@ -83,12 +87,29 @@ def make_case(config: Config, model_dir: Path, *, prompts: int, tokens: int, dty
             ("actor.dtype", dtype),
         ],
     )
-    tokenizer = load_tokenizer(model_dir)
+    tokenizer: Any = load_tokenizer(model_dir, config.rollout)
+    processor = load_processor(model_dir) if "vision_config" in read_config(model_dir) else None
+    if processor is not None:
+        tokenizer = PictureTokenizer(tokenizer, processor)
     source = open_prompts(_data(config), key="valid_dataset", seed=config.seed, tokenizer=tokenizer)
     chosen = list(itertools.islice(source.epoch(0), prompts))
-    encoded = tuple(np.asarray(tokenizer.apply_chat_template(p.messages), np.int32) for p in chosen)
+    pictures = None if processor is None else tuple(map(processor.encode, chosen))
+    encoded = tuple(tokenizer.encode_prompt(prompt) for prompt in chosen)
     stops = sampling_params(config.gconfig, tokenizer).stop_token_ids
-    return Case(config, model_dir, dtype, tuple(p.uid for p in chosen), encoded, stops)
+    return Case(config, model_dir, dtype, tuple(prompt.uid for prompt in chosen), encoded, pictures, stops)
+
+
+class PictureTokenizer:
+    """A tokenizer that counts a picture as the tokens that the model makes of it."""
+
+    def __init__(self, tokenizer: Tokenizer, processor: PictureProcessor) -> None:
+        self._tokenizer, self._processor = tokenizer, processor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode_prompt(self, prompt: Prompt) -> np.ndarray:
+        return self._processor.encode(prompt).token_ids
 
 
 def _data(config: Config) -> DatasetConfig:

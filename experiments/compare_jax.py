@@ -18,6 +18,7 @@ from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.sampler import JaxSampler
 from rljax.engines.jax.scoring import BitwiseScorer
 from rljax.engines.jax.tuning import logit_rows_of
+from rljax.errors import UserError
 from rljax.experiments.compare_case import Case, Greedy
 from rljax.experiments.compare_sampling import complete
 from rljax.hf.spec import ModelSpec
@@ -29,6 +30,8 @@ class JaxSubject:
     """Implements `Subject` on the first device."""
 
     def __init__(self, case: Case) -> None:
+        if case.pictures is not None:
+            raise UserError("--engines: jax: the JAX path reads no pictures (compare transformers and sglang)")
         settings = {
             "jax.sampler_dtype": case.dtype,
             "jax.cache_dtype": case.dtype,

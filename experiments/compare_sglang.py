@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 from collections.abc import Sequence
+from typing import Any, cast
 
 import aiohttp
 import numpy as np
@@ -43,6 +44,10 @@ class SglangSubject:
             self._remote = self._servers.remotes[0]
 
     def generate(self, prompts: Sequence[np.ndarray]) -> list[Greedy]:
+        if self._case.pictures is not None:
+            answers = self._answers([picture.text_ids for picture in self._case.pictures], self._case.max_new_tokens)
+            return [_completed(answer["meta_info"]["output_token_logprobs"]) for answer in answers]
+
         async def all_of_them() -> list[Greedy]:
             sampler = self._sampler()
             try:
@@ -56,24 +61,39 @@ class SglangSubject:
         return sampler_of(self._case.config, [self._remote], 0) if self._servers else attach(self._case.config)
 
     def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        async def all_of_them() -> list[np.ndarray]:
+        if self._case.pictures is not None:  # the server puts a picture's tokens in the place of its mark
+            parts = zip(sequences, self._case.prompts, self._case.pictures, strict=True)
+            sequences = [np.concatenate([picture.text_ids, s[len(prompt) :]]) for s, prompt, picture in parts]
+        scored = (answer["meta_info"]["input_token_logprobs"] for answer in self._answers(sequences, 1))
+        return [np.array([0.0, *(logp for logp, *_ in tokens[1:])]) for tokens in scored]
+
+    def _answers(self, inputs: Sequence[np.ndarray], max_new_tokens: int) -> list[dict[str, Any]]:
+        """Asks for greedy completions of each prompt, and for the log-probs of its own tokens."""
+
+        async def all_of_them() -> list[dict[str, Any]]:
             room = asyncio.Semaphore(AT_ONCE)
             async with make_session() as session:
-                return await asyncio.gather(*(self._score(session, room, sequence) for sequence in sequences))
+                return await asyncio.gather(
+                    *(self._answer(session, room, i, max_new_tokens, ids) for i, ids in enumerate(inputs))
+                )
 
         return asyncio.run(all_of_them())
 
-    async def _score(self, session: aiohttp.ClientSession, room: asyncio.Semaphore, sequence: np.ndarray) -> np.ndarray:
-        body = {
-            "input_ids": sequence.tolist(),
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+    async def _answer(
+        self, session: aiohttp.ClientSession, room: asyncio.Semaphore, index: int, max_new_tokens: int, token_ids: np.ndarray
+    ) -> dict[str, Any]:
+        stops = list(self._case.stop_token_ids)
+        body: dict[str, Any] = {
+            "input_ids": token_ids.tolist(),
+            "sampling_params": {"max_new_tokens": max_new_tokens, "temperature": 0.0, "stop_token_ids": stops},
             "return_logprob": True,
             "logprob_start_len": 0,
         }
+        if self._case.pictures is not None:
+            body["image_data"] = list(self._case.pictures[index].urls)
         async with room:
             answer = await self._remote.post(session, "/generate", body, TIMEOUT)
-        scored = answer["meta_info"]["input_token_logprobs"]
-        return np.array([0.0, *(logp for logp, *_ in scored[1:])])
+        return cast(dict[str, Any], answer)
 
     def hidden_states(self, sequence: np.ndarray) -> None:
         return None
@@ -81,3 +101,8 @@ class SglangSubject:
     def close(self) -> None:
         if self._servers is not None:
             self._servers.close()
+
+
+def _completed(scored: Sequence[Any]) -> Greedy:
+    """Converts SGLang's list of (log-prob, id, text)."""
+    return Greedy(np.array([token for _, token, *_ in scored], np.int32), np.array([logp for logp, *_ in scored]))

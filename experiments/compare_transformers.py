@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 from transformers.utils import logging
 
 from rljax.experiments.compare_case import Case, Greedy
@@ -24,7 +24,8 @@ class TransformersSubject:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         logging.disable_progress_bar()
         dtype = getattr(torch, case.dtype)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(case.model_dir, dtype=dtype).to(self._device).eval()
+        kind: Any = AutoModelForCausalLM if case.pictures is None else AutoModelForImageTextToText
+        self._model: Any = kind.from_pretrained(case.model_dir, dtype=dtype).to(self._device).eval()
         # The one of the directory may hold a temperature, a penalty, a minimum
         self._model.generation_config = GenerationConfig()
 
@@ -32,12 +33,21 @@ class TransformersSubject:
     def generate(self, prompts: Sequence[np.ndarray]) -> list[Greedy]:
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         completed: dict[int, Greedy] = {}
-        for start in range(0, len(order), TOGETHER):
-            members = order[start : start + TOGETHER]
-            completed |= zip(members, self._completed([prompts[i] for i in members]), strict=True)
+        together = TOGETHER if self._case.pictures is None else 1
+        for start in range(0, len(order), together):
+            members = order[start : start + together]
+            done = self._completed([prompts[i] for i in members], self._pictures(members[0]))
+            completed |= zip(members, done, strict=True)
         return [completed[i] for i in range(len(prompts))]
 
-    def _completed(self, prompts: Sequence[np.ndarray]) -> list[Greedy]:
+    def _pictures(self, index: int) -> dict[str, torch.Tensor]:
+        """Returns what the model takes of a prompt's pictures."""
+        if self._case.pictures is None:
+            return {}
+        arrays = {name: torch.from_numpy(array).to(self._device) for name, array in self._case.pictures[index].arrays.items()}
+        return {name: x.to(self._model.dtype) if x.is_floating_point() else x for name, x in arrays.items()}
+
+    def _completed(self, prompts: Sequence[np.ndarray], pictures: dict[str, torch.Tensor]) -> list[Greedy]:
         """Completes prompts of about equal length, padded on the left."""
         length, stops = max(map(len, prompts)), list(self._case.stop_token_ids)
         token_ids, mask = (torch.zeros(len(prompts), length, dtype=torch.long) for _ in range(2))
@@ -53,6 +63,7 @@ class TransformersSubject:
             pad_token_id=stops[0] if stops else 0,
             output_logits=True,
             return_dict_in_generate=True,
+            **pictures,
         )
         sampled = out.sequences[:, length:].cpu()
         logp = torch.stack([_logp(logits, out.sequences[:, length + t]) for t, logits in enumerate(out.logits)], 1)
@@ -60,11 +71,11 @@ class TransformersSubject:
 
     @torch.no_grad()
     def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [np.concatenate([np.zeros(1), self._scored(sequence)]) for sequence in sequences]
+        return [np.concatenate([np.zeros(1), self._scored(i, sequence)]) for i, sequence in enumerate(sequences)]
 
-    def _scored(self, sequence: np.ndarray) -> np.ndarray:
+    def _scored(self, index: int, sequence: np.ndarray) -> np.ndarray:
         token_ids = self._tensor(sequence)
-        return _logp(self._model(token_ids).logits[0, :-1], token_ids[0, 1:]).numpy()
+        return _logp(self._model(token_ids, **self._pictures(index)).logits[0, :-1], token_ids[0, 1:]).numpy()
 
     @torch.no_grad()
     def hidden_states(self, sequence: np.ndarray) -> np.ndarray:
@@ -77,11 +88,11 @@ class TransformersSubject:
         def keep_input(module: Any, inputs: Any, kwargs: Any) -> None:
             states.append(inputs[0] if inputs else kwargs["hidden_states"])
 
-        body = self._model.model
+        body = self._model.model if self._case.pictures is None else self._model.model.language_model
         hooks = [body.layers[0].register_forward_pre_hook(keep_input, with_kwargs=True)]
         hooks += [module.register_forward_hook(keep) for module in (*body.layers, body.norm)]
         try:
-            body(self._tensor(sequence))
+            self._model(self._tensor(sequence), **self._pictures(0))
         finally:
             for hook in hooks:
                 hook.remove()

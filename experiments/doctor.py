@@ -7,7 +7,7 @@
     python -m experiments.doctor --log=wandb.csv --source=trl      # a log of TRL's or verl's
     python -m experiments.doctor --workdir=runs/a --audit=out --score=package.module:function
     python -m experiments.doctor --workdir=runs/a --checklist
-    python -m experiments.doctor --workdir=runs/a --private=runs/a_private
+    python -m experiments.doctor --workdir=runs/a --private=runs/a/evaluations/RESULT.json
     python -m experiments.doctor --workdir=runs/a --rescore     # do sampler and learner agree?
     python -m experiments.doctor --workdir=runs/a --critic      # can the critic fit a batch?
 
@@ -45,7 +45,9 @@ SCORE = flags.DEFINE_string(
     "score", None, "With --audit: package.module:function of (prompt, completion) texts, an independent score."
 )
 CHECKLIST = flags.DEFINE_bool("checklist", False, "Fill in the checklists before, during and after training.")
-PRIVATE = flags.DEFINE_string("private", None, "Directory of an evaluation on a private set, to compare with validation.")
+PRIVATE = flags.DEFINE_string(
+    "private", None, "Result of experiments.evaluate on a private set, or a directory, to compare with validation."
+)
 RESCORE = flags.DEFINE_bool("rescore", False, "Score tokens of a recorded step again by the weights that drew them.")
 CRITIC = flags.DEFINE_bool("critic", False, "Train the critic alone on the batch of a recorded step: can it fit?")
 STEP = flags.DEFINE_integer("step", None, "With --rescore or --critic: the step; unset: the newest.", lower_bound=1)
@@ -113,7 +115,7 @@ def _judge(workdir: Path) -> None:
         tree["checklist"] = [item.json() for item in filled]
         parts.append(checklist.text(filled))
     if PRIVATE.value is not None:
-        report = private.report(history, History.load(Path(PRIVATE.value)))
+        report = private.report(history, private.read(Path(PRIVATE.value)))
         tree["private"] = report.json()
         parts.append(str(report))
     if AUDIT.value is not None:
@@ -149,7 +151,7 @@ def _summarize(workdirs: list[Path]) -> None:
 
 
 def _watch(workdir: Path) -> None:
-    """Says the verdict when it changes, until the run's status is no longer "running", or it was killed."""
+    """Says the verdict when it changes, until the run ends or is found killed."""
     from rljax.diagnosis import Diagnosis, History, diagnose
     from rljax.diagnosis.summaries import render
 

@@ -39,7 +39,13 @@ flags.disclaim_key_flags()  # flags defined here belong to the calling binary an
 
 _OVERRIDE = re.compile(r"--?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
-EXTRAS = {"torch": "torch", "peft": "torch", "altair": "report", "vl_convert": "report"}  # package -> extra that has it
+EXTRAS = {  # package -> extra that has it
+    "torch": "torch",
+    "peft": "torch",
+    "altair": "report",
+    "vl_convert": "report",
+    "PIL": "vision",
+}
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FULL = os.strerror(errno.ENOSPC)
 

@@ -74,6 +74,7 @@ def rollout() -> None:
     # Model directory, tokenizer, data
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.data import open_prompts
+    from rljax.hf import agreement
     from rljax.hf.model_directory import prepare_model_directory
     from rljax.hf.tokenizer import load_tokenizer
     from rljax.rollout import dump
@@ -82,6 +83,7 @@ def rollout() -> None:
     out.mkdir(parents=True, exist_ok=True)
     model_dir = prepare_model_directory(config.actor, out / "init", seed=config.seed)
     tokenizer = load_tokenizer(model_dir, config.rollout)
+    agreement.check(model_dir, tokenizer)
     shard = _shard(SHARD.value)
     source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer, shard=shard)
     size = config.batch_size
@@ -130,7 +132,7 @@ async def _groups(
             params=params,
         )
         if scores_by_rewards(workflow):
-            await check_records(rewards, source)
+            await check_records(rewards, list(source.epoch(0)), source.where, source.key)
         runner = GroupRunner(workflow, sampler, params, n_samples, config.seed, find_filter(None), config.episode_timeout)
         try:
             results = await asyncio.gather(*(runner.run(Ticket(i, prompt)) for i, prompt in enumerate(prompts)))

@@ -38,6 +38,7 @@ def serve() -> None:
     from rljax.config import io as config_io
     from rljax.config.allocation import Allocation
     from rljax.errors import UserError
+    from rljax.hf import agreement
     from rljax.hf.tokenizer import load_tokenizer
 
     config = config_io.resolve(main.config_from_flags())
@@ -49,6 +50,7 @@ def serve() -> None:
     engine.prepare(Allocation(pools.sampler, None))
     model_dir = _trained() or _initial(config)
     tokenizer = load_tokenizer(model_dir, config.rollout)
+    agreement.check(model_dir, tokenizer)
     sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
     asyncio.run(_serve(config, sampler, model_dir, tokenizer))
 

@@ -78,13 +78,14 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.hf import teacher
+    from rljax.hf import agreement, teacher
     from rljax.hf.model_directory import prepare_model_directory
     from rljax.hf.tokenizer import load_tokenizer
 
     model_dir = prepare_model_directory(config.actor, run.init, seed=config.seed)
     teacher.check(config.actor, model_dir)
     tokenizer = load_tokenizer(model_dir, config.rollout)
+    agreement.check(model_dir, tokenizer)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
@@ -93,6 +94,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.data import Labels, open_prompts
     from rljax.data.held_out import open_held_out
     from rljax.loop import Labeled, Loop, Run
+    from rljax.process import interpreter
     from rljax.rollout.limits import total_steps
     from rljax.sanity.start import at_start
 
@@ -117,6 +119,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.config.validation import key_of
     from rljax.hf.spec import read_vocab_size
     from rljax.rewards import RewardPool
     from rljax.rewards.check import check_records
@@ -135,9 +138,11 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             arguments=config.rollout.workflow_args,
             params=params,
         )
-        checked = [*([prompts] if config.actor.loss != "sft" else []), *(each.source for each in held_out)]
-        for source in checked if scores_by_rewards(workflow) else ():
-            await check_records(rewards, source)
+        if scores_by_rewards(workflow):
+            if config.actor.loss != "sft":
+                await check_records(rewards, list(prompts.epoch(0)), prompts.where, prompts.key)
+            for each in held_out:
+                await check_records(rewards, each.prompts, each.where, key_of(each.name))
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)
 
         # ----------------------------------------------------------------------------------------------------------------
@@ -155,10 +160,12 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it
         # ----------------------------------------------------------------------------------------------------------------
+        made = engine.build(config, pools, model_dir, run.path, leader.make_learner)
+        interpreter.settle()
         return await Loop(
             Run(
                 config=config,
-                engine=engine.build(config, pools, model_dir, run.path, leader.make_learner),
+                engine=made,
                 prompts=prompts,
                 workflow=workflow,
                 params=params,

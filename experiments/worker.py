@@ -67,6 +67,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
     from rljax.config import io as config_io
     from rljax.hf.spec import read_vocab_size
     from rljax.hf.tokenizer import load_tokenizer
+    from rljax.process import interpreter
     from rljax.rewards import RewardPool
     from rljax.rollout.producer import GroupRunner, RetryingGenerator
     from rljax.workers.client import WorkerParts
@@ -111,6 +112,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
             read_vocab_size(tokenizer_dir),
         )
         parts = WorkerParts(runner, sampler, rewards.take_metrics)
+        interpreter.settle()
         try:
             yield parts
         finally:

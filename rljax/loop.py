@@ -61,6 +61,7 @@ from rljax.config.schema import FrequencyConfig
 from rljax.engine import ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.evaluator import Evaluator
+from rljax.hf.turn_ends import write_turn_ends
 from rljax.interventions import Interventions
 from rljax.metrics.accumulator import PhaseTimer
 from rljax.metrics.guard_actions import Decision
@@ -414,6 +415,7 @@ class Loop:
         target, temporary = self.parts.workdir / name, self.parts.workdir / f".{name}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         self.parts.engine.learner.export(ExportToDirectory(temporary))
+        write_turn_ends(temporary, self.parts.params.stop_token_ids)
         shutil.rmtree(target, ignore_errors=True)
         os.rename(temporary, target)
 

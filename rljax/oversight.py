@@ -75,7 +75,7 @@ class Oversight:
         return self.actions.decide(breaches, supervised=supervised)
 
     def record(self, event: Event, trusted: int | None = None) -> None:
-        """Writes an action of a guardrail to the sinks, tells the doctor, and keeps the step's batch.
+        """Tells sinks and doctor of an action of a guardrail, and keeps the step's batch.
 
         Args:
           trusted: step up to which checkpoints stay; None if all do.

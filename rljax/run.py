@@ -47,7 +47,7 @@ class Run:
     take_metrics: Callable[[], dict[str, Mean]] = dict  # metrics of the reward processes since the last call
 
     def traced(self) -> AbstractContextManager[None]:
-        """Returns the context that the run is traced in, to WORKDIR/trace.json if the config says so."""
+        """Returns the context of the run: traced to WORKDIR/trace.json, if the config says so."""
         rollout = self.config.rollout
         if not rollout.enable_rollout_tracing:
             return nullcontext()

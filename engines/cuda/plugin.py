@@ -18,6 +18,7 @@ from rljax.engines.http.plugin import TRANSPORTS, sampler_of
 from rljax.engines.http.remote import TOKEN_VARIABLE
 from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
+from rljax.hf.spec import is_image_text
 
 OLDEST = (0, 5, 17)  # the first release with in-place pause, weight_version and extra_key
 
@@ -35,6 +36,11 @@ class SglangPlugin(Plugin):
         if release < OLDEST:
             found, oldest = ".".join(map(str, release)), ".".join(map(str, OLDEST))
             raise UserError(f"sglang.python: SGLang {found} is too old (install {oldest} or later)")
+        if not config.actor.init_from_scratch and is_image_text(config.actor.path):
+            remedy = "AutoModelForCausalLM's text model, saved by itself"
+            raise UserError(
+                f"actor.path: {config.actor.path} holds an image-text model, which sglang would load whole ({remedy})"
+            )
         if SglangConfig.of(config).release_memory:
             check_lending(config, allocation, "sglang.release_memory")
 

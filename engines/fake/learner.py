@@ -21,6 +21,7 @@ from rljax.metrics.guardrails import update_bounds
 from rljax.metrics.mean import Mean, merge
 from rljax.objective import oracle
 from rljax.objective.spec import PREFIX, Objective, TokenArrays
+from rljax.rollout.batch_metrics import distribution
 
 CHECKPOINT = "learner.safetensors"
 
@@ -194,8 +195,10 @@ class FakeLearner:
         np.add.at(gradient, last[mask], (own.loss_weight[mask] * (value - target))[:, None])
         self._values = self._values + self._adam["critic"].step(self._peers.sum(gradient))
         error = (target - value) ** 2
-        moments = {"value": value, "return": target, "squared_error": error, "squared_return": target**2, "loss": error / 2}
-        return self._merged({f"critic/{name}": Mean(float(x.sum()), x.size) for name, x in moments.items()})
+        moments = {"squared_error": error, "squared_return": target**2, "loss": error / 2}
+        means = {name: Mean(float(x.sum()), x.size) for name, x in moments.items()}
+        means |= {"value": distribution(value), "return": distribution(target)}
+        return self._merged({f"critic/{name}": mean for name, mean in means.items()})
 
     def export(self, target: ExportTarget) -> WeightSource:
         if not isinstance(target, ExportToDirectory):

@@ -23,6 +23,7 @@ class SglangConfig(EngineConfig):
         16, "Tokens per chunk of a reply. Fewer cost time; more are lost with a server.", POSITIVE, unit="tokens"
     )
     disable_overlap_schedule: bool = key(False, "Schedule a batch only after the previous one is done.")
+    enable_multimodal: bool = key(False, "Take pictures, of image-text models.")
     extra_args: tuple[str, ...] = key((), "More flags of sglang.launch_server, as on its command line.")
     start_timeout: float = key(600.0, "Time limit for a server to start.", POSITIVE, unit="seconds")
     restarts: int = key(3, "Number of restarts of a server that died, before it is dropped.", NOT_NEGATIVE)

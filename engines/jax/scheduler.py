@@ -103,6 +103,7 @@ class Scheduler:
         self._prefills = 0  # dispatches since the last decode
         self._paused = False
         self._lent = False  # the cache that was is gone
+        self._some_cancelled = False  # since they were last dropped
         self._ended: BaseException | None = None  # why nothing runs any more
         self._lock = threading.Lock()  # nothing enters the inbox after the thread has emptied it for the last time
         self._waited = 0.0
@@ -113,8 +114,13 @@ class Scheduler:
     # From any thread
 
     def submit(self, work: Work) -> concurrent.futures.Future[Completion]:
+        work.future.add_done_callback(self._note_cancelled)
         self._put(work)
         return work.future
+
+    def _note_cancelled(self, future: concurrent.futures.Future[Completion]) -> None:
+        if future.cancelled():
+            self._some_cancelled = True
 
     def command(self, act: Callable[[], None]) -> concurrent.futures.Future[None]:
         command = Command(act)
@@ -214,6 +220,8 @@ class Scheduler:
             item = self._inbox.get()
             idle = False
             if isinstance(item, Work):
+                if item.future.cancelled():  # perhaps before the last search for those that are
+                    continue
                 item.arrival = self._arrived
                 self._arrived += 1
                 self._prompted += len(item.request.prompt_ids)
@@ -228,6 +236,9 @@ class Scheduler:
                 resolve(item.future, None)
 
     def _drop_cancelled(self) -> None:
+        if not self._some_cancelled:
+            return
+        self._some_cancelled = False  # before the search: one that is cancelled during it is dropped in the next
         for tenant in self._table.occupied:
             if tenant.work.future.cancelled():
                 self._table.release(tenant)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import heapq
 import math
 from collections.abc import Callable, Sequence
 
@@ -131,6 +132,9 @@ class SlotTable:
         self._pools = [PagePool(pages, page_size) for _ in range(shards)]
         self._size, self._pages, self._per_shard = page_size, pages, slots // shards
         self._by_age: dict[Tenant, None] = {}  # oldest first
+        self._filling: dict[Tenant, None] = {}  # of those, the ones that had tokens to prefill when last looked at
+        self._free = [list(range(shard * self._per_shard, (shard + 1) * self._per_shard)) for shard in range(shards)]  # heaps
+        self._growing = [0] * shards  # tenants that have not all of their own pages yet
         self._grouped: tuple[list[int], Groups] | None = None  # the last answer of `groups`
 
     @property
@@ -141,7 +145,10 @@ class SlotTable:
     @property
     def filling(self) -> list[Tenant]:
         """Oldest first, so that no prompt waits for ever."""
-        return [tenant for tenant in self._by_age if tenant.filled < tenant.goal and not self._is_filled(tenant)]
+        for tenant in list(self._filling):
+            if self._is_filled(tenant):
+                del self._filling[tenant]
+        return list(self._filling)
 
     def shard(self, slot: int) -> int:
         return slot // self._per_shard
@@ -167,7 +174,7 @@ class SlotTable:
         part of one as the source to copy from, or that page itself where nobody holds it. A page
         per tenant that has not all of its own yet is left to them.
         """
-        free = {self.shard(slot): slot for slot in range(len(self.tenants) - 1, -1, -1) if self.tenants[slot] is None}
+        free = {shard: heap[0] for shard, heap in enumerate(self._free) if heap}
         if not free:
             return None
         tokens = work.sequence()
@@ -175,8 +182,7 @@ class SlotTable:
         matches = {shard: self._pools[shard].find(tokens[:goal]) for shard in free}
         for shard in sorted(free, key=lambda s: (-len(matches[s].pages), -matches[s].common, -self._pools[s].available)):
             pool, (shared, partial, count) = self._pools[shard], matches[shard]
-            others = [tenant for tenant in self._by_age if self.shard(tenant.slot) == shard]
-            spare = sum(len(tenant.pages) < columns(tenant.last, self._size) for tenant in others)
+            alone, spare = len(self._free[shard]) == self._per_shard, self._growing[shard]
             for page in shared:
                 pool.hold(page)
             rest = goal - len(shared) * self._size
@@ -186,7 +192,7 @@ class SlotTable:
             if partial is not None:
                 pool.hold(partial)
             needed = columns(len(tokens), self._size) - len(shared)
-            if partial is not None and not others and pool.available < needed - taken:
+            if partial is not None and alone and pool.available < needed - taken:
                 pool.drop(partial)  # alone, and still too little: what it would copy from is in its way
                 partial = None
             if pool.available >= needed - (partial is not None and taken) + spare:
@@ -200,10 +206,12 @@ class SlotTable:
     ) -> Tenant:
         tenant = Tenant(work, slot, len(tokens) - 1, list(shared), learned=len(shared) * self._size)
         self.tenants[slot], self._grouped = tenant, None
-        self._by_age[tenant] = None
+        heapq.heappop(self._free[self.shard(slot)])
+        self._by_age[tenant] = self._filling[tenant] = None
+        self._growing[self.shard(slot)] += self._grows(tenant)
         self.tokens[slot, : len(tokens)], self.length[slot] = tokens, len(tokens)
         if partial is not None and taken:
-            tenant.pages.append(partial)
+            self._give(tenant, partial)
             tenant.learned += count
         self.grow(tenant, len(tokens))
         self.tables[slot, : len(tenant.pages)] = tenant.pages
@@ -218,9 +226,18 @@ class SlotTable:
             return True
         pool = self._pool(tenant)
         while len(tenant.pages) * self._size < tokens and pool.available:
-            tenant.pages.append(pool.take())
+            self._give(tenant, pool.take())
         self.tables[tenant.slot, : len(tenant.pages)] = tenant.pages
         return len(tenant.pages) * self._size >= tokens
+
+    def _give(self, tenant: Tenant, page: int) -> None:
+        before = self._grows(tenant)
+        tenant.pages.append(page)
+        self._growing[self.shard(tenant.slot)] -= before and not self._grows(tenant)
+
+    def _grows(self, tenant: Tenant) -> bool:
+        """Returns whether it may come to need more pages than it has."""
+        return len(tenant.pages) < columns(tenant.last, self._size)
 
     def copies(self, most: int) -> list[Copy]:
         """The copies that can be made now, at most so many; counts them as made.
@@ -331,7 +348,10 @@ class SlotTable:
             pool.drop(page)  # the last first: the first is of use to more
         self.tables[tenant.slot] = self._pages
         self.tenants[tenant.slot], self._grouped = None, None
+        heapq.heappush(self._free[self.shard(tenant.slot)], tenant.slot)
+        self._growing[self.shard(tenant.slot)] -= self._grows(tenant)
         del self._by_age[tenant]
+        self._filling.pop(tenant, None)
 
     def youngest(self, tenant: Tenant) -> Tenant:
         """The last to arrive of those whose pages are in the same pool."""

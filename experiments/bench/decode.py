@@ -2,6 +2,7 @@
 
     python -m experiments.bench.decode                 # on a GPU: Qwen3-0.6B's shape, 256 requests
     python -m experiments.bench.decode --peer=sglang --peer_python=PYTHON
+    python -m experiments.bench.decode --requests=256 --requests=1024    # one case after the other
     python -m experiments.bench.decode --shape=tiny --requests=8 --slots=8 --longest=32 --context=64
 
 SGLang runs first, on the same card and requests, in the environment of PYTHON. Prompts and
@@ -20,7 +21,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from absl import flags
@@ -32,8 +32,8 @@ from rljax.experiments.bench.sampler_config import DIRECTORY, SHAPE, SLOTS, make
 from rljax.experiments.bench.shapes import make_model
 from rljax.types import Request, SamplingParams
 
-REQUESTS = flags.DEFINE_integer("requests", 256, "Requests per run.", lower_bound=1)
-RUNS = flags.DEFINE_integer("runs", 3, "Runs; the first is not counted, because it warms caches.", lower_bound=1)
+REQUESTS = flags.DEFINE_multi_integer("requests", [256], "Requests per run; may be repeated, for several cases.", lower_bound=1)
+RUNS = flags.DEFINE_integer("runs", 3, "Runs per case; the first of all is not counted: it warms caches.", lower_bound=1)
 SHORTEST = flags.DEFINE_integer("shortest", 100, "Fewest tokens of a prompt and of a completion.", lower_bound=1)
 LONGEST = flags.DEFINE_integer("longest", 1024, "Most tokens of a prompt and of a completion.", lower_bound=1)
 PEER = flags.DEFINE_enum("peer", "none", ["none", "sglang"], "Library to compare with.")
@@ -42,10 +42,13 @@ PEER_PYTHON = flags.DEFINE_string("peer_python", "python3", "The interpreter tha
 Lengths = list[tuple[int, int]]  # of prompt and completion
 
 
-def lengths() -> Lengths:
-    random = np.random.default_rng(0)
-    draw = lambda: int(random.integers(SHORTEST.value, LONGEST.value + 1))  # noqa: E731
-    return [(draw(), draw()) for _ in range(REQUESTS.value)]
+def cases() -> list[Lengths]:
+    """Returns the lengths of the requests of every case."""
+    found = []
+    for requests in REQUESTS.value:
+        drawn = np.random.default_rng(0).integers(SHORTEST.value, LONGEST.value + 1, (requests, 2))
+        found.append([(int(prompt), int(completion)) for prompt, completion in drawn])
+    return found
 
 
 async def ours(directory: Path, vocabulary: int) -> None:
@@ -54,16 +57,18 @@ async def ours(directory: Path, vocabulary: int) -> None:
     start = time.perf_counter()
     sampler = JaxSampler(make_config(), Pool("jax"), directory)
     warm_up = time.perf_counter() - start
-    for run in range(RUNS.value):
-        random, requests = np.random.default_rng(run), []
-        for i, (prompt, completion) in enumerate(lengths()):
+    for run, lengths in [(run, lengths) for lengths in cases() for run in range(RUNS.value)]:
+        random, requests = np.random.default_rng((run, len(lengths))), []
+        for i, (prompt, completion) in enumerate(lengths):
             ids = random.integers(3, vocabulary, prompt, dtype=np.int32)
             requests.append(Request(f"{run}.{i}", ids, SamplingParams(completion), i))
         before, waited = sampler.dispatches, sampler.stats().waited
         start = time.perf_counter()
         completions = await asyncio.gather(*map(sampler.generate, requests))
         seconds = time.perf_counter() - start
-        found = {"engine": "jax", "run": run, **rate(sum(len(c.token_ids) for c in completions), seconds)}
+        tokens = sum(len(completion.token_ids) for completion in completions)
+        found = {"engine": "jax", "run": run, "requests": len(requests), "tokens": tokens, "s": round(seconds, 2)}
+        found["tokens_per_s"] = round(tokens / seconds)
         found["dispatches"] = {kind: n - before.get(kind, 0) for kind, n in sampler.dispatches.items()}
         found |= {"waited_s": round(sampler.stats().waited - waited, 2), "preemptions": sampler.stats().preemptions}
         found |= {"peak_gb": peak_gb(), "warm_up_s": round(warm_up, 1)}
@@ -72,13 +77,9 @@ async def ours(directory: Path, vocabulary: int) -> None:
     await sampler.close()
 
 
-def rate(tokens: int, seconds: float) -> dict[str, Any]:
-    return {"requests": REQUESTS.value, "tokens": tokens, "s": round(seconds, 2), "tokens_per_s": round(tokens / seconds)}
-
-
 def sglang(directory: Path, vocabulary: int) -> None:
     """Prints the same lines of SGLang, run by its own interpreter."""
-    task = {"model": str(directory), "vocabulary": vocabulary, "lengths": lengths(), "runs": RUNS.value, "slots": SLOTS.value}
+    task = {"model": str(directory), "vocabulary": vocabulary, "cases": cases(), "runs": RUNS.value, "slots": SLOTS.value}
     command = [PEER_PYTHON.value, str(Path(__file__).with_name("decode_sglang.py")), json.dumps(task)]
     done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)
     print(done.stdout, end="", flush=True)

@@ -2,7 +2,7 @@
 
     python3 experiments/bench/decode_sglang.py JSON
 
-where JSON is {"model": DIRECTORY, "vocabulary": 9, "lengths": [[1, 2]], "runs": 1, "slots": 1}.
+where JSON is {"model": DIRECTORY, "vocabulary": 9, "cases": [[[1, 2]]], "runs": 1, "slots": 1}.
 experiments.bench.decode starts it. Needs SGLang, aiohttp and numpy, nothing of rljax. The options
 are for a machine without FlashAttention-3 and flashinfer.
 """
@@ -64,13 +64,14 @@ async def generate(session: aiohttp.ClientSession, address: str, ids: list[int],
 
 
 async def measure(address: str, task: dict[str, Any]) -> None:
-    patient, many = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
+    # A connection that was idle for a few seconds is closed by the server, perhaps as the next request is sent
+    patient, many = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=patient, connector=many) as session:
-        for run in range(task["runs"]):
-            random = np.random.default_rng(run)
-            prompts = [random.integers(3, task["vocabulary"], prompt).tolist() for prompt, _ in task["lengths"]]
+        for run, lengths in [(run, lengths) for lengths in task["cases"] for run in range(task["runs"])]:
+            random = np.random.default_rng((run, len(lengths)))
+            prompts = [random.integers(3, task["vocabulary"], prompt).tolist() for prompt, _ in lengths]
             begin = time.perf_counter()
-            calls = [generate(session, address, ids, tokens) for ids, (_, tokens) in zip(prompts, task["lengths"], strict=True)]
+            calls = [generate(session, address, ids, tokens) for ids, (_, tokens) in zip(prompts, lengths, strict=True)]
             total = sum(await asyncio.gather(*calls))
             seconds = time.perf_counter() - begin
             line = {"engine": "sglang", "run": run, "requests": len(calls), "tokens": total, "s": round(seconds, 2)}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rljax.config.schema import Config, DatasetConfig
 from rljax.config.validation import key_of, validation_sets
-from rljax.data.prompts import PromptSource, open_prompts
+from rljax.data.prompts import open_prompts
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 
@@ -20,7 +20,8 @@ class HeldOut:
     name: str  # empty for valid_dataset
     dataset: DatasetConfig
     prompts: Sequence[Prompt]  # at most evaluator.max_prompts
-    source: PromptSource
+    identity: Mapping[str, object]  # of the data, as PromptSource.identity
+    where: Callable[[str], str]  # returns the origin of a prompt by its uid: "test.jsonl:17"
 
     @property
     def title(self) -> str:
@@ -42,5 +43,5 @@ def open_held_out(config: Config, tokenizer: Tokenizer | None) -> list[HeldOut]:
             dataset = dataclasses.replace(dataset, max_length=None)
         source = open_prompts(dataset, key=key_of(name), seed=config.seed, tokenizer=tokenizer)
         prompts = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))
-        found.append(HeldOut(name, dataset, prompts, source))
+        found.append(HeldOut(name, dataset, prompts, source.identity, source.where))
     return found

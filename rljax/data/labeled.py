@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,6 +13,7 @@ from rljax.hf.tokenizer import Tokenizer
 from rljax.rollout.trajectories import supervised_turns
 from rljax.types import Prompt, Trajectory
 
+KEPT_TOKENS = 2_000_000  # of examples that later epochs need again; 13 bytes each
 ANSWER = "answer"  # the field that holds the text of a record's own reply
 
 
@@ -54,12 +56,38 @@ class Labels:
         self._tokenizer = tokenizer
         self.most = most
         self.why = why
+        self._kept: dict[str, tuple[Prompt, Trajectory]] = {}  # by index in the dataset, the first to be made first
+        self._kept_tokens = 0
 
     def __call__(self, prompt: Prompt) -> Trajectory:
+        """Makes the labeled example of a prompt, or returns that of the record's earlier epochs."""
+        index = prompt.uid.rpartition("/")[2]
+        known = self._kept.get(index)
+        if known is not None and dataclasses.replace(known[0], uid=prompt.uid) == prompt:  # another dataset may have it too
+            return known[1]
+        if known is not None:
+            self._drop(index)
+        self._kept[index] = prompt, self._made(prompt)
+        self._kept_tokens += len(self._kept[index][1])
+        while self._kept_tokens > KEPT_TOKENS and len(self._kept) > 1:
+            self._drop(next(iter(self._kept)))
+        return self._kept[index][1]
+
+    def _drop(self, index: str) -> None:
+        self._kept_tokens -= len(self._kept.pop(index)[1])
+
+    def _made(self, prompt: Prompt) -> Trajectory:
         return labeled_trajectory(prompt, self._tokenizer, self._warmup.field, turns=self._warmup.turns)
 
+    def require(self, prompt: Prompt, where: str) -> None:
+        """Raises UserError for a prompt without a reply, or without the text to learn in its place."""
+        field = self._warmup.field
+        if not (field == ANSWER and prompt.reply) and not isinstance(prompt.fields.get(field), str | int | float):
+            has = ", ".join(prompt.fields) or "none"
+            raise UserError(f"warmup.field: {where} has no text {field!r} to train on (its fields: {has})")
+
     def measure(self) -> Callable[[Prompt], int]:
-        """Returns a function of an example that returns its length in tokens, if that may be too long.
+        """Returns a function that measures an example in tokens, if it may be too long.
 
         An example that must fit, by its bytes, is not tokenized, and has length 0.
         """
@@ -70,7 +98,7 @@ class Labels:
             size = bytes_of(prompt) + len(str(prompt.fields.get(self._warmup.field, "")).encode())
             if shape in of_template and of_template[shape] + size <= self.most:
                 return 0
-            tokens = len(self(prompt))
+            tokens = len(self._made(prompt))
             of_template.setdefault(shape, tokens)
             return tokens
 

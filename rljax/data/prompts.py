@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from absl import logging
 
 from rljax.config.schema import DatasetConfig
 from rljax.data.formats import Format, find_format, told_by_columns, with_system
-from rljax.data.labeled import ANSWER, Labels, bytes_of
+from rljax.data.labeled import Labels, bytes_of
 from rljax.data.records import Records, open_records
 from rljax.data.selection import Selection
 from rljax.data.tasks import PREFIX, make_task
@@ -21,6 +21,8 @@ from rljax.errors import UserError
 from rljax.hf.messages import Message, Tool, parse_messages, parse_template_kwargs, parse_tools, text_of
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
+
+log = logging.getLogger(__name__)
 
 TEMPLATE = 128  # tokens that a chat template may put around a message, and before the first
 
@@ -55,7 +57,7 @@ class Examples:
 
     def _prompt(self, index: int, conversation: Sequence[Message], fields: dict[str, Any], where: str) -> Prompt:
         """Checks what a format made of a record. An answer at its end becomes the reply."""
-        messages, reply = parse_messages(conversation, where), ()
+        messages, reply = parse_messages(conversation, where), cast(tuple[Message, ...], ())
         if "answer" not in fields and messages[-1]["role"] == "assistant":
             messages, reply = messages[:-1], messages[-1:]
             fields["answer"] = text_of(reply[0])
@@ -155,20 +157,6 @@ class PromptSource:
         """Returns the origin of a prompt for a message: "train.jsonl:17"."""
         return self._examples.where(int(uid.partition("/")[2]))
 
-    def require(self, field: str, key: str) -> None:
-        """Checks that every prompt has a field that is text.
-
-        Raises UserError, which begins with `key`.
-        """
-        for index in self._kept:
-            example = self._examples[index]
-            fields = example.fields
-            if example.reply and field == ANSWER:
-                continue
-            if not isinstance(fields.get(field), str | int | float):
-                has = ", ".join(fields) or "none"
-                raise UserError(f"{key}: {self._examples.where(index)} has no text {field!r} to train on (its fields: {has})")
-
     def require_fit(self, tokenizer: Tokenizer, *, most: int, why: str) -> None:
         """Checks that no prompt has more than `most` tokens.
 
@@ -258,7 +246,7 @@ def _format(dataset: DatasetConfig, records: Records, key: str) -> Format:
     if dataset.path.startswith(PREFIX):
         return find_format("task", key)
     name = told_by_columns(records[0], records.where(0))
-    logging.warning("%s.type: not set; read as %r, by the columns %s", key, name, ", ".join(records[0]))
+    log.warning("%s.type: not set; read as %r, by the columns %s", key, name, ", ".join(records[0]))
     return find_format(name, key)
 
 

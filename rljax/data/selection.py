@@ -1,11 +1,11 @@
-"""Which examples of a dataset are used: those that are short enough. Reads every one before a run."""
+"""Selection of the examples that are used: those that are short enough. Every one is read."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -16,8 +16,16 @@ from rljax.hf.messages import text_of
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 
-if TYPE_CHECKING:
-    from rljax.data.prompts import Examples
+
+class Examples(Protocol):
+    """Prompts by index, each with the place it came from."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Prompt: ...
+
+    def where(self, index: int) -> str: ...
+
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +70,10 @@ class Selection:
         """Says what was left out, and which characters the policy can't see."""
         if self.long_prompts:
             most = self._dataset.max_length
-            log.info("%s: %d of %d prompts are longer than %s tokens", self._key, self.long_prompts, self.count, most)
+            log.warning("%s: %d of %d prompts are longer than %s tokens", self._key, self.long_prompts, self.count, most)
         if self.long_examples and self._labels:
             said = self._key, self.long_examples, self.count, self._labels.why
-            log.info("%s: %d of %d examples are left out with their answers: %s", *said)
+            log.warning("%s: %d of %d examples are left out with their answers: %s", *said)
         if self._strange:
             index, character = self._strange[0]
             more = f", as {len(self._strange) - 1} more prompts have such" if len(self._strange) > 1 else ""
@@ -78,6 +86,8 @@ class Selection:
         most_of_prompt = self._dataset.max_length
         for index in range(self.count):
             prompt = self._examples[index]
+            if self._labels:
+                self._labels.require(prompt, self._examples.where(index))
             with _told_where(self._examples, index):
                 if most_of_prompt is not None and length_of_prompt(prompt) > most_of_prompt:
                     self.long_prompts += 1
@@ -90,7 +100,7 @@ class Selection:
                     yield index
 
     def _prompt_length(self) -> Callable[[Prompt], int]:
-        """Returns a function that counts the tokens of a prompt, or checks it where none are to be counted."""
+        """Returns a function that counts a prompt's tokens; without `max_length`, of one a shape."""
         shapes: set[str] = set()
         tokenizer, counts = self._tokenizer, self._dataset.max_length is not None
 

@@ -1,5 +1,5 @@
-"""Tasks whose examples are made in memory: "task:addition", "task:reasoning_gym/<dataset>",
-"task:environment/<name>".
+"""Tasks whose examples are made in memory: "task:addition", "task:count_objects" (pictures),
+"task:reasoning_gym/<dataset>", "task:environment/<name>".
 
 A task is a function of (split, **arguments) that returns records in the prompt_answer format.
 Splits are disjoint whatever their sizes and seeds, since a question's own hash decides which split
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rljax.config.registry import nearest
+from rljax.data.count_objects import count_objects
 from rljax.data.records import InMemory
 from rljax.environments import tasks
 from rljax.errors import UserError
@@ -129,7 +130,11 @@ def make_reasoning_gym(dataset: str, arguments: Mapping[str, Any]) -> Any:
         raise UserError(f"task arguments refused: {' '.join(str(error).split())}") from error
 
 
-TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {"addition": addition, **tasks.TASKS}
+TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
+    "addition": addition,
+    "count_objects": count_objects,
+    **tasks.TASKS,
+}
 
 
 def _check_arguments(task: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

@@ -155,7 +155,7 @@ class History:
 
     @property
     def state(self) -> str | None:
-        """State of the run as status.json says, "lost" of one that was killed; None if nothing says."""
+        """State of the run by status.json, "lost" if it was killed; None if nothing tells."""
         return "lost" if self.lost else (self.status or {}).get("state")
 
     @property

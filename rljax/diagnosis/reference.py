@@ -30,7 +30,7 @@ python -m experiments.doctor --workdir=runs/a --checklist         # before, duri
 python -m experiments.doctor --workdir=runs/a --rescore           # log-probs of recorded tokens, by the weights that drew them
 python -m experiments.doctor --workdir=runs/a --critic            # can the critic fit one recorded batch?
 python -m experiments.doctor --workdir=runs/a --audit=audit --score=package.module:function
-python -m experiments.doctor --workdir=runs/a --private=runs/b    # b: the policy of a, evaluated on a private split
+python -m experiments.doctor --workdir=runs/a --private=RESULT.json    # beside a private split's reward
 python -m experiments.doctor --log=export.csv --source=trl        # a log of another trainer
 ```
 
@@ -67,7 +67,12 @@ Single noisy steps don't speak: a rule wants four of five steps in a row, median
 means; rewards are compared in standard errors from the number of episodes. Exceptions say so: a value that is not
 finite, a token that no sampler drew, a KL divergence of a nat in one step.
 
-What a rule needs and a run did not record is listed as not judged, never passed over.
+What a rule needs and a run did not record is listed as not judged, never passed over. Steps that a
+[rollback](runtime.md#rollback) undid are judged by `policy.guardrails` alone: their lines stay in the files, and the run that
+goes on is not made of them.
+
+A run whose `status.json` says that it runs has failed if its process is gone. On the same machine the kernel tells; from
+another host the file does, which a living run touches every half minute: after ten minutes without that, it counts as lost.
 
 ## False alarms
 
@@ -82,8 +87,9 @@ reward that improves they are notes; without evaluations, warnings.
 
 ## Live
 
-A run judges itself as it goes on (`rljax/diagnosis/live.py`), for at most 1% of its time: the screen, TensorBoard and
-W&B say the verdict. `guard.rules` gives an action to a rule.
+A run judges itself as it goes on (`rljax/diagnosis/live.py`), for at most 1% of its time, by its metrics, its guardrails'
+actions and up to a thousand of its samples: the screen, TensorBoard and W&B say the verdict. `guard.rules` gives an action to a
+rule.
 
 ## The reward audit
 
@@ -95,13 +101,16 @@ samples that it ranks otherwise than the reward does are laid out too. It reads 
 
 ## The private set
 
-Evaluate the final policy on prompts that nothing was chosen by, in a directory of its own, and compare:
+Evaluate a policy on prompts that nothing was chosen by, and compare with the validation reward of the same policy, that of the
+checkpoint's step or the last one:
 
 ```bash
-python -m experiments.train --config=CONFIG --workdir=runs/b --config.total_train_steps=0 \\
-    --config.actor.path=runs/a/export --config.valid_dataset.split=private
-python -m experiments.doctor --workdir=runs/a --private=runs/b
+python -m experiments.evaluate --workdir=runs/a --split=private_test    # writes runs/a/evaluations/RESULT.json
+python -m experiments.doctor --workdir=runs/a --private=runs/a/evaluations/RESULT.json
 ```
+
+`--private` may also name the directory of a run that evaluated it, as one of no steps (`total_train_steps=0`,
+`actor.path=runs/a/export`, `valid_dataset.split=private_test`).
 
 ## A rule of your own
 

@@ -84,6 +84,9 @@ MAX_ROUNDING = Threshold(
 NOTED_DISAGREEMENT = Threshold(2e-3, "nats per token", "bfloat16 sampler beside a float32 learner")
 MAX_DISAGREEMENT = Threshold(0.01, "nats per token", "five times what precision explains; tuned")
 IDLE_CLIPPING = Threshold(1e3, "times the clip", "less than a thousandth of the gradient is left")
+STILL_RATIO = Threshold(1e-3, "ratio", "runs that learn have tokens at 0.1; rounding is far below")
+MAX_CAPPED = Threshold(0.1, "share of tokens", "healthy runs stay below 0.02")
+BROKEN_CAPPED = Threshold(0.5, "share of tokens", "the cap, not the objective, decides what is learned from")
 REFERENCE_DRIFT = Threshold(1.0, "nats per token", "practice: past it completions have little in common with the reference's")
 FATAL_REFERENCE_DRIFT = Threshold(10.0, "nats per token", "a token of the policy is one in e10 of the reference's")
 
@@ -117,6 +120,7 @@ FEATURE_ERRORS = Threshold(4.0, "standard errors", "five features are compared")
 LENGTH_GROWTH = Threshold(1.25, "times that of the first steps", "tuned; held-out reward tells reasoning from padding")
 HIGH_LENGTH_CORRELATION = Threshold(0.2, "correlation within a batch", "tuned")
 REPETITION_GROWTH = Threshold(0.15, "share of 4-grams", "tuned")
+EMPTY = Threshold(1.5, "tokens", "most completions are their end alone")
 TEMPLATE_GROWTH = Threshold(0.4, "share of samples", "tuned")
 
 # Evaluation

@@ -1,4 +1,4 @@
-"""The chat template of a model directory: a conversation as text, whole, up to a reply, or behind one.
+"""Chat template of a model directory: a conversation as text, up to a reply or behind one.
 
 transformers renders it, in its sandbox. What a template has no place for is refused: tools, tool
 calls, reasoning, and arguments that it does not read.
@@ -76,7 +76,9 @@ class ChatTemplate:
         return self._render(self._prepared(chat), add_generation_prompt=generation)
 
     def render_open(self, chat: Chat) -> str:
-        """Renders a conversation up to the end of the last assistant's text, which is to be continued.
+        """Renders a conversation whose last turn, the assistant's, is to be continued.
+
+        The text ends where that turn's text does.
 
         Its reasoning is continued if it has no text yet.
         """
@@ -115,8 +117,8 @@ class ChatTemplate:
         texts, positions = self._guarded(
             prepared,
             lambda: render_jinja_template(
-                conversations=[prepared.messages],
-                tools=list(prepared.tools) or None,
+                conversations=[[dict(message) for message in prepared.messages]],
+                tools=[dict(tool) for tool in prepared.tools] or None,
                 chat_template=self._inner.get_chat_template(None, prepared.tools or None),
                 return_assistant_tokens_mask=True,
                 **{**self._inner.special_tokens_map, **prepared.arguments},
@@ -141,7 +143,7 @@ class ChatTemplate:
         return after
 
     def _prepared(self, chat: Chat) -> Chat:
-        """Returns what the template sees: plain values, with what looks like control tokens disguised."""
+        """Returns what the template sees, with what looks like control tokens disguised."""
         messages, disguise = chat.messages, (lambda value: value) if self._allow else self.control.disguise
         if messages and messages[0]["role"] == "system" and not self._has_system_role:
             messages = _without_system(messages)
@@ -155,7 +157,7 @@ class ChatTemplate:
         return Chat(plain, tools, {**self._arguments, **disguise(dict(chat.arguments))})
 
     def _with_reasoning(self, message: Message) -> dict[str, Any]:
-        """Returns an assistant's message with its reasoning under each name that the template reads."""
+        """Returns a message with its reasoning under each name that the template reads."""
         reasoning = {name: message["reasoning_content"] for name in self._reasoning if "reasoning_content" in message}
         return {**message, **reasoning}
 
@@ -189,7 +191,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def _wants_parts(self) -> bool:
-        """True if the template takes the content of a message in parts only, as image-text models do."""
+        """True if the template takes content in parts only, as those of image-text models do."""
         if self._shows([{"role": "user", "content": self._reply}]):
             return False
         return self._shows([{"role": "user", "content": [{"type": "text", "text": self._reply}]}])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from rljax.errors import UserError
-from rljax.hf.spec import CONFIG, ModelSpec
+from rljax.hf.spec import CONFIG, ModelSpec, read_config
+from rljax.hf.turn_ends import write_turn_ends
 from rljax.hf.weights import write_json
 
 COPIED = (  # files to copy if the source has them
@@ -39,11 +39,12 @@ def write_companions(directory: Path, spec: ModelSpec, dtype: str, source: Path 
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        config: dict[str, Any] = spec.to_config() if source is None else json.loads((source / CONFIG).read_text())
+        config: dict[str, Any] = spec.to_config() if source is None else read_config(source)
         config.pop("torch_dtype", None)  # the name before transformers 5
         write_json(directory / CONFIG, config | {"dtype": dtype})
         if source is not None:
             copy_tokenizer(source, directory)
+        write_turn_ends(directory, source=source)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written: {error.strerror or error}") from None
 

@@ -19,7 +19,7 @@ from rljax.errors import UserError
 
 
 class ControlTokens:
-    """Control tokens of a tokenizer: its special tokens, and added ones that its chat template writes."""
+    """Control tokens of a tokenizer: special ones, and added ones that its template writes."""
 
     def __init__(self, inner: Any, template: str) -> None:
         """Finds the control tokens.
@@ -73,7 +73,7 @@ class ControlTokens:
         return self._encode(text)
 
     def find(self, text: str, ids: Collection[int]) -> tuple[int, int] | None:
-        """Returns begin and end of the first of some control tokens in a rendered text; None if it has none."""
+        """Returns begin and end of the first of some control tokens in a rendered text, or None."""
         return next((match.span() for match in self._tokens.finditer(text) if self.ids[match[0]] in ids), None)
 
     def breaks(self, text: str) -> Iterator[int]:
@@ -117,7 +117,7 @@ class ControlTokens:
             added["content"] = names.get(added["content"], added["content"])
         state.update(post_processor=None, truncation=None, padding=None)  # the first looks for the tokens by name
         twin = tokenizers.Tokenizer.from_str(json.dumps(state))
-        ids = {twin.token_to_id(name): i for name, i in of_name.items()}
+        ids: dict[int, int] = {twin.token_to_id(name): i for name, i in of_name.items()}  # type: ignore[misc]
         hidden = {i: token for token, i in self.ids.items() if i not in ids and token != self._inner.unk_token}
         return _Twin(twin, names, ids, hidden)
 

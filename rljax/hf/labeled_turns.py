@@ -106,7 +106,9 @@ def _length_before(template: ChatTemplate, chat: Chat, reply: int, whole: str) -
 
 
 def _closed(template: ChatTemplate, text: str, start: int, end: int, eos: Collection[int]) -> Turn:
-    """Returns a turn up to the first token that ends one, where sampling stops: in the text or right behind it."""
+    """Returns a turn up to the first token that ends one, where sampling stops.
+
+    It may stand right behind the text given."""
     found = template.control.find(text[start:], eos)
     if found and start + found[0] <= end:
         return Turn(start, start + found[1], True)

@@ -19,6 +19,9 @@ CLASSES = {
     "gemma3": "Gemma3ForCausalLM",
 }
 MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+TEXT_PARTS = {"gemma3": "gemma3_text"}  # model_type of an image-text model, and of the text model in it
+# Fields that an image-text config.json may have outside of text_config
+OF_BOTH = ("eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype", "quantization_config")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 # Defaults of transformers for fields that a config.json lacks.
@@ -37,7 +40,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131072,
         "sliding_window": 4096,
         "head_dim": 256,
+        "num_attention_heads": 8,
         "num_key_value_heads": 4,
+        "vocab_size": 262208,
         "query_pre_attn_scalar": 256,
         "sliding_window_pattern": 6,
         "rope_local_base_freq": 10000.0,
@@ -111,7 +116,10 @@ class ModelSpec:
 
 
 def read_config(directory: Path | str) -> dict[str, Any]:
-    """Parses the config.json of a model directory. Raises UserError."""
+    """Parses the config.json of a model directory; of an image-text model, its text part.
+
+    Raises UserError.
+    """
     directory = Path(directory)
     path = directory / CONFIG
     if not directory.is_dir():
@@ -124,7 +132,25 @@ def read_config(directory: Path | str) -> dict[str, Any]:
         raise UserError(f"{path}: not JSON: {error}") from None
     if not isinstance(config, dict):
         raise UserError(f"{path}: not a JSON object")
-    return config
+    return _text_part(config)
+
+
+def is_image_text(directory: Path | str) -> bool:
+    """Returns whether a model directory has a text model inside one for images and text."""
+    try:
+        config = json.loads((Path(directory) / CONFIG).read_text())
+    except (OSError, ValueError):  # whoever loads it says what is wrong
+        return False
+    return isinstance(config, dict) and config.get("model_type") in TEXT_PARTS
+
+
+def _text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the config of the text model inside an image-text one, or the config itself."""
+    part, text = TEXT_PARTS.get(config.get("model_type", "")), config.get("text_config")
+    if part is None or not isinstance(text, dict):
+        return config
+    shared = {key: config[key] for key in OF_BOTH if key in config}
+    return {**shared, **text, "model_type": part, "architectures": [CLASSES[MODEL_TYPES[part]]]}
 
 
 def read_vocab_size(directory: Path | str) -> int | None:
@@ -139,6 +165,11 @@ def read_vocab_size(directory: Path | str) -> int | None:
 def _architecture(config: Mapping[str, Any], where: str) -> str:
     supported = ", ".join(CLASSES.values())
     model_type = config.get("model_type")
+    if "vision_config" in config and model_type not in MODEL_TYPES:
+        raise UserError(
+            f"{where}: {model_type!r} is an image-text model: the JAX path and the learners take text models only "
+            f"({supported}); SGLang samples from it (sglang.enable_multimodal), rljax compare compares it"
+        )
     if model_type not in MODEL_TYPES:
         raise UserError(f"{where}: model_type {model_type!r} is not supported (supported: {supported})")
     architecture = MODEL_TYPES[model_type]

@@ -22,6 +22,7 @@ from rljax.errors import UserError
 from rljax.hf.chat_template import Chat, ChatTemplate
 from rljax.hf.labeled_turns import learned_turns
 from rljax.hf.messages import Message, Tool
+from rljax.hf.pictures import has_pictures
 from rljax.types import Prompt
 
 DEFAULTS = RolloutConfig()
@@ -46,7 +47,7 @@ class Tokenizer(Protocol):
         """Returns the ids of the text alone: no BOS, no EOS.
 
         Args:
-          as_text: what looks like a control token, as `<|im_end|>`, is plain text, whoever wrote it.
+          as_text: read what looks like a control token, as `<|im_end|>`, as plain text.
         """
         ...
 
@@ -151,6 +152,12 @@ class HFTokenizer:
         """Returns the id of every token, added ones included."""
         return dict(self._inner.get_vocab())
 
+    def is_spare(self, token: str) -> bool:
+        """Returns whether no text of a chat gives a token: it was added, and no template writes it."""
+        index = self._inner.get_vocab().get(token)
+        used = token in self._template.source or index in self.eos_token_ids
+        return index in self._inner.added_tokens_decoder and not used
+
     def encode(self, text: str, *, as_text: bool = False) -> list[int]:
         return self._control.encode(self._control.disguise(text) if as_text else text)
 
@@ -185,6 +192,8 @@ class HFTokenizer:
         return [text, *[""] * (len(token_ids) - 1)] if len(token_ids) else []
 
     def encode_prompt(self, prompt: Prompt) -> np.ndarray:
+        if has_pictures(prompt.messages):
+            raise UserError(f"prompt {prompt.uid}: has pictures, and workflows and learners take text (docs/compare.md)")
         # The samples of a prompt ask for the same ids, one after another
         known = self._encoded.get(prompt.uid)
         if known is not None and known[0] == prompt:  # another dataset may have the uid too
@@ -253,7 +262,7 @@ class HFTokenizer:
         return ids[self._ended(text, last_token_id) :]
 
     def _ended(self, text: str, last_token_id: int) -> int:
-        """Returns how many ids at the start of a text are the end of turn that was sampled, and space before it."""
+        """Returns how many ids at the start are the end of turn that was sampled, and space."""
         last = int(last_token_id)
         end = self._inner.convert_ids_to_tokens(last) if last in self.eos_token_ids else ""
         if not end or not text.lstrip().startswith(end):
@@ -281,7 +290,7 @@ def load_tokenizer(directory: str | Path, rollout: RolloutConfig = DEFAULTS) -> 
     if not directory.is_dir():
         raise UserError(f"tokenizer: no such directory: {directory} (a HF model directory with tokenizer.json)")
     try:
-        inner = _transformers_class(directory).from_pretrained(str(directory), local_files_only=True)
+        inner = _transformers_class(directory).from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except UserError:
         raise
     except Exception as error:  # tokenizers raises bare Exception on a broken file
@@ -335,10 +344,26 @@ def _transformers_class(directory: Path) -> Any:
 
         return PreTrainedTokenizerFast
     if (directory / "tokenizer_config.json").is_file():
+        for name in ("tokenizer_config.json", "config.json"):
+            if _names_code(directory / name):
+                raise UserError(
+                    f"tokenizer: {directory} has no tokenizer.json, and auto_map in {name} names Python code, which is not"
+                    " run (save the tokenizer with a tokenizer.json)"
+                )
         from transformers import AutoTokenizer  # makes one from sentencepiece or vocabulary files
 
         return AutoTokenizer
     raise UserError(f"tokenizer: {directory} has no tokenizer.json")
+
+
+def _names_code(path: Path) -> bool:
+    """Returns whether a file of a model directory says that its tokenizer is code of the directory."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    names = config.get("auto_map") if isinstance(config, dict) else None
+    return bool(names) and (not isinstance(names, dict) or "AutoTokenizer" in names)
 
 
 def _eos_ids(directory: Path, inner: Any) -> list[int]:

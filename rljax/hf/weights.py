@@ -38,9 +38,11 @@ class WeightReader:
         """
         self.directory = Path(directory)
         self._files = {path: _open(path) for path in _weight_files(self.directory)}
-        self._where = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        stored = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        self._stored = {text: name for name in stored if (text := _name_in_text_model(name))}
+        self._where = {text: stored[name] for text, name in self._stored.items()}
         self.shapes: dict[str, Shape] = {
-            name: tuple(self._files[path].get_slice(name).get_shape()) for name, path in self._where.items()
+            name: tuple(self._files[path].get_slice(self._stored[name]).get_shape()) for name, path in self._where.items()
         }
 
     def check(self, spec: ModelSpec) -> None:
@@ -70,10 +72,23 @@ class WeightReader:
         path = self._where[name]
         try:
             if index is None:
-                return self._files[path].get_tensor(name)
-            return self._files[path].get_slice(name)[index]
+                return self._files[path].get_tensor(self._stored[name])
+            return self._files[path].get_slice(self._stored[name])[index]
         except SafetensorError as error:
             raise UserError(f"{path}: tensor {name!r} cannot be read: {error}") from None
+
+
+def _name_in_text_model(name: str) -> str:
+    """Returns the name that a tensor of an image-text model has in its text model; "" for none.
+
+    Releases of transformers up to 4.51 wrote `language_model.model.`, later ones
+    `model.language_model.`.
+    """
+    if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):
+        return ""
+    if name.startswith("model.language_model."):
+        return "model." + name.removeprefix("model.language_model.")
+    return name.removeprefix("language_model.")
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -50,6 +50,18 @@ def gsm8k_reward(prompt: Prompt, completion: str) -> dict[str, float]:
     return {"reward": right, "gsm8k": right}
 
 
+def answer_of(completion: str) -> str | None:
+    """Returns the final answer in a canonical form, to compare with others; None if there is none."""
+    import sympy
+
+    found = _final_answer(completion)
+    if not found:
+        return None
+    if isinstance(found[0], sympy.Expr) and found[0].is_number:
+        return str(sympy.nsimplify(found[0], rational=True))  # 0.5 is 1/2
+    return str(found[0])
+
+
 def _right(answer: Any, completion: str) -> float:
     from math_verify import verify
 
@@ -152,15 +164,3 @@ def _parse(text: str) -> list[Any]:
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that timeouts are off
     return list(parse(text, parsing_timeout=None))
-
-
-def answer_of(completion: str) -> str | None:
-    """Returns the final answer in a canonical form, to compare with others; None if there is none."""
-    import sympy
-
-    found = _final_answer(completion)
-    if not found:
-        return None
-    if isinstance(found[0], sympy.Expr) and found[0].is_number:
-        return str(sympy.nsimplify(found[0], rational=True))  # 0.5 is 1/2
-    return str(found[0])

@@ -111,7 +111,7 @@ async def run(generator: Generator, evaluation: Evaluation, config: Config, beat
         return result
 
     n = evaluation.n_samples
-    results = await asyncio.gather(*(episode(index, i) for index in range(len(evaluation.prompts)) for i in range(n)))
+    results = await asyncio.gather(*(episode(p, i) for p in range(len(evaluation.prompts)) for i in range(n)))
     return Episodes(evaluation, [results[start : start + n] for start in range(0, len(results), n)], lost)
 
 

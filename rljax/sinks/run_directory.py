@@ -6,7 +6,7 @@ metrics.jsonl     one object per step, `step` strictly increasing; null is NaN o
 histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts": [n]}}
 guard.jsonl       actions of the guardrails, one object each
 samples.jsonl     trajectories with text, reward components, versions and advantages
-status.json       step, version, state; the error of a failed run; the process, which touches the file while it lives
+status.json       step, version, state, process; the error of a failed run; touched while it lives
 log.txt           what was said on the screen beside the steps
 evaluations/      uses of the validation sets, and results of evaluations (rljax/evaluation)
 checkpoints/      checkpoints to resume from

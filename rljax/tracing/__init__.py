@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rljax.tracing.events import Event, Process, Sink, checked
+from rljax.tracing.events import Event, Process, Sink, from_text, to_text
 from rljax.tracing.file import TraceFile
 from rljax.tracing.outbox import Outbox
 from rljax.tracing.tracer import OFF, Span, Tracer
@@ -34,13 +34,14 @@ __all__ = [
     "Tracer",
     "active_file",
     "begin",
-    "checked",
     "count",
     "end",
+    "from_text",
     "is_on",
     "recording",
     "span",
     "to_file",
+    "to_text",
     "wait",
 ]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 _EPOCH = time.time_ns() - time.perf_counter_ns()  # nanoseconds since 1970, when the performance counter was 0
 _quoted = json.encoder.encode_basestring_ascii
-_encoded = json.JSONEncoder(default=str, separators=(",", ":")).encode
+_encoded = json.JSONEncoder(default=str, separators=(",", ":"), allow_nan=False).encode
 PHASES = ("X", "B", "E", "M", "C")
 
 
@@ -47,8 +48,18 @@ def now() -> int:
     return _EPOCH + time.perf_counter_ns()
 
 
-def checked(raw: Any) -> Event:
-    """Converts what another process sent for an event. Raises ValueError, TypeError."""
+def to_text(events: Iterable[Event]) -> str:
+    """Encodes events for another process."""
+    rows = (f"[{_quoted(e[0])},{e[1]},{e[2]},{e[3]},{_quoted(e[4])},{_object(e[5])}]" for e in events)
+    return f"[{','.join(rows)}]"
+
+
+def from_text(text: str) -> list[Event]:
+    """Decodes what `to_text` returned. Raises ValueError, TypeError."""
+    return [_event(raw) for raw in json.loads(text)]
+
+
+def _event(raw: Any) -> Event:
     phase, track, at, duration, name, args = raw
     numbers = all(type(number) is int for number in (track, at, duration))
     if phase not in PHASES or not numbers or not isinstance(name, str) or not isinstance(args, dict):
@@ -63,15 +74,24 @@ def encode(event: Event, pid: int, tid: int, origin: int) -> str:
         return metadata("thread_name", pid, tid, name)
     lasting = f',"dur":{duration / 1000:.3f}' if phase == "X" else ""
     named = "" if phase == "E" else f',"name":{_quoted(name)}'
-    shown = f',"args":{{{",".join([f"{_quoted(key)}:{_value(args[key])}" for key in args])}}}' if args else ""
+    shown = f',"args":{_object(args)}' if args else ""
     return f'{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{(at - origin) / 1000:.3f}{lasting}{named}{shown}}}'
+
+
+def _object(args: dict[str, Any]) -> str:
+    return "{" + ",".join([f"{_quoted(key)}:{_value(args[key])}" for key in args]) + "}"
 
 
 def _value(value: Any) -> str:
     """Encodes an argument; the common types by themselves, which is several times faster."""
     if type(value) is str:
         return _quoted(value)
-    return str(value) if type(value) is int else _encoded(value)
+    if type(value) is int:
+        return str(value)
+    try:
+        return _encoded(value)
+    except (TypeError, ValueError, RecursionError):  # users' code may give anything
+        return _quoted(str(value))
 
 
 def metadata(kind: str, pid: int, tid: int, text: str) -> str:

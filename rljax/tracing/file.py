@@ -3,7 +3,8 @@
 The file is an array with an event per line. The format allows it to end anywhere, so what a killed
 process has written opens as it is; a thread writes a few times per second, so that it is nearly all
 there. A trace that has grown to half of its size is renamed to NAME.1.json, and a new one begins
-with all that is open then: the two hold the newest events. Times count from the start of the process.
+with all that is open then: the two hold the newest events. Times count from the start of the
+process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rljax.tracing.tracer import Tracer
 
 INTERVAL = 0.25  # seconds between writes
 MAX_WAITING = 200_000  # events in memory; more are dropped, and counted, while the disk is slow
+HEARTBEAT = 1.0  # seconds without an event until one is written
 LOST = "lost with its process"
 
 log = logging.getLogger(__name__)
@@ -87,8 +89,13 @@ class TraceFile:
     def _run(self) -> None:
         try:
             self._begin()
+            silent = 0.0
             while not self._stop.wait(INTERVAL):
-                self._write(self._lines())
+                lines = self._lines()
+                silent = 0.0 if lines else silent + INTERVAL
+                if silent >= HEARTBEAT:
+                    silent, lines = 0.0, self._alive()
+                self._write(lines)
             self._write(self._lines())
             self._append("\n]\n")
             if self._dropped:
@@ -149,6 +156,12 @@ class TraceFile:
             if self._accept(key := (pid, event.track), event):
                 lines.append(encode(event, pid, self._numbers.setdefault(key, len(self._numbers) + 1), self._origin))
         return lines
+
+    def _alive(self) -> list[str]:
+        """Returns a counter that says when this was, so that the trace of a run that stands still goes on."""
+        event = Event("C", 0, now(), 0, "alive", {"seconds": (now() - self._origin) // 10**9})
+        pids = [self._pids[tracer.process] for tracer in self._tracers if tracer.process in self._pids]
+        return [encode(event, pid, 0, self._origin) for pid in pids]
 
     def _about(self, process: Process) -> list[str]:
         """Returns the name of a process, and when times of the file count from."""

@@ -172,7 +172,7 @@ def _vector(message: Message, name: str, dtype: str) -> np.ndarray[Any, Any]:
 
 def encode_trace(pid: int, events: Iterable[Event]) -> Message:
     """Encodes events of a worker's trace."""
-    return Message("trace", {"pid": pid, "events": [list(event) for event in events]})
+    return Message("trace", {"pid": pid, "events": tracing.to_text(events)})
 
 
 def decode_trace(message: Message) -> tuple[int, list[Event]]:
@@ -181,4 +181,4 @@ def decode_trace(message: Message) -> tuple[int, list[Event]]:
     Raises:
       ValueError, KeyError, TypeError: the message is malformed.
     """
-    return int(message.fields["pid"]), [tracing.checked(event) for event in message.fields["events"]]
+    return int(message.fields["pid"]), tracing.from_text(message.fields["events"])

@@ -38,7 +38,7 @@ def evaluations_of(config: Config, sets: Sequence[HeldOut], workflow: Workflow, 
             params=params,
             n_samples=config.evaluator.n_samples,
             name=each.name,
-            protocol=protocol_of(config, each.dataset, prompts=each.prompts, data=each.source.identity, tokenizer=tokenizer),
+            protocol=protocol_of(config, each.dataset, prompts=each.prompts, data=each.identity, tokenizer=tokenizer),
         )
         for each in sets
     ]

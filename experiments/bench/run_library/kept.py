@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import lzma
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,23 @@ def write(path: Path, runs: Iterable[KeptRun]) -> None:
         file.writelines(_line(run) for run in runs)
 
 
-def read(path: Path) -> Iterator[KeptRun]:
-    """Yields the runs of a file. Raises UserError if there is none."""
+def read(path: Path, only: Collection[str] = ()) -> Iterator[KeptRun]:
+    """Yields the runs of a file. Raises UserError if there is none.
+
+    Args:
+      only: recipes to read; empty for all.
+    """
+    beginnings = tuple(_beginning(recipe) for recipe in only)
     if not path.is_file():
         raise UserError(f"{path}: no such file (made by python -m experiments.bench.broken_runs --all)")
     with lzma.open(path, "rt", encoding="utf-8") as file:
         for line in file:
-            yield KeptRun(**json.loads(line))
+            if not beginnings or line.startswith(beginnings):
+                yield KeptRun(**json.loads(line))
+
+
+def _beginning(recipe: str) -> str:
+    return f'{{"recipe":{json.dumps(recipe)},'
 
 
 def _line(run: KeptRun) -> str:

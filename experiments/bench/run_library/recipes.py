@@ -316,7 +316,7 @@ FAULTS = (
             "policy.drift",
             "policy.no_progress",
         ),
-        {"actor.kl_ctl": 0.0, "actor.optimizer.lr": 1e-3, "reward.name": f"{REWARDS}:coin"},
+        {"actor.kl_ctl": 0.0, "actor.optimizer.lr": 5e-4, "reward.name": f"{REWARDS}:coin"},
         plant="evaluated_by_answer",
     ),
     Recipe(

@@ -110,7 +110,7 @@ def read_tensorboard(path: Path) -> list[Row]:
 
 
 def event_files(path: Path) -> list[Path]:
-    """Returns the event files that a path stands for: itself, or those of the one run in a directory.
+    """Returns the event files of a path: itself, or those of the one run in a directory.
 
     TensorBoard takes each directory with event files for a run of its own.
 

@@ -105,7 +105,7 @@ class Source:
     plain: Callable[[str], str] = _plain  # undoes prefixes that a logger adds
 
     def names_of_ours(self, seen: Iterable[str]) -> dict[str, str]:
-        """Returns the trainer's names for ours: the log's or, where it has none or several, the table's.
+        """Returns the trainer's names for ours: the log's, or the table's where it has not one.
 
         Args:
           seen: names of the log.

@@ -51,7 +51,7 @@ def same_data(history: History) -> Sign | None:
         held_out = session.get("evaluation")
         mine, theirs = _digest(session.get("data")), _digest(held_out.get("data") if isinstance(held_out, dict) else None)
         if mine is not None and mine == theirs:
-            return Sign(Severity.BROKEN, history.first_step, f"training and held-out prompts have one digest: {mine}")
+            return Sign(Severity.BROKEN, history.first_step, f"training and held-out prompts have one digest: {mine[0]}")
     if history.config is not None and _is_same_source(history.config):
         data = history.config.train_dataset
         line = f"train_dataset and valid_dataset are both {data.path}, split {data.split}"
@@ -59,10 +59,12 @@ def same_data(history: History) -> Sign | None:
     return None
 
 
-def _digest(data: Any) -> str | None:
-    """Returns the digest in an identity of prompts; None if it has none."""
-    found = data.get("digest") if isinstance(data, Mapping) else None
-    return found if isinstance(found, str) and found else None
+def _digest(data: Any) -> tuple[str, str] | None:
+    """Returns the digests of prompts: of their records, and of which are kept; None without."""
+    if not isinstance(data, Mapping):
+        return None
+    found = data.get("data"), data.get("kept")
+    return (str(found[0]), str(found[1])) if all(found) else None
 
 
 def _is_same_source(config: Config) -> bool:
@@ -74,22 +76,30 @@ def _is_same_source(config: Config) -> bool:
     return ours.split == theirs.split and held_out == mine
 
 
+OF_ONE_TASK = {"seed", "n", "misled"}  # settings of a task that leave its prompts of one kind
+OTHER_SAMPLING = "evaluator.temperature, top_p or top_k differ from gconfig"
+OTHER_PROMPTS = "the held-out prompts are of another kind, or have another template or system prompt"
+OTHER_WEIGHTS = "evaluation uses other weights than those that sample in training"
+
+
 @rule(
     "evaluation.protocol",
-    "Evaluations sample or score otherwise than training, so that their difference is not generalization.",
+    "Evaluations sample, ask or score otherwise than training, so that their difference is not generalization.",
     needs=(names.EVALUATION_REWARD,),
     bounds=(PROTOCOL_GAP, EVALUATION_ERRORS),
-    causes=(
-        "evaluator.temperature, top_p or top_k differ from gconfig",
-        "the held-out prompts are of another kind, or have another template",
-        "evaluation uses other weights than those that sample in training",
-    ),
+    causes=(OTHER_SAMPLING, OTHER_PROMPTS, OTHER_WEIGHTS),
     next="rljax train with evaluator.greedy=false and evaluator.temperature, top_p and top_k those of gconfig",
 )
 def protocol(history: History) -> Sign | None:
     """Compares a score that both record, at each evaluation with the training steps around it."""
-    differs = "" if history.config is None else _differences(history.config)
+    sampling, prompts = (
+        ([], []) if history.config is None else (_other_sampling(history.config), _other_prompts(history.config))
+    )
+    differs = ", ".join([*sampling, *prompts])
     gap = _gap(history, early=not differs)
+    if gap is not None and prompts and not sampling:
+        causes, advice = (OTHER_PROMPTS, OTHER_WEIGHTS), "rljax train with the settings of train_dataset in valid_dataset"
+        return Sign(Severity.BROKEN, history.first_step, (gap.line, differs), causes, advice)
     if gap is not None and differs:
         severity = Severity.NOTE if gap.mean > 0 and _is_colder(history) else Severity.BROKEN
         return Sign(severity, history.first_step, (gap.line, differs))
@@ -108,13 +118,23 @@ def _is_colder(history: History) -> bool:
     return config is not None and config.evaluator.temperature < config.gconfig.temperature
 
 
-def _differences(config: Config) -> str:
+def _other_sampling(config: Config) -> list[str]:
     """Says how evaluations sample otherwise than training; greedy ones are meant to."""
     ours, theirs = config.gconfig, config.evaluator
     if theirs.greedy:
-        return ""
+        return []
     pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in ("temperature", "top_p", "top_k")]
-    return ", ".join(f"evaluator.{name} is {a:g} and gconfig.{name} {b:g}" for name, a, b in pairs if a != b)
+    return [f"evaluator.{name} is {a:g} and gconfig.{name} {b:g}" for name, a, b in pairs if a != b]
+
+
+def _other_prompts(config: Config) -> list[str]:
+    """Says how held-out prompts from one source are another task than those that are trained on."""
+    ours, theirs = config.train_dataset, config.valid_dataset
+    if ours.path != theirs.path:
+        return []
+    settings = [(f"task.{key}", theirs.task.get(key), ours.task.get(key)) for key in {*ours.task, *theirs.task} - OF_ONE_TASK]
+    settings += [("system_prompt", repr(theirs.system_prompt), repr(ours.system_prompt))]
+    return [f"valid_dataset.{key} is {a} and train_dataset.{key} {b}" for key, a, b in sorted(settings) if a != b]
 
 
 class Gap(NamedTuple):
@@ -147,7 +167,8 @@ def _gap(history: History, *, early: bool) -> Gap | None:
         error = 0.5 * width * math.sqrt((1 / evaluation_size(history) + 1 / prompts) / len(gaps))
         mean = sum(gaps) / len(gaps)
         if abs(mean) > max(PROTOCOL_GAP * width, EVALUATION_ERRORS * error):
-            where = f"{len(gaps)} evaluations, steps {steps[0]} to {steps[-1]}; standard error {error:.2g}"
+            several = f"{len(gaps)} evaluations, steps {steps[0]} to {steps[-1]}"
+            where = f"{several if len(gaps) > 1 else f'one evaluation, step {steps[0]}'}; standard error {error:.2g}"
             return Gap(mean, f"{theirs} is {mean:+.3g} from {ours} of the training steps around it ({where})")
     return None
 

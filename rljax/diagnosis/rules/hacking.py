@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from rljax.diagnosis import names, text
-from rljax.diagnosis.evidence import change_line
+from rljax.diagnosis.evidence import below, change_line
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import Divergence, divergence, is_same_source, severity_by_held_out
@@ -18,6 +18,7 @@ from rljax.diagnosis.series import Series, noise, rolling_median, sustained, tre
 from rljax.diagnosis.thresholds import (
     AUDITED,
     BASELINE,
+    EMPTY,
     FALL_NOISE,
     FEATURE_ERRORS,
     HIGH_LENGTH_CORRELATION,
@@ -104,6 +105,25 @@ def length(history: History) -> Sign | None:
     if correlated:
         lines.append(f"reward and length correlate by {correlated.until(step).tail(2 * BASELINE).median:.2f} up to step {step}")
     return Sign(severity, step, tuple(lines), series=(size.name, correlated.name))
+
+
+@rule(
+    "reward.empty",
+    "The policy ends its completions at once: saying nothing is what pays, or all that is left.",
+    needs=(names.SEQUENCE_LENGTH, names.NO_EOS_RATIO),
+    least=PATIENCE,
+    bounds=(EMPTY,),
+    causes=(
+        "the reward takes an empty text for a right one, as one that is contained in every answer",
+        "length is punished more than errors are",
+        "the update has broken the policy: see the other findings",
+    ),
+    next="score an empty completion with the reward: it must be less than a right one's",
+)
+def empty(history: History) -> Sign | None:
+    size, cut = history.aligned(names.SEQUENCE_LENGTH, names.NO_EOS_RATIO)
+    ended = size.where(cut.values < 0.5)  # a task whose completions are one token has them cut there
+    return below(ended, EMPTY, Severity.BROKEN)
 
 
 @rule(
@@ -222,4 +242,4 @@ def components_apart(history: History) -> Sign | None:
     )
 
 
-RULES: tuple[Rule, ...] = (hacking, length, repetition, template, refusal, tool_calls, components_apart)
+RULES: tuple[Rule, ...] = (hacking, length, empty, repetition, template, refusal, tool_calls, components_apart)

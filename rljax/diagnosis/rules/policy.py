@@ -16,11 +16,13 @@ from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import Series, rolling_median, sustained
 from rljax.diagnosis.thresholds import (
     BASELINE,
+    BROKEN_CAPPED,
     FATAL_KL,
     FATAL_REFERENCE_DRIFT,
     IDLE_CLIPPING,
     KL_TARGET,
     LARGE_KL,
+    MAX_CAPPED,
     MAX_CLIP_RATIO,
     MAX_DISAGREEMENT,
     MAX_IMPORTANCE_DEVIATION,
@@ -28,6 +30,7 @@ from rljax.diagnosis.thresholds import (
     NOTED_DISAGREEMENT,
     PATIENCE,
     REFERENCE_DRIFT,
+    STILL_RATIO,
 )
 
 
@@ -212,6 +215,8 @@ def _no_movement(history: History) -> Sign | None:
     gradient, config = history[names.GRAD_NORM], history.config
     if not gradient or config is None:
         return None
+    if config.actor.ppo_n_minibatches > 1 and (sign := _still(history, config)) is not None:
+        return sign
     clip = config.actor.optimizer.gradient_clipping
     if clip and gradient.median > IDLE_CLIPPING * clip:
         line = (
@@ -220,6 +225,42 @@ def _no_movement(history: History) -> Sign | None:
         )
         return Sign(Severity.BROKEN, int(gradient.steps[0]), line, series=(gradient.name,))
     return None
+
+
+def _still(history: History, config: Config) -> Sign | None:
+    """Finds updates at the full rate, by advantages other than 0, that move no token."""
+    weights = (f"{names.IMPORTANCE_WEIGHT}/min", f"{names.IMPORTANCE_WEIGHT}/max")
+    low, high, rate, advantage = history.aligned(*weights, names.LEARNING_RATE, f"{names.ADVANTAGE}/max")
+    moving = (rate.values >= config.actor.optimizer.lr / 2) & (rate.values > 0) & (advantage.values > 0)
+    farthest = Series(low.name, low.steps, np.maximum(1 - low.values, high.values - 1)).where(moving)
+    if len(farthest) < 2 * PATIENCE or farthest.quantile(0.9) > STILL_RATIO:
+        return None
+    line = (
+        f"no token's ratio of current to proximal policy is further than {farthest.quantile(0.9):.2g} from 1 (nine of ten of "
+        f"{len(farthest)} steps), at a learning rate of {rate.where(moving).median:.3g} and advantages of up to "
+        f"{advantage.where(moving).median:.3g}"
+    )
+    causes = ("actor.optimizer.eps is large beside the gradient", "parameters are frozen, or not those that are published")
+    return Sign(
+        Severity.BROKEN, int(farthest.steps[0]), line, causes=(*causes, "the learning rate is far too low"), series=weights
+    )
+
+
+@rule(
+    "policy.capped",
+    "The cap on behavior weights catches many tokens: with mode mask they teach nothing.",
+    needs=(names.BEHAVE_CAP_RATIO,),
+    least=3,
+    bounds=(MAX_CAPPED, BROKEN_CAPPED),
+    causes=(
+        "actor.behav_imp_weight_cap is too low: weights are 1 where sampler and learner agree",
+        "sampler and learner disagree, or tokens are stale: see policy.sampler_disagrees and freshness.stale_weights",
+    ),
+    next="rljax train with actor.behav_imp_weight_cap=5",
+)
+def capped(history: History) -> Sign | None:
+    series = history[names.BEHAVE_CAP_RATIO]
+    return above(series, BROKEN_CAPPED, Severity.BROKEN) or above(series, MAX_CAPPED, Severity.WARNING)
 
 
 @rule(
@@ -234,7 +275,7 @@ def _no_movement(history: History) -> Sign | None:
     next="rljax replay --workdir=WORKDIR --step=STEP under a debugger, and compare the optimizer's state before and after",
 )
 def optimizer_reset(history: History) -> Sign | None:
-    """Finds steps after which the count of optimizer steps has not risen, for no update was skipped."""
+    """Finds steps in which the count has not risen although no update was skipped."""
     seen, skipped = history[names.OPTIMIZER_STEPS], history[names.SKIPPED]
     still = Series(seen.name, seen.steps[1:], np.diff(seen.values))
     taken = ~np.isin(still.steps, skipped.steps[skipped.values > 0])
@@ -271,6 +312,7 @@ RULES: tuple[Rule, ...] = (
     sampler_disagrees,
     behave_imp_weight,
     no_update,
+    capped,
     optimizer_reset,
     reference_kl,
 )

@@ -185,7 +185,11 @@ ITEMS: Sequence[Item] = (
     Item(Phase.AFTER, "The protocol stayed the same throughout", _quiet("evaluation.protocol_changed", context=True)),
     Item(Phase.AFTER, "The samples with the highest reward were read", _person("rljax doctor --workdir=DIR --audit=OUT")),
     Item(Phase.AFTER, "Other seeds agree", _person("rljax doctor --workdir=A,B,C")),
-    Item(Phase.AFTER, "A private set agrees", _person("rljax doctor --workdir=DIR --private=OTHER")),
+    Item(
+        Phase.AFTER,
+        "A private set agrees",
+        _person("rljax evaluate --split=private_test, then rljax doctor --workdir=DIR --private=RESULT"),
+    ),
 )
 
 

@@ -1,22 +1,41 @@
 """Private-set report: a run's validation reward beside that on prompts nobody chose anything by.
 
-The private set is evaluated in a directory of its own, by a run of no steps with the final policy:
-
-    rljax train --config=CONFIG --workdir=PRIVATE --config.total_train_steps=0
-        --config.actor.path=WORKDIR/export --config.valid_dataset.split=private
+The private set is evaluated by `experiments.evaluate --split=private_test`, whose result is read
+here; or in a directory of its own, by a run of no steps with the final policy.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rljax.diagnosis.history import EVALUATION_REWARD, History
 from rljax.diagnosis.progress import evaluation_size
 from rljax.errors import UserError
+from rljax.evaluation import results
 
 SURE = 2.0  # standard errors
+OF_THE_SET = ("split", "data", "prompts", "success")  # of a protocol: what the reward is on, not how it is measured
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Mean reward of one policy on one set of prompts."""
+
+    reward: float
+    error: float  # standard error; of a run, at most
+    data: tuple[str, str]  # what tells the set from another: path or digest, and split
+    protocol: Mapping[str, Any]  # how it is measured; empty if that is not recorded
+    source: str  # for messages
+    step: int | None = None  # finished steps of the policy, if known
+
+    @property
+    def split(self) -> str:
+        return self.data[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,52 +71,92 @@ class Report:
         )
 
 
-def report(run: History, private: History) -> Report:
-    """Compares the last evaluation of a run with that of the private set.
+def report(run: History, private: Score) -> Report:
+    """Compares a run's evaluation of a policy with that on the private set.
+
+    The policy is the run's last one, or the one that the private score names by its step.
 
     Raises:
-      UserError: one of them has no evaluation, or both used the same split of the same data.
+      UserError: the run has no evaluation, or both used the same prompts.
     """
-    for history in (run, private):
-        if not history.evaluations:
-            raise UserError(
-                f"--private: {history.source} has no {EVALUATION_REWARD} (evaluator.freq_steps, and a valid_dataset)"
-            )
-    ours, theirs = (_split(history) for history in (run, private))
-    if ours == theirs:
+    ours = score_of_run(run, private.step)
+    if ours.data == private.data:
         raise UserError(
             f"--private: {private.source} was evaluated on the same data as {run.source} (valid_dataset.split names it)"
         )
-    sizes = [evaluation_size(history) for history in (run, private)]
-    width = max(_width(run), _width(private))
-    error = width / 2 * math.sqrt(sum(1 / size for size in sizes))
-    evaluations = run.evaluations
+    common = (ours.protocol.keys() & private.protocol.keys()) - set(OF_THE_SET)
     return Report(
-        validation=evaluations.last,
-        private=private.evaluations.last,
-        error=error,
-        best=float(evaluations.values.max()),
-        splits=(ours[1], theirs[1]),
-        same_protocol=_protocol(run) == _protocol(private),
+        validation=ours.reward,
+        private=private.reward,
+        error=math.hypot(ours.error, private.error),
+        best=float(run.evaluations.values.max()),
+        splits=(ours.split, private.split),
+        same_protocol=all(ours.protocol[key] == private.protocol[key] for key in common),
     )
 
 
-def _split(history: History) -> tuple[str, str]:
-    """Returns path and split of the validation set."""
-    if history.config is None:
-        return history.source, "unknown"
-    data = history.config.valid_dataset
-    return data.path, data.split
+def read(path: Path) -> Score:
+    """Reads a private score: a result of experiments.evaluate, or the directory of a run.
+
+    Raises UserError if it is neither.
+    """
+    return score_of_run(History.load(path)) if path.is_dir() else score_of_result(path)
 
 
-def _protocol(history: History) -> Any:
+def score_of_run(history: History, step: int | None = None) -> Score:
+    """Returns a run's last evaluation, up to a step if one is given. Raises UserError without any."""
+    evaluations = history.evaluations if step is None else history.evaluations.until(step)
+    if not evaluations:
+        until = "" if step is None else f" up to step {step}"
+        raise UserError(
+            f"--private: {history.source} has no {EVALUATION_REWARD}{until} (evaluator.freq_steps, and a valid_dataset)"
+        )
+    error = _width(history) / 2 / math.sqrt(evaluation_size(history))
+    return Score(evaluations.last, error, _data(history), _protocol(history), history.source, int(evaluations.steps[-1]))
+
+
+def score_of_result(path: Path) -> Score:
+    """Reads the result of experiments.evaluate. Raises UserError if the file is none."""
+    try:
+        result = results.load(path)
+    except UserError as error:
+        raise UserError(f"--private: {error}") from None
+    means = list(result.means().values())
+    if len(means) < 2:
+        raise UserError(f"--private: {path} has fewer than two prompts with a reward")
+    protocol = result.protocol.json()
+    error = statistics.stdev(means) / math.sqrt(len(means))
+    return Score(statistics.fmean(means), error, _identity(protocol), protocol, str(path), result.policy.step)
+
+
+def _data(history: History) -> tuple[str, str]:
+    """Returns digest and split of the validation set; without a context its path and split."""
+    if recorded := _session(history):
+        return _identity(recorded)
+    data = None if history.config is None else history.config.valid_dataset
+    return (history.source, "unknown") if data is None else (data.path, data.split)
+
+
+def _identity(protocol: Mapping[str, Any]) -> tuple[str, str]:
+    data = protocol.get("data")
+    return str(data.get("data") if isinstance(data, Mapping) else data), str(protocol.get("split"))
+
+
+def _protocol(history: History) -> Mapping[str, Any]:
+    """Returns the protocol of the last session; of a run without a context, as its config has it."""
+    if recorded := _session(history):
+        return recorded
     if history.config is None:
-        return None
-    evaluator = history.config.evaluator
-    return (
-        *(evaluator.n_samples, evaluator.temperature, evaluator.top_p, evaluator.top_k, evaluator.greedy),
-        *(history.config.reward.name, history.config.gconfig.max_new_tokens),
-    )
+        return {}
+    evaluator, config = history.config.evaluator, history.config
+    names = ("n_samples", "temperature", "top_p", "top_k", "greedy")
+    sampling = {name: getattr(evaluator, name) for name in names}
+    return sampling | {"reward": config.reward.name, "max_new_tokens": config.gconfig.max_new_tokens}
+
+
+def _session(history: History) -> Mapping[str, Any]:
+    protocols = [session.get("evaluation") for session in history.context]
+    return next((each for each in reversed(protocols) if isinstance(each, Mapping)), {})
 
 
 def _width(history: History) -> float:

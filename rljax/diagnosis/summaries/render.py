@@ -38,7 +38,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
             yield from (line for finding in found for line in _short(finding))
     if diagnosis.unjudged:
         yield ""
-        yield f"Not judged ({len(diagnosis.unjudged)} rules)"
+        count = len(diagnosis.unjudged)
+        yield f"Not judged ({count} rule{'' if count == 1 else 's'})"
         yield from _unjudged(diagnosis)
 
 

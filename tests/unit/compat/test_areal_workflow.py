@@ -63,7 +63,7 @@ def episode(name, tokenizer, *texts, params=None, **arguments):
     trained = sampling_params(GenerationConfig(max_new_tokens=8), tokenizer)
     workflow = build_workflow(name, tokenizer=tokenizer, rewards=Exact(), arguments=arguments, params=trained)
     generator = Replies(tokenizer, *texts)
-    result = asyncio.run(run_episode(workflow, generator, PROMPT, params or trained, 3, tokenizer.vocab_size))
+    result = asyncio.run(run_episode(workflow, generator, PROMPT, params or trained, 3, vocab_size=tokenizer.vocab_size))
     return result, generator.requests
 
 

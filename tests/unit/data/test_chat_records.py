@@ -3,8 +3,10 @@ learner can't take is told by file and line before anything starts.
 """
 
 import dataclasses
+import importlib
 import json
 
+import numpy as np
 import pytest
 
 from rljax.config.schema import DatasetConfig, WarmupConfig
@@ -130,3 +132,20 @@ def test_examples_whose_turns_can_not_be_learned_are_told_by_file_and_line(tmp_p
     prompts = list(open_prompts(dataset, seed=1, tokenizer=tokenizer, labels=last).epoch(0))
     taught = [tokenizer.decode(t.token_ids[t.loss_mask]) for t in map(last, prompts)]
     assert [text.rpartition("\n")[2] for text in taught] == ["1", "2"]
+
+
+@pytest.mark.parametrize("room", [10**6, 40])  # tokens: for all, for two
+def test_an_example_is_made_once_for_all_epochs_while_there_is_room(tmp_path, tokenizers, monkeypatch, room):
+    monkeypatch.setattr(importlib.import_module("rljax.data.labeled"), "KEPT_TOKENS", room)  # a function has its name
+    tokenizer = tokenizers["CHATML"]
+    records = {name: [{"prompt": f"{name}{i}", "answer": "1"} for i in range(5)] for name in "ab"}
+    one, other = (open_prompts(write(tmp_path / f"{name}.jsonl", *records[name]), seed=1) for name in "ab")
+    made = labels(tokenizer, 1000)
+    prompts = [*one.epoch(0), *one.epoch(1), *other.epoch(1)]
+    examples = [made(prompt) for prompt in prompts]
+    for prompt, example in zip(prompts, examples, strict=True):  # whatever was kept: its own
+        np.testing.assert_array_equal(example.token_ids, labeled_trajectory(prompt, tokenizer).token_ids)
+    again = [first is second for first, second in zip(examples[:5], examples[5:10], strict=True)]
+    assert again == [room > 40] * 5
+    kept = [example for _, example in made._kept.values()]
+    assert made._kept_tokens == sum(map(len, kept)) <= max(room, len(examples[-1]))

@@ -11,8 +11,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from rljax.config.schema import DatasetConfig
-from rljax.data import labeled, open_prompts
+from rljax.config.schema import DatasetConfig, WarmupConfig
+from rljax.data import Labels, labeled, open_prompts
 from rljax.errors import UserError
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 
@@ -277,12 +277,15 @@ def test_a_record_that_the_users_format_cannot_read_is_told_by_file_and_line(tmp
 def test_a_field_to_train_on_is_looked_for_in_every_record_before_anything_starts(tmp_path, tokenizer):
     records = [{"prompt": "a", "answer": "1", "solution": "x"}, {"prompt": "b", "answer": "1", "solution": None}]
     path = write(tmp_path / "a.jsonl", records)
-    prompts = open_prompts(config(path), seed=1, tokenizer=tokenizer)
-    prompts.require("answer", "warmup.field")
+
+    def opened(field, **changes):
+        labels = Labels(WarmupConfig(field=field), tokenizer, most=100, why="")
+        return open_prompts(config(path, **changes), seed=1, tokenizer=tokenizer, labels=labels)
+
     line = rf"warmup\.field: {path}:2 has no text 'solution' to train on \(its fields: answer, solution\)"
     with pytest.raises(UserError, match=line):
-        prompts.require("solution", "warmup.field")
-    open_prompts(config(path, limit=1), seed=1, tokenizer=tokenizer).require("solution", "warmup.field")
+        opened("solution")
+    assert len(opened("answer")) == 2 and len(opened("solution", limit=1)) == 1
 
 
 @pytest.mark.parametrize("lengths", [[1, 300, 2], [40, 5], [500, 600, 700]])

@@ -69,6 +69,7 @@ def _healthy(seed: int, steps: int) -> Columns:
             "ppo_actor/no_eos_ratio": np.abs(noisy(0.003, 0.002)),
             "ppo_actor/update/approx_kl": np.abs(noisy(0.003, 0.002)),
             "ppo_actor/update/clip_ratio": np.abs(noisy(0.02, 0.01)),
+            "ppo_actor/update/behave_cap_ratio": np.abs(noisy(0.001, 0.001)),
             "ppo_actor/update/reference_kl": np.abs(noisy(0.05 * time, 0.002)),
             "ppo_actor/update/entropy": entropy,
             "ppo_actor/update/grad_norm": np.exp(noisy(0.0, 0.4)),
@@ -137,10 +138,10 @@ SESSION: Mapping[str, Any] = {
     "packages": {"python": "3.11"},
     "hardware": {"cores": 2},
     "model": "m",
-    "data": {"digest": "train", "number": 8000},
+    "data": {"data": "train", "prompts": 8000, "kept": "a", "shuffle": True, "seed": 1, "shard": "0 of 1"},
     "evaluation": {
         **{"split": "test", "prompts": EVALUATED, "n_samples": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
-        **{"greedy": False, "max_new_tokens": 5, "reward": "exact", "data": {"digest": "test"}},
+        **{"greedy": False, "max_new_tokens": 5, "reward": "exact", "data": {"data": "test", "prompts": 500, "kept": "b"}},
     },
 }
 

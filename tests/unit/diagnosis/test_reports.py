@@ -12,6 +12,8 @@ from rljax.diagnosis import RULES, History, Link, diagnose
 from rljax.diagnosis.summaries import audit, checklist, compare, private, render, seeds
 from rljax.diagnosis.summaries.seeds import Interval
 from rljax.errors import UserError
+from rljax.evaluation.protocol import Protocol
+from rljax.evaluation.results import Answers, Policy, Result, Sample
 from tests.unit.diagnosis import made
 
 LINKS_DURING = (  # of the items during training, behind that of evaluations
@@ -244,23 +246,63 @@ def test_a_summary_has_every_run_and_what_differs_but_for_the_seed():
 def on_split(split: str, shift: float = 0.0):
     columns = made.healthy()
     columns["eval-rollout/reward/avg"] = columns["eval-rollout/reward/avg"] + shift
-    return made.history(columns, config=made.config(valid_dataset__split=split), source=split)
+    session = dict(made.SESSION) | {"evaluation": dict(made.SESSION["evaluation"]) | {"split": split, "data": {"data": split}}}
+    config = made.config.__wrapped__(valid_dataset__split=split)
+    return made.history(columns, config=config, context=[session], source=split)
+
+
+def result(tmp_path, split: str, rewards, step=None, **protocol):
+    """Writes the result of an evaluation, as experiments.evaluate does. Returns its file."""
+    measured = dict(made.SESSION["evaluation"]) | {"min_new_tokens": 0, "stop": (), "stop_token_ids": (), "success": 1.0}
+    measured |= {"workflow": "rlvr", "workflow_args": {}, "system_prompt": "", "template": "t"}
+    measured |= {"split": split, "data": {"data": split}} | protocol
+    prompts = [Answers(f"0/{i}", [Sample(r, {}, "stop", 3) for r in several], {}) for i, several in enumerate(rewards)]
+    policy = Policy("checkpoint", "runs/a", step, "d")
+    return Result(policy, "", Protocol(**measured), 1, [1], prompts, has_answers=False).save(tmp_path)
 
 
 def test_a_private_set_that_agrees_is_no_overfit():
-    report = private.report(on_split("test"), on_split("private"))
+    report = private.report(on_split("test"), private.score_of_run(on_split("private")))
     assert report.gap == 0 and not report.is_overfitted and report.splits == ("test", "private") and report.same_protocol
 
 
 def test_a_gap_beyond_chance_is_an_overfit():
-    report = private.report(on_split("test"), on_split("private", -0.2))
+    report = private.report(on_split("test"), private.score_of_run(on_split("private", -0.2)))
     assert report.gap == pytest.approx(0.2) and report.is_overfitted
     assert report.error == pytest.approx(0.5 * np.sqrt(2 / made.EVALUATED))
 
 
-def test_a_private_set_must_be_another_split():
+def test_a_result_of_an_evaluation_is_a_private_score_of_its_checkpoint(tmp_path):
+    """A prompt gives one value, whatever its samples; validation is that of the checkpoint's step."""
+    rewards = [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [], [1.0, 0.0]]
+    means = [0.5, 1.0, 0.0, 0.5]
+    score = private.read(result(tmp_path, "private_test", rewards, step=43))
+    assert score.reward == pytest.approx(np.mean(means))
+    assert score.error == pytest.approx(statistics.stdev(means) / 2)
+    run = on_split("test")
+    report = private.report(run, score)
+    assert report.validation == run.evaluations.until(43).last != run.evaluations.last
+    assert report.splits == ("test", "private_test") and report.same_protocol
+    other = private.read(result(tmp_path, "private_test", rewards, temperature=0.2))
+    assert not private.report(run, other).same_protocol
+
+
+def test_a_private_set_must_be_another_split(tmp_path):
     with pytest.raises(UserError, match=r"valid_dataset\.split"):
-        private.report(on_split("test"), on_split("test"))
+        private.report(on_split("test"), private.score_of_run(on_split("test")))
+    with pytest.raises(UserError, match=r"\.json was evaluated on the same data as test"):
+        private.report(on_split("test"), private.read(result(tmp_path, "test", [[1.0], [0.0]])))
     without = made.history({n: v for n, v in made.healthy().items() if not n.startswith("eval")}, source="none")
     with pytest.raises(UserError, match="none has no eval-rollout/reward"):
-        private.report(on_split("test"), without)
+        private.report(on_split("test"), private.score_of_run(without))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "no such file"), ("{", "not the result"), ('{"prompts": 3}', "not the result"), ("[]", "not the result")],
+)
+def test_a_file_that_is_no_result_is_named(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "r.json").write_text(text)
+    with pytest.raises(UserError, match=rf"--private: .*{message}"):
+        private.read(tmp_path / "r.json")

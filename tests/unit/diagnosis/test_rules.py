@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rljax.data import open_prompts
 from rljax.diagnosis import RULES, History, Rule, Severity, diagnose
 from rljax.diagnosis.run_files import Bins
+from rljax.testing.harness import make_config
 from tests.unit.diagnosis import made
 
 N = made.STEPS
@@ -271,6 +273,8 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
         31,
     ),
     "policy.no_update": (lambda: changed(ppo_actor__update__lr=0.0), Severity.BROKEN, 1, 1),
+    "policy.capped": (lambda: changed(ppo_actor__update__behave_cap_ratio=np.where(LATE, 0.7, 0.0)), Severity.BROKEN, 31, 31),
+    "reward.empty": (lambda: changed(ppo_actor__seq_len__avg=np.where(LATE, 1.02, 3.6)), Severity.BROKEN, 31, 31),
     "policy.optimizer_reset": (lambda: changed(ppo_actor__update__optimizer_steps=1.5), Severity.BROKEN, 2, 2),
     "policy.reference_kl": (
         lambda: changed(ppo_actor__update__reference_kl=np.where(LATE, 3.0, 0.1), **{"eval-rollout__reward__avg": np.nan}),
@@ -475,6 +479,56 @@ def test_guardrails_that_act_again_are_a_strain_and_most_of_a_run_a_break(events
     found = diagnose(made.history(guard=events), [rule]).findings
     assert [finding.severity for finding in found] == ([] if severity is None else [severity])
     assert all("max_approx_kl" in f.evidence[0] and "approx_kl 12.5, bound 10" in f.evidence[0] for f in found)
+
+
+def test_an_update_that_moves_no_token_at_its_full_rate_is_none():
+    """Below the full rate, or without advantages, there is nothing to move."""
+    still = {f"ppo_actor__update__importance_weight__{end}": 1 + sign * 1e-6 for end, sign in (("min", -1), ("max", 1))}
+    lr = made.config().actor.optimizer.lr
+
+    def found(rate, advantage=2.6, **more):
+        history = changed(ppo_actor__update__lr=rate, ppo_actor__advantage__max=advantage, **(still | more))
+        return [f for f in diagnose(history).findings if f.rule == "policy.no_update"]
+
+    (finding,) = found(lr)
+    assert finding.severity is Severity.BROKEN and "actor.optimizer.eps" in finding.causes[0]
+    assert not found(lr / 100) and not found(lr, advantage=0.0)
+    assert not found(lr, ppo_actor__update__importance_weight__max=1.1)
+
+
+def test_held_out_prompts_of_another_task_are_named_beside_the_gap():
+    """A gap with no difference that is known is a warning, and a difference without a gap a note."""
+    none = np.where(np.isfinite(made.healthy()["eval-rollout/reward/avg"]), 0.0, np.nan)
+    gap = {"eval-rollout__reward__avg": none, "eval-reward__exact__avg": none}
+    other = made.config.__wrapped__(valid_dataset__task={"digits": 3}, train_dataset__task={"digits": 2})
+    first = diagnose(changed(other, **gap)).first
+    assert (first.rule, first.severity, first.step) == ("evaluation.protocol", Severity.BROKEN, 1)
+    assert "valid_dataset.task.digits is 3 and train_dataset.task.digits 2" in first.evidence[1]
+    assert diagnose(changed(other)).first is None
+    more = made.config.__wrapped__(valid_dataset__task={"n": 100, "seed": 3}, train_dataset__task={"misled": 0.7})
+    assert not [f for f in diagnose(changed(more)).findings if f.rule == "evaluation.protocol"]
+
+
+def test_held_out_prompts_are_told_from_those_of_training_by_what_is_in_the_files(tmp_path):
+    """Whatever the files are called."""
+    lines = [f'{{"prompt": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(20)]
+    for name, content in (("train", lines), ("copy", lines), ("other", lines[::-1])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(content))
+
+    def identity(name):
+        dataset = make_config({"train_dataset.path": str(tmp_path / f"{name}.jsonl"), "train_dataset.type": "prompt_answer"})
+        return dict(open_prompts(dataset.train_dataset, seed=1).identity)
+
+    def found(held_out):
+        session = dict(made.SESSION) | {"data": identity("train"), "evaluation": protocol(data=identity(held_out))}
+        return [f.severity for f in diagnose(made.history(context=[session])).findings if f.rule == "evaluation.same_data"]
+
+    assert found("copy") == [Severity.BROKEN] and found("other") == []
+
+
+def test_one_token_that_is_the_whole_answer_is_not_empty():
+    history = changed(ppo_actor__seq_len__avg=1.0, ppo_actor__no_eos_ratio=1.0)
+    assert not [f for f in diagnose(history).findings if f.rule == "reward.empty"]
 
 
 def test_rules_say_what_they_mean_and_what_to_do():

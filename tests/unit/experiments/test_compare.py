@@ -53,11 +53,14 @@ def wrong_rope(model, directory):
 
 
 def test_transformers_and_jax_agree_by_orders_of_magnitude(case):
-    (pair,) = compare_engines.compare(case, ["transformers", "jax"], case.model_dir, with_layers=True)
-    assert pair.agrees and pair.verdict == "consistent" and not pair.divergences
-    assert max(part.max for part in (pair.prompt, pair.completion, pair.decoded)) < 1e-4
-    assert pair.prompt.tokens == sum(len(p) - 1 for p in case.prompts) and pair.completion.tokens <= 18
-    assert max(pair.layers.differences) < 1e-5 and len(pair.layers.differences) == GLOBAL + 3
+    """Log-probs of given tokens, and every layer; the decoding of both is in the slow test of the command."""
+    first, other = TransformersSubject(case), JaxSubject(case)
+    sequences = [np.concatenate([prompt, prompt[:6]]) for prompt in case.prompts]
+    apart = Differences.of(first.score(sequences), other.score(sequences))
+    assert apart.max < 1e-4 and apart.within(BOUNDS["float32"]) and apart.tokens == sum(map(len, sequences))
+    layers = layers_apart(first.hidden_states(sequences[0]), other.hidden_states(sequences[0]))
+    assert max(layers.differences) < 1e-5 and len(layers.differences) == GLOBAL + 3
+    assert layers.first(BOUNDS["float32"]) is None
 
 
 def test_a_wrong_rope_base_is_found_at_the_layer_that_has_it(case, model, tmp_path):
@@ -159,3 +162,53 @@ def test_the_command_ends_with_status_2_where_engines_disagree(model, tmp_path):
     assert (right.returncode, bad.returncode) == (0, 2), (right.stderr, bad.stderr)
     assert bad.stdout.rstrip().endswith(f"verdict: INCONSISTENT; layer {GLOBAL} differs first")
     assert json.loads((tmp_path / "report.json").read_text())["pairs"][0]["layers"]["first"] == f"layer {GLOBAL}"
+
+
+# Image-text models
+
+
+def pictures_case(directory, **settings):
+    from tests.image_text import make_image_text_model
+
+    data = {"train_dataset.path": "task:count_objects", "train_dataset.task": {"n": 3, "pixels": 64}}
+    model = make_image_text_model(directory / "model")
+    config = config_of(**{"actor.path": str(model), "train_dataset.type": "task", "valid_dataset.path": "", **data, **settings})
+    return make_case(config, model, prompts=3, tokens=5, dtype="float32")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_pictures_reach_transformers_and_jax_refuses_them(tmp_path):
+    case = pictures_case(tmp_path)
+    assert all(len(p.token_ids) == len(p.text_ids) + 15 for p in case.pictures), "16 tokens in the place of one"
+    with pytest.raises(UserError, match="reads no pictures"):
+        JaxSubject(case)
+    subject = TransformersSubject(case)
+    done = subject.generate(case.prompts)
+    sequences = [np.concatenate([p, d.token_ids]) for p, d in zip(case.prompts, done, strict=True)]
+    scores = subject.score(sequences)
+    for greedy, score, prompt in zip(done, scores, case.prompts, strict=True):
+        np.testing.assert_allclose(greedy.logp, score[len(prompt) :], atol=1e-4)
+    others = TransformersSubject(dataclasses.replace(case, pictures=case.pictures[1:] + case.pictures[:1]))
+    assert not np.allclose(others.score(sequences)[0], scores[0], atol=1e-3), "another picture, other log-probs"
+    assert len(subject.hidden_states(case.prompts[0])) == 3 + 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_sglang_and_transformers_agree_on_pictures(tmp_path):
+    from tests.shared import sglang_python
+
+    settings = {
+        "sglang.python": sglang_python(),
+        "sglang.device": "cpu",
+        "sglang.attention_backend": "torch_native",
+        "sglang.context_length": 256,
+        "sglang.disable_overlap_schedule": True,
+        "sglang.enable_multimodal": True,
+        "sglang.extra_args": ("--max-total-tokens", "4096"),
+        "sglang.log_dir": str(tmp_path),
+    }
+    case = pictures_case(tmp_path, **settings)
+    (pair,) = compare_engines.compare(case, ["transformers", "sglang"], case.model_dir, with_layers=False)
+    assert pair.agrees, pair.lines()

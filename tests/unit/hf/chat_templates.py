@@ -53,7 +53,12 @@ INSTRUCT = (
 TEXT_ARGUMENTS = TOOLS.replace("({'name': call.function.name, 'arguments': call.function.arguments} | tojson)", "call.function.name + call.function.arguments")  # fmt: skip  # noqa: E501
 PARTS = CHATML.replace("{{ message['content'] }}", "{% for part in message['content'] %}{{ part['text'] }}{% endfor %}")
 
-JOINED = "{% for message in messages %}{{ message['content'] }}{% endfor %}"  # puts nothing between texts
+JOINED = "{% for message in messages %}{{ message['content'] | trim }}{% endfor %}"  # puts nothing between texts
+NEEDS_CALL = TOOLS.replace(
+    "{%- if message.role == 'tool' %}",
+    "{%- if message.role == 'tool' %}"
+    "{% if not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call') }}{% endif %}",
+)
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<h1>")

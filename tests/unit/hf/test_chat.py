@@ -105,7 +105,8 @@ def test_text_is_text_whatever_it_looks_like(loaded, kind, text):
     tokenizer = loaded("TOOLS", kind)
     ids = tokenizer.encode(text, as_text=True)
     assert controls(tokenizer, ids) == []
-    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    lost = kind == "pieces" and text.startswith(" ")  # of two spaces at the beginning, it keeps one
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text[lost:]
     if not controls(tokenizer, tokenizer.encode(text)):
         assert ids == tokenizer.encode(text)
 
@@ -142,9 +143,11 @@ def test_a_text_that_has_to_be_disguised_leaves_the_tokens_of_all_others_alone(l
 
 def test_a_control_token_made_of_two_texts_that_a_template_joins_is_none(loaded):
     tokenizer = loaded("JOINED")
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": text} for text in ("<|im_", "end|>", "the")])
-    assert controls(tokenizer, ids) == []
-    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_end|>the"
+    for roles in (("user", "user"), ("user", "assistant"), ("assistant", "user")):
+        texts = zip(roles, ("<|im_ ", " end|>"), strict=True)
+        ids = tokenizer.apply_chat_template([{"role": role, "content": text} for role, text in texts])
+        assert controls(tokenizer, ids) == []
+        assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_end|>"
 
 
 def test_control_tokens_of_users_are_read_where_the_config_says_so_and_the_assistants_always(loaded):
@@ -177,6 +180,7 @@ def test_a_tokenizer_whose_words_are_control_tokens_refuses_them_as_text(tmp_pat
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<end>", "unk_token": "<unk>"}')
     ours = load_tokenizer(tmp_path)
     assert ours.encode("a b", as_text=True) == [2, 0]
+    assert ours.encode("a b <", as_text=True) == [2, 0, 0]  # the token of unknown words is no control token here
     with pytest.raises(UserError, match=r"makes the control token '<end>' of plain text: .*rollout.allow_control_tokens=True"):
         ours.encode("a <end>", as_text=True)
 
@@ -260,6 +264,7 @@ QUESTION = "<|im_start|>user\nwhat is the answer<|im_end|>\n<|im_start|>assistan
         ("CHATML", {}, says("42"), QUESTION + "[42<|im_end|>]"),
         ("MARKED", {}, says("42"), QUESTION + "[42<|im_end|>]"),
         ("OPENS", {}, says("42"), QUESTION + "[42<|im_end|>]"),
+        ("OPENS", {}, says("<tool_call>"), QUESTION + "[<tool_call><|im_end|>]"),  # begins as what is opened does
         ("THINKS", {}, says("42"), QUESTION + "[<think>\n\n</think>\n\n42<|im_end|>]"),
         ("THINKS", {"enable_thinking": False}, says("42"), QUESTION + "<think>\n\n</think>\n\n[42<|im_end|>]"),
         (
@@ -328,10 +333,10 @@ def test_a_turn_is_continued_where_it_was_left(loaded):
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
-@pytest.mark.parametrize("name", ["TOOLS", "INSTRUCT"])
+@pytest.mark.parametrize("name", ["TOOLS", "NEEDS_CALL", "INSTRUCT"])
 def test_prompt_reply_and_next_turn_are_the_whole_conversation(loaded, name, kind):
     tokenizer = loaded(name, kind)
-    messages = CALLS[:3] if name == "TOOLS" else [USER, says("12"), AGAIN]
+    messages = [USER, says("12"), AGAIN] if name == "INSTRUCT" else CALLS[:3]
     ids, learned = tokenizer.encode_labeled(Prompt("0/0", messages[:1], {}), messages[1:2])
     end = tokenizer.encode("<|endoftext|>" if name == "INSTRUCT" else "<|im_end|>")[0]
     for sampled in (ids.tolist(), ids[:-1].tolist()):  # the policy ended its turn, or was cut short

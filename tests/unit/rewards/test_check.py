@@ -22,7 +22,7 @@ def checked(tmp_path):
     def check(path, records):
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
         source = open_prompts(DatasetConfig(path=str(path), type="trl"), seed=1)
-        loop.run_until_complete(check_records(rewards, source))
+        loop.run_until_complete(check_records(rewards, list(source.epoch(0)), source.where, source.key))
 
     yield check
     loop.run_until_complete(rewards.close())

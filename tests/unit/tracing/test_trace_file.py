@@ -1,6 +1,7 @@
 """The trace on disk: opens after a kill, stays within its size, ends nothing but itself."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -41,19 +42,20 @@ with tracing.to_file(Path({str(path)!r}), 1 << 20):
     process = subprocess.Popen([sys.executable, "-c", script])
     try:
         deadline = time.monotonic() + 60
-        while not path.exists() or "python" not in path.read_text():
+        while not path.exists() or "alive" not in path.read_text():  # a second after all else
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    (rows,), (torn,) = (
-        query(text, "select name, dur, extract_arg(arg_set_id, 'args.uid') as uid from slice order by id")
-        for text in (path.read_bytes(), path.read_bytes()[:-20])
-    )
+    spans = "select name, ts, dur, extract_arg(arg_set_id, 'args.uid') as uid from slice order by id"
+    whole = path.read_bytes()
+    rows, (last,) = query(whole, spans, "select max(ts) as ts from counter")
+    (torn,) = query(whole[: whole.index(b'"name":"tool"') + 9], spans)
     assert [row["name"] for row in rows] == ["trajectory", "generate", "trajectory", "tool"]
     assert [row["dur"] >= 0 for row in rows] == [True, True, False, False], "the last two have not ended"
     assert [row["uid"] for row in rows] == ["0/0", None, "0/1", None]
+    assert last["ts"] - rows[-1]["ts"] >= 1e9, "the trace goes on where nothing happens"
     assert torn == rows[:-1], "a line that was cut is left out"
 
 
@@ -106,6 +108,21 @@ def test_a_run_that_goes_on_keeps_the_trace_before_it(tmp_path):
             pass
     assert [event["name"] for event in read(path) if event["ph"] == "X"] == ["third"]
     assert [event["name"] for event in read(path.with_suffix(".1.json")) if event["ph"] == "X"] == ["second"]
+
+
+def test_any_argument_of_a_users_span_can_be_written_and_sent(tmp_path):
+    circle = []
+    circle.append(circle)
+    path, args = (
+        tmp_path / "trace.json",
+        {"reward": math.nan, "pair": {(1, 2): 3}, "circle": circle, "text": "\ud83d", "x": None},
+    )
+    with tracing.to_file(path, 1 << 20), tracing.span("tool", **args):
+        pass
+    (found,) = (event["args"] for event in read(path) if event["ph"] == "X")
+    expected = {"reward": "nan", "pair": "{(1, 2): 3}", "circle": "[[...]]", "text": "\ud83d", "x": None}
+    (sent,) = tracing.from_text(tracing.to_text([Event("X", 1, 2, 3, "tool", args)]))
+    assert found == expected == sent.args
 
 
 def test_a_trace_that_cannot_be_written_ends_nothing_else(tmp_path, caplog):

@@ -9,7 +9,6 @@ import pytest
 
 from rljax import tracing
 from rljax.tracing import Outbox, Process, Tracer
-from rljax.tracing.events import checked
 
 
 @pytest.fixture
@@ -124,7 +123,7 @@ def test_what_an_end_says_stands_with_its_span(outbox):
     ends = [event.args for event in events if event.phase == "X"]
     assert ends == [{"request": "a", "tokens": 7}, {"error": "KeyError: 'price'"}, {"version": 2}]
     assert [event.args for event in events if event.phase == "C"] == [{"ready": 3}]
-    assert [checked(json.loads(json.dumps(event))) for event in events] == events, "as another process gets them"
+    assert tracing.from_text(tracing.to_text(events)) == events, "as another process gets them"
 
 
 def test_a_span_that_lasts_is_told_when_it_is_open_and_ends_apart(outbox):
@@ -164,7 +163,7 @@ def test_nothing_is_recorded_where_nothing_is_traced():
 )
 def test_what_is_no_event_is_refused(raw):
     with pytest.raises((ValueError, TypeError)):
-        checked(raw)
+        tracing.from_text(json.dumps([raw]))
 
 
 def test_an_outbox_that_nobody_empties_keeps_a_bounded_number_of_events(monkeypatch):

@@ -251,3 +251,21 @@ def test_a_request_that_went_back_can_be_cancelled():
     for work in works[:2]:
         assert work.future.result(10).token_ids.tolist() == expected(work.request, work.limit)
     scheduler.close()
+
+
+def test_a_request_that_is_cancelled_before_it_is_looked_at_never_starts():
+    devices = Devices()
+    devices.gate.clear()
+    scheduler = Scheduler(devices, recompute=False, ahead=0)
+    first, second, third = (work_of(str(i), [i + 1] * 9, 4, endless([i + 1] * 9)) for i in range(3))
+    scheduler.submit(first)
+    while "prefill" not in devices.sent:  # and then it waits at the gate
+        time.sleep(1e-3)
+    scheduler.submit(second)
+    second.future.cancel()
+    scheduler.submit(third)
+    devices.gate.set()
+    for work in (first, third):
+        assert work.future.result(10).token_ids.tolist() == expected(work.request, work.limit)
+    scheduler.close()
+    assert scheduler.stats().prompt_tokens == 18 and not second.tokens

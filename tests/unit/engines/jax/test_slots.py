@@ -318,8 +318,20 @@ def test_a_random_history_keeps_every_row_right():
                 if tenant.indexed:
                     assert np.all(cache.row(tenant)[: tenant.filled, 1] == version)
             check_references(table, pages)
+            check_counts(table)
         cache.fill(version)
         cache.check()
+
+
+def check_counts(table):
+    """What admission reads instead of going through all tenants is what it would find there."""
+    whole = [-(-tenant.last // PAGE) for tenant in table.occupied]
+    for shard, heap in enumerate(table._free):
+        slots = range(shard * table._per_shard, (shard + 1) * table._per_shard)
+        assert sorted(heap) == [slot for slot in slots if table.tenants[slot] is None]
+        own = [len(t.pages) < most for t, most in zip(table.occupied, whole, strict=True) if table.shard(t.slot) == shard]
+        assert table._growing[shard] == sum(own)
+    assert table.filling == [t for t in table.occupied if t.filled < t.goal]
 
 
 def check_references(table, pages):

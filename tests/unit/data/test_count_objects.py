@@ -1,0 +1,48 @@
+"""Counting drawn objects: the picture has as many as the answer says."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL", reason="needs the extra [vision]")
+
+from scipy import ndimage
+
+from rljax.data.tasks import make_task
+from rljax.errors import UserError
+from rljax.hf.messages import parse_messages
+from rljax.hf.pictures import picture_urls, read_picture
+
+PATH = "task:count_objects"
+
+
+def records(split="train", **arguments):
+    made = make_task(PATH, split, arguments, "train_dataset")
+    return [made[i] for i in range(len(made))]
+
+
+def objects(record):
+    """Counts connected areas of the picture that are not white: objects don't touch."""
+    (url,) = picture_urls(parse_messages(record["messages"], "here"), "here")
+    drawn = (np.asarray(read_picture(url, "here")) < 255).any(-1)
+    return ndimage.label(drawn)[1]
+
+
+def test_a_picture_has_the_objects_that_the_answer_counts():
+    alone = records(n=40, others=0)
+    assert [objects(record) for record in alone] == [int(record["answer"]) for record in alone]
+    assert {record["answer"] for record in alone} == set("12345") and len({record["shape"] for record in alone}) == 3
+    crowded = records(n=40, others=3)
+    beside = [objects(record) - int(record["answer"]) for record in crowded]
+    assert set(beside) == {0, 1, 2, 3}
+
+
+def test_pictures_follow_from_seed_and_split():
+    assert records(n=3) == records(n=5)[:3]
+    assert not {str(r["messages"]) for r in records(n=30)} & {str(r["messages"]) for r in records("test", n=30)}
+    assert records(n=3, seed=1) != records(n=3)
+
+
+@pytest.mark.parametrize("arguments", [{"most": 20}, {"pixels": 8}, {"mots": 3}])
+def test_bad_arguments_are_refused(arguments):
+    with pytest.raises(UserError, match=PATH):
+        records(**arguments)
