@@ -78,6 +78,7 @@ class Checks:
             from rljax.sanity import start
 
             self._findings += [*start.check_splits(self._config), *start.check_sets(prompts, held_out, most=None)]
+            # An environment gives its own rewards
             if not self._attempt("environment", lambda: asyncio.run(self._check_environments(prompts))):
                 self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts, tokenizer)))
         if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None:
@@ -183,7 +184,7 @@ class Checks:
             self._findings += check_lengths(key_of(each.name), lengths, limit=limit, why=f"{sampler}.context_length={context}")
 
     async def _check_environments(self, prompts: PromptSource) -> bool:
-        """Checks the environments that prompts name. Returns whether there is one: its rewards are its own."""
+        """Checks the environments that prompts name. Returns whether there is one."""
         from rljax.environments.checks import check_environments
         from rljax.sanity.findings import Finding, Severity
 
