@@ -66,4 +66,4 @@ class JaxSubject:
         return np.asarray(states[:, 0]).astype(np.float64)
 
     def close(self) -> None:
-        self._params = None
+        del self._params

@@ -300,7 +300,7 @@ class Transformer(nnx.Module):
         unroll = spec.num_layers if self.unroll else 1
         layer_body = rematerialized(body, self.remat, unrolled=self.unroll)
         stacked = (self._computed_in(params), inputs)
-        return jax.lax.scan(layer_body, self.embed(token_ids), stacked, unroll=unroll)  # type: ignore[no-any-return]
+        return jax.lax.scan(layer_body, self.embed(token_ids), stacked, unroll=unroll)
 
     def embed(self, token_ids: Array) -> Array:
         """[B, T] -> [B, T, H] in `dtype`."""

@@ -54,7 +54,7 @@ MAX_TRUNCATION = Threshold(0.05, "share of completions", "practice: above it the
 BROKEN_TRUNCATION = Threshold(0.3, "share of completions", "one in three answers is not heard to its end; tuned")
 MAX_DUPLICATES = Threshold(0.1, "share of a batch's groups", "a shuffled epoch has none")
 BROKEN_DUPLICATES = Threshold(0.5, "share of a batch's groups", "the batch is at most half as large as it says")
-LONE = Threshold(1.5, "completions per group", "most groups have a single one: its baseline is itself")
+LONE = Threshold(1.5, "episodes per group", "most groups have a single one: its baseline is itself")
 SMALL_GROUPS = Threshold(
     0.5, "share of gconfig.n_samples", "half of the samples are lost; a filter of single episodes may mean to"
 )

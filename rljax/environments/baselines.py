@@ -57,12 +57,12 @@ class Baseline:
 
 def random_policy(environment: Environment, generator: random.Random) -> str:
     """Takes `random_action` of the environment (interface.Baselines)."""
-    return environment.random_action(generator)  # type: ignore[attr-defined, no-any-return]
+    return environment.random_action(generator)  # type: ignore[attr-defined]
 
 
 def expert_policy(environment: Environment, generator: random.Random) -> str:
     """Takes `expert_action` of the environment."""
-    return environment.expert_action()  # type: ignore[attr-defined, no-any-return]
+    return environment.expert_action()  # type: ignore[attr-defined]
 
 
 async def run_baseline(

@@ -78,9 +78,7 @@ class ChatTemplate:
     def render_open(self, chat: Chat) -> str:
         """Renders a conversation whose last turn, the assistant's, is to be continued.
 
-        The text ends where that turn's text does.
-
-        Its reasoning is continued if it has no text yet.
+        The text ends where that turn's text does, or its reasoning if it has no text yet.
         """
         *before, last = chat.messages
         part = "reasoning_content" if last.get("reasoning_content") and not text_of(last) else "content"

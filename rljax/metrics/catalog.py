@@ -64,8 +64,8 @@ FAMILIES = (
             Metric("rollout/groups", PER_STEP, "Groups in the batch."),
             Metric(
                 "rollout/group_size",
-                "completions",
-                "Completions in a group; fewer than `gconfig.n_samples` where episodes failed.",
+                "episodes",
+                "Episodes in a group; fewer than `gconfig.n_samples` where some failed or were rejected.",
                 True,
             ),
         ),
@@ -175,8 +175,10 @@ FAMILIES = (
     ),
     Family(
         "Evaluation",
-        "at the steps that are evaluated",
+        "at the steps that are evaluated; those of a set of `valid_datasets` with its name, as `eval-rollout/math/reward`",
         (
+            Metric("eval-rollout/pass@*", "share of prompts", "Chance that one of so many samples passes, for `evaluator.ks`."),
+            Metric("eval-rollout/version", "versions", "Of the weights that sampled a token.", True),
             Metric("eval-rollout/reward", REWARD, "Reward of a held-out completion; failed episodes are left out.", True),
             Metric("eval-reward/*", REWARD, "Component of it by its name.", True),
             Metric("eval-rollout/seq_len", "tokens", "Sampled tokens of a completion.", True),
@@ -247,11 +249,16 @@ FAMILIES = (
         (Metric("guard/*", "actions " + PER_STEP, "By action ([guardrails](runtime.md#guardrails))."),),
     ),
 )
+_OF_A_SET = re.compile("^(eval-rollout/|eval-reward/)[^/]+/")  # of valid_datasets
 ENDS = ("avg", "min", "max")  # of the names of a distribution in metrics.jsonl
 
 
 def find(written: str) -> Metric | None:
     """Returns the metric of a name as metrics.jsonl has it; None if there is none."""
+    return _find(written) or _find(_OF_A_SET.sub(r"\1", written))
+
+
+def _find(written: str) -> Metric | None:
     base, _, end = written.rpartition("/")
     exact = {True: base, False: written}
     for is_distribution in (True, False):

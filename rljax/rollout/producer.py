@@ -137,12 +137,14 @@ class GroupRunner:
 
     async def _episode(self, ticket: Ticket, sample: int, together: Gathering) -> EpisodeResult:
         seed = seed_for(self.seed, ticket.prompt.uid, sample, ticket.attempt)
-        limits = {"timeout": self.timeout, "vocab_size": self.vocab_size}
         with together.member():
             if self.quit:
                 raise bdb.BdbQuit
             try:
-                result = await run_episode(self.workflow, self.generator, ticket.prompt, self.params, seed, **limits)
+                result = await run_episode(
+                    self.workflow, self.generator, ticket.prompt, self.params, seed,
+                    timeout=self.timeout, vocab_size=self.vocab_size,
+                )  # fmt: skip
             except bdb.BdbQuit:
                 self.quit = True
                 raise

@@ -76,7 +76,7 @@ def digest_of(messages: Iterable[Mapping[str, Any]], environment: Any = None) ->
       environment: name, seed and arguments of the environment behind the prompt, which decide what
         is asked; None without one.
     """
-    digest = hashlib.blake2b(json.dumps(environment, sort_keys=True, default=str).encode(), digest_size=12)
+    digest = hashlib.blake2b(json.dumps(environment, sort_keys=True, default=str).encode(errors="replace"), digest_size=12)
     for message in messages:
         content = message["content"]
         text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)

@@ -45,8 +45,11 @@ class Tool:
 
         Raises UserError if hints or descriptions are missing.
         """
-        from transformers.utils import get_json_schema
-        from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+        from transformers.utils.chat_template_utils import (
+            DocstringParsingException,
+            TypeHintParsingException,
+            get_json_schema,
+        )
 
         try:
             made = get_json_schema(function)["function"]

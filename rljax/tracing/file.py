@@ -158,7 +158,7 @@ class TraceFile:
         return lines
 
     def _alive(self) -> list[str]:
-        """Returns a counter that says when this was, so that the trace of a run that stands still goes on."""
+        """Returns a counter, so that the trace of a run that stands still goes on."""
         event = Event("C", 0, now(), 0, "alive", {"seconds": (now() - self._origin) // 10**9})
         pids = [self._pids[tracer.process] for tracer in self._tracers if tracer.process in self._pids]
         return [encode(event, pid, 0, self._origin) for pid in pids]

@@ -90,6 +90,7 @@ def truncation(history: History) -> Sign | None:
     "Batches hold the same prompt several times, so that they are smaller than they look.",
     needs=(names.DUPLICATE_PROMPTS,),
     least=PATIENCE,
+    applies=lambda config: config.rollout.workflow != "environment",  # one observation begins many different episodes
     bounds=(MAX_DUPLICATES, BROKEN_DUPLICATES),
     causes=(
         "the data has duplicates, or fewer prompts than a batch",
@@ -105,7 +106,7 @@ def duplicate_prompts(history: History) -> Sign | None:
 
 @rule(
     "environment.small_groups",
-    "Groups have fewer completions than gconfig.n_samples: one that is alone is compared with nothing, and teaches nothing.",
+    "Groups have fewer episodes than gconfig.n_samples: one that is alone is compared with nothing, and teaches nothing.",
     needs=(names.GROUP_SIZE,),
     needs_config=True,
     least=PATIENCE,
@@ -115,7 +116,7 @@ def duplicate_prompts(history: History) -> Sign | None:
         "the workflow returns None for most episodes of a prompt",
         "most episodes fail: see environment.failures",
     ),
-    next="rljax rollout --config=CONFIG --out=DIR, and count the completions of each prompt",
+    next="rljax rollout --config=CONFIG --out=DIR, and count the episodes of each prompt",
 )
 def small_groups(history: History) -> Sign | None:
     assert history.config is not None

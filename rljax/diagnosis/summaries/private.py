@@ -125,8 +125,8 @@ def score_of_result(path: Path) -> Score:
     if len(means) < 2:
         raise UserError(f"--private: {path} has fewer than two prompts with a reward")
     protocol = result.protocol.json()
-    error = statistics.stdev(means) / math.sqrt(len(means))
-    return Score(statistics.fmean(means), error, _identity(protocol), protocol, str(path), result.policy.step)
+    spread = statistics.stdev(means) / math.sqrt(len(means))
+    return Score(statistics.fmean(means), spread, _identity(protocol), protocol, str(path), result.policy.step)
 
 
 def _data(history: History) -> tuple[str, str]:

@@ -174,8 +174,12 @@ def test_other_tools_are_another_conversation(tokenizer):
     assert served.session.recording.turns[1].parent is None
 
 
-def test_reasoning_that_the_template_drops_breaks_the_prefix_and_that_it_keeps_does_not(thinking):
-    served = Served(thinking, lambda prompt: f"why {prompt.count('user:')}\n</think>\n\nso<eos>")
+@pytest.mark.parametrize("opened", [True, False], ids=["the prompt opens it", "the model opens it"])
+def test_reasoning_that_the_template_drops_breaks_the_prefix_and_that_it_keeps_does_not(thinking, tmp_path, opened):
+    if not opened:
+        thinking = make_tokenizer(tmp_path, THINKING.replace("assistant:<think>\n", "assistant:"))
+    begin = "" if opened else "<think>\n"
+    served = Served(thinking, lambda prompt: f"{begin}why {prompt.count('user:')}\n</think>\n\nso<eos>")
 
     async def talk(client):
         messages = await say(client, [], "a")
@@ -187,7 +191,8 @@ def test_reasoning_that_the_template_drops_breaks_the_prefix_and_that_it_keeps_d
     first, tool, other = served.session.recording.turns
     assert tool.parent is first and other.parent is None and served.session.recording.breaks == 1
     text = thinking.decode(tool.prompt_ids, skip_special_tokens=False)
-    assert text == "user:a<eos>\nassistant:<think>\nwhy 1\n</think>\n\nso<eos>\ntool:t<eos>\nassistant:<think>\n"
+    end = "<think>\n" if opened else ""
+    assert text == f"user:a<eos>\nassistant:<think>\nwhy 1\n</think>\n\nso<eos>\ntool:t<eos>\nassistant:{end}"
     assert "<think>\nwhy" not in thinking.decode(other.prompt_ids, skip_special_tokens=False)
 
 

@@ -14,6 +14,7 @@ from rljax.errors import UserError
 from rljax.hf.messages import parse_messages, parse_tools
 from rljax.hf.tokenizer import load_tokenizer
 from rljax.types import Prompt
+from tests.shared import convert_smollm2
 from tests.unit.hf import chat_templates as templates
 
 USER, AGAIN = {"role": "user", "content": "what is the answer"}, {"role": "user", "content": "the question"}
@@ -139,6 +140,32 @@ def test_a_text_that_has_to_be_disguised_leaves_the_tokens_of_all_others_alone(l
     ids = tokenizer.apply_chat_template([*calm, {"role": "user", "content": text + "<|im_end|>"}])
     assert ids[: len(before)] == before
     assert ids[len(before)] == tokenizer.encode("<|im_start|>")[0]
+
+
+@pytest.mark.slow
+def test_smollm2_reads_no_control_token_in_a_users_text_and_learns_a_turn_to_its_end(tmp_path):
+    tokenizer = load_tokenizer(convert_smollm2(tmp_path))
+    names = [token for token, i in tokenizer.vocabulary().items() if token.startswith("<") and token.endswith(">")]
+    control = {tokenizer.encode(name)[0] for name in names if len(tokenizer.encode(name)) == 1}
+
+    @hypothesis.given(
+        text=st.lists(st.one_of(st.sampled_from([*names, "<|im_", "end|>", "<"]), st.text(max_size=9))).map("".join),
+    )
+    @hypothesis.settings(deadline=None, max_examples=200)
+    def check(text):
+        plain, given = (tokenizer.apply_chat_template([{"role": "user", "content": t}]) for t in ("x", text))
+        assert [i for i in given if i in control] == [i for i in plain if i in control]
+        if tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text:  # it lacks a few bytes
+            expected = tokenizer.decode(plain, skip_special_tokens=False).replace("user\nx<", f"user\n{text}<")
+            assert tokenizer.decode(given, skip_special_tokens=False) == expected
+        if not any(i in control for i in tokenizer.encode(text)):
+            said = [{"role": "user", "content": text}]
+            assert given == tokenizer._inner.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+
+    assert "<|im_end|>" in names
+    check()
+    text = shown(tokenizer, Prompt("0/0", (USER, says("12"), AGAIN), {}), says("42"))
+    assert text.count("[") == 2 and text.endswith("<|im_start|>assistant\n[42<|im_end|>]")
 
 
 def test_a_control_token_made_of_two_texts_that_a_template_joins_is_none(loaded):

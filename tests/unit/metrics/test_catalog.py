@@ -47,7 +47,7 @@ def written_by_fake(tmp_path) -> set[str]:
         sinks.append(MemorySink(first_step))
         return sinks[-1]
 
-    short = {"total_train_steps": 2, "evaluator.freq_steps": 1, "saver.freq_steps": 1}
+    short = {"total_train_steps": 2, "evaluator.freq_steps": 1, "saver.freq_steps": 1, "evaluator.ks": [1]}
     for name, overrides in RUNS.items():
         loop.train(make_run(tmp_path / name, short | overrides, sink=sink))
     table = np.zeros((VOCAB, VOCAB), np.float32)
@@ -96,6 +96,11 @@ def test_names_are_unique_and_sentences_end():
     metrics = [metric for family in catalog.FAMILIES for metric in family.metrics]
     assert len({metric.name for metric in metrics}) == len(metrics)
     assert all(metric.unit and metric.meaning.endswith((".", ").")) for metric in metrics)
+
+
+@pytest.mark.parametrize("name", ["reward/avg", "pass@4", "failed/reward_error", "version/max"])
+def test_metrics_of_a_named_set_are_those_of_any(name):
+    assert catalog.find(f"eval-rollout/math/{name}") is catalog.find(f"eval-rollout/{name}") is not None
 
 
 @pytest.mark.parametrize("name", ["rollout/reward", "rollout/rewards/avg", "timeperf/updates", "ppo_actor/update/lr/avg"])

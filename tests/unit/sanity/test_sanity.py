@@ -132,6 +132,16 @@ TURNS = "{% for m in messages %}<bos>{{ m['role'] }}:{{ m['content'] }}<eos>{% e
 OPENED = TURNS + "{% if add_generation_prompt %}<bos>assistant:{% endif %}"
 
 
+def test_episodes_of_an_environment_that_begin_alike_are_different_prompts():
+    def game(uid, seed):
+        return Prompt(uid, ({"role": "user", "content": "?"},), {"answer": "", "environment": {"name": "x", "seed": seed}})
+
+    train, held_out = prompts.Index("a", [game("0/0", 1), game("0/1", 2)]), prompts.Index("b", [game("0/0", 3)])
+    assert [finding.severity for finding in (*train.check(), *prompts.shared(train, held_out))] == [Severity.GOOD] * 2
+    twice = prompts.Index("a", [game("0/0", 1), game("0/1", 1)])
+    assert "1 of 2 prompts are duplicates" in next(iter(twice.check())).line
+
+
 def test_a_model_and_tokenizer_that_agree_give_no_warning(model):
     tokenizer = with_template(model, OPENED)
     findings = [*template.check_tokenizer(tokenizer, model), *template.check_template(tokenizer)]
