@@ -184,7 +184,10 @@ class Checks:
             self._findings += check_lengths(key_of(each.name), lengths, limit=limit, why=f"{sampler}.context_length={context}")
 
     async def _check_environments(self, prompts: PromptSource) -> bool:
-        """Checks the environments that prompts name. Returns whether there is one."""
+        """Checks the environments that prompts name.
+
+        Returns whether there is one; its rewards are its own.
+        """
         from rljax.environments.checks import check_environments
         from rljax.sanity.findings import Finding, Severity
 

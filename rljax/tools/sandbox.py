@@ -1,4 +1,4 @@
-"""Python of a policy in a process that can't reach the machine: bubblewrap, seccomp, resource limits.
+"""Python of a policy in a process that can't reach the machine: bubblewrap, seccomp, limits.
 
     sandbox = Sandbox(Limits(seconds=5.0))
     ran = await sandbox.run("print(6 * 7)")         # Ran(output="42\\n", outcome="ok")
