@@ -28,12 +28,14 @@ from rljax.experiments import main
 if TYPE_CHECKING:
     from rljax.config.allocation import Allocation
     from rljax.config.schema import Config
+    from rljax.data import Labels
     from rljax.data.held_out import HeldOut
     from rljax.data.prompts import PromptSource
     from rljax.hf.tokenizer import Tokenizer
     from rljax.rewards import RewardPool
     from rljax.rollout.workflow import Workflow
     from rljax.sanity.findings import Finding
+    from rljax.types import Prompt
 
 main.define_config_flags(workdir=False)
 ROLLOUTS = flags.DEFINE_integer("rollouts", 0, "Prompts to sample and score as training would; 0: none.", lower_bound=0)
@@ -175,7 +177,8 @@ class Checks:
         if config.warmup.steps or config.actor.loss == "sft":
             most, why = engine.room_for_example(config)
             labels = Labels(config.warmup, tokenizer, most=most, why=why)
-            self._findings += check_lengths("labeled examples", [len(labels(p)) for p in every], limit=most, why=why)
+            lengths = [_length(labels, prompt, prompts.where(prompt.uid)) for prompt in every]
+            self._findings += check_lengths("labeled examples", lengths, limit=most, why=why)
         sampler = pools.sampler.engine if pools is not None and pools.sampler is not None else ""
         context = engine.find_plugin(sampler).context_length(config) if sampler else None
         for each in held_out:
@@ -247,6 +250,15 @@ class Checks:
                     self._findings.append(Finding(Severity.NOTE, "rollouts", line))
             finally:
                 await sampler.close()
+
+
+def _length(labels: Labels, prompt: Prompt, where: str) -> int:
+    """Returns the tokens of a labeled example. Raises UserError, which names the record."""
+    labels.require(prompt, where)
+    try:
+        return len(labels(prompt))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 if __name__ == "__main__":
