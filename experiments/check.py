@@ -80,8 +80,9 @@ class Checks:
             from rljax.sanity import start
 
             self._findings += [*start.check_splits(self._config), *start.check_sets(prompts, held_out, most=None)]
+            builds = tokenizer is None or self._attempt("rollout.workflow", lambda: self._workflow(tokenizer)) is not None
             # An environment gives its own rewards
-            if not self._attempt("environment", lambda: asyncio.run(self._check_environments(prompts))):
+            if not self._attempt("environment", lambda: asyncio.run(self._check_environments(prompts))) and builds:
                 self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts, tokenizer)))
         if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None:
             self._attempt("rollouts", lambda: asyncio.run(self._check_rollouts(pools, tokenizer, prompts)))
@@ -217,12 +218,18 @@ class Checks:
             await check_records(rewards, every, prompts.where, prompts.key)
             self._findings += await check_rewards(rewards, every, tokenizer, field=ANSWER, success=success)
 
-    def _workflow(self, tokenizer: Tokenizer, rewards: RewardPool) -> Workflow:
+    def _workflow(self, tokenizer: Tokenizer, rewards: RewardPool | None = None) -> Workflow:
+        """Makes the workflow. Raises UserError for arguments that it does not take."""
+        from rljax.rewards import RewardPool
         from rljax.workflows import build_workflow, sampling_params
 
         rollout, params = self._config.rollout, sampling_params(self._config.gconfig, tokenizer)
         return build_workflow(
-            rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=rollout.workflow_args, params=params
+            rollout.workflow,
+            tokenizer=tokenizer,
+            rewards=rewards or RewardPool(self._config.reward),
+            arguments=rollout.workflow_args,
+            params=params,
         )
 
     async def _check_rollouts(self, pools: Allocation, tokenizer: Tokenizer, prompts: PromptSource) -> None:
