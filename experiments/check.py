@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rljax.data.held_out import HeldOut
     from rljax.data.prompts import PromptSource
     from rljax.hf.tokenizer import Tokenizer
+    from rljax.rewards import RewardPool
+    from rljax.rollout.workflow import Workflow
     from rljax.sanity.findings import Finding
 
 main.define_config_flags(workdir=False)
@@ -76,8 +78,9 @@ class Checks:
             from rljax.sanity import start
 
             self._findings += [*start.check_splits(self._config), *start.check_sets(prompts, held_out, most=None)]
+            # An environment gives its own rewards
             if not self._attempt("environment", lambda: asyncio.run(self._check_environments(prompts))):
-                self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts)))
+                self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts, tokenizer)))
         if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None:
             self._attempt("rollouts", lambda: asyncio.run(self._check_rollouts(pools, tokenizer, prompts)))
         return self._findings
@@ -192,16 +195,32 @@ class Checks:
         self._findings += [Finding(Severity(remark.severity), "environment", remark.line, remark.remedy) for remark in remarks]
         return bool(remarks)
 
-    async def _check_rewards(self, prompts: PromptSource) -> None:
+    async def _check_rewards(self, prompts: PromptSource, tokenizer: Tokenizer | None) -> None:
         from rljax.rewards import RewardPool
+        from rljax.rewards.check import check_records
+        from rljax.sanity.findings import Finding, Severity
         from rljax.sanity.prompts import ANSWER
         from rljax.sanity.rewards import check_rewards
+        from rljax.workflows import scores_by_rewards
 
         if self._config.actor.loss == "sft":
             return
         async with RewardPool(self._config.reward) as rewards:
+            if tokenizer is not None and not scores_by_rewards(self._workflow(tokenizer, rewards)):
+                line = "the workflow does not say that it scores by the rewards of the config, so that none was tried"
+                self._findings.append(Finding(Severity.NOTE, "reward", line))
+                return
             every, success = list(prompts.epoch(0)), self._config.evaluator.success
-            self._findings += await check_rewards(rewards, every, field=ANSWER, success=success)
+            await check_records(rewards, every, prompts.where, prompts.key)
+            self._findings += await check_rewards(rewards, every, tokenizer, field=ANSWER, success=success)
+
+    def _workflow(self, tokenizer: Tokenizer, rewards: RewardPool) -> Workflow:
+        from rljax.workflows import build_workflow, sampling_params
+
+        rollout, params = self._config.rollout, sampling_params(self._config.gconfig, tokenizer)
+        return build_workflow(
+            rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=rollout.workflow_args, params=params
+        )
 
     async def _check_rollouts(self, pools: Allocation, tokenizer: Tokenizer, prompts: PromptSource) -> None:
         """Samples prompts as training would, by the weights that the run begins with."""
@@ -210,20 +229,14 @@ class Checks:
         from rljax.rollout.evaluation import Evaluation, run
         from rljax.sanity.findings import Finding, Severity
         from rljax.sanity.rollouts import check_rollouts
-        from rljax.workflows import build_workflow, sampling_params
+        from rljax.workflows import sampling_params
 
         config = self._config
         assert pools.sampler is not None
         engine.prepare(pools)
         async with RewardPool(config.reward) as rewards:
+            workflow = self._workflow(tokenizer, rewards)
             params = sampling_params(config.gconfig, tokenizer)
-            workflow = build_workflow(
-                config.rollout.workflow,
-                tokenizer=tokenizer,
-                rewards=rewards,
-                arguments=config.rollout.workflow_args,
-                params=params,
-            )
             chosen = [next(prompts) for _ in range(ROLLOUTS.value)]
             evaluation = Evaluation(chosen, workflow, params, config.gconfig.n_samples)
             sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, self._model_dir)

@@ -39,6 +39,7 @@ def run() -> None:
     from rljax.checkpoints import export
     from rljax.diagnosis.run_files import config_of
     from rljax.hf.model_directory import prepare_model_directory
+    from rljax.hf.turn_ends import write_turn_ends
 
     if WORKDIR.value is None:
         raise UserError("--workdir: missing (the directory of a run)")
@@ -58,6 +59,8 @@ def run() -> None:
         export.export_model(checkpoint.path, config, model_dir, out, dtype=DTYPE.value or config.actor.dtype)
     else:
         _by_learner(config, checkpoint, model_dir, out)
+    if not ADAPTER.value:
+        write_turn_ends(out, config.gconfig.stop_token_ids)
     score = "" if checkpoint.score is None else f", score {checkpoint.score:.4g}"
     print(f"{out}: step {checkpoint.step}{score}")
 

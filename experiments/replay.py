@@ -19,12 +19,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from rljax.errors import UserError
 from rljax.experiments import main
+
+if TYPE_CHECKING:
+    from rljax.types import Group
 
 main.define_config_flags(what="With --step: directory of the run. With --batch: a new directory.")
 BATCH = flags.DEFINE_multi_string(
@@ -74,6 +79,7 @@ def replay() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.hf import teacher
     from rljax.hf.model_directory import prepare_model_directory
+    from rljax.hf.spec import read_vocab_size
     from rljax.hf.tokenizer import load_tokenizer
     from rljax.metrics.accumulator import PhaseTimer
     from rljax.rollout import dump
@@ -97,6 +103,7 @@ def replay() -> None:
         model_dir = prepare_model_directory(config.actor, run.init, seed=config.seed)
         teacher.check(config.actor, model_dir)
         tokenizer = load_tokenizer(model_dir)
+        _check_ids(batches, read_vocab_size(model_dir))
         learner = leader.make_learner(config, pools.learner, model_dir)
         sinks = build_sinks(config, run, tokenizer, first_step=0)
 
@@ -115,6 +122,17 @@ def replay() -> None:
         sinks.status(Status(RunState.FINISHED, step=total or 0, version=total or 0, total_steps=total))
         sinks.close()
         learner.close()
+
+
+def _check_ids(batches: Sequence[Sequence[Group]], vocab_size: int | None) -> None:
+    """Raises UserError for a batch that was dumped with another vocabulary."""
+    from rljax.rollout.trajectories import check_token_ids
+
+    for directory, groups in zip(BATCH.value, batches, strict=True):
+        try:
+            check_token_ids((trajectory for group in groups for trajectory in group.trajectories), vocab_size)
+        except ValueError as error:
+            raise UserError(f"--batch: {directory}: {error} (another model made it)") from None
 
 
 if __name__ == "__main__":

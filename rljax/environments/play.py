@@ -13,6 +13,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from rljax import tracing
 from rljax.environments.build import Source, make_environment
 from rljax.environments.interface import Environment, Message, Observation, Step
 from rljax.errors import EnvironmentFailed, EnvironmentTimeout
@@ -65,7 +66,8 @@ class Play:
     async def call(self, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls a function of the environment on its thread; `name` is for errors."""
         try:
-            return await self._thread.call(function, *args, timeout=self._timeout, **kwargs)
+            with tracing.span("environment", environment=self._source.name, call=name):
+                return await self._thread.call(function, *args, timeout=self._timeout, **kwargs)
         except CallTimeout as error:
             raise EnvironmentTimeout(f"{self._source.name}.{name} {error}") from None
         except Exception as error:  # users' code may raise anything

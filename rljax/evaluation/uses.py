@@ -12,7 +12,6 @@ import dataclasses
 import enum
 import json
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -122,7 +121,7 @@ class History:
 def history(uses: Sequence[Use], split: str, data: str) -> History:
     """Sums up the uses of a split of a data set."""
     of_it = [use for use in uses if (use.split, use.data) == (split, data)]
-    policies = Counter((use.policy, use.step) for use in of_it)
+    policies = {use.policy if use.step is None else use.step for use in of_it}  # steps are those of one run
     return History(split, len(of_it), len(policies), any(use.purpose == "best" for use in of_it))
 
 

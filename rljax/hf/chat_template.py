@@ -95,6 +95,9 @@ class ChatTemplate:
         Tool calls are a part of the assistant's text, which ends with a token of `eos`.
         """
         reply = max(i for i, message in enumerate(chat.messages) if message["role"] == "assistant")
+        while reply and chat.messages[reply - 1]["role"] == "assistant":  # the beginning of a turn that it continued
+            chat = chat._replace(messages=[*chat.messages[: reply - 1], *chat.messages[reply:]])
+            reply -= 1
         if "tool_calls" in chat.messages[reply]:
             # A template may show a tool's answer only behind its call, or within the assistant's turn
             prompt, ended = self.render(chat.upto(reply), generation=True), self.render(chat.upto(reply + 1), generation=False)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+import numpy as np
 
 from rljax.errors import EpisodeError
-from rljax.rewards.score import Rewards
+from rljax.hf.tokenizer import Tokenizer
+from rljax.rewards.score import ReadsIds, Rewards, Sampled, Score
 from rljax.sanity.findings import Finding, Severity
 from rljax.types import Prompt
 
@@ -15,11 +19,14 @@ SAMPLES = 32  # prompts that are scored
 PART = "reward"
 
 
-async def check_rewards(rewards: Rewards, prompts: Sequence[Prompt], *, field: str, success: float) -> list[Finding]:
+async def check_rewards(
+    rewards: Rewards, prompts: Sequence[Prompt], tokenizer: Tokenizer | None, *, field: str, success: float
+) -> list[Finding]:
     """Scores each prompt's gold answer, that of another prompt, and an empty completion.
 
     Args:
       prompts: prompts to take examples from, evenly.
+      tokenizer: encodes completions for rewards that read token ids; None if there is none.
       field: the field with the text of a right completion.
       success: least reward of a completion that passes (`evaluator.success`).
     """
@@ -27,13 +34,14 @@ async def check_rewards(rewards: Rewards, prompts: Sequence[Prompt], *, field: s
     if not chosen:
         return [Finding(Severity.NOTE, PART, f"no record has a text {field!r}, so that no gold answer was scored")]
     texts = [str(prompt.fields[field]) for prompt in chosen]
-    gold, failed = await _scored(rewards, list(zip(chosen, texts, strict=True)))
+    score = functools.partial(_score, rewards, tokenizer)
+    gold, failed = await _scored(score, list(zip(chosen, texts, strict=True)))
     if failed:
         first = f"{len(failed)} of {len(chosen)} gold answers could not be scored; the first: {failed[0]}"
         return [Finding(Severity.ERROR, PART, first, "the reward raises on a right answer")]
     others = [_other(i, chosen, texts) for i in range(len(chosen))]
-    wrong, wrong_failed = await _scored(rewards, [(p, t) for p, t in zip(chosen, others, strict=True) if t is not None])
-    empty, empty_failed = await _scored(rewards, [(prompt, "") for prompt in chosen])
+    wrong, wrong_failed = await _scored(score, [(p, t) for p, t in zip(chosen, others, strict=True) if t is not None])
+    empty, empty_failed = await _scored(score, [(prompt, "") for prompt in chosen])
     return [*_of_gold(gold, chosen, success), *_of_wrong(gold, wrong), *_of_empty(gold, empty, [*wrong_failed, *empty_failed])]
 
 
@@ -79,9 +87,19 @@ def _other(index: int, chosen: Sequence[Prompt], texts: Sequence[str]) -> str | 
     return next((text for text in following if text.strip() != texts[index].strip()), None)
 
 
-async def _scored(rewards: Rewards, pairs: Sequence[tuple[Prompt, str]]) -> tuple[list[float], list[str]]:
+async def _score(rewards: Rewards, tokenizer: Tokenizer | None, prompt: Prompt, text: str) -> Score:
+    """Scores a text, with the token ids that it has for rewards that read them."""
+    if tokenizer is None or not (isinstance(rewards, ReadsIds) and rewards.reads_ids):
+        return await rewards.score(prompt, text)
+    sampled = Sampled.of(tokenizer, tokenizer.encode_prompt(prompt), np.array(tokenizer.encode(text), np.int32))
+    return await rewards.score(prompt, text, sampled)
+
+
+async def _scored(
+    score: Callable[[Prompt, str], Awaitable[Score]], pairs: Sequence[tuple[Prompt, str]]
+) -> tuple[list[float], list[str]]:
     """Returns the rewards of completions, and the errors of those that have none."""
-    results = await asyncio.gather(*(rewards.score(*pair) for pair in pairs), return_exceptions=True)
+    results = await asyncio.gather(*(score(*pair) for pair in pairs), return_exceptions=True)
     unexpected = [r for r in results if isinstance(r, BaseException) and not isinstance(r, EpisodeError)]
     if unexpected:
         raise unexpected[0]

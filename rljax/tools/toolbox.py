@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rljax import tracing
 from rljax.config import registry
 from rljax.errors import UserError
 from rljax.process.call_thread import CallThread, CallTimeout
@@ -62,6 +63,12 @@ class Toolbox:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallResult:
         """Calls a tool. Never raises for what the policy or the tool does wrong."""
+        with tracing.span("tool", tool=name) as span:
+            result = await self._call(name, arguments)
+            span.note(outcome=result.outcome.value)
+            return result
+
+    async def _call(self, name: str, arguments: Mapping[str, Any]) -> CallResult:
         tool = self._tools.get(name)
         if tool is None:
             return self._failed(CallOutcome.UNKNOWN, f"no tool named {name!r} ({registry.nearest(name, self._tools)})")

@@ -79,6 +79,7 @@ def _is_same_source(config: Config) -> bool:
 OF_ONE_TASK = {"seed", "n", "misled"}  # settings of a task that leave its prompts of one kind
 OTHER_SAMPLING = "evaluator.temperature, top_p or top_k differ from gconfig"
 OTHER_PROMPTS = "the held-out prompts are of another kind, or have another template or system prompt"
+WRONG_ANSWERS = "some answers of the set with the lower score are wrong, so that right completions are not paid"
 OTHER_WEIGHTS = "evaluation uses other weights than those that sample in training"
 
 
@@ -98,13 +99,17 @@ def protocol(history: History) -> Sign | None:
     differs = ", ".join([*sampling, *prompts])
     gap = _gap(history, early=not differs)
     if gap is not None and prompts and not sampling:
-        causes, advice = (OTHER_PROMPTS, OTHER_WEIGHTS), "rljax train with the settings of train_dataset in valid_dataset"
-        return Sign(Severity.BROKEN, history.first_step, (gap.line, differs), causes, advice)
+        advice = "rljax train with the settings of train_dataset in valid_dataset"
+        return Sign(Severity.BROKEN, history.first_step, (gap.line, differs), (OTHER_PROMPTS, OTHER_WEIGHTS), advice)
     if gap is not None and differs:
         severity = Severity.NOTE if gap.mean > 0 and _is_colder(history) else Severity.BROKEN
         return Sign(severity, history.first_step, (gap.line, differs))
     if gap is not None and not _is_greedy(history) and is_same_source(history):
-        return Sign(Severity.WARNING, history.first_step, gap.line)
+        causes = (
+            (WRONG_ANSWERS, OTHER_PROMPTS, OTHER_WEIGHTS) if gap.mean > 0 else (OTHER_PROMPTS, OTHER_WEIGHTS, WRONG_ANSWERS)
+        )
+        advice = "score ten answers of the training set and ten of the held-out one by hand"
+        return Sign(Severity.WARNING, history.first_step, gap.line, causes, advice)  # they sample alike
     return Sign(Severity.NOTE, history.first_step, differs) if differs else None
 
 

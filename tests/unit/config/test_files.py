@@ -45,7 +45,7 @@ def test_a_file_of_ones_own_comes_before_a_config_of_the_same_name(tmp_path, mon
         ("configs/quickstart.py", "did you mean quickstart?"),  # where there is no checkout
         ("dapo", "did you mean algorithms/dapo?"),
         ("algorithm.dapo", "did you mean algorithms/dapo?"),
-        ("runs/of_ours.py", "a Python file with get_config, or one by name: base, quickstart, "),
+        ("runs/of_ours.py", "a Python file with get_config, or one by name: base, "),
     ],
 )
 def test_a_wrong_name_is_one_line_with_the_nearest(name, remedy, tmp_path, monkeypatch):

@@ -192,23 +192,3 @@ def test_pictures_reach_transformers_and_jax_refuses_them(tmp_path):
     others = TransformersSubject(dataclasses.replace(case, pictures=case.pictures[1:] + case.pictures[:1]))
     assert not np.allclose(others.score(sequences)[0], scores[0], atol=1e-3), "another picture, other log-probs"
     assert len(subject.hidden_states(case.prompts[0])) == 3 + 2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_sglang_and_transformers_agree_on_pictures(tmp_path):
-    from tests.shared import sglang_python
-
-    settings = {
-        "sglang.python": sglang_python(),
-        "sglang.device": "cpu",
-        "sglang.attention_backend": "torch_native",
-        "sglang.context_length": 256,
-        "sglang.disable_overlap_schedule": True,
-        "sglang.enable_multimodal": True,
-        "sglang.extra_args": ("--max-total-tokens", "4096"),
-        "sglang.log_dir": str(tmp_path),
-    }
-    case = pictures_case(tmp_path, **settings)
-    (pair,) = compare_engines.compare(case, ["transformers", "sglang"], case.model_dir, with_layers=False)
-    assert pair.agrees, pair.lines()

@@ -110,4 +110,4 @@ def test_check_names_every_error_and_ends_with_status_one():
     errors = {finding["part"]: finding["line"] for finding in tree["findings"] if finding["severity"] == "error"}
     assert refused.returncode == 1 and not tree["ready"]
     assert "8 of 8 validation prompts are also trained on" in errors["train_dataset, valid_dataset"]
-    assert "gold answers could not be scored" in errors["reward"]
+    assert "gsm8k reads the field" in errors["reward.name"]

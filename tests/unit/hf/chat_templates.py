@@ -54,6 +54,8 @@ TEXT_ARGUMENTS = TOOLS.replace("({'name': call.function.name, 'arguments': call.
 PARTS = CHATML.replace("{{ message['content'] }}", "{% for part in message['content'] %}{{ part['text'] }}{% endfor %}")
 
 JOINED = "{% for message in messages %}{{ message['content'] | trim }}{% endfor %}"  # puts nothing between texts
+TWICE = "{% if not loop.first and message['role'] == loop.previtem['role'] %}{{ raise_exception('twice') }}{% endif %}"
+ALTERNATES = CHATML.replace("<|im_start|>{{", TWICE + "<|im_start|>{{", 1)
 NEEDS_CALL = TOOLS.replace(
     "{%- if message.role == 'tool' %}",
     "{%- if message.role == 'tool' %}"

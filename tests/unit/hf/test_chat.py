@@ -354,6 +354,9 @@ def test_a_turn_is_continued_where_it_was_left(loaded):
         tokenizer, prompt = loaded(name), Prompt("0/0", (USER, says("the ")), {})
         assert tokenizer.decode(tokenizer.encode_prompt(prompt), skip_special_tokens=False) == QUESTION + before + "the "
         assert shown(tokenizer, prompt, says("answer")) == QUESTION + before + "the [answer<|im_end|>]"
+    tokenizer = loaded("ALTERNATES")
+    begun = tokenizer.next_turn([USER, says("the "), says("answer"), AGAIN], tokenizer.eos_token_id)
+    assert begun == tokenizer.next_turn([USER, says("the answer"), AGAIN], tokenizer.eos_token_id)
     thought = Prompt("0/0", (USER, {"role": "assistant", "content": "", "reasoning_content": "12"}), {})
     ids = loaded("THINKS").encode_prompt(thought)
     assert loaded("THINKS").decode(ids, skip_special_tokens=False) == QUESTION + "<think>\n12"

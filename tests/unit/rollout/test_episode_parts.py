@@ -134,8 +134,8 @@ def test_a_run_trains_on_every_part_and_reports_episodes(tmp_path):
         workflow=InParts(),
         sink=lambda step: sinks.append(MemorySink(step)) or sinks[-1],
     )
-    evaluated = dataclasses.replace(run.evaluation, workflow=InParts())
-    outcome = loop.train(dataclasses.replace(run, evaluation=evaluated))
+    evaluations = [dataclasses.replace(evaluation, workflow=InParts()) for evaluation in run.evaluations]
+    outcome = loop.train(dataclasses.replace(run, evaluations=evaluations))
     assert outcome.finished and outcome.step == 3
     plain = make_run(tmp_path / "plain", {"total_train_epochs": 1, "evaluator.freq_steps": 1})
     one = []

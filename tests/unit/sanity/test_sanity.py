@@ -205,7 +205,7 @@ class ByRule:
 
 def judged(rule, success=1.0, field="answer", answers="abcd"):
     examples = [prompt(f"q{i}", answer, i) for i, answer in enumerate(answers)]
-    return asyncio.run(rewards.check_rewards(ByRule(rule), examples, field=field, success=success))
+    return asyncio.run(rewards.check_rewards(ByRule(rule), examples, None, field=field, success=success))
 
 
 def test_a_reward_that_tells_right_from_wrong_has_no_fault():
