@@ -81,7 +81,7 @@ VERL = (
     Renamed("timing_s/step", names.WALL),
     Renamed("perf/cpu_memory_used_gb", names.HOST_MEMORY, GIB),
     Renamed("val-core/.+/reward/mean@\\d+", names.EVALUATION_REWARD),
-    Renamed("val-aux/.+/reward/mean@\\d+", names.EVALUATION_REWARD),  # where the reward function returns acc, which is core then
+    Renamed("val-aux/.+/reward/mean@\\d+", names.EVALUATION_REWARD),  # beside acc, which is core then
     Renamed("val/test_score/.+", names.EVALUATION_REWARD),
 )
 
