@@ -37,7 +37,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All findings, in the order of the checks; several checks may fail for one reason, which counts once."""
+    """All findings, in the order of the checks. What several checks say alike counts once."""
 
     findings: Sequence[Finding]
 
