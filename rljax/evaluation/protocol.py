@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rljax.config.schema import Config, DatasetConfig, RewardConfig
-from rljax.hf.tokenizer import Tokenizer
+from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
 from rljax.types import Prompt
 
 _PROBE = ({"role": "system", "content": "1"}, {"role": "user", "content": "2"})
@@ -92,7 +92,7 @@ def template_digest(tokenizer: Tokenizer, prompts: Sequence[Prompt] = ()) -> str
     The chat template renders them, with the config's and their own arguments.
     """
     probe = tokenizer.decode(tokenizer.apply_chat_template(_PROBE), skip_special_tokens=False)
-    texts = [probe, *(tokenizer.decode(tokenizer.encode_prompt(p), skip_special_tokens=False) for p in prompts)]
+    texts = [probe, *(tokenizer.decode(prompt_ids_of(tokenizer, p), skip_special_tokens=False) for p in prompts)]
     return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
 
 
