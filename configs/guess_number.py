@@ -3,11 +3,13 @@ turns.
 
 python -m experiments.train --config=configs/guess_number.py --workdir=runs/guess_number
 
-2 CPU cores, nothing downloaded; eval-rollout/reward 0.32 -> 0.99 (seed 1).
+2 CPU cores (Intel Xeon with AMX), 2.6 minutes, nothing downloaded; eval-rollout/reward 0.36 -> 0.74,
+0.42 -> 0.74 and 0.39 -> 0.82 (seeds 1 to 3; a policy whose first guess is the middle wins all games).
 
 The model has three guesses for a number from 1 to 7 and is told "higher" or "lower" after each.
 Supervised warm-up teaches it to name numbers, one in ten of them sensible; reinforcement on whether
 the number was found teaches it to halve. Prompts to train on begin at any turn of a game,
+which the doctor notes as a difference between training and evaluation (evaluation.protocol);
 eval-rollout/reward is the share of whole games that are won, sampled as in training.
 """
 

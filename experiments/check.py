@@ -164,12 +164,13 @@ class Checks:
         from rljax import engine
         from rljax.config.validation import key_of
         from rljax.data import Labels
+        from rljax.hf.tokenizer import prompt_ids_of
         from rljax.sanity.lengths import check_lengths
 
         config = self._config
         room, why = engine.room_for_prompt(config, pools) if pools is not None else (None, "")
         every = list(prompts.epoch(0))
-        lengths = [len(tokenizer.encode_prompt(prompt)) for prompt in every]
+        lengths = [len(prompt_ids_of(tokenizer, prompt)) for prompt in every]
         limit = None if config.actor.loss == "sft" else room
         self._findings += check_lengths("train_dataset", lengths, limit=limit, why=why, skipped=prompts.skipped)
         if config.warmup.steps or config.actor.loss == "sft":
@@ -179,7 +180,7 @@ class Checks:
         sampler = pools.sampler.engine if pools is not None and pools.sampler is not None else ""
         context = engine.find_plugin(sampler).context_length(config) if sampler else None
         for each in held_out:
-            lengths = [len(tokenizer.encode_prompt(prompt)) for prompt in each.prompts]
+            lengths = [len(prompt_ids_of(tokenizer, prompt)) for prompt in each.prompts]
             limit = None if context is None else context - 1
             self._findings += check_lengths(key_of(each.name), lengths, limit=limit, why=f"{sampler}.context_length={context}")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rljax.config.schema import Config, DatasetConfig
 from rljax.hf.pictures import EncodedPictures, PictureProcessor, load_processor
-from rljax.hf.spec import read_config
+from rljax.hf.spec import read_config, takes_pictures
 from rljax.hf.tokenizer import Tokenizer, load_tokenizer
 from rljax.types import Prompt
 
@@ -88,7 +88,7 @@ def make_case(config: Config, model_dir: Path, *, prompts: int, tokens: int, dty
         ],
     )
     tokenizer: Any = load_tokenizer(model_dir, config.rollout)
-    processor = load_processor(model_dir) if "vision_config" in read_config(model_dir) else None
+    processor = load_processor(model_dir) if takes_pictures(model_dir) or "vision_config" in read_config(model_dir) else None
     if processor is not None:
         tokenizer = PictureTokenizer(tokenizer, processor)
     source = open_prompts(_data(config), key="valid_dataset", seed=config.seed, tokenizer=tokenizer)

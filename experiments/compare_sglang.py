@@ -20,6 +20,7 @@ from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, base_url, inspect,
 from rljax.errors import UserError
 from rljax.experiments.compare_case import Case, Greedy
 from rljax.experiments.compare_sampling import complete
+from rljax.hf.tokenizer import load_tokenizer
 
 TIMEOUT = 600.0  # seconds for a request
 AT_ONCE = 16  # requests that score
@@ -33,6 +34,7 @@ class SglangSubject:
         case = dataclasses.replace(case, config=config_io.changed(case.config, [("sglang.dtype", case.dtype)]))
         self._case = case
         self._servers: SglangServers | None = None
+        self._tokenizer = load_tokenizer(case.model_dir)
         if case.config.rollout.addr:
             base, token = base_url(case.config.rollout.addr), os.environ.get(TOKEN_VARIABLE)
             info, _ = inspect(base, token)
@@ -45,7 +47,7 @@ class SglangSubject:
 
     def generate(self, prompts: Sequence[np.ndarray]) -> list[Greedy]:
         if self._case.pictures is not None:
-            answers = self._answers([picture.text_ids for picture in self._case.pictures], self._case.max_new_tokens)
+            answers = self._answers([picture.token_ids for picture in self._case.pictures], self._case.max_new_tokens)
             return [_completed(answer["meta_info"]["output_token_logprobs"]) for answer in answers]
 
         async def all_of_them() -> list[Greedy]:
@@ -61,10 +63,10 @@ class SglangSubject:
         return sampler_of(self._case.config, [self._remote], 0) if self._servers else attach(self._case.config)
 
     def score(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
-        if self._case.pictures is not None:  # the server puts a picture's tokens in the place of its mark
-            parts = zip(sequences, self._case.prompts, self._case.pictures, strict=True)
-            sequences = [np.concatenate([picture.text_ids, s[len(prompt) :]]) for s, prompt, picture in parts]
-        scored = (answer["meta_info"]["input_token_logprobs"] for answer in self._answers(sequences, 1))
+        scored = [answer["meta_info"]["input_token_logprobs"] for answer in self._answers(sequences, 1)]
+        for uid, tokens, sequence in zip(self._case.uids, scored, sequences, strict=True):
+            if len(tokens) != len(sequence):  # only with pictures, where the server makes the ids from text
+                raise UserError(f"prompt {uid}: sglang reads {len(tokens)} tokens where transformers reads {len(sequence)}")
         return [np.array([0.0, *(logp for logp, *_ in tokens[1:])]) for tokens in scored]
 
     def _answers(self, inputs: Sequence[np.ndarray], max_new_tokens: int) -> list[dict[str, Any]]:
@@ -83,17 +85,22 @@ class SglangSubject:
         self, session: aiohttp.ClientSession, room: asyncio.Semaphore, index: int, max_new_tokens: int, token_ids: np.ndarray
     ) -> dict[str, Any]:
         stops = list(self._case.stop_token_ids)
-        body: dict[str, Any] = {
-            "input_ids": token_ids.tolist(),
+        body: dict[str, Any] = self._prompt(index, token_ids) | {
             "sampling_params": {"max_new_tokens": max_new_tokens, "temperature": 0.0, "stop_token_ids": stops},
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        if self._case.pictures is not None:
-            body["image_data"] = list(self._case.pictures[index].urls)
         async with room:
             answer = await self._remote.post(session, "/generate", body, TIMEOUT)
         return cast(dict[str, Any], answer)
+
+    def _prompt(self, index: int, token_ids: np.ndarray) -> dict[str, Any]:
+        """Returns ids; of a prompt with pictures the text, for the server's processor makes the ids."""
+        if self._case.pictures is None:
+            return {"input_ids": token_ids.tolist()}
+        picture = self._case.pictures[index]
+        completion = self._tokenizer.decode(token_ids[len(picture.token_ids) :], skip_special_tokens=False)
+        return {"text": picture.text + completion, "image_data": list(picture.urls)}
 
     def hidden_states(self, sequence: np.ndarray) -> None:
         return None

@@ -63,6 +63,8 @@ class Request:
     prompt_ids: np.ndarray  # [P] int32, P >= 1
     params: SamplingParams
     seed: int  # the completion is a function of weights, prompt, params and seed
+    pictures: tuple[str, ...] = ()  # data URLs, in order; prompt_ids has the tokens of each
+    marked_text: str = ""  # the prompt with a mark per picture, as processors take it; only with pictures
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ class Trajectory:
     components: Mapping[str, float]  # reward components by name, logged separately
     finish: Finish  # of the last completion
     episode: int | None = None  # the parts of one episode of a group have the same number; None: an episode by itself
+    pictures: tuple[str, ...] = ()  # data URLs, in order; token_ids has the tokens of each
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)

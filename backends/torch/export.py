@@ -17,7 +17,7 @@ from rljax.errors import UserError
 from rljax.hf.companion_files import write_companions
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import tensors
-from rljax.hf.weights import write_weights
+from rljax.hf.whole_model import write_model
 
 Whole = Callable[[str], Tensor]
 
@@ -104,4 +104,4 @@ def _write(gathering: Gathering, spec: ModelSpec, directory: Path, source: Path,
             raise RuntimeError(f"{gathered_name} was gathered, but {name} is written next")
         return to_numpy(tensor)
 
-    write_weights(directory, gathering.shapes, read, dtype)
+    write_model(directory, spec, read, dtype, source)

@@ -37,7 +37,7 @@ def _pass(network: Network, rows: Any, function: Callable[[Tensor, Tensor], Any]
             hidden = hidden.chunk(context.size)[context.rank]  # each rank scores its share of the whole rows
         return function(predicting_hidden(hidden, rows), unembedding)
 
-    return network(named, rows.token_ids, rows.positions, rows.segments)
+    return network(named, rows.token_ids, rows.positions, rows.segments, rows.pictures)
 
 
 def target_logprobs(network: Network, rows: Any, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ meta device -> (adapters) -> (tensor parallel) -> fully_shard per layer, and the
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rljax.backends.torch.attention import IMPLEMENTATION
 from rljax.backends.torch.mesh import RankMesh, local, local_slices
 from rljax.backends.torch.tensor_parallel import parallelize, vocabulary_group
-from rljax.hf.spec import ModelSpec
+from rljax.backends.torch.vision import VisionTower
+from rljax.errors import UserError
+from rljax.hf.spec import ModelSpec, takes_pictures
 from rljax.hf.weights import WeightReader
 
 MATRIX_PRODUCTS = (
@@ -30,6 +33,14 @@ MATRIX_PRODUCTS = (
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pictures:
+    """The pictures of a micro-batch."""
+
+    urls: tuple[str, ...]  # data URLs, row after row
+    at: Tensor  # [r, T] bool: the tokens that stand for them
 
 
 class Network(nn.Module):
@@ -46,15 +57,42 @@ class Network(nn.Module):
         self.causal: Any = causal
         self.spec = spec
         self.vocabulary: Any = None  # process group over which the unembedding is sharded; None if it is whole
+        self.vision: VisionTower | None = None  # of an image-text model
 
-    def forward(self, function: Callable[[Tensor, Tensor], Any], token_ids: Tensor, positions: Tensor, segments: Any) -> Any:
+    def forward(
+        self,
+        function: Callable[[Tensor, Tensor], Any],
+        token_ids: Tensor,
+        positions: Tensor,
+        segments: Any,
+        pictures: Pictures | None = None,
+    ) -> Any:
         """Returns function(hidden, unembedding).
 
         hidden: [r, T, H], after the final norm. unembedding: [V, H], or this rank's shard of it.
         """
-        out = self.causal.model(input_ids=token_ids, position_ids=positions, use_cache=False, segments=segments)
+        given: dict[str, Tensor] = {"input_ids": token_ids}
+        if pictures is not None:
+            given = {"inputs_embeds": self._embedded(token_ids, pictures)}
+        out = self.causal.model(**given, position_ids=positions, use_cache=False, segments=segments)
         weight = self.causal.lm_head.weight
         return function(out.last_hidden_state, weight.to_local() if isinstance(weight, DTensor) else weight)
+
+    def _embedded(self, token_ids: Tensor, pictures: Pictures) -> Tensor:
+        """Embeds the tokens, [r, T, H], and puts the features of pictures in the place of theirs.
+
+        Raises UserError if the pictures have another number of features than of tokens.
+        """
+        if self.vision is None:
+            raise UserError("pictures: the prompts have some, and a model of the run takes text alone (actor.distill.teacher?)")
+        embedded: Tensor = self.causal.model.embed_tokens(token_ids)
+        features = self.vision.features(pictures.urls).to(embedded.dtype)
+        if int(pictures.at.sum()) != len(features):
+            raise UserError(
+                f"pictures: {int(pictures.at.sum())} tokens stand for {len(features)} features of {len(pictures.urls)} pictures"
+                " (the workflow has to hand the trajectory all pictures of its prompt)"
+            )
+        return embedded.masked_scatter(pictures.at[..., None], features)
 
 
 def build(
@@ -81,6 +119,9 @@ def build(
       adapt: changes the model while it is on the meta device (adds LoRA).
     """
     config = AutoConfig.from_pretrained(directory)
+    if takes_pictures(directory):
+        config = config.text_config
+        config.tie_word_embeddings = spec.tie_word_embeddings
     with torch.device("meta"):
         causal = AutoModelForCausalLM.from_config(config, dtype=base_dtype, attn_implementation=IMPLEMENTATION)
     causal.get_input_embeddings().padding_idx = None  # or the embedding of that id would get no gradient
@@ -100,6 +141,8 @@ def build(
     _shard(network, causal.model.layers, rank_mesh, dtype)
     network.to_empty(device=rank_mesh.device)
     _fill_buffers(causal)
+    if takes_pictures(directory):
+        network.vision = VisionTower(directory, dtype, rank_mesh.device)
     return network.train()  # the models have no dropout
 
 

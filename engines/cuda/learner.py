@@ -104,7 +104,9 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
 
     def _cut(self, batch: Batch, keep: np.ndarray) -> MicroBatches:
         self._enter()
-        return micro_batches(batch, keep, self._rank_mesh, self._spec, self._config.actor.mb_spec.rows_per_mb)
+        vision = self._policy.network.vision
+        token = None if vision is None else vision.token_id
+        return micro_batches(batch, keep, self._rank_mesh, self._spec, self._config.actor.mb_spec.rows_per_mb, token)
 
     def _logp_of(self, rows: Rows) -> Tensor:
         temperature = self._config.gconfig.temperature

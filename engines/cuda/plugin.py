@@ -18,7 +18,7 @@ from rljax.engines.http.plugin import TRANSPORTS, sampler_of
 from rljax.engines.http.remote import TOKEN_VARIABLE
 from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
-from rljax.hf.spec import is_image_text
+from rljax.hf.spec import is_image_text, takes_pictures
 
 OLDEST = (0, 5, 17)  # the first release with in-place pause, weight_version and extra_key
 
@@ -36,7 +36,10 @@ class SglangPlugin(Plugin):
         if release < OLDEST:
             found, oldest = ".".join(map(str, release)), ".".join(map(str, OLDEST))
             raise UserError(f"sglang.python: SGLang {found} is too old (install {oldest} or later)")
-        if not config.actor.init_from_scratch and is_image_text(config.actor.path):
+        if not config.actor.init_from_scratch and takes_pictures(config.actor.path):
+            if not SglangConfig.of(config).enable_multimodal:
+                raise UserError(f"sglang.enable_multimodal: {config.actor.path} holds an image-text model (set it)")
+        elif not config.actor.init_from_scratch and is_image_text(config.actor.path):
             remedy = "AutoModelForCausalLM's text model, saved by itself"
             raise UserError(
                 f"actor.path: {config.actor.path} holds an image-text model, which sglang would load whole ({remedy})"
@@ -73,6 +76,14 @@ class FsdpPlugin(Plugin):
             raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]>=0.1')")
         if JaxConfig.of(config).bitwise:
             raise UserError("jax.bitwise: needs the JAX learner (sampler and learner must both be jax)")
+        pool = allocation.learner
+        if not config.actor.init_from_scratch and takes_pictures(config.actor.path) and pool is not None:
+            split = [dim for dim, size in (("t", pool.tensor), ("c", pool.context)) if size > 1]
+            if split:
+                path = config.actor.path
+                raise UserError(
+                    f"allocation_mode: {path} is an image-text model, which fsdp splits over d and f only, not {split[0]}"
+                )
 
     def devices(self) -> list[str]:
         import torch

@@ -12,12 +12,16 @@ from torch import Tensor
 
 from rljax.backends.torch.attention import Segments
 from rljax.backends.torch.mesh import RankMesh
+from rljax.backends.torch.model import Pictures
 from rljax.batching.batch import Batch
 from rljax.batching.compaction import Compacted, bucket, compact
 from rljax.batching.packing import balance, row_costs, spread
+from rljax.batching.pictures import decode_pictures
+from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import parameter_count
 from rljax.objective.spec import TokenArrays
+from rljax.types import PROMPT_VERSION
 
 MULTIPLE = 16  # rows are padded to a multiple of so many tokens
 
@@ -38,6 +42,7 @@ class Rows:
     tokens: TokenArrays  # [r / c, m]
     values: Tensor | None = None  # [r / c, m] float32, reward units; only for the critic
     returns: Tensor | None = None  # [r / c, m] float32, reward units; only for the critic
+    pictures: Pictures | None = None  # None: text alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +56,7 @@ class MicroBatches:
     shape: tuple[int, int]  # (R, T) of the whole batch
     rank_mesh: RankMesh
     spread: float  # (largest cost of a rank - mean cost) / mean cost
+    picture_token: int | None = None  # stands for a part of a picture; None: the model takes text alone
 
     def __iter__(self) -> Iterator[Rows]:
         """Yields micro-batches, each moved to the device when it is asked for."""
@@ -72,7 +78,16 @@ class MicroBatches:
             TokenArrays(*(None if a is None else self._to_device(a[scored]) for a in self.compacted.tokens)),
             at_targets(batch.values, scored),
             at_targets(batch.returns, scored),
+            self._pictures(part),
         )
+
+    def _pictures(self, rows: slice) -> Pictures | None:
+        if self.batch.pictures is None or self.picture_token is None:
+            return None
+        urls = tuple(url for row in decode_pictures(self.batch.pictures[rows]) for url in row)
+        # The policy may sample the token too; then it is a token as any other
+        at = (self.batch.token_ids[rows] == self.picture_token) & (self.batch.versions[rows] == PROMPT_VERSION)
+        return Pictures(urls, self._to_device(at)) if urls else None
 
     def _at_targets(self, array: np.ndarray | None, rows: slice) -> Tensor | None:
         if array is None:
@@ -113,14 +128,26 @@ class MicroBatches:
         return part.scatter(values)
 
 
-def micro_batches(batch: Batch, keep: np.ndarray, rank_mesh: RankMesh, spec: ModelSpec, rows_per_mb: int) -> MicroBatches:
+def micro_batches(
+    batch: Batch,
+    keep: np.ndarray,
+    rank_mesh: RankMesh,
+    spec: ModelSpec,
+    rows_per_mb: int,
+    picture_token: int | None = None,
+) -> MicroBatches:
     """Divides rows among ranks at about equal cost, padded to whole micro-batches of one shape.
 
     Args:
       keep: [R, T] bool, the tokens whose log-probs (or values) are wanted.
       rows_per_mb: rows per micro-batch and rank (with context parallelism: per context group);
         rounded up to a multiple of the group's size.
+      picture_token: id that stands for a part of a picture, of a model that takes pictures.
+
+    Raises UserError for pictures that the model doesn't take.
     """
+    if batch.pictures is not None and picture_token is None:
+        raise UserError("pictures: the prompts have some, and the learner's model takes text alone (docs/vision.md)")
     rows, length = batch.shape
     context = rank_mesh.context.size
     size = -(-rows_per_mb // context) * context
@@ -139,8 +166,12 @@ def micro_batches(batch: Batch, keep: np.ndarray, rank_mesh: RankMesh, spec: Mod
         out[: len(shares[part]), :length] = array[shares[part]]
         return out
 
-    own = batch.replace(**{name: mine(a) for name, a in vars(batch).items() if a is not None})
-    return MicroBatches(own, compact(own, mine(keep), width), row_index, size, (rows, length), rank_mesh, spread(costs, shares))
+    own = batch.replace(**{name: mine(a) for name, a in vars(batch).items() if a is not None and name != "pictures"})
+    if batch.pictures is not None:
+        padding = ((0, len(row_index) - len(shares[part])), (0, 0))
+        own = own.replace(pictures=np.pad(batch.pictures[shares[part]], padding))
+    cut = compact(own, mine(keep), width)
+    return MicroBatches(own, cut, row_index, size, (rows, length), rank_mesh, spread(costs, shares), picture_token)
 
 
 def _costs(batch: Batch, spec: ModelSpec) -> np.ndarray:

@@ -13,6 +13,7 @@ from rljax.engines.cuda.buckets import BUCKET
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.plugin import TRANSPORTS
 from rljax.errors import UserError
+from rljax.hf.spec import takes_pictures
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +45,8 @@ def _possible(config: Config, allocation: Allocation) -> tuple[str, ...]:
     sampler, learner = allocation.sampler, allocation.learner
     if sampler is None or learner is None:
         return TRANSPORTS
+    if takes_pictures(config.actor.path) and not config.actor.init_from_scratch:
+        return ("directory",)  # the others send a text model's names
     handles = ("ipc",) if sampler.size == learner.size else ()  # one rank of the learner per device of a server
     if SglangConfig.of(config).device == "cpu":
         return ("gloo", *handles, "directory")

@@ -154,7 +154,7 @@ class HttpSampler(Sampler):
     async def _attempt(self, remote: Remote, rest: Request) -> tuple[Reply, ServerLost | None]:
         """Asks one server for the rest. Returns what arrived, and the loss of the server or None."""
         rid = uuid.uuid4().hex  # one length, for SGLang aborts by prefix; a new id per attempt
-        reply = Reply(self.version, remote.info.overlapped)
+        reply = Reply(self.version, remote.info.overlapped, len(rest.prompt_ids) if rest.pictures else None)
         body = protocol.generate_body(
             dataclasses.replace(rest, id=rid),
             cache_key=f"{self._cache_space}/{self._loads}",

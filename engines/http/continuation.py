@@ -35,7 +35,13 @@ def remaining(request: Request, done: Completion) -> Request | None:
 
 
 def shortened(done: Completion, request: Request) -> Completion:
-    """Drops the last tokens, in which a stop string may have begun (a token has at least one byte)."""
+    """Drops the last tokens, in which a stop string may have begun (a token has at least one byte).
+
+    With pictures all are dropped: SGLang makes text of a prompt with pictures and encodes it again,
+    which may give other ids for sampled tokens.
+    """
+    if request.pictures:
+        return Completion(done.token_ids[:0], done.logp[:0], done.versions[:0], done.finish)
     drop = max((len(stop.encode()) for stop in request.params.stop), default=1) - 1
     kept = max(0, len(done.token_ids) - drop)
     return Completion(done.token_ids[:kept], done.logp[:kept], done.versions[:kept], done.finish)

@@ -114,13 +114,20 @@ def generate_body(
         sampling["stream_interval"] = interval
     body = {
         "rid": request.id,
-        "input_ids": [int(i) for i in request.prompt_ids],
+        **_prompt_of(request),
         "sampling_params": sampling,
         "return_logprob": True,
         "stream": True,
         "extra_key": cache_key,
     }
     return body | ({"incremental": True} if incremental else {})
+
+
+def _prompt_of(request: Request) -> dict[str, Any]:
+    """Returns the prompt as token ids; with pictures as text, for SGLang's processor makes the ids."""
+    if request.pictures:
+        return {"text": request.marked_text, "image_data": list(request.pictures)}
+    return {"input_ids": [int(i) for i in request.prompt_ids]}
 
 
 # Requests, at our server --------------------------------------------------------------------------------------------------

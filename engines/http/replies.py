@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from rljax.errors import SamplerError
+from rljax.errors import SamplerError, UserError
 from rljax.types import Finish
 
 UNNUMBERED = "default"  # SGLang's default label of the weights it started with
@@ -49,6 +49,7 @@ class Reply:
 
     version_when_sent: int  # version of the weights at that time
     overlapped: bool  # steps of the server may straddle swaps
+    prompt_tokens: int | None = None  # that the server has to count, with a picture's tokens; None: not checked
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logp: list[float] = dataclasses.field(default_factory=list)
     finish: Finish | None = None
@@ -74,11 +75,21 @@ class Reply:
             self.token_ids += [int(i) for i in ids[len(ids) - new :]]
             self.logp += [_logp(entry[0]) for entry in logprobs[len(logprobs) - new :]]
             self._take_labels(label, new, meta)
+            self._check_prompt(meta)
             if meta["finish_reason"] is not None:
                 self.finish = Finish(meta["finish_reason"]["type"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise SamplerError(f"a server's reply is malformed: {type(error).__name__}: {error}") from None
         return new
+
+    def _check_prompt(self, meta: Mapping[str, Any]) -> None:
+        """Raises UserError if the server makes another number of tokens of the prompt's pictures."""
+        found = meta["prompt_tokens"] if self.prompt_tokens is not None else None
+        if found != self.prompt_tokens:
+            raise UserError(
+                f"pictures: the server sees {found} tokens in a prompt of {self.prompt_tokens}: its processor expands pictures"
+                " in another way (rljax compare shows where; the transformers of both should be of one release)"
+            )
 
     def _take_labels(self, label: int, new: int, meta: Mapping[str, Any]) -> None:
         before = self.version_when_sent if self._label is None else self._label

@@ -12,7 +12,7 @@ from rljax.engine.rank import ProcessRank
 from rljax.engines.jax import FORMAT
 from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
-from rljax.hf.spec import CONFIG, ModelSpec
+from rljax.hf.spec import CONFIG, ModelSpec, takes_pictures
 
 NAME = "jax"  # of the entry point
 
@@ -33,6 +33,11 @@ class JaxPlugin(Plugin):
         Devices are only looked for when an engine is made.
         """
         sampler, learner, settings = allocation.sampler, allocation.learner, JaxConfig.of(config)
+        if not config.actor.init_from_scratch and takes_pictures(config.actor.path):
+            path = config.actor.path
+            raise UserError(
+                f"allocation_mode: {path} is an image-text model, and the JAX path takes text (sglang+fsdp: docs/vision.md)"
+            )
         if sampler is not None and sampler.engine == NAME:
             _check_context(config)
             _check_positions(config)

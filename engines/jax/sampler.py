@@ -148,6 +148,8 @@ class JaxSampler(Sampler):
     def _work(self, request: Request) -> Work:
         prompt, params = request.prompt_ids, request.params
         context, vocabulary = self._programs.context, self._programs.spec.vocab_size
+        if request.pictures:
+            raise UserError(f"request {request.id}: the JAX sampler reads no pictures (sglang does: docs/vision.md)")
         if not len(prompt):
             raise UserError(f"request {request.id}: the prompt is empty; a sampler needs at least one token")
         if len(prompt) >= context:

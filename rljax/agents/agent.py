@@ -170,8 +170,9 @@ def _arguments(name: str, function: Any) -> list[str]:
 def _openai() -> Any:
     try:
         from openai import AsyncOpenAI
-    except ImportError:
-        raise UserError(f"{KEY}.agent: an argument `client` needs the package openai (pip install openai)") from None
+    except ImportError as error:
+        why = f"{error} (pip install 'rljax[agents]')"
+        raise UserError(f"{KEY}.agent: an argument `client` needs the package openai: {why}") from None
     return AsyncOpenAI
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rljax.agents.recording import Recording, Setting, Turn
+from rljax.hf.control_tokens import secret
 from rljax.hf.messages import Message
 from rljax.hf.reasoning import has_reasoning, is_open, split_reasoning
 from rljax.hf.tokenizer import HFTokenizer
@@ -19,7 +20,7 @@ from rljax.hf.tool_calls import ToolCallParser, find_parser
 from rljax.types import Completion, Finish, SamplingParams
 
 # Placeholders for what was sampled, to find it in a rendered conversation
-_CONTENT, _REASONING = "\x02content\x03", "\x02reasoning\x03"
+_CONTENT, _REASONING = secret(), secret()
 
 
 @dataclasses.dataclass(frozen=True)

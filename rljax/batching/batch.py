@@ -36,6 +36,7 @@ class Batch:
     )
     values: np.ndarray | None = None  # [R, T] float32, reward units; only with a critic
     returns: np.ndarray | None = None  # [R, T] float32, reward units; only with a critic
+    pictures: np.ndarray | None = None  # [R, B] uint8, the pictures of each row (rljax/batching/pictures.py); None: text alone
 
     @property
     def shape(self) -> tuple[int, int]:

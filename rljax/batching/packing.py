@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljax.batching.batch import Batch
+from rljax.batching.pictures import encode_pictures
 from rljax.errors import UserError
 from rljax.types import Trajectory
 
@@ -327,4 +328,15 @@ def batch_of(
         interpolation=floats(interpolation),
         values=floats(values),
         returns=floats(returns),
+        pictures=_pictures(trajectories, packing),
     )
+
+
+def _pictures(trajectories: Sequence[Trajectory], packing: Packing) -> np.ndarray | None:
+    """Encodes the pictures of each row in the order of its trajectories; None if there are none."""
+    if not any(t.pictures for t in trajectories):
+        return None
+    rows: list[list[str]] = [[] for _ in range(packing.shape[0])]
+    for i in np.argsort(packing.offset, kind="stable").tolist():
+        rows[packing.row[i]] += trajectories[i].pictures
+    return encode_pictures(rows)

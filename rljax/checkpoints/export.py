@@ -20,8 +20,8 @@ from rljax.engine import portable_plugin
 from rljax.errors import UserError
 from rljax.hf.companion_files import write_companions
 from rljax.hf.spec import ModelSpec
-from rljax.hf.tensors import tensors
-from rljax.hf.weights import WeightReader, write_json, write_tensors, write_weights
+from rljax.hf.weights import WeightReader, write_json, write_tensors
+from rljax.hf.whole_model import write_model
 
 NEWEST, BEST = "newest", "best"
 _FACTORS = ("lora_A.weight", "lora_B.weight")
@@ -52,7 +52,7 @@ def find(workdir: Path, which: str) -> Checkpoint:
     elif re.fullmatch(r"\d+(-failed)?", which):
         found = _of_name(directory / which) if (directory / which).is_dir() else None
     else:
-        raise UserError(f"--step: {which!r} is neither newest, best nor a number of steps")
+        raise UserError(f"--step: {which!r} is neither newest, best, a number of steps nor N-failed")
     if found is None:
         raise UserError(f"--step: no intact checkpoint {which} in {directory} (there: {all_names})")
     return found
@@ -110,7 +110,7 @@ def export_model(checkpoint: Path, config: Config, model_dir: Path, out: Path, *
 
     def write(directory: Path) -> None:
         write_companions(directory, spec, dtype, model_dir)
-        write_weights(directory, tensors(spec), read, dtype)
+        write_model(directory, spec, read, dtype, model_dir)
 
     _whole_or_not(out, write)
 

@@ -19,7 +19,8 @@ from rljax.data.selection import Selection
 from rljax.data.tasks import PREFIX, make_task
 from rljax.errors import UserError
 from rljax.hf.messages import Message, Tool, parse_messages, parse_template_kwargs, parse_tools, text_of
-from rljax.hf.tokenizer import Tokenizer
+from rljax.hf.pictures import has_pictures
+from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
 from rljax.types import Prompt
 
 log = logging.getLogger(__name__)
@@ -165,9 +166,10 @@ class PromptSource:
         lengths = {}
         for index in self._kept:
             prompt = self._examples[index]
-            # A token is at least a byte: a prompt short in bytes need not be tokenized.
-            if bytes_of(prompt) + TEMPLATE * (len(prompt.messages) + 1 + 8 * bool(prompt.tools)) > most:
-                lengths[int(index)] = len(tokenizer.encode_prompt(prompt))
+            # A token is at least a byte: a prompt short in bytes need not be tokenized, unless it has pictures.
+            may_be = bytes_of(prompt) + TEMPLATE * (len(prompt.messages) + 1 + 8 * bool(prompt.tools)) > most
+            if may_be or has_pictures(prompt.messages):
+                lengths[int(index)] = len(prompt_ids_of(tokenizer, prompt))
         long = {index: length for index, length in lengths.items() if length > most}
         if long:
             index, length = next(iter(long.items()))

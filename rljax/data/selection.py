@@ -13,7 +13,7 @@ from rljax.config.schema import DatasetConfig
 from rljax.data.labeled import Labels, shape_of
 from rljax.errors import UserError
 from rljax.hf.messages import text_of
-from rljax.hf.tokenizer import Tokenizer
+from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
 from rljax.types import Prompt
 
 
@@ -112,7 +112,7 @@ class Selection:
             if not (counts or new or empty):
                 return 0
             shapes.add(shape_of(prompt))
-            tokens = len(tokenizer.encode_prompt(prompt))
+            tokens = len(prompt_ids_of(tokenizer, prompt))
             if not tokens:
                 raise UserError("the prompt is empty, and sampling needs a token to begin with (leave it out)")
             return tokens

@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljax.config.schema import Config, DatasetConfig
-from rljax.hf.tokenizer import Tokenizer
+from rljax.config.schema import Config, DatasetConfig, RewardConfig
+from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
 from rljax.types import Prompt
 
 _PROBE = ({"role": "system", "content": "1"}, {"role": "user", "content": "2"})
@@ -72,7 +72,7 @@ def protocol_of(
         stop=sampling.stop,
         stop_token_ids=sampling.stop_token_ids,
         success=judge.success,
-        reward=config.reward.name,
+        reward=_reward_of(config.reward),
         workflow=config.rollout.workflow,
         workflow_args=config.rollout.workflow_args,
         system_prompt=dataset.system_prompt,
@@ -81,13 +81,18 @@ def protocol_of(
     )
 
 
+def _reward_of(reward: RewardConfig) -> str:
+    """Returns the names of the rewards, with their weights where there are any."""
+    return reward.name if not reward.weights else f"{reward.name} weighted {', '.join(f'{w:g}' for w in reward.weights)}"
+
+
 def template_digest(tokenizer: Tokenizer, prompts: Sequence[Prompt] = ()) -> str:
     """Hashes the text of a conversation with a system message, and of prompts with their tools.
 
     The chat template renders them, with the config's and their own arguments.
     """
     probe = tokenizer.decode(tokenizer.apply_chat_template(_PROBE), skip_special_tokens=False)
-    texts = [probe, *(tokenizer.decode(tokenizer.encode_prompt(p), skip_special_tokens=False) for p in prompts)]
+    texts = [probe, *(tokenizer.decode(prompt_ids_of(tokenizer, p), skip_special_tokens=False) for p in prompts)]
     return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
 
 

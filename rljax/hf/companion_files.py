@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from rljax.errors import UserError
-from rljax.hf.spec import CONFIG, ModelSpec, read_config
+from rljax.hf.spec import CONFIG, ModelSpec, read_config, takes_pictures
 from rljax.hf.turn_ends import write_turn_ends
 from rljax.hf.weights import write_json
 
@@ -21,6 +22,8 @@ COPIED = (  # files to copy if the source has them
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "processor_config.json",
+    "preprocessor_config.json",
 )
 
 
@@ -39,7 +42,7 @@ def write_companions(directory: Path, spec: ModelSpec, dtype: str, source: Path 
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        config: dict[str, Any] = spec.to_config() if source is None else read_config(source)
+        config: dict[str, Any] = spec.to_config() if source is None else _config(source)
         config.pop("torch_dtype", None)  # the name before transformers 5
         write_json(directory / CONFIG, config | {"dtype": dtype})
         if source is not None:
@@ -47,6 +50,14 @@ def write_companions(directory: Path, spec: ModelSpec, dtype: str, source: Path 
         write_turn_ends(directory, source=source)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written: {error.strerror or error}") from None
+
+
+def _config(source: Path) -> dict[str, Any]:
+    """Returns the config of an export: whole where pictures are taken, else of the text model."""
+    if takes_pictures(source):
+        config: dict[str, Any] = json.loads((source / CONFIG).read_text())
+        return config
+    return read_config(source)
 
 
 def copy_tokenizer(source: Path, directory: Path) -> None:

@@ -13,7 +13,7 @@ import base64
 import binascii
 import dataclasses
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ class EncodedPictures:
     """A prompt with pictures, as an image-text model takes it."""
 
     token_ids: np.ndarray  # [P] int32; a picture has as many tokens as the model makes of it
-    text_ids: np.ndarray  # [Q] int32; a picture has one token, which SGLang replaces by the others
+    text_ids: np.ndarray  # [Q] int32; a picture has one token, in whose place the others go
+    text: str  # the rendered chat template, with a mark per picture
     urls: tuple[str, ...]  # data URLs of the pictures
     arrays: Mapping[str, np.ndarray]  # inputs of the model beside token ids: pixel values, sizes
 
@@ -44,24 +45,55 @@ class PictureProcessor:
         self._inner = inner
         self._directory = directory
 
-    def encode(self, prompt: Prompt) -> EncodedPictures:
+    def encode(self, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None) -> EncodedPictures:
         """Renders the chat template, and encodes text and pictures.
 
-        Raises UserError for a picture that can't be read, or that the template leaves out.
+        Args:
+          chat_template_kwargs: of the config; the prompt's own go over them.
+
+        Raises:
+          UserError: a picture can't be read, the template leaves it out, a text has a control
+            token, or the prompt has tools or a turn to be continued.
         """
-        urls = picture_urls(prompt.messages, f"prompt {prompt.uid}")
-        pictures = [read_picture(url, f"prompt {prompt.uid}") for url in urls]
+        where = f"prompt {prompt.uid}"
+        if prompt.tools or prompt.messages[-1]["role"] == "assistant":
+            raise UserError(f"{where}: has pictures, with tools or a turn to be continued (pictures go without them)")
+        urls = picture_urls(prompt.messages, where)
+        pictures = [read_picture(url, where) for url in urls]
+        self._refuse_marks(prompt.messages, where)
         text = self._inner.apply_chat_template(
-            [_without_data(m) for m in prompt.messages], tokenize=False, add_generation_prompt=True
+            [_without_data(m) for m in prompt.messages],
+            tokenize=False,
+            add_generation_prompt=True,
+            **{**(chat_template_kwargs or {}), **prompt.chat_template_kwargs},
         )
+        bos = self._inner.tokenizer.bos_token
+        begins = bool(bos) and text.startswith(bos)  # as transformers: a BOS is added unless the template wrote one
         try:
-            out = dict(self._inner(text=text, images=pictures or None, return_tensors="np", add_special_tokens=False))
+            out = dict(self._inner(text=text, images=pictures or None, return_tensors="np", add_special_tokens=not begins))
         except ValueError as error:
             reason = " ".join(str(error).split())
             raise UserError(f"prompt {prompt.uid}: {self._directory}: the processor refuses it: {reason}") from error
-        text_ids = self._inner.tokenizer.encode(text, add_special_tokens=False)
+        text_ids = self._inner.tokenizer.encode(text, add_special_tokens=not begins)
         arrays = {name: np.asarray(value) for name, value in out.items() if name not in TEXT_INPUTS}
-        return EncodedPictures(np.asarray(out["input_ids"][0], np.int32), np.asarray(text_ids, np.int32), urls, arrays)
+        return EncodedPictures(np.asarray(out["input_ids"][0], np.int32), np.asarray(text_ids, np.int32), text, urls, arrays)
+
+    def arrays_of(self, url: str) -> dict[str, np.ndarray]:
+        """Returns what the model takes of one picture, as in `encode`: pixel values, sizes.
+
+        Raises UserError if it can't be read.
+        """
+        out = self._inner.image_processor(images=[read_picture(url, "picture")], return_tensors="np")
+        return {name: np.asarray(value) for name, value in dict(out).items()}
+
+    def _refuse_marks(self, messages: Sequence[Message], where: str) -> None:
+        """Raises UserError for text that would be read as a control token, as a picture's mark."""
+        tokenizer = self._inner.tokenizer
+        marks = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        for text in (text for message in messages for text in _texts(message)):
+            found = next((mark for mark in marks if mark in text), None)
+            if found is not None:
+                raise UserError(f"{where}: its text has the control token {found!r} (take it out of the record)")
 
 
 def load_processor(directory: Path | str) -> PictureProcessor:
@@ -69,7 +101,7 @@ def load_processor(directory: Path | str) -> PictureProcessor:
     from transformers import AutoProcessor
 
     try:
-        inner = AutoProcessor.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        inner = AutoProcessor.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False, backend="pil")
     except (OSError, ValueError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{directory}: no processor for pictures can be loaded: {reason[:300]}") from error
@@ -109,6 +141,14 @@ def read_picture(url: str, where: str) -> Any:
 def _parts(message: Message) -> Sequence[Any]:
     content = message.get("content") or ()
     return () if isinstance(content, str) else content
+
+
+def _texts(message: Message) -> Iterator[str]:
+    content = message.get("content") or ()
+    if isinstance(content, str):
+        yield content
+    else:
+        yield from (part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
 def _is_picture(part: Any) -> bool:

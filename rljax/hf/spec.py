@@ -20,6 +20,7 @@ CLASSES = {
 }
 MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 TEXT_PARTS = {"gemma3": "gemma3_text"}  # model_type of an image-text model, and of the text model in it
+TAKES_PICTURES = ("llava",)  # model_type of image-text models whose pictures the fsdp learner takes
 # Fields that an image-text config.json may have outside of text_config
 OF_BOTH = ("eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype", "quantization_config")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
@@ -141,15 +142,31 @@ def is_image_text(directory: Path | str) -> bool:
         config = json.loads((Path(directory) / CONFIG).read_text())
     except (OSError, ValueError):  # whoever loads it says what is wrong
         return False
-    return isinstance(config, dict) and config.get("model_type") in TEXT_PARTS
+    return isinstance(config, dict) and config.get("model_type") in (*TEXT_PARTS, *TAKES_PICTURES)
+
+
+def takes_pictures(directory: Path | str) -> bool:
+    """Returns whether the fsdp learner takes pictures for the model of a directory."""
+    try:
+        config = json.loads((Path(directory) / CONFIG).read_text())
+    except (OSError, ValueError):  # whoever loads it says what is wrong
+        return False
+    return isinstance(config, dict) and config.get("model_type") in TAKES_PICTURES
 
 
 def _text_part(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the config of the text model inside an image-text one, or the config itself."""
-    part, text = TEXT_PARTS.get(config.get("model_type", "")), config.get("text_config")
-    if part is None or not isinstance(text, dict):
+    text = config.get("text_config")
+    if not isinstance(text, dict):
         return config
     shared = {key: config[key] for key in OF_BOTH if key in config}
+    part = TEXT_PARTS.get(config.get("model_type", ""))
+    if config.get("model_type") in TAKES_PICTURES and text.get("model_type") in MODEL_TYPES:
+        part = text["model_type"]
+        shared["tie_word_embeddings"] = config.get("tie_word_embeddings", False)  # of the whole, as transformers reads it
+        text = {key: value for key, value in text.items() if key not in shared}
+    if part is None:
+        return config
     return {**shared, **text, "model_type": part, "architectures": [CLASSES[MODEL_TYPES[part]]]}
 
 

@@ -9,6 +9,7 @@ transformers renders the chat template, in its sandbox, so that a prompt has the
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from rljax.errors import UserError
 from rljax.hf.chat_template import Chat, ChatTemplate
 from rljax.hf.labeled_turns import learned_turns
 from rljax.hf.messages import Message, Tool
-from rljax.hf.pictures import has_pictures
+from rljax.hf.pictures import EncodedPictures, PictureProcessor, has_pictures, load_processor
 from rljax.types import Prompt
 
 DEFAULTS = RolloutConfig()
@@ -70,7 +71,15 @@ class Tokenizer(Protocol):
     def encode_prompt(self, prompt: Prompt) -> np.ndarray:
         """Returns the ids from which the assistant's turn is sampled, [P] int32, read-only.
 
-        A prompt that ends with an assistant's turn is a turn to be continued.
+        A prompt that ends with an assistant's turn is a turn to be continued. Raises UserError for
+        a prompt with pictures.
+        """
+        ...
+
+    def encode_pictures(self, prompt: Prompt) -> EncodedPictures:
+        """Returns the same of a prompt with pictures, as the model's processor makes them.
+
+        The arrays of the pictures are left out. Raises UserError for a model that takes none.
         """
         ...
 
@@ -133,6 +142,9 @@ class HFTokenizer:
         self._template = ChatTemplate(inner, directory, rollout.chat_template_kwargs, rollout.allow_control_tokens)
         self._control = self._template.control
         self._encoded: OrderedDict[str, tuple[Prompt, np.ndarray]] = OrderedDict()  # prompts of late, by uid
+        self._pictured: OrderedDict[str, tuple[Prompt, EncodedPictures]] = OrderedDict()  # the same of those with pictures
+        self._processor: PictureProcessor | None = None  # loaded for the first prompt with pictures
+        self._chat_template_kwargs = dict(rollout.chat_template_kwargs)
         turn_end = self._template.turn_end() if self._template.source else None
         known = list(dict.fromkeys([*eos_token_ids, *([] if turn_end is None else [turn_end])]))
         if not known:
@@ -193,7 +205,9 @@ class HFTokenizer:
 
     def encode_prompt(self, prompt: Prompt) -> np.ndarray:
         if has_pictures(prompt.messages):
-            raise UserError(f"prompt {prompt.uid}: has pictures, and workflows and learners take text (docs/compare.md)")
+            raise UserError(
+                f"prompt {prompt.uid}: has pictures, and this workflow takes text (rlvr takes pictures: docs/vision.md)"
+            )
         # The samples of a prompt ask for the same ids, one after another
         known = self._encoded.get(prompt.uid)
         if known is not None and known[0] == prompt:  # another dataset may have the uid too
@@ -205,7 +219,21 @@ class HFTokenizer:
             self._encoded.pop(next(iter(self._encoded), ""), None)  # of several threads, one finds it gone
         return ids
 
+    def encode_pictures(self, prompt: Prompt) -> EncodedPictures:
+        known = self._pictured.get(prompt.uid)
+        if known is not None and known[0] == prompt:
+            return known[1]
+        if self._processor is None:
+            self._processor = load_processor(self.directory)
+        encoded = dataclasses.replace(self._processor.encode(prompt, self._chat_template_kwargs), arrays={})
+        self._pictured[prompt.uid] = prompt, encoded
+        while len(self._pictured) > KEPT_PROMPTS:
+            self._pictured.pop(next(iter(self._pictured), ""), None)
+        return encoded
+
     def encode_labeled(self, prompt: Prompt, reply: Sequence[Message], *, turns: str = "all") -> tuple[np.ndarray, np.ndarray]:
+        if has_pictures([*prompt.messages, *reply]):
+            raise UserError(f"prompt {prompt.uid}: has pictures, and supervised training takes text (docs/vision.md)")
         messages, first = [*prompt.messages, *reply], len(prompt.messages)
         if _is_open(prompt) and reply:
             messages[first - 1 : first + 1] = [_joined(prompt.messages[-1], reply[0])]
@@ -297,6 +325,13 @@ def load_tokenizer(directory: str | Path, rollout: RolloutConfig = DEFAULTS) -> 
         reason = " ".join(str(error).split())
         raise UserError(f"tokenizer: cannot load {directory}: {reason}") from error
     return HFTokenizer(inner, directory, _eos_ids(directory, inner), rollout)
+
+
+def prompt_ids_of(tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:
+    """Returns the ids of a prompt, [P] int32, with or without pictures."""
+    if has_pictures(prompt.messages):
+        return tokenizer.encode_pictures(prompt).token_ids
+    return tokenizer.encode_prompt(prompt)
 
 
 def build_char_tokenizer(directory: str | Path) -> int:

@@ -41,6 +41,7 @@ class WeightReader:
         stored = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         self._stored = {text: name for name in stored if (text := _name_in_text_model(name))}
         self._where = {text: stored[name] for text, name in self._stored.items()}
+        self._of_pictures = {name: path for name, path in stored.items() if not _name_in_text_model(name)}
         self.shapes: dict[str, Shape] = {
             name: tuple(self._files[path].get_slice(self._stored[name]).get_shape()) for name, path in self._where.items()
         }
@@ -69,13 +70,26 @@ class WeightReader:
 
         Nothing else is read. Raises UserError for a damaged file.
         """
-        path = self._where[name]
+        return self._read(self._where[name], self._stored[name], index)
+
+    def stored_name(self, name: str) -> str:
+        """Returns the name of a tensor in the files: another one in an image-text model."""
+        return self._stored[name]
+
+    def shapes_of_pictures(self) -> dict[str, Shape]:
+        """Returns the tensors of an image-text model that its text model has not."""
+        return {n: tuple(self._files[path].get_slice(n).get_shape()) for n, path in self._of_pictures.items()}
+
+    def read_of_pictures(self, name: str) -> np.ndarray:
+        """Reads one of `shapes_of_pictures`. Raises UserError for a damaged file."""
+        return self._read(self._of_pictures[name], name, None)
+
+    def _read(self, path: Path, stored: str, index: tuple[slice, ...] | None) -> np.ndarray:
         try:
-            if index is None:
-                return self._files[path].get_tensor(self._stored[name])
-            return self._files[path].get_slice(self._stored[name])[index]
+            file = self._files[path]
+            return file.get_tensor(stored) if index is None else file.get_slice(stored)[index]
         except SafetensorError as error:
-            raise UserError(f"{path}: tensor {name!r} cannot be read: {error}") from None
+            raise UserError(f"{path}: tensor {stored!r} cannot be read: {error}") from None
 
 
 def _name_in_text_model(name: str) -> str:

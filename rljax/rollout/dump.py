@@ -51,11 +51,13 @@ def save(directory: Path, groups: Sequence[Group], tokenizer: Tokenizer | None =
         found = {"reward": trajectory.reward, "components": components, "finish": str(trajectory.finish)}
         return found | ({} if trajectory.episode is None else {"episode": trajectory.episode})
 
+    def entry(trajectory: Trajectory) -> dict[str, Any]:
+        pictures = {"pictures": list(trajectory.pictures)} if trajectory.pictures else {}
+        return {"length": len(trajectory)} | facts(trajectory) | pictures
+
     tree = {
         "format": FORMAT,
-        "groups": [
-            {"uid": group.uid, "trajectories": [{"length": len(t)} | facts(t) for t in group.trajectories]} for group in groups
-        ],
+        "groups": [{"uid": group.uid, "trajectories": list(map(entry, group.trajectories))} for group in groups],
     }
     (directory / "batch.json").write_text(dump(tree) + "\n")
 
@@ -108,6 +110,7 @@ def _trajectory(entry: dict[str, Any], arrays: dict[str, np.ndarray], start: int
         components=components,
         finish=Finish(entry["finish"]),
         episode=entry.get("episode"),  # only parts of episodes have it
+        pictures=tuple(entry.get("pictures", ())),  # only prompts with pictures have it
     )
 
 

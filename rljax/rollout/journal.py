@@ -73,6 +73,7 @@ def pack(trajectories: Sequence[Trajectory]) -> tuple[list[dict[str, Any]], dict
     entries = [
         {"length": len(t), "reward": t.reward, "components": dict(t.components), "finish": t.finish.value}
         | ({} if t.episode is None else {"episode": t.episode})
+        | ({"pictures": list(t.pictures)} if t.pictures else {})
         for t in trajectories
     ]
     arrays = {
@@ -105,6 +106,7 @@ def unpack(entries: Sequence[Mapping[str, Any]], arrays: Mapping[str, np.ndarray
                 components=entry["components"],
                 finish=Finish(entry["finish"]),
                 episode=_episode(entry),
+                pictures=_pictures(entry),
             )
         )
     return tuple(trajectories)
@@ -115,6 +117,13 @@ def _episode(entry: Mapping[str, Any]) -> int | None:
     if episode is not None and (type(episode) is not int or episode < 0):
         raise ValueError(f"episode {episode!r}")
     return episode
+
+
+def _pictures(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    pictures = entry.get("pictures", [])  # only prompts with pictures have it
+    if not isinstance(pictures, list) or not all(isinstance(url, str) for url in pictures):
+        raise ValueError("pictures: a list of data URLs is needed")
+    return tuple(pictures)
 
 
 def _whole_messages(path: Path) -> list[tuple[Message, int]]:

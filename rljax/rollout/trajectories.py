@@ -26,9 +26,11 @@ class Episode:
         episode.trajectory(reward=1.0, components={"exact": 1.0})
     """
 
-    def __init__(self, prompt_ids: Sequence[int] | np.ndarray) -> None:
+    def __init__(self, prompt_ids: Sequence[int] | np.ndarray, pictures: Sequence[str] = ()) -> None:
+        """Begins with a prompt, and the data URLs of the pictures in it."""
         if not len(prompt_ids):
             raise ValueError("a prompt has at least one token")
+        self._pictures = tuple(pictures)
         self._ids: list[np.ndarray] = []
         self._masks: list[np.ndarray] = []
         self._logps: list[np.ndarray] = []
@@ -63,6 +65,7 @@ class Episode:
             reward=reward,
             components=dict(components),
             finish=self._finish,
+            pictures=self._pictures,
         )
 
     def _add(self, ids: Sequence[int] | np.ndarray, logp: np.ndarray, versions: np.ndarray, *, trained: bool) -> None:
@@ -73,10 +76,14 @@ class Episode:
 
 
 def trajectory_of(
-    prompt_ids: Sequence[int] | np.ndarray, completion: Completion, reward: float, components: Mapping[str, float]
+    prompt_ids: Sequence[int] | np.ndarray,
+    completion: Completion,
+    reward: float,
+    components: Mapping[str, float],
+    pictures: Sequence[str] = (),
 ) -> Trajectory:
     """Returns the trajectory of a prompt and one completion."""
-    episode = Episode(prompt_ids)
+    episode = Episode(prompt_ids, pictures)
     episode.sampled(completion)
     return episode.trajectory(reward, components)
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import numpy as np
 
 from rljax.errors import EpisodeError
-from rljax.hf.tokenizer import Tokenizer
+from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
 from rljax.rewards.score import ReadsIds, Rewards, Sampled, Score
 from rljax.sanity.findings import Finding, Severity
 from rljax.types import Prompt
@@ -91,7 +91,7 @@ async def _score(rewards: Rewards, tokenizer: Tokenizer | None, prompt: Prompt, 
     """Scores a text, with the token ids that it has for rewards that read them."""
     if tokenizer is None or not (isinstance(rewards, ReadsIds) and rewards.reads_ids):
         return await rewards.score(prompt, text)
-    sampled = Sampled.of(tokenizer, tokenizer.encode_prompt(prompt), np.array(tokenizer.encode(text), np.int32))
+    sampled = Sampled.of(tokenizer, prompt_ids_of(tokenizer, prompt), np.array(tokenizer.encode(text), np.int32))
     return await rewards.score(prompt, text, sampled)
 
 

@@ -114,7 +114,10 @@ def decode_measurements(message: Message) -> tuple[dict[str, Mean], dict[str, fl
 def encode_request(number: int, request: Request) -> Message:
     """Encodes a request for the trainer's sampler, with a number that its answer carries too."""
     fields = {"id": number, "request": request.id, "params": dataclasses.asdict(request.params), "seed": int(request.seed)}
-    return Message("generate", fields, {"prompt_ids": np.asarray(request.prompt_ids, "<i4")})
+    arrays = {"prompt_ids": np.asarray(request.prompt_ids, "<i4")}
+    if request.pictures:
+        fields |= {"pictures": list(request.pictures), "marked_text": request.marked_text}
+    return Message("generate", fields, arrays)
 
 
 def decode_request(message: Message) -> tuple[int, Request]:
@@ -127,7 +130,11 @@ def decode_request(message: Message) -> tuple[int, Request]:
     params = fields["params"]
     listed = {name: tuple(params[name]) for name in ("stop", "stop_token_ids")}
     prompt_ids = _vector(message, "prompt_ids", "<i4")
-    return int(fields["id"]), Request(fields["request"], prompt_ids, SamplingParams(**params | listed), fields["seed"])
+    pictures: dict[str, Any] = {}
+    if "pictures" in fields:
+        pictures = {"pictures": tuple(map(str, fields["pictures"])), "marked_text": str(fields["marked_text"])}
+    params = SamplingParams(**params | listed)
+    return int(fields["id"]), Request(fields["request"], prompt_ids, params, fields["seed"], **pictures)
 
 
 def encode_completion(number: int, completion: Completion) -> Message:

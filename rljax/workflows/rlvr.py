@@ -8,6 +8,7 @@ import numpy as np
 
 from rljax.engine import Generator
 from rljax.errors import SamplerError
+from rljax.hf.pictures import has_pictures
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, score
 from rljax.rollout.trajectories import trajectory_of
@@ -17,7 +18,8 @@ from rljax.types import Completion, Finish, Prompt, Request, SamplingParams, Tra
 class RLVR:
     """Reinforcement learning from a verifiable reward.
 
-    The reward sees the completion's text without special tokens.
+    The reward sees the completion's text without special tokens. The prompt may have pictures, for
+    a model that takes them.
     """
 
     scores_by_rewards = True
@@ -27,11 +29,17 @@ class RLVR:
         self._rewards = rewards
 
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
-        prompt_ids = self._tokenizer.encode_prompt(prompt)
-        completion = await generate(generator, f"{prompt.uid}#{seed}", prompt_ids, params, seed)
-        text = self._tokenizer.decode(completion.token_ids)
-        scored = await score(self._rewards, self._tokenizer, prompt, text, prompt_ids, completion.token_ids)
-        return trajectory_of(prompt_ids, completion, scored.reward, scored.components)
+        pictures, text = (), ""
+        if has_pictures(prompt.messages):
+            encoded = self._tokenizer.encode_pictures(prompt)
+            prompt_ids, pictures, text = encoded.token_ids, encoded.urls, encoded.text
+        else:
+            prompt_ids = self._tokenizer.encode_prompt(prompt)
+        request = Request(f"{prompt.uid}#{seed}", prompt_ids, params, seed, pictures, text)
+        completion = await complete(generator, request)
+        reply = self._tokenizer.decode(completion.token_ids)
+        scored = await score(self._rewards, self._tokenizer, prompt, reply, prompt_ids, completion.token_ids)
+        return trajectory_of(prompt_ids, completion, scored.reward, scored.components, pictures)
 
 
 async def generate(
@@ -41,7 +49,12 @@ async def generate(
 
     Raises SamplerError if it was aborted: an unfinished completion has no meaningful reward.
     """
-    completion = await generator.generate(Request(request_id, np.asarray(prompt_ids, np.int32), params, seed))
+    return await complete(generator, Request(request_id, np.asarray(prompt_ids, np.int32), params, seed))
+
+
+async def complete(generator: Generator, request: Request) -> Completion:
+    """Generates the completion of a request, as `generate` does."""
+    completion = await generator.generate(request)
     if completion.finish is Finish.ABORT:
-        raise SamplerError(f"request {request_id} was aborted after {len(completion.token_ids)} tokens")
+        raise SamplerError(f"request {request.id} was aborted after {len(completion.token_ids)} tokens")
     return completion

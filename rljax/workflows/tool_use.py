@@ -90,7 +90,7 @@ class ToolUse:
             if over or not calls:
                 score = await self._rewards.score(prompt, content)
                 return episode.trajectory(score.reward, {**score.components, **_counts(turn, outcomes)})
-            messages += [{"role": "assistant", "content": content}, *await self._answer(calls, outcomes)]
+            messages += [self._reply(content, calls), *await self._answer(calls, outcomes)]
             last = int(completion.token_ids[-1]) if len(completion.token_ids) else -1
             given = self._tokenizer.next_turn(
                 messages, last, tools=prompt.tools, chat_template_kwargs=prompt.chat_template_kwargs
@@ -107,12 +107,25 @@ class ToolUse:
             text = split_reasoning(text, opened=False)[1]
         return self._parser.parse(text)
 
+    def _reply(self, content: str, calls: Sequence[ToolCall]) -> Message:
+        """Returns the assistant's message, with its calls where the template has a place for them.
+
+        Such a template may show an answer only behind its call.
+        """
+        if "tool_calls" not in self._tokenizer.chat_template:
+            return {"role": "assistant", "content": content}
+        called = [
+            {"id": _call_id(i), "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for i, call in enumerate(calls)
+        ]
+        return {"role": "assistant", "content": content, "tool_calls": called}
+
     async def _answer(self, calls: Sequence[ToolCall], outcomes: Counter[CallOutcome]) -> list[Message]:
         """Makes the calls of one reply, side by side, and returns the tools' messages."""
         results = await asyncio.gather(*(self._toolbox.call(call.name, call.arguments) for call in calls))
         outcomes.update(result.outcome for result in results)
         return [
-            {"role": "tool", "tool_call_id": f"{i:0{CALL_ID}d}", "name": call.name, "content": result.content}
+            {"role": "tool", "tool_call_id": _call_id(i), "name": call.name, "content": result.content}
             for i, (call, result) in enumerate(zip(calls, results, strict=True))
         ]
 
@@ -122,6 +135,10 @@ class ToolUse:
             or completion.finish is not Finish.STOP
             or (self._max_tokens is not None and length >= self._max_tokens)
         )
+
+
+def _call_id(index: int) -> str:
+    return f"{index:0{CALL_ID}d}"
 
 
 def _counts(turns: int, outcomes: Counter[CallOutcome]) -> dict[str, float]:

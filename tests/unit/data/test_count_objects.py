@@ -7,10 +7,14 @@ pytest.importorskip("PIL", reason="needs the extra [vision]")
 
 from scipy import ndimage
 
+from rljax.config.schema import DatasetConfig
+from rljax.data import open_prompts
 from rljax.data.tasks import make_task
 from rljax.errors import UserError
 from rljax.hf.messages import parse_messages
 from rljax.hf.pictures import picture_urls, read_picture
+from rljax.hf.tokenizer import load_tokenizer, prompt_ids_of
+from tests.image_text import make_image_text_model
 
 PATH = "task:count_objects"
 
@@ -34,6 +38,16 @@ def test_a_picture_has_the_objects_that_the_answer_counts():
     crowded = records(n=40, others=3)
     beside = [objects(record) - int(record["answer"]) for record in crowded]
     assert set(beside) == {0, 1, 2, 3}
+
+
+def test_a_prompt_that_is_too_long_by_its_picture_is_refused_at_the_start(tmp_path):
+    dataset = DatasetConfig(path=PATH, type="task", task={"n": 2, "pixels": 32})
+    tokenizer = load_tokenizer(make_image_text_model(tmp_path))
+    prompts = open_prompts(dataset, seed=0)
+    longest = max(len(prompt_ids_of(tokenizer, prompt)) for prompt in prompts.epoch(0))
+    prompts.require_fit(tokenizer, most=longest, why="room")
+    with pytest.raises(UserError, match=f"has {longest} tokens.*: room"):
+        prompts.require_fit(tokenizer, most=longest - 1, why="room")
 
 
 def test_pictures_follow_from_seed_and_split():

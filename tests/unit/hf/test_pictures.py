@@ -1,6 +1,7 @@
 """Pictures in messages: found, read, and refused where text alone is taken."""
 
 import base64
+import dataclasses
 
 import pytest
 
@@ -11,9 +12,10 @@ from PIL import Image
 from rljax.errors import UserError
 from rljax.hf.pictures import has_pictures, picture_url, picture_urls, read_picture
 from rljax.hf.spec import ModelSpec
-from rljax.hf.tokenizer import load_tokenizer
+from rljax.hf.tokenizer import load_tokenizer, prompt_ids_of
 from rljax.testing.models import make_model
 from rljax.types import Prompt
+from tests.image_text import make_image_text_model
 
 
 def message(*parts):
@@ -57,6 +59,29 @@ def test_a_prompt_with_a_picture_is_refused_where_text_is_taken(tmp_path):
     assert has_pictures(with_one) and not has_pictures(({"role": "user", "content": "?"},))
     with pytest.raises(UserError, match="prompt 0/1: has pictures"):
         load_tokenizer(make_model(tmp_path)).encode_prompt(Prompt("0/1", with_one, {}))
+
+
+def test_a_prompt_with_pictures_has_the_ids_of_the_processor_and_no_mark_of_a_user(tmp_path):
+    tokenizer = load_tokenizer(make_image_text_model(tmp_path))
+    picture, asked = (
+        {"type": "image", "image": picture_url(Image.new("RGB", (32, 32), "red"))},
+        {"type": "text", "text": "how many?"},
+    )
+    prompt = Prompt("0/1", message(picture, asked, picture), {})
+    encoded = tokenizer.encode_pictures(prompt)
+    mark, text = tokenizer.encode("<image>"), tokenizer.encode("how many?")
+    assert encoded.token_ids.tolist() == mark * 16 + text + mark * 16 == prompt_ids_of(tokenizer, prompt).tolist()
+    assert encoded.text_ids.tolist() == mark + text + mark and encoded.text == "<image>how many?<image>"
+    assert tokenizer.encode_pictures(dataclasses.replace(prompt)) is encoded, "kept for the other samples"
+    trouble = {
+        "control token '<image>'": Prompt("0/2", message(picture, {"type": "text", "text": "an <image>?"}), {}),
+        "tools or a turn to be continued": Prompt("0/3", (*prompt.messages, {"role": "assistant", "content": "I see"}), {}),
+    }
+    for error, bad in trouble.items():
+        with pytest.raises(UserError, match=f"prompt {bad.uid}: .*{error}"):
+            tokenizer.encode_pictures(bad)
+    with pytest.raises(UserError, match="supervised training takes text"):
+        tokenizer.encode_labeled(prompt, [{"role": "assistant", "content": "2"}])
 
 
 def test_an_image_text_model_is_refused_by_name():

@@ -20,6 +20,13 @@ TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}|{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+# Shows an answer only behind the call that it answers
+PAIRED = (
+    "{% for m in messages %}{% if m['role'] != 'tool' %}[{{ m['role'] }}]{{ m['content'] }}|{% endif %}"
+    "{% for call in m['tool_calls'] or [] %}{% for a in messages if a['tool_call_id'] == call['id'] %}"
+    "{{ '{' }}{{ call['function']['name'] }}: {{ a['content'] }}{{ '}' }}{% endfor %}{% endfor %}{% endfor %}"
+    "{% for tool in tools or [] %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 PROMPT = Prompt("0/3", ({"role": "user", "content": "12*12?"},), {"answer": "144"})
 
 
@@ -38,6 +45,15 @@ def tokenizer(tmp_path_factory):
     build_char_tokenizer(directory)
     Path(directory, "chat_template.jinja").write_text(TEMPLATE)
     return load_tokenizer(directory)
+
+
+def test_a_template_that_shows_answers_behind_their_calls_gets_both(tmp_path):
+    build_char_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(PAIRED)
+    tokenizer = load_tokenizer(tmp_path)
+    trajectory, _, _ = use_tools(tokenizer, called("calculator", expression="12*12"), "144")
+    given = tokenizer.decode(trajectory.token_ids[~trajectory.loss_mask])
+    assert given.endswith("{calculator: 144}[assistant]")
 
 
 def called(name, **arguments):
