@@ -69,7 +69,7 @@ MUST_BE_FINITE = ("loss", "grad_norm")  # last parts of metric names
 CHANCE = 1e-3  # probability below which a fall of the reward is not put down to chance
 IDLE = 5  # steps in a row without anything to learn before a warning
 NOT_FINITE = "lower actor.optimizer.lr, set gradient_clipping, compute in float32, look at the batch in samples.jsonl"
-COLLAPSED = "the policy has collapsed: lower actor.optimizer.lr, look at samples.jsonl and entropy"
+COLLAPSED = "the policy has collapsed, or the reward has failed: look at samples.jsonl and entropy; lower actor.optimizer.lr"
 NO_GRADIENT = "the policy is saturated, or the cap on behavior weights masks every token: lower actor.optimizer.lr"
 
 

@@ -61,7 +61,7 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
 
     A run that has come to its best reward is constant too, but did not begin so.
     """
-    reward, equal = _batches_of_one_reward(history)
+    reward, equal = batches_of_one_reward(history)
     if not reward:
         return None
     same = equal & (reward.values == reward.values[0])
@@ -72,7 +72,7 @@ def _constant(history: History, *, at_top: bool) -> Sign | None:
     return Sign(Severity.BROKEN, step, line)
 
 
-def _batches_of_one_reward(history: History) -> tuple[Series, np.ndarray]:
+def batches_of_one_reward(history: History) -> tuple[Series, np.ndarray]:
     """Returns rewards, and at which steps all of a batch are this one.
 
     Logs without the least and the greatest reward tell it by groups without spread; those without

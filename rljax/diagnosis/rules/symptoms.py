@@ -5,6 +5,8 @@ Each yields to every break of another kind that came before it, or soon after.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from rljax.config.schema import Config
@@ -15,6 +17,7 @@ from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import divergence, improves_held_out, level, lost_share
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.rules.hacking import gains_line
+from rljax.diagnosis.rules.reward import batches_of_one_reward
 from rljax.diagnosis.series import Series, noise, rolling_median, trend
 from rljax.diagnosis.thresholds import (
     BASELINE,
@@ -70,7 +73,42 @@ def turned(history: History) -> Sign | None:
     symptom=True,
 )
 def falls(history: History) -> Sign | None:
-    return _fall(history, from_the_start=False)
+    """Names the reward first where all of it went to the bottom at once."""
+    sign, step = _fall(history, from_the_start=False), _dead_since(history)
+    if sign is None or step is None:
+        return sign
+    reward = history[names.REWARD]
+    before = reward.until(step - 1).tail(PATIENCE)
+    line = f"every reward is {reward.values[-1]:g} from step {step} on; the {PATIENCE} steps before had {before.median:.4g}"
+    return dataclasses.replace(
+        sign,
+        severity=Severity.BROKEN,
+        step=step,
+        evidence=line,
+        causes=(
+            "what the reward asks, as a service, a sandbox or a file, has failed, and that passes for a wrong answer",
+            "the policy has collapsed: see the other findings",
+        ),
+        next="score ten completions of a step before the fall again: they must have the rewards that they had",
+    )
+
+
+def _dead_since(history: History) -> int | None:
+    """Returns the step at which a reward fell, within a few steps, to one value that all have since.
+
+    None for a reward that fell slowly, or lies above its least.
+    """
+    reward, equal = batches_of_one_reward(history)
+    if len(reward) <= 2 * PATIENCE:
+        return None
+    same = equal & (reward.values == reward.values[-1])
+    differ = np.flatnonzero(~same)
+    start = int(differ[-1]) + 1 if len(differ) else 0
+    if not PATIENCE <= start <= len(reward) - PATIENCE:
+        return None
+    share, step = level(history), int(reward.steps[start])
+    before, best = share.until(step - 1).tail(PATIENCE).median, float(rolling_median(share, PATIENCE).values.max())
+    return step if share.values[-1] == share.values.min() and before > best / 2 else None
 
 
 def _fall(history: History, *, from_the_start: bool) -> Sign | None:

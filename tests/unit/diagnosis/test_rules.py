@@ -623,6 +623,16 @@ def steady(from_step: int, seed: int, **columns: Any) -> History:
     return dataclasses.replace(history, series={n: v for n, v in history.series.items() if not n.startswith("eval")})
 
 
+def test_a_reward_that_dies_at_once_is_broken_though_evaluations_go_on():
+    dead = TIME >= 50
+    ends = ("avg", "min", "max")
+    kept = {f"rollout__reward__{end}": np.where(dead, 0.0, changed().series[f"rollout/reward/{end}"]) for end in ends}
+    history = changed(**kept, rollout__equal_reward_groups=np.where(dead, 1.0, 0.2))
+    first = diagnose(history).first
+    assert first is not None and (first.rule, first.step) == ("reward.falls", int(history.steps[dead][0]))
+    assert "every reward is 0" in str(first.evidence) and "has failed" in first.causes[0]
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("from_step", [35, 45, 55])
 def test_a_reward_that_stood_still_and_fell_late_has_its_onset_there(from_step, seed):
