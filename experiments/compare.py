@@ -42,6 +42,7 @@ def compare() -> None:
     from rljax.experiments.compare_case import make_case
     from rljax.experiments.compare_report import write_json
     from rljax.hf.model_directory import prepare_model_directory
+    from rljax.hf.spec import read_config
 
     engines = compare_engines.check(ENGINES.value)
     config = main.config_from_flags()
@@ -51,8 +52,9 @@ def compare() -> None:
     config = config_io.resolve(config)
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = prepare_model_directory(config.actor, Path(scratch) / "init", seed=config.seed)
-        case = make_case(config, model_dir, prompts=PROMPTS.value, tokens=TOKENS.value, dtype=DTYPE.value)
         other_dir = Path(OTHER.value) if OTHER.value else model_dir
+        read_config(other_dir)  # refuses what is no model, before the first engine works for minutes
+        case = make_case(config, model_dir, prompts=PROMPTS.value, tokens=TOKENS.value, dtype=DTYPE.value)
         pairs = compare_engines.compare(case, engines, other_dir, with_layers=LAYERS.value)
     for pair in pairs:
         print("\n".join(pair.lines()))

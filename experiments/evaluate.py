@@ -108,9 +108,12 @@ def _evaluate(config: Config, pools: Allocation, found: Found, out: Path) -> Non
     from rljax.workflows.scored import result_of
 
     tokenizer = load_tokenizer(found.model_dir, config.rollout)
-    sets = [each for each in open_held_out(config, tokenizer) if not SETS.value or each.title in SETS.value]
-    if not sets:
-        raise UserError(f"--sets: none of {', '.join(SETS.value)} is a set (valid_dataset, {', '.join(config.valid_datasets)})")
+    opened = {each.title: each for each in open_held_out(config, tokenizer)}
+    for title in SETS.value:
+        if title not in opened:
+            raise UserError(f"--sets: no such set: {title} (there: {', '.join(opened) or 'none, see valid_dataset.path'})")
+    sets = [each for title, each in opened.items() if not SETS.value or title in SETS.value]
+    _make_folder(out)
     before = uses.read(out)
     several = asyncio.run(_episodes(config, pools, found, sets, tokenizer))
     trees = []
@@ -130,6 +133,14 @@ def _evaluate(config: Config, pools: Allocation, found: Found, out: Path) -> Non
             print(text(result, history, path), end="\n\n", flush=True)
     if JSON.value:
         print(json.dumps({"results": trees}, allow_nan=False))
+
+
+def _make_folder(out: Path) -> None:
+    """Makes the folder of the results, before minutes of work. Raises UserError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out: {out} cannot be made: {error.strerror or error}") from None
 
 
 async def _episodes(

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 
 from rljax.config.registry import nearest
+from rljax.config.validation import best_set
 from rljax.errors import UserError
 from rljax.evaluation import uses
 from rljax.evaluation.results import FOLDER
@@ -57,9 +58,11 @@ class Evaluator:
         """Starts the evaluation of the weights after a step, and records this use of the splits."""
         assert self.task is None, "one evaluation at a time"
         self._step, self._score = step, math.nan
-        purpose = "best" if self._run.config.evaluator.best else "training"
+        choosing = None if self._run.config.evaluator.best is None else best_set(self._run.config)
         protocols = {each.name: each.protocol for each in self._run.evaluations if each.protocol is not None}
-        uses.record(self._run.workdir / FOLDER, [uses.use_of(purpose, name, p, step=step) for name, p in protocols.items()])
+        purposes = {name: "best" if name == choosing else "training" for name in protocols}
+        made = [uses.use_of(purposes[name], name, protocol, step=step) for name, protocol in protocols.items()]
+        uses.record(self._run.workdir / FOLDER, made)
         self.task = asyncio.create_task(self._evaluate(), name="evaluation")
 
     async def _evaluate(self) -> dict[str, Mean]:

@@ -52,7 +52,7 @@ def find(workdir: Path, which: str) -> Checkpoint:
     elif re.fullmatch(r"\d+(-failed)?", which):
         found = _of_name(directory / which) if (directory / which).is_dir() else None
     else:
-        raise UserError(f"--step: {which!r} is neither newest, best nor a number of steps")
+        raise UserError(f"--step: {which!r} is neither newest, best, a number of steps nor N-failed")
     if found is None:
         raise UserError(f"--step: no intact checkpoint {which} in {directory} (there: {all_names})")
     return found

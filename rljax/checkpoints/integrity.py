@@ -141,6 +141,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     """Reads manifest.json. Raises Corrupt if it is missing or can't be read."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text())
-        return {"step": manifest["step"], "score": manifest["score"], "files": dict(manifest["files"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        files = {name: (int(size), int(checksum)) for name, (size, checksum) in manifest["files"].items()}
+        return {"step": int(manifest["step"]), "score": manifest["score"], "files": files}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"{directory / MANIFEST} can't be read: {reason(error)}") from error

@@ -14,7 +14,7 @@ from rljax.config.keys import walk
 from rljax.config.registry import nearest
 from rljax.config.schema import Config
 from rljax.config.schema_guard import ACTIONS, BOUNDS, OF_UPDATE, UPDATE_ACTIONS
-from rljax.config.validation import validation_sets
+from rljax.config.validation import check_best, validation_sets
 from rljax.errors import UserError
 
 
@@ -235,6 +235,7 @@ def check(config: Config) -> None:
     check_evaluation(config)
     if config.actor.loss != "sft":
         _check_rules(RL_RULES, config)
+    check_best(config)
 
 
 def check_evaluation(config: Config) -> None:

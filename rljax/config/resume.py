@@ -42,7 +42,8 @@ def check(path: Path, config: Config) -> None:
     """Compares with the config.json of the run that goes on, and logs the changes in one line.
 
     Args:
-      path: config.json of that run; without such a file nothing is compared.
+      path: config.json of that run; without such a file nothing is compared, and neither with a
+        damaged one, which is said.
       config: the config to go on with.
 
     Raises:
@@ -50,7 +51,10 @@ def check(path: Path, config: Config) -> None:
     """
     try:
         before = _flat(json.loads(path.read_text()))
-    except (OSError, ValueError):
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, AttributeError):
+        log.warning("%s can't be read, so that nothing tells whether keys changed that may not, as seed", path)
         return
     now = _flat(json.loads(config_io.to_json(config)))
     changed = [key for key in now if key in before and before[key] != now[key]]  # keys come and go with releases

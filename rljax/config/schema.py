@@ -177,7 +177,7 @@ class RecoverConfig:
     """Resuming, and the failures that end a run."""
 
     mode: str = key("auto", "auto resumes the run in WORKDIR; fresh refuses a WORKDIR with a run.", choices=("auto", "fresh"))
-    max_consecutive_failures: int = key(32, "Groups that may fail in a row.", POSITIVE)
+    max_consecutive_failures: int = key(32, "Groups that may fail in a row, each prompt's own fault once.", POSITIVE)
     max_prompt_failures: int = key(4, "Times a prompt may fail by its own fault before it is dropped and counted.", POSITIVE)
     # Dynamic sampling may reject nine groups in ten
     max_consecutive_rejected: int = key(1024, "Groups that rollout.should_accept_fn may reject in a row.", POSITIVE)

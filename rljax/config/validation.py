@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from rljax.config import io as config_io
+from rljax.config.registry import nearest
 from rljax.config.schema import Config, DatasetConfig
 from rljax.errors import UserError
 
 MAIN = ""
 """Name of `valid_dataset` itself, whose metrics have no name of a set in them."""
 
-TAKEN = ("failed", "lost", "reward", "no_eos_ratio", "seq_len", "version")  # metrics beside which a set's name would stand
+METRICS = ("failed", "lost", "reward", "no_eos_ratio", "seq_len", "version")  # beside which a set's name would stand
+TAKEN = (*METRICS, "valid_dataset")  # the last is what binaries and results call the main set
 
 
 def validation_sets(config: Config) -> dict[str, DatasetConfig]:
@@ -24,6 +26,29 @@ def validation_sets(config: Config) -> dict[str, DatasetConfig]:
             raise UserError(f"{path}: no name for a set (letters, digits and underscores; not {', '.join(TAKEN)} or pass...)")
         sets[name] = config_io.section_with(config.valid_dataset, changes, path)
     return sets
+
+
+def best_set(config: Config) -> str:
+    """Returns the name of the set whose metric `evaluator.best` is."""
+    parts = (config.evaluator.best or "").split("/")
+    return parts[1] if len(parts) > 2 and parts[1] in config.valid_datasets else MAIN
+
+
+def check_best(config: Config) -> None:
+    """Checks that evaluations have the metric of `evaluator.best`, as far as the config can tell.
+
+    Components of a reward and kinds of failures are known only later. Raises UserError.
+    """
+    best = config.evaluator.best
+    if best is None:
+        return
+    metric = best.removesuffix("/avg")
+    sets = [f"{name}/" if name else "" for name in (MAIN, *config.valid_datasets)]
+    passing = [f"pass@{k}" for k in config.evaluator.ks]
+    known = [f"eval-rollout/{of_set}{name}" for of_set in sets for name in (*METRICS, *passing)]
+    later = tuple(f"eval-rollout/{of_set}{name}/" for of_set in sets for name in ("failed", "lost"))
+    if metric not in known and not metric.startswith((*later, "eval-reward/")):
+        raise UserError(f"evaluator.best: an evaluation has no metric {best!r} ({nearest(metric, known)})")
 
 
 def key_of(name: str) -> str:

@@ -50,7 +50,8 @@ def told_by_columns(record: Mapping[str, Any], where: str) -> str:
         return "prompt_answer"
     if columns & {"prompt", "messages"}:
         return "trl"
-    raise UserError(f"{where}: its columns are of no format ({_fields_of(record)}; a prompt, question or messages is needed)")
+    needed = "an answer beside the question" if "question" in columns else "a prompt, question or messages"
+    raise UserError(f"{where}: its columns are of no format ({_fields_of(record)}; {needed} is needed)")
 
 
 def gsm8k(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:

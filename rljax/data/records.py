@@ -236,7 +236,7 @@ def _parse_line(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+        raise UserError(f"{where}: not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
     except RecursionError:
         raise UserError(f"{where}: not JSON that can be read: nested too deeply") from None
     if not isinstance(record, dict):

@@ -73,7 +73,7 @@ class History:
             histograms=run_files.histograms(lines[HISTOGRAMS].rows),
             samples=lines[SAMPLES].rows,
             guard=lines[GUARD].rows,
-            context=sessions if isinstance(sessions, list) else (),
+            context=[each for each in sessions if isinstance(each, dict)] if isinstance(sessions, list) else (),
             config=config,
             status=status,
             source=str(workdir),

@@ -17,6 +17,8 @@ from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
 
+MOST_STEPS = 2**53  # what a float64, and so any JSON reader, counts to
+
 
 class Bins(NamedTuple):
     """Histogram of one metric at one step."""
@@ -51,11 +53,20 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> Columns:
                 continue
             if name not in series:
                 series[name] = np.full(len(steps), np.nan)
-            if value is None or not np.isfinite(value):
-                not_finite.setdefault(name, []).append(step)
+            number = number_of(value)
+            if np.isfinite(number):
+                series[name][at] = number
             else:
-                series[name][at] = value
+                not_finite.setdefault(name, []).append(step)
     return Columns(steps, series, {name: np.array(at, np.int64) for name, at in not_finite.items()})
+
+
+def number_of(value: float | None) -> float:
+    """Returns a value as float64; NaN for null, infinity for an integer beyond all floats."""
+    try:
+        return np.nan if value is None else float(value)
+    except OverflowError:
+        return np.inf
 
 
 class Lines(NamedTuple):
@@ -68,10 +79,10 @@ class Lines(NamedTuple):
 def read_lines(path: Path) -> Lines:
     """Reads a JSON lines file; one that is missing has no lines."""
     try:
-        objects = [_object(line) for line in path.read_text(errors="replace").splitlines()]
+        objects = [_object(line) for line in lines_of(path.read_text(encoding="utf-8", errors="replace"))]
     except OSError:
         return Lines([], [])
-    whole = [isinstance(each.get("step"), int) for each in objects]
+    whole = [_has_step(each) for each in objects]
     damaged = [number for number, good in enumerate(whole[:-1], 1) if not good]
     return Lines([each for each, good in zip(objects, whole, strict=True) if good], damaged)
 
@@ -99,14 +110,27 @@ class Tail:
         except OSError:
             return []
         self._at += len(whole + newline)
-        objects = [_object(line) for line in whole.decode(errors="replace").splitlines()]
-        return [each for each in objects if isinstance(each.get("step"), int)]
+        objects = [_object(line) for line in lines_of(whole.decode(errors="replace"))]
+        return [each for each in objects if _has_step(each)]
+
+
+def lines_of(text: str) -> list[str]:
+    """Returns the lines of a JSON lines file, which only a newline ends.
+
+    str.splitlines() also ends them at U+2028 or U+0085, which stand in completions as they are.
+    """
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _has_step(entry: Mapping[str, Any]) -> bool:
+    step = entry.get("step")
+    return isinstance(step, int) and not isinstance(step, bool) and abs(step) <= MOST_STEPS
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
     """Reads a JSON file that holds an object; None if it is missing or can't be read."""
     try:
-        return _object(path.read_text(errors="replace")) or None
+        return _object(path.read_text(encoding="utf-8", errors="replace")) or None
     except OSError:
         return None
 
@@ -114,7 +138,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter of thousands of brackets
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -155,7 +179,17 @@ def histograms(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, Bins]]:
     found: dict[str, dict[int, Bins]] = {}
     for row in rows:
         for name, value in row.items():
-            if isinstance(value, dict) and {"edges", "counts"} <= value.keys():
-                bins = Bins(np.array(value["edges"], np.float64), np.array(value["counts"], np.float64))
+            if isinstance(value, dict) and (bins := _bins(value)) is not None:
                 found.setdefault(name, {})[row["step"]] = bins
     return found
+
+
+def _bins(value: Mapping[str, Any]) -> Bins | None:
+    """Reads a histogram; None for what is none."""
+    try:
+        bins = Bins(np.array(value["edges"], np.float64), np.array(value["counts"], np.float64))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    shaped = bins.edges.ndim == bins.counts.ndim == 1 and len(bins.edges) == len(bins.counts) + 1 > 1
+    whole = shaped and np.isfinite(bins.edges).all() and np.isfinite(bins.counts).all() and (np.diff(bins.edges) > 0).all()
+    return bins if whole else None

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljax.config.schema import Config, DatasetConfig
+from rljax.config.schema import Config, DatasetConfig, RewardConfig
 from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
 from rljax.types import Prompt
 
@@ -72,13 +72,18 @@ def protocol_of(
         stop=sampling.stop,
         stop_token_ids=sampling.stop_token_ids,
         success=judge.success,
-        reward=config.reward.name,
+        reward=_reward_of(config.reward),
         workflow=config.rollout.workflow,
         workflow_args=config.rollout.workflow_args,
         system_prompt=dataset.system_prompt,
         template=template_digest(tokenizer, prompts[:1]),
         data=data,
     )
+
+
+def _reward_of(reward: RewardConfig) -> str:
+    """Returns the names of the rewards, with their weights where there are any."""
+    return reward.name if not reward.weights else f"{reward.name} weighted {', '.join(f'{w:g}' for w in reward.weights)}"
 
 
 def template_digest(tokenizer: Tokenizer, prompts: Sequence[Prompt] = ()) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,10 +72,21 @@ def record(folder: Path, uses: Sequence[Use]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
+            if _is_torn(path):
+                file.write("\n")  # else the next line would be lost with the torn one
             for use in uses:
                 file.write(json.dumps(dataclasses.asdict(dataclasses.replace(use, time=use.time or time.time()))) + "\n")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _is_torn(path: Path) -> bool:
+    """Returns whether a file ends within a line, as a kill leaves it."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def read(folder: Path) -> list[Use]:
@@ -121,8 +133,10 @@ class History:
 def history(uses: Sequence[Use], split: str, data: str) -> History:
     """Sums up the uses of a split of a data set."""
     of_it = [use for use in uses if (use.split, use.data) == (split, data)]
-    policies = {use.policy if use.step is None else use.step for use in of_it}  # steps are those of one run
-    return History(split, len(of_it), len(policies), any(use.purpose == "best" for use in of_it))
+    named = [use for use in of_it if use.policy]  # of any run: several may have one folder of results
+    steps = {use.step for use in of_it if not use.policy} - {use.step for use in named}
+    policies = len({use.policy for use in named}) + len(steps)
+    return History(split, len(of_it), policies, any(use.purpose == "best" for use in of_it))
 
 
 def use_of(purpose: str, name: str, protocol: Protocol, *, step: int | None, policy: str = "") -> Use:

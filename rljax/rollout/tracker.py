@@ -4,7 +4,8 @@ finished group   is journaled, and accepted into the buffer or rejected
 failed group     (all its episodes failed) is generated again after a delay; later prompts go on
 failed prompt    is dropped after recover.max_prompt_failures failures by its own fault
 lost worker      counts as one failure; its prompts are generated again and are not at fault
-run              ends after recover.max_consecutive_failures failed groups in a row, or
+run              ends after recover.max_consecutive_failures failed groups in a row (of a prompt that
+                 is at fault itself, only the first one counts), or
                  recover.max_consecutive_rejected rejected groups in a row
 """
 
@@ -149,8 +150,9 @@ class PromptTracker:
         self._beat(f"failed group {ticket.prompt.uid}")
         if not self._failures:
             log.warning("prompt %s failed: %s", ticket.prompt.uid, first.reason)
-        self._count_failure(first)
         own_fault = not all(isinstance(failure.error, SamplerError | StaleSampler) for failure in failures)
+        if not (own_fault and ticket.failures):  # while the learner is busy, prompts that failed are all that is generated
+            self._count_failure(first)
         if own_fault and ticket.failures + 1 >= self._config.recover.max_prompt_failures:
             log.warning("prompt %s is dropped: it failed %d times", ticket.prompt.uid, ticket.failures + 1)
             self._buffer.drop(ticket)

@@ -37,9 +37,12 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All findings, in the order of the checks."""
+    """All findings, in the order of the checks. What several checks say alike counts once."""
 
     findings: Sequence[Finding]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "findings", tuple(dict.fromkeys(self.findings)))
 
     def of(self, severity: Severity) -> list[Finding]:
         return [finding for finding in self.findings if finding.severity is severity]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rljax.config.schema import Config
-from rljax.config.validation import key_of
+from rljax.config.validation import best_set, key_of, validation_sets
 from rljax.data.held_out import HeldOut
 from rljax.data.prompts import PromptSource
 from rljax.evaluation.uses import is_test
@@ -50,7 +50,8 @@ def check_sets(prompts: PromptSource, held_out: Sequence[HeldOut], *, most: int 
 
 def check_splits(config: Config) -> Iterator[Finding]:
     """Warns if a test split chooses the best checkpoint."""
-    split = config.valid_dataset.split
+    name = best_set(config)
+    split = validation_sets(config)[name].split
     if config.evaluator.best is not None and is_test(split):
         line = f"evaluator.best chooses the checkpoint by split {split}, a test split: its score is optimistic afterwards"
-        yield Finding(Severity.WARNING, "valid_dataset", line, "valid_dataset.split=dev, and report another split at the end")
+        yield Finding(Severity.WARNING, key_of(name), line, f"{key_of(name)}.split=dev, and report another split at the end")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rljax.diagnosis import run_files
 from rljax.errors import UserError
 
 Row = dict[str, Any]
@@ -25,7 +26,7 @@ EVENTS = "events.out.tfevents"
 
 def read_wandb_csv(path: Path) -> list[Row]:
     """Reads a CSV that W&B exports: of a panel, or a run's whole history."""
-    with path.open(newline="", errors="replace") as file:
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         reader = csv.reader(file)
         header = next(reader, None)
         if not header:
@@ -58,18 +59,19 @@ def read_json_lines(path: Path) -> list[Row]:
 
     An object may hold its metrics itself or, as those of verl's file logger, under `data`.
     """
-    text = path.read_text(errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
     history = _log_history(text)
     if history is not None:
         return _with_steps(path, history)
     rows: list[Row] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = run_files.lines_of(text)
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except ValueError:
-            if number == len(text.splitlines()):
+        except (ValueError, RecursionError):
+            if number == len(lines):
                 break  # the last line of a live run may be half written
             raise UserError(f"--log: {path}:{number}: not JSON (--format=wandb-csv or tensorboard for others)") from None
         if isinstance(row, dict):
@@ -85,7 +87,7 @@ def _unpacked(row: Row) -> Row:
 def _log_history(text: str) -> list[Row] | None:
     try:
         whole = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     history = whole.get("log_history") if isinstance(whole, dict) else None
     return [row for row in history if isinstance(row, dict)] if isinstance(history, list) else None
@@ -136,12 +138,14 @@ def _with_steps(path: Path, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
     rows = list(rows)
     name = next((name for name in STEP_NAMES if any(_is_step(row.get(name)) for row in rows)), None)
     if name is None:
-        raise UserError(f"--log: {path} has no column of steps (one of {', '.join(STEP_NAMES)})")
+        seen = list(dict.fromkeys(name for row in rows for name in row))
+        there = f"; it has {', '.join(map(repr, seen[:3]))}{', ...' if len(seen) > 3 else ''}" if seen else ""
+        raise UserError(f"--log: {path} has no column of steps (one of {', '.join(STEP_NAMES)}{there})")
     return list(_renamed(rows, name))
 
 
 def _is_step(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= run_files.MOST_STEPS
 
 
 def _renamed(rows: Iterable[Mapping[str, Any]], step: str) -> Iterator[Row]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rljax.diagnosis import names
+from rljax.diagnosis import names, run_files
 
 GIB = 2.0**30
 
@@ -82,6 +81,7 @@ VERL = (
     Renamed("timing_s/step", names.WALL),
     Renamed("perf/cpu_memory_used_gb", names.HOST_MEMORY, GIB),
     Renamed("val-core/.+/reward/mean@\\d+", names.EVALUATION_REWARD),
+    Renamed("val-aux/.+/reward/mean@\\d+", names.EVALUATION_REWARD),  # beside acc, which is core then
     Renamed("val/test_score/.+", names.EVALUATION_REWARD),
 )
 
@@ -155,7 +155,6 @@ def convert(source: Source, rows: Iterable[Mapping[str, Any]]) -> list[dict[str,
             renamed = None if theirs == "step" else source.rename(theirs)
             if renamed is None or isinstance(value, bool) or not isinstance(value, int | float | None):
                 continue
-            number = math.nan if value is None else float(value)  # null is NaN or infinite
-            values.setdefault(renamed[0], []).append(number * renamed[1])
+            values.setdefault(renamed[0], []).append(run_files.number_of(value) * renamed[1])
         converted.append({"step": row["step"]} | {name: sum(found) / len(found) for name, found in values.items()})
     return converted

@@ -38,7 +38,7 @@ LOWEST, HIGHEST = f"{names.REWARD}/min", f"{names.REWARD}/max"
         "the task is too hard for this model: it is never right",
         "answers are cut at gconfig.max_new_tokens before they end",
     ),
-    next="read ten completions of WORKDIR/samples.jsonl beside the expected answers; score one by hand",
+    next="read ten completions of WORKDIR/samples.jsonl beside the expected answers; score one completion by hand",
 )
 def all_zero(history: History) -> Sign | None:
     return _constant(history, at_top=False)

@@ -104,7 +104,7 @@ def test_checkpoints_are_found_by_step_age_and_score(tmp_path):
     [
         ("15", "--step: no intact checkpoint 15 in .* \\(there: 10, 20\\)"),
         ("20", "--step: .*20 is not intact: .*x is corrupt"),
-        ("old", "--step: 'old' is neither newest, best nor a number"),
+        ("old", "--step: 'old' is neither newest, best, a number"),
         ("best", "--step: no checkpoint in .* was evaluated"),
     ],
 )

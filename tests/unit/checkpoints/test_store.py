@@ -97,6 +97,13 @@ def _takes(checkpoint):
     return True
 
 
+@pytest.mark.parametrize("files", [{"loop.json": 3}, {"loop.json": [1]}, {"loop.json": ["x", 1]}, [], 3, None])
+def test_a_manifest_of_another_shape_is_corrupt(tmp_path, files):
+    (tmp_path / MANIFEST).write_text(json.dumps({"step": 1, "score": None, "files": files}))
+    with pytest.raises(integrity.Corrupt, match=r"manifest\.json can't be read"):
+        integrity.read_manifest(tmp_path)
+
+
 def test_every_file_is_recorded_once_and_any_harm_to_any_is_found(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep_last=1)
     checkpoints.save(1, _write_arrays)

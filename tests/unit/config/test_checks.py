@@ -145,6 +145,35 @@ def test_no_rule_is_untested():
     assert fired == set(range(len(RULES)))
 
 
+@pytest.mark.parametrize("name", ["reward", "pass_rate", "a-b", "valid_dataset"])
+def test_a_set_has_a_name_of_its_own(name):
+    with pytest.raises(UserError, match=rf"^valid_datasets\.{name}: no name for a set"):
+        config_checks.check(config_with(f"valid_datasets.{name}.split=dev"))
+
+
+@pytest.mark.parametrize(
+    ("best", "is_known"),
+    [
+        ("eval-rollout/reward", True),
+        ("eval-rollout/reward/avg", True),
+        ("eval-rollout/math/pass@4", True),
+        ("eval-reward/math/brief", True),
+        ("eval-rollout/failed/reward_error", True),
+        ("eval-rollout/rewrd", False),
+        ("eval-rollout/maths/reward", False),
+        ("eval-rollout/pass@2", False),
+        ("rollout/reward", False),
+    ],
+)
+def test_the_metric_that_chooses_is_known_before_the_run_but_for_components(best, is_known):
+    changes = "valid_datasets.math.split=dev", "evaluator.ks=4", "evaluator.n_samples=4", "evaluator.greedy=false"
+    overrides = [*EVALUATED, *changes, f"evaluator.best={best}"]
+    if is_known:
+        config_checks.check(config_with(*overrides))
+    else:
+        assert refusal(*overrides).startswith(f"evaluator.best: an evaluation has no metric {best!r} (did you mean ")
+
+
 @pytest.mark.parametrize(
     "overrides", [["actor.mb_spec.max_tokens_per_row=601", "train_dataset.max_length=89"], ["actor.c_clip=3"]]
 )

@@ -91,6 +91,14 @@ def test_a_reference_that_a_warm_up_left_can_not_be_had_later(tmp_path, steps, w
             run.begin(make_config({"warmup.steps": steps, "actor.kl_ctl": now}))
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "3"])
+def test_a_damaged_config_of_the_run_before_is_told(begun, caplog, content):
+    (begun / "config.json").write_text(content)
+    with _opened(begun) as run:
+        run.begin(make_config({"seed": 7}))
+    assert "config.json can't be read, so that nothing tells whether keys changed" in caplog.text
+
+
 def test_the_same_config_and_one_without_checkpoints_say_nothing(begun, caplog):
     with _opened(begun) as run:
         run.begin(make_config())

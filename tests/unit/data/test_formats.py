@@ -64,9 +64,14 @@ def test_the_format_is_told_by_the_columns_and_said_once(tmp_path, caplog, recor
     assert told[0].messages[-1]["role"] == "user" and "2+3" in told[0].messages[-1]["content"]
 
 
-def test_columns_of_no_format_are_refused_with_what_there_is(tmp_path):
-    with pytest.raises(UserError, match=r"a.jsonl:1: its columns are of no format \(it has: text, label; "):
-        opened(lines(tmp_path / "a.jsonl", {"text": "x", "label": 1}))
+@pytest.mark.parametrize(
+    ("record", "needed"),
+    [({"text": "x", "label": 1}, "a prompt, question or messages"), ({"question": "x"}, "an answer beside the question")],
+)
+def test_columns_of_no_format_are_refused_with_what_there_is_and_what_is_needed(tmp_path, record, needed):
+    columns = ", ".join(record)
+    with pytest.raises(UserError, match=rf"a.jsonl:1: its columns are of no format \(it has: {columns}; {needed} is needed\)"):
+        opened(lines(tmp_path / "a.jsonl", record))
 
 
 def test_a_conversational_prompt_is_the_messages_and_stays_a_field():

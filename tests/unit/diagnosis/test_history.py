@@ -134,6 +134,32 @@ def test_lines_in_the_middle_that_can_not_be_read_are_counted(tmp_path):
     assert History.load(tmp_path).damage == ["metrics.jsonl is damaged: 5 lines (1, 2, 3, ...) are left out"]
 
 
+def test_only_a_newline_ends_a_line(tmp_path):
+    (write(tmp_path) / "samples.jsonl").write_text('{"step": 1, "completion": "a\u2028b\x85c"}\n', encoding="utf-8")
+    history = History.load(tmp_path)
+    assert [sample["completion"] for sample in history.samples] == ["a\u2028b\x85c"] and not history.damage
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": 1e3}', '{"step": true}', '{"step": 1' + "0" * 30 + "}", "[" * 100_000],
+    ids=["float", "bool", "huge", "deep"],
+)
+def test_a_line_with_no_step_to_count_is_left_out(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(f'{line}\n{{"step": 1, "rollout/reward": 1{"0" * 400}, "rollout/groups": 2}}\n')
+    history = History.load(tmp_path)
+    assert history.damage == ["metrics.jsonl is damaged: line 1 is left out"]
+    assert history.steps.tolist() == [1] and history.not_finite["rollout/reward"].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "bins", [{"edges": ["a"], "counts": [1]}, {"edges": [0], "counts": []}, {"edges": [0, 1], "counts": [None]}]
+)
+def test_a_histogram_that_is_none_is_left_out(tmp_path, bins):
+    (write(tmp_path) / "histograms.jsonl").write_text(json.dumps({"step": 1, "reward": bins}) + "\n")
+    assert History.load(tmp_path).histograms == {}
+
+
 def test_a_directory_without_a_run_is_an_error_that_names_it(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(UserError, match=str(path)):

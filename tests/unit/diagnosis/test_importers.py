@@ -147,6 +147,18 @@ def test_metrics_under_data_are_read_as_those_beside_the_step(tmp_path, key):
     assert all(np.array_equal(ours.series[name], theirs.series[name], equal_nan=True) for name in ours.series)
 
 
+def test_held_out_reward_of_verl_is_found_where_its_core_is_another_figure(tmp_path):
+    data = {"critic/score/mean": 0.5, "val-core/aime/acc/mean@32": 0.1, "val-aux/aime/reward/mean@32": 0.2}
+    history = importers.read(as_jsonl(tmp_path, [{"step": 1, "data": data}]))
+    assert history.evaluations.values.tolist() == [0.2]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
+    path = tmp_path / "panel.csv"
+    path.write_text("Step,run - reward\n1,0.5\n", encoding="utf-8-sig")
+    assert importers.read(path, source="trl")["rollout/reward"].values.tolist() == [0.5]
+
+
 def test_a_directory_of_event_files_is_one_run(tmp_path):
     """Several files of a directory are sessions of one run; several directories are several runs."""
     rows = log_of("trl", made.healthy())

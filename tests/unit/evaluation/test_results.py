@@ -116,6 +116,8 @@ def used(purpose="training", split="test", step=None, policy=""):
         ([used("best", step=1)], "private_test", False),  # another split
         ([used("best", "private", 1)], "private", True),
         ([used("evaluate", policy="x"), used("evaluate", policy="y")], "test", True),
+        ([used("evaluate", step=1, policy="x"), used("evaluate", step=1, policy="y")], "test", True),  # of two runs
+        ([used(step=1), used("evaluate", step=1, policy="x"), used("evaluate", policy="x")], "test", False),
         ([used("best", "dev", step) for step in range(9)], "dev", False),  # it is there to choose by
         ([used("best", "smoke", 1)], "smoke", False),
     ],
@@ -133,6 +135,8 @@ def test_a_torn_line_of_the_record_is_left_out(tmp_path):
     with (tmp_path / uses.FILE).open("a") as file:
         file.write('{"purpose": "tr')
     assert len(uses.read(tmp_path)) == 1 and uses.read(tmp_path / "nowhere") == []
+    uses.record(tmp_path, [used(step=2)])
+    assert [use.step for use in uses.read(tmp_path)] == [1, 2]
 
 
 def test_ks_are_powers_up_to_the_number_of_samples():

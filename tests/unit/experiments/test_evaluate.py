@@ -42,7 +42,7 @@ def uses(workdir: Path) -> list[dict]:
 def test_a_checkpoint_is_evaluated_by_the_runs_own_config(workdir):
     """The score of the last evaluation in training, again; both sets; the use is recorded."""
     before = uses(workdir)
-    assert {(use["purpose"], use["name"]) for use in before} == {("best", ""), ("best", "small")}
+    assert {(use["purpose"], use["name"]) for use in before} == {("best", ""), ("training", "small")}
     (tree,) = json.loads(done("evaluate", f"--workdir={workdir}", "--json", "--sets=valid_dataset"))["results"]
     last = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])
     assert tree["policy"]["step"] == last["step"] == 6
@@ -86,9 +86,11 @@ def test_the_best_checkpoint_is_exported_as_at_the_end_of_the_run(workdir, tmp_p
     [
         ("evaluate", ["--workdir=nowhere"], "error: --workdir: no config.json of a run in nowhere"),
         ("evaluate", ["--config=quickstart"], "error: --out: missing"),
+        ("evaluate", [*RUN, "--out=x", "--sets=small,nope"], "error: --sets: no such set: nope (there: valid_dataset, small)"),
         ("evaluate", ["--compare", "a.json"], "error: --compare: takes two results"),
         ("evaluate", ["--compare", "a.json", "b.json"], "error: a.json: no such file"),
         ("export", ["--out=x"], "error: --workdir: missing"),
+        ("compare", ["--config=quickstart", "--other=nowhere"], "error: nowhere: no such model directory"),
         ("export", ["--workdir=nowhere"], "error: --out: missing"),
     ],
 )

@@ -98,9 +98,9 @@ class Scripted(Repeat):
         return await super().episode(sampler, prompt, params, seed)
 
 
-def _produce(tmp_path, workflow, overrides, *, until, accept=lambda group: True, prompts=6):
+def _produce(tmp_path, workflow, overrides, *, until, accept=lambda group: True, prompts=6, max_lag=99):
     run = make_run(tmp_path, {"train_dataset.batch_size": 2, "gconfig.n_samples": 2} | overrides, workflow=workflow)
-    limits = Limits(max_lag=99, batch_size=2, max_concurrent=4, prompts=prompts, groups=None)
+    limits = Limits(max_lag=max_lag, batch_size=2, max_concurrent=4, prompts=prompts, groups=None)
     buffer, accumulator, log = Buffer(Numbers(prompts), limits), Accumulator(), Journals(tmp_path / "journal")
     known = log.begin(0, 0)
     runner = GroupRunner(workflow, run.engine.sampler, run.params, run.config.gconfig.n_samples, run.config.seed, accept)
@@ -143,6 +143,14 @@ def test_success_between_failures_keeps_a_run_alive(tmp_path):
     overrides = {"recover.max_prompt_failures": 2, "recover.max_consecutive_failures": 9}
     buffer, _ = _produce(tmp_path, workflow, overrides, until=lambda b: b.complete, prompts=40)
     assert buffer.counts["dropped"] == 20 == buffer.ready
+
+
+def test_prompts_that_fail_again_and_again_while_the_buffer_is_full_do_not_end_the_run(tmp_path):
+    """Four prompts have room, one is good: the others' 12 failures follow each other."""
+    workflow = Scripted({f"0/{i}": RewardError("broken") for i in (1, 2, 3)})
+    overrides = {"recover.max_prompt_failures": 4, "recover.max_consecutive_failures": 9}
+    buffer, _ = _produce(tmp_path, workflow, overrides, until=lambda b: b.ready == 4, prompts=40, max_lag=1)
+    assert buffer.counts["dropped"] == 3
 
 
 def test_a_filter_that_raises_is_a_failure_of_the_workflow(tmp_path):

@@ -41,7 +41,8 @@ def test_the_verdict_counts_what_was_found():
     error, warning, good = (Finding(severity, "x", "y") for severity in (Severity.ERROR, Severity.WARNING, Severity.GOOD))
     assert Report([good]).verdict == "ready" and Report([]).is_ready
     assert Report([warning, good]).verdict == "ready, 1 warning"
-    assert Report([warning, error, error]).verdict == "not ready: 2 errors, 1 warning" and not Report([error]).is_ready
+    other = dataclasses.replace(error, line="another")
+    assert Report([warning, error, other, error]).verdict == "not ready: 2 errors, 1 warning" and not Report([error]).is_ready
     assert json.loads(json.dumps(Report([error]).json()))["findings"][0]["severity"] == "error"
 
 
@@ -276,12 +277,22 @@ def test_rollouts_from_which_nothing_can_be_learned(made, line, severity):
 # At a start
 
 
-@pytest.mark.parametrize(("split", "best", "warns"), [("test", "m", True), ("dev", "m", False), ("test", None, False)])
+@pytest.mark.parametrize(
+    ("split", "best", "warns"),
+    [
+        ("test", "eval-rollout/reward", ["valid_dataset"]),
+        ("dev", "eval-rollout/reward", []),
+        ("test", None, []),
+        ("test", "eval-rollout/hard/reward", []),
+        ("dev", "eval-rollout/final/reward", ["valid_datasets.final"]),
+    ],
+)
 def test_a_test_split_that_chooses_is_warned_of_at_the_start(split, best, warns):
     config = Config()
     config = dataclasses.replace(
         config,
         valid_dataset=dataclasses.replace(config.valid_dataset, split=split),
+        valid_datasets={"hard": {"split": "dev"}, "final": {"split": "private_test"}},
         evaluator=dataclasses.replace(config.evaluator, best=best),
     )
-    assert bool(list(start.check_splits(config))) == warns
+    assert [finding.part for finding in start.check_splits(config)] == warns

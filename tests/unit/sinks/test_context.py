@@ -65,6 +65,12 @@ def test_it_names_the_versions_and_the_machine_that_run(model_dir):
     assert found.data == {"data": "d"} and found.evaluation.data == {"data": "e"}
 
 
+def test_weights_of_rewards_are_of_the_protocol(model_dir):
+    several = {"reward.name": "exact,math", "reward.weights": (1.0, 0.5)}
+    assert session(model_dir, overrides=several).evaluation.reward == "exact,math weighted 1, 0.5"
+    assert session(model_dir).evaluation.reward == "exact"
+
+
 def test_the_protocol_is_the_evaluators(model_dir):
     overrides = {"evaluator.temperature": 0.5, "evaluator.n_samples": 3, "evaluator.greedy": False}
     protocol = session(model_dir, overrides=overrides).evaluation
