@@ -76,15 +76,15 @@ class Checks:
         if tokenizer is not None and prompts is not None:
             self._check_texts(tokenizer, prompts)
             self._attempt("train_dataset", lambda: self._check_lengths(pools, tokenizer, prompts, held_out))
+        builds = tokenizer is None or self._attempt("rollout.workflow", lambda: self._workflow(tokenizer)) is not None
         if prompts is not None:
             from rljax.sanity import start
 
             self._findings += [*start.check_splits(self._config), *start.check_sets(prompts, held_out, most=None)]
-            builds = tokenizer is None or self._attempt("rollout.workflow", lambda: self._workflow(tokenizer)) is not None
             # An environment gives its own rewards
             if not self._attempt("environment", lambda: asyncio.run(self._check_environments(prompts))) and builds:
                 self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts, tokenizer)))
-        if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None:
+        if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None and builds:
             self._attempt("rollouts", lambda: asyncio.run(self._check_rollouts(pools, tokenizer, prompts)))
         return self._findings
 

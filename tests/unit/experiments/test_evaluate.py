@@ -117,8 +117,7 @@ def test_check_names_every_error_and_ends_with_status_one():
 
 def test_check_makes_the_workflow_of_an_environment_too():
     """Its rewards are not tried, and its arguments can be as wrong as others."""
-    game = [f"--config.{name}_dataset.path=task:environment/guess_number" for name in ("train", "valid")]
     workflow = ["--config.rollout.workflow=environment", "--config.rollout.workflow_args.credit=turns"]
-    refused = binary("check", *RUN, *game, *workflow)
+    refused = binary("check", *RUN, *workflow)
     assert refused.returncode == 1
     assert "rollout.workflow_args.credit: 'turns' is neither episode nor turn" in refused.stdout
