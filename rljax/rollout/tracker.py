@@ -4,9 +4,9 @@ finished group   is journaled, and accepted into the buffer or rejected
 failed group     (all its episodes failed) is generated again after a delay; later prompts go on
 failed prompt    is dropped after recover.max_prompt_failures failures by its own fault
 lost worker      counts as one failure; its prompts are generated again and are not at fault
-run              ends after recover.max_consecutive_failures failed groups in a row (of a prompt that
-                 is at fault itself, only the first one counts), or
-                 recover.max_consecutive_rejected rejected groups in a row
+run              ends after recover.max_consecutive_failures failed groups in a row (of a prompt
+                 at fault itself, only the first counts), or recover.max_consecutive_rejected
+                 rejected groups in a row
 """
 
 from __future__ import annotations

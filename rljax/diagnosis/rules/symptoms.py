@@ -94,7 +94,7 @@ def falls(history: History) -> Sign | None:
 
 
 def _dead_since(history: History) -> int | None:
-    """Returns the step at which a reward fell, within a few steps, to one value that all have since.
+    """Returns the step at which a reward fell, in a few steps, to one value that all have since.
 
     None for a reward that fell slowly, or lies above its least.
     """
