@@ -3,8 +3,9 @@ turns.
 
 python -m experiments.train --config=configs/guess_number.py --workdir=runs/guess_number
 
-2 CPU cores (Intel Xeon with AMX), 2.6 minutes, nothing downloaded; eval-rollout/reward 0.36 -> 0.74,
-0.42 -> 0.74 and 0.39 -> 0.82 (seeds 1 to 3; a policy whose first guess is the middle wins all games).
+2 CPU cores (Intel Xeon with AMX), 2.6 minutes, nothing downloaded; eval-rollout/reward
+0.36 -> 0.74, 0.42 -> 0.74 and 0.39 -> 0.82 (seeds 1 to 3; a policy whose first guess is the middle
+wins all games).
 
 The model has three guesses for a number from 1 to 7 and is told "higher" or "lower" after each.
 Supervised warm-up teaches it to name numbers, one in ten of them sensible; reinforcement on whether

@@ -28,12 +28,14 @@ from rljax.experiments import main
 if TYPE_CHECKING:
     from rljax.config.allocation import Allocation
     from rljax.config.schema import Config
+    from rljax.data import Labels
     from rljax.data.held_out import HeldOut
     from rljax.data.prompts import PromptSource
     from rljax.hf.tokenizer import Tokenizer
     from rljax.rewards import RewardPool
     from rljax.rollout.workflow import Workflow
     from rljax.sanity.findings import Finding
+    from rljax.types import Prompt
 
 main.define_config_flags(workdir=False)
 ROLLOUTS = flags.DEFINE_integer("rollouts", 0, "Prompts to sample and score as training would; 0: none.", lower_bound=0)
@@ -74,14 +76,15 @@ class Checks:
         if tokenizer is not None and prompts is not None:
             self._check_texts(tokenizer, prompts)
             self._attempt("train_dataset", lambda: self._check_lengths(pools, tokenizer, prompts, held_out))
+        builds = tokenizer is None or self._attempt("rollout.workflow", lambda: self._workflow(tokenizer)) is not None
         if prompts is not None:
             from rljax.sanity import start
 
             self._findings += [*start.check_splits(self._config), *start.check_sets(prompts, held_out, most=None)]
             # An environment gives its own rewards
-            if not self._attempt("environment", lambda: asyncio.run(self._check_environments(prompts))):
+            if not self._attempt("environment", lambda: asyncio.run(self._check_environments(prompts))) and builds:
                 self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts, tokenizer)))
-        if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None:
+        if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None and builds:
             self._attempt("rollouts", lambda: asyncio.run(self._check_rollouts(pools, tokenizer, prompts)))
         return self._findings
 
@@ -176,7 +179,8 @@ class Checks:
         if config.warmup.steps or config.actor.loss == "sft":
             most, why = engine.room_for_example(config)
             labels = Labels(config.warmup, tokenizer, most=most, why=why)
-            self._findings += check_lengths("labeled examples", [len(labels(p)) for p in every], limit=most, why=why)
+            lengths = [_length(labels, prompt, prompts.where(prompt.uid)) for prompt in every]
+            self._findings += check_lengths("labeled examples", lengths, limit=most, why=why)
         sampler = pools.sampler.engine if pools is not None and pools.sampler is not None else ""
         context = engine.find_plugin(sampler).context_length(config) if sampler else None
         for each in held_out:
@@ -215,12 +219,18 @@ class Checks:
             await check_records(rewards, every, prompts.where, prompts.key)
             self._findings += await check_rewards(rewards, every, tokenizer, field=ANSWER, success=success)
 
-    def _workflow(self, tokenizer: Tokenizer, rewards: RewardPool) -> Workflow:
+    def _workflow(self, tokenizer: Tokenizer, rewards: RewardPool | None = None) -> Workflow:
+        """Makes the workflow. Raises UserError for arguments that it does not take."""
+        from rljax.rewards import RewardPool
         from rljax.workflows import build_workflow, sampling_params
 
         rollout, params = self._config.rollout, sampling_params(self._config.gconfig, tokenizer)
         return build_workflow(
-            rollout.workflow, tokenizer=tokenizer, rewards=rewards, arguments=rollout.workflow_args, params=params
+            rollout.workflow,
+            tokenizer=tokenizer,
+            rewards=rewards or RewardPool(self._config.reward),
+            arguments=rollout.workflow_args,
+            params=params,
         )
 
     async def _check_rollouts(self, pools: Allocation, tokenizer: Tokenizer, prompts: PromptSource) -> None:
@@ -248,6 +258,15 @@ class Checks:
                     self._findings.append(Finding(Severity.NOTE, "rollouts", line))
             finally:
                 await sampler.close()
+
+
+def _length(labels: Labels, prompt: Prompt, where: str) -> int:
+    """Returns the tokens of a labeled example. Raises UserError, which names the record."""
+    labels.require(prompt, where)
+    try:
+        return len(labels(prompt))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 if __name__ == "__main__":

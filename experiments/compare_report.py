@@ -37,10 +37,10 @@ class Bounds:
         return 2 * self.max
 
 
-# docs/compare.md has the differences that were measured.
+# Of bfloat16, mean and p99 are about twice what two sound engines were seen apart on a real model (docs/compare.md).
 BOUNDS = {
     "float32": Bounds(mean=1e-4, p99=1e-3, max=1e-2, layer=1e-2),
-    "bfloat16": Bounds(mean=5e-2, p99=0.3, max=1.0, layer=0.2),
+    "bfloat16": Bounds(mean=0.1, p99=0.75, max=1.0, layer=0.2),
 }
 
 

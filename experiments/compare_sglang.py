@@ -95,7 +95,7 @@ class SglangSubject:
         return cast(dict[str, Any], answer)
 
     def _prompt(self, index: int, token_ids: np.ndarray) -> dict[str, Any]:
-        """Returns ids; of a prompt with pictures the text, for the server's processor makes the ids."""
+        """Returns ids; of a prompt with pictures the text, of which the server makes the ids."""
         if self._case.pictures is None:
             return {"input_ids": token_ids.tolist()}
         picture = self._case.pictures[index]

@@ -65,6 +65,7 @@ def evaluate() -> None:
     config = config_io.resolve(_config(workdir))
     config_checks.check_values(config)
     config_checks.check_evaluation(config)
+    _check_sets(config)
     pools = dataclasses.replace(engine.allocate(config), learner=None)
     if pools.sampler is None:
         raise UserError(f"allocation_mode: {config.allocation_mode} cannot sample (as jax:d1, or rollout.addr of a server)")
@@ -72,6 +73,8 @@ def evaluate() -> None:
         raise UserError("--out: missing (a folder for the results; or --workdir, the directory of a run)")
     out = Path(OUT.value) if OUT.value else (workdir or Path()) / "evaluations"
     engine.check(config, pools)
+    if OUT.value:
+        _make_folder(out)
     engine.prepare(pools)
 
     # --------------------------------------------------------------------------------------------------------------------
@@ -108,12 +111,7 @@ def _evaluate(config: Config, pools: Allocation, found: Found, out: Path) -> Non
     from rljax.workflows.scored import result_of
 
     tokenizer = load_tokenizer(found.model_dir, config.rollout)
-    opened = {each.title: each for each in open_held_out(config, tokenizer)}
-    for title in SETS.value:
-        if title not in opened:
-            raise UserError(f"--sets: no such set: {title} (there: {', '.join(opened) or 'none, see valid_dataset.path'})")
-    sets = [each for title, each in opened.items() if not SETS.value or title in SETS.value]
-    _make_folder(out)
+    sets = [each for each in open_held_out(config, tokenizer) if not SETS.value or each.title in SETS.value]
     before = uses.read(out)
     several = asyncio.run(_episodes(config, pools, found, sets, tokenizer))
     trees = []
@@ -133,6 +131,14 @@ def _evaluate(config: Config, pools: Allocation, found: Found, out: Path) -> Non
             print(text(result, history, path), end="\n\n", flush=True)
     if JSON.value:
         print(json.dumps({"results": trees}, allow_nan=False))
+
+
+def _check_sets(config: Config) -> None:
+    """Checks the names of --sets. Raises UserError."""
+    there = ["valid_dataset", *config.valid_datasets]
+    for name in SETS.value:
+        if name not in there:
+            raise UserError(f"--sets: no such set: {name} (there: {', '.join(there)})")
 
 
 def _make_folder(out: Path) -> None:

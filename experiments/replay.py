@@ -91,6 +91,9 @@ def replay() -> None:
     if not BATCH.value:
         raise UserError("--batch: missing (a directory that `rljax rollout` wrote; or --step, a step of the run in --workdir)")
     batches = [dump.load_shards([Path(directory) for directory in batch.split(",")]) for batch in BATCH.value]
+    for batch, groups in zip(BATCH.value, batches, strict=True):
+        if not any(group.trajectories for group in groups):
+            raise UserError(f"--batch: {batch} holds no trajectories: there is nothing to train on")
 
     # --------------------------------------------------------------------------------------------------------------------
     # Learner

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import inspect
 import itertools
 import logging
 from collections.abc import Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -161,10 +162,20 @@ class Driver:
     def rollout_batch(self, data: Iterable[Record], workflow: Any, should_accept_fn: Filter | str | None = None) -> list[Group]:
         """Returns the group of each record, in order, without those that are rejected.
 
-        Raises the error of the first record all of whose episodes fail.
+        Raises the error of the first record all of whose episodes fail, and UserError before
+        anything is begun if one is no record.
         """
-        numbers = [self.submit(record, workflow, should_accept_fn) for record in data]
-        groups = self._run(self._collect(numbers))
+        if isinstance(data, Mapping):
+            raise UserError("rollout_batch: a list of records is needed, not one record (submit takes one)")
+        tickets = [self._ticket(record) for record in data]
+        numbers = [self._begin(ticket, workflow, should_accept_fn) for ticket in tickets]
+        try:
+            groups = self._run(self._collect(numbers))
+        except BaseException:  # Ctrl-C too: what is left would be given to a later `wait`
+            for number in numbers:
+                if (task := self._submitted.pop(number, None)) is not None:
+                    task.cancel()
+            raise
         return [group for group in groups if group is not None]
 
     def submit(self, data: Record, workflow: Any, should_accept_fn: Filter | str | None = None) -> int:
@@ -172,11 +183,7 @@ class Driver:
 
         It gets on while a call of this driver runs.
         """
-        number = next(self._numbers)
-        prompt = data if isinstance(data, Prompt) else _prompt(data, f"submitted/{number}")
-        runner = self._runner(workflow, self._filter(should_accept_fn))
-        self._submitted[number] = self._loop.create_task(self._group(runner, Ticket(number, prompt)))
-        return number
+        return self._begin(self._ticket(data), workflow, should_accept_fn)
 
     def wait(self, count: int | None = None, timeout: float | None = None) -> list[Group | None]:
         """Waits for submitted groups and returns those that ended first, in the order of `submit`.
@@ -193,7 +200,7 @@ class Driver:
           Exception: what the episodes of a group raised, if all of them failed.
         """
         count = len(self._submitted) if count is None else count
-        if count > len(self._submitted):
+        if not 0 <= count <= len(self._submitted):
             raise UserError(f"wait: {count} groups, and {len(self._submitted)} are submitted")
         return self._run(self._wait(count, timeout))
 
@@ -223,12 +230,30 @@ class Driver:
 
     # Parts of the calls ---------------------------------------------------------------------------------------------------
 
+    def _ticket(self, record: Record) -> Ticket:
+        number = next(self._numbers)
+        return Ticket(number, record if isinstance(record, Prompt) else _prompt(record, f"submitted/{number}"))
+
+    def _begin(self, ticket: Ticket, workflow: Any, should_accept_fn: Filter | str | None) -> int:
+        """Begins the group of a ticket, and returns its number."""
+        self._require_open()
+        runner = self._runner(workflow, self._filter(should_accept_fn))
+        self._submitted[ticket.index] = self._loop.create_task(self._group(runner, ticket))
+        return ticket.index
+
+    def _require_open(self) -> None:
+        if self._loop.is_closed():
+            raise UserError("Driver: it is closed (call it inside its `with` block)")
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs the event loop, in this thread, until `work` is done."""
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
             work.close()
             raise UserError("Driver: called inside a running event loop, as a notebook has it (run the script by itself)")
+        if self._loop.is_closed():
+            work.close()
+        self._require_open()
         task = self._loop.create_task(work)
         try:
             return self._loop.run_until_complete(task)
@@ -251,8 +276,14 @@ class Driver:
         if isinstance(workflow, str):
             parts: dict[str, Any] = {"tokenizer": self.tokenizer, "rewards": self.rewards, "params": self.params}
             return build_workflow(workflow, arguments=self.config.rollout.workflow_args, **parts)
+        if isinstance(workflow, type):
+            name = workflow.__name__
+            raise UserError(f"workflow: {name} is a class (give an object: {name}(driver.tokenizer, driver.rewards))")
         if hasattr(workflow, "arun_episode") and not hasattr(workflow, "episode"):
             return areal_workflow.ArealWorkflow(workflow, self.params)
+        if not inspect.iscoroutinefunction(getattr(workflow, "episode", None)):
+            name = type(workflow).__name__
+            raise UserError(f"workflow: {name} has no 'async def episode' (see rljax/rollout/workflow.py)")
         return cast(Workflow, workflow)
 
     def _filter(self, accept: Filter | str | None) -> Filter:
@@ -283,7 +314,9 @@ class Driver:
     async def _collect(self, numbers: Sequence[int]) -> list[Group | None]:
         if numbers:
             await asyncio.wait([self._submitted[number] for number in numbers])
-        return [task.result() for task in [self._submitted.pop(number) for number in numbers]]
+        tasks = [self._submitted.pop(number) for number in numbers]
+        await asyncio.gather(*tasks, return_exceptions=True)  # asyncio logs an exception that nobody looked at
+        return [task.result() for task in tasks]
 
     async def _publish(self, directory: Path) -> int:
         version = self._sampler.version + 1

@@ -84,6 +84,8 @@ class Reporter:
         self._reported = Counter(self._buffer.counts)
 
     def status(self, step: int, state: RunState) -> None:
+        if state is not RunState.RUNNING:
+            self._oversight.verdicts.conclude()
         buffer, verdict = self._buffer, self._oversight.verdicts.line
         total = total_steps(self._run.config, len(self._run.prompts)) + buffer.undone
         self._sinks.status(Status(state, step=step, version=buffer.version, total_steps=total, verdict=verdict))

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.config.schema import Config
-from rljax.diagnosis import Finding, History, Severity
+from rljax.diagnosis import Diagnosis, Finding, History, Severity
+from rljax.diagnosis.doctor import NO_RL_STEPS
 from rljax.diagnosis.history import SAMPLES
 from rljax.diagnosis.live import LiveDoctor, require_rules
 from rljax.diagnosis.run_files import Tail
@@ -49,8 +50,13 @@ class Verdicts:
             for sample in self._samples.read():
                 self._doctor.sample(sample)
             news = self._doctor.write(step, flatten(metrics))
-            if news is not None and self._config.stats_logger.verdict:
+            if news is not None and self._config.stats_logger.verdict and not self._is_early(news):
                 self.line = news.verdict()  # stays while only its figures change, so that logs have it once
+
+    def conclude(self) -> None:
+        """Judges by all steps so far, whatever the time: the line of a run that ends."""
+        if self._config.stats_logger.verdict and self._doctor.diagnosis is not None:
+            self.line = self._doctor.judge().verdict()
 
     def event(self, event: Event) -> None:
         """Takes an action of a guardrail."""
@@ -80,6 +86,10 @@ class Verdicts:
         """Forgets the steps after `target`, which a rollback undid."""
         self._doctor = LiveDoctor(self._config, before=self._doctor.history().between(0, target))
         self._acted, self._known = set(), set()
+
+    def _is_early(self, diagnosis: Diagnosis) -> bool:
+        """Returns whether all it says is that there are no RL steps, which there will be."""
+        return diagnosis.lacking == NO_RL_STEPS and not diagnosis.findings and self._config.actor.loss != "sft"
 
     def _breach(self, finding: Finding) -> Breach:
         metric = finding.series[0] if finding.series else ""

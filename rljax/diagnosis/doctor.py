@@ -11,6 +11,8 @@ from rljax.diagnosis.registry import all_rules
 from rljax.diagnosis.rule import Rule
 from rljax.diagnosis.thresholds import SIMULTANEOUS_SHARE, SIMULTANEOUS_STEPS
 
+NO_RL_STEPS = "no RL steps"  # what a run lacks at first, and SFT always
+
 
 def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis:
     """Applies rules to a run; steps that a rollback undid are left out.
@@ -55,7 +57,7 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
 def _lacking(history: History, judged: Collection[Link]) -> str:
     """Returns why a run without findings can't be called healthy; "" if it can."""
     if not history.rl_steps:
-        return "no RL steps"
+        return NO_RL_STEPS
     missing = [str(link) for link in (Link.REWARD, Link.POLICY) if link not in judged]
     return f"too few steps, or no metrics, for the rules of {' and '.join(missing)}" if missing else ""
 

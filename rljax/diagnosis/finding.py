@@ -126,8 +126,8 @@ class Diagnosis:
         """Returns whether another diagnosis says the same, whatever its figures."""
         if other is None:
             return False
-        ours, theirs = (d.first.rule if d.first else "" for d in (self, other))
-        return (self.standing, ours, self.failure) == (other.standing, theirs, other.failure)
+        ours, theirs = ((d.standing, d.first.rule if d.first else d.lacking, d.failure) for d in (self, other))
+        return ours == theirs
 
     @property
     def first_break(self) -> Finding | None:

@@ -101,7 +101,7 @@ def load_processor(directory: Path | str) -> PictureProcessor:
     from transformers import AutoProcessor
 
     try:
-        inner = AutoProcessor.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False, backend="pil")
+        inner = AutoProcessor.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{directory}: no processor for pictures can be loaded: {reason[:300]}") from error

@@ -23,6 +23,7 @@ from rljax.types import Prompt
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+TRAINERS = frozenset(("trainer_state", "log_extra", "log_metric", "environments"))  # what TRL passes beside the columns
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 TAKES_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -173,6 +174,9 @@ class Reward:
     def fault(self, prompt: Prompt) -> Fault | None:
         """Returns why it can't score completions of a prompt; None if it can, as far as is known."""
         missing = [field for field in self.reads if field not in prompt.fields]
+        if missing and self.shape is TRL and missing[0] in TRAINERS:
+            reason = f"{self.name} takes {missing[0]}, which TRL's trainer has and rljax does not (give it a default)"
+            return Fault(reason, lacks_field=True)
         if missing:
             has = ", ".join(prompt.fields) or "none"
             return Fault(f"{self.name} reads the field {missing[0]!r}, and the record has: {has}", lacks_field=True)

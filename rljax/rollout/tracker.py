@@ -5,8 +5,8 @@ failed group     (all its episodes failed) is generated again after a delay; lat
 failed prompt    is dropped after recover.max_prompt_failures failures by its own fault
 lost worker      counts as one failure; its prompts are generated again and are not at fault
 run              ends after recover.max_consecutive_failures failed groups in a row (of a prompt
-                 at fault itself, only the first counts), or recover.max_consecutive_rejected
-                 rejected groups in a row
+                 that is at fault itself, only the first one counts), or
+                 recover.max_consecutive_rejected rejected groups in a row
 """
 
 from __future__ import annotations
@@ -133,14 +133,18 @@ class PromptTracker:
         ]
         limit = self._config.recover.max_consecutive_rejected
         if self._rejected in (WARN_REJECTED, limit):
-            name = self._config.rollout.should_accept_fn or "the workflow"
             recent = self._rejected_rewards
+            accept = self._config.rollout.should_accept_fn
+            if accept or recent:  # a script's filter has no name
+                name, key, others = accept or "the filter", "rollout.should_accept_fn", "another filter"
+            else:
+                name, key, others = "the workflow", "rollout.workflow", "a reward that is no None for them"
             mean = f"mean reward of the last {len(recent)}: {sum(recent) / len(recent):.4g}" if recent else "none has a reward"
             line = f"{name} rejected {self._rejected} groups in a row ({mean})"
             if self._rejected == limit:
                 raise UserError(
-                    f"rollout.should_accept_fn: {line}: nothing is left to train on"
-                    " (other prompts, another filter, or a higher recover.max_consecutive_rejected)"
+                    f"{key}: {line}: nothing is left to train on"
+                    f" (other prompts, {others}, or a higher recover.max_consecutive_rejected)"
                 )
             log.warning("%s; the run ends at %d (recover.max_consecutive_rejected)", line, limit)
 

@@ -29,7 +29,8 @@ class RLVR:
         self._rewards = rewards
 
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
-        pictures, text = (), ""
+        pictures: tuple[str, ...] = ()
+        text = ""
         if has_pictures(prompt.messages):
             encoded = self._tokenizer.encode_pictures(prompt)
             prompt_ids, pictures, text = encoded.token_ids, encoded.urls, encoded.text

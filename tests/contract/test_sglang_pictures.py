@@ -11,12 +11,15 @@ import subprocess
 
 import pytest
 
-from tests.contract.test_sglang_runs import EXACT, UPDATE, check, check_once, finished, started
+from tests.contract.test_sglang_runs import UPDATE, check, check_once, finished, started
 from tests.image_text import make_image_text_model
 from tests.shared import sglang_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
+# |behave_imp_weight - 1| of any token and of the mean over a batch, in float32. A tower and a text model of random weights
+# add to the rounding. Another picture changes log-probs by more: test_torch_vision.py.
+NOISE, MEAN_NOISE = 1e-2, 1e-3
 PICTURES = {
     "allocation_mode": "sglang:d1+fsdp:d1",
     "actor.dtype": "float32",
@@ -47,5 +50,6 @@ def test_server_and_learner_see_the_same_pictures(tmp_path):
     lines = finished(started(tmp_path, "base", PICTURES | {"actor.path": model}), tmp_path)
     check(lines, 4, lag=0)
     check_once(tmp_path, 4, 4, 4)
-    weights = [line[f"{UPDATE}/behave_imp_weight/{end}"] for line in lines for end in ("min", "max")]
-    assert max(abs(weight - 1) for weight in weights) < EXACT, weights
+    for ends, bound in ((("min", "max"), NOISE), (("avg",), MEAN_NOISE)):
+        weights = [line[f"{UPDATE}/behave_imp_weight/{end}"] for line in lines for end in ends]
+        assert max(abs(weight - 1) for weight in weights) < bound, weights

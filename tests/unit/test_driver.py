@@ -3,6 +3,7 @@
 import asyncio
 import bdb
 import dataclasses
+import signal
 import sys
 import threading
 
@@ -239,6 +240,43 @@ def test_a_dump_is_what_replay_reads(drive, tmp_path):
         for mine, theirs in zip(group.trajectories, read.trajectories, strict=True):
             np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
             np.testing.assert_array_equal(mine.behavior_logp, theirs.behavior_logp)
+
+
+def test_what_is_no_workflow_or_no_records_is_refused_before_anything_is_begun(drive):
+    driver = drive()
+    with pytest.raises(UserError, match=r"Says is a class \(give an object: Says\(driver.tokenizer, driver.rewards"):
+        driver.rollout_batch(RECORDS[:1], Says)
+    with pytest.raises(UserError, match="object has no 'async def episode'"):
+        driver.prepare_batch(RECORDS, object())
+    with pytest.raises(UserError, match="a list of records is needed, not one record"):
+        driver.rollout_batch(RECORDS[0], Says(driver))
+    with pytest.raises(UserError, match="a mapping of columns, or a Prompt, is needed, not int"):
+        driver.rollout_batch([*RECORDS[:2], 1], Says(driver))
+    with pytest.raises(UserError, match="wait: -1 groups, and 0 are submitted"):
+        driver.wait(-1)
+
+
+class Hangs(Says):
+    async def episode(self, *arguments):
+        await asyncio.Event().wait()
+
+
+def test_groups_of_an_interrupted_batch_are_given_to_no_later_call(drive):
+    driver = drive()
+    driver._loop.call_later(0.05, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        driver.rollout_batch(RECORDS[:2], Hangs(driver))
+    driver.submit({"prompt": "9+9=", "answer": "18"}, Says(driver))
+    (group,) = driver.wait()
+    assert group is not None and driver.tokenizer.decode(group.trajectories[0].token_ids).startswith("9+9=")
+
+
+def test_a_closed_driver_says_so(drive):
+    driver = drive()
+    driver.close()
+    for call in (lambda: driver.submit(RECORDS[0], Says(driver)), lambda: driver.prepare_batch(RECORDS, Says(driver))):
+        with pytest.raises(UserError, match="Driver: it is closed"):
+            call()
 
 
 def test_a_dataloader_that_is_used_up_says_so(drive):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -75,6 +76,18 @@ def test_the_line_stays_while_only_figures_change(tmp_path, monkeypatch):
         lines.append(judged.line)
         figures.append(judged._doctor.verdict)
     assert len(set(figures)) == 8 and set(lines) == {figures[0]}
+
+
+def test_a_run_that_ends_is_judged_by_all_its_steps(tmp_path):
+    """Judging is rare in a short run, and "no RL steps" is not said of one that has yet to begin."""
+    judged = Verdicts(make_config({}), tmp_path, 0)
+    judged.write(0, {"eval-rollout/reward": Mean(0.5, 1)})
+    assert judged.line == ""
+    judged._doctor._due = math.inf
+    for step in range(1, 8):
+        judged.write(step, {METRIC: Mean(0.5, 1)})
+    judged.conclude()
+    assert "six steps are enough" in judged.line
 
 
 def test_a_step_at_which_a_rule_spoke_is_kept_by_the_flight_recorder(tmp_path, monkeypatch):

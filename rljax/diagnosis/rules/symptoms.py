@@ -94,7 +94,7 @@ def falls(history: History) -> Sign | None:
 
 
 def _dead_since(history: History) -> int | None:
-    """Returns the step at which a reward fell, in a few steps, to one value that all have since.
+    """Returns the step of a fall, within a few steps, to a reward that all steps have since.
 
     None for a reward that fell slowly, or lies above its least.
     """

@@ -113,3 +113,11 @@ def test_check_names_every_error_and_ends_with_status_one():
     assert refused.returncode == 1 and not tree["ready"]
     assert "8 of 8 validation prompts are also trained on" in errors["train_dataset, valid_dataset"]
     assert "gsm8k reads the field" in errors["reward.name"]
+
+
+def test_check_makes_the_workflow_of_an_environment_too():
+    """Its rewards are not tried, and its arguments can be as wrong as others."""
+    workflow = ["--config.rollout.workflow=environment", "--config.rollout.workflow_args.credit=turns"]
+    refused = binary("check", *RUN, *workflow)
+    assert refused.returncode == 1
+    assert "rollout.workflow_args.credit: 'turns' is neither episode nor turn" in refused.stdout

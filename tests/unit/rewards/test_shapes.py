@@ -103,6 +103,13 @@ def test_a_signature_of_no_shape_or_of_several_is_refused_with_the_shapes_there_
     assert all(shape.signature in message for shape in (RLJAX, AREAL, TRL, VERL))
 
 
+def test_what_only_trls_trainer_passes_is_told_from_a_column_that_is_missing():
+    (reward,) = find_rewards(["shaped_rewards:trl_of_trainer"])
+    fault = reward.fault(TEXT)
+    assert fault.lacks_field
+    assert fault.reason == "trl_of_trainer takes trainer_state, which TRL's trainer has and rljax does not (give it a default)"
+
+
 def test_areals_are_called_with_text_ids_and_the_record():
     right, wrong = scored(["areal_gsm8k"], TEXT, "#### 7", "#### 8")
     assert (right.reward, wrong.reward) == (1.0, 0.0)

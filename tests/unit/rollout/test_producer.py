@@ -210,6 +210,16 @@ def test_a_filter_that_rejects_everything_is_told_and_ends_the_run(tmp_path, cap
     assert len(told) == 1 and told[0].startswith("mixed_rewards rejected 64 groups in a row")
 
 
+def test_a_reward_that_is_none_for_every_sample_is_no_fault_of_a_filter(tmp_path):
+    class Rejects(Repeat):
+        async def episode(self, *arguments):
+            return None
+
+    overrides = {"recover.max_consecutive_rejected": 5}
+    with pytest.raises(UserError, match=r"^rollout.workflow: the workflow rejected 5 groups in a row \(none has a reward"):
+        _produce(tmp_path, Rejects(), overrides, until=lambda b: b.complete, prompts=300)
+
+
 def test_an_accepted_group_between_rejected_ones_keeps_a_run_alive(tmp_path):
     one_in_nine = lambda group: int(group.uid.split("/")[1]) % 9 == 0  # noqa: E731
     overrides = {"recover.max_consecutive_rejected": 13}  # 8 between two; groups in flight may end out of order
