@@ -209,8 +209,10 @@ def test_every_extra_that_an_error_names_is_there():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     named = {name for file in sources() for name in re.findall(r"rljax\[(\w+)\]", file.read_text())}
     assert named and named | set(EXTRAS.values()) <= project["optional-dependencies"].keys()
+    distributions = importlib.metadata.packages_distributions()  # PIL is of pillow
     for package, extra in EXTRAS.items():
-        assert any(line.startswith(package.replace("_", "-")) for line in project["optional-dependencies"][extra])
+        names = {_normalized(name) for name in (package, *distributions.get(package, []))}
+        assert any(line.startswith(tuple(names)) for line in project["optional-dependencies"][extra])
 
 
 def test_optional_dependencies_have_a_lower_and_an_upper_bound():
