@@ -6,7 +6,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -56,13 +56,17 @@ class Rewards(Protocol):
         ...
 
 
-@runtime_checkable
 class ReadsIds(Protocol):
     """Rewards that can be given token ids as well."""
 
     reads_ids: bool  # whether they read them
 
     async def score(self, prompt: Prompt, completion: str, sampled: Sampled | None = None) -> Score: ...
+
+
+def reads_ids(rewards: Rewards) -> TypeGuard[ReadsIds]:
+    """Returns whether rewards read token ids. It is asked once an episode."""
+    return bool(getattr(rewards, "reads_ids", False))
 
 
 async def score(
@@ -77,7 +81,7 @@ async def score(
 
     Raises Rejected, RewardError or RewardTimeout.
     """
-    if isinstance(rewards, ReadsIds) and rewards.reads_ids:
+    if reads_ids(rewards):
         return await rewards.score(prompt, text, Sampled.of(tokenizer, prompt_ids, completion_ids))
     return await rewards.score(prompt, text)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rljax.errors import EpisodeError
 from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
-from rljax.rewards.score import ReadsIds, Rewards, Sampled, Score
+from rljax.rewards.score import Rewards, Sampled, Score, reads_ids
 from rljax.sanity.findings import Finding, Severity
 from rljax.types import Prompt
 
@@ -89,7 +89,7 @@ def _other(index: int, chosen: Sequence[Prompt], texts: Sequence[str]) -> str | 
 
 async def _score(rewards: Rewards, tokenizer: Tokenizer | None, prompt: Prompt, text: str) -> Score:
     """Scores a text, with the token ids that it has for rewards that read them."""
-    if tokenizer is None or not (isinstance(rewards, ReadsIds) and rewards.reads_ids):
+    if tokenizer is None or not reads_ids(rewards):
         return await rewards.score(prompt, text)
     sampled = Sampled.of(tokenizer, prompt_ids_of(tokenizer, prompt), np.array(tokenizer.encode(text), np.int32))
     return await rewards.score(prompt, text, sampled)

@@ -124,7 +124,7 @@ def test_the_verdict_is_in_the_status_and_a_rule_acts_on_a_run(tmp_path, action)
 
 
 def test_a_run_judges_its_own_samples_and_what_its_guardrails_did(tmp_path, monkeypatch):
-    """What a rule sees of them at a step is all that was written up to it, and nothing that was undone."""
+    """A rule sees at a step all that was written up to it, and nothing that was undone."""
     seen = []
 
     def judge(history):

@@ -59,7 +59,7 @@ def test_a_checkpoint_exports_what_its_learner_exports(tmp_path, overrides):
 
 
 def test_an_adapter_is_what_has_to_be_added(tmp_path):
-    """By peft's rule: W + alpha / r * B A, with its names."""
+    """Merges an adapter by peft's rule: W + alpha / r * B A, with its names."""
     config, model_dir, learner, checkpoint = trained(tmp_path, **LORA)
     export.export_adapter(checkpoint, config, model_dir, tmp_path / "adapter")
     factors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")

@@ -93,7 +93,7 @@ class Retry(RolloutWorkflow):
 
 
 class TwoRows(RolloutWorkflow):
-    """As before workflows had one sample per episode: the whole group in one result."""
+    """Returns the whole group in one result, as workflows did before they had one sample per episode."""
 
     def __init__(self, gconfig, tokenizer):
         self.inner = SingleTurn(lambda *args, **data: 1.0, gconfig, tokenizer)

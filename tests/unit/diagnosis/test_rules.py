@@ -446,7 +446,7 @@ def test_a_single_noisy_step_moves_no_rule_but_those_about_single_steps():
 
 
 def test_steps_that_a_rollback_undid_are_judged_by_no_rule_but_that_of_guardrails():
-    """What is left is as if they had never been."""
+    """Undone steps change no finding: they are judged as if they had never been."""
     history = rolled_back(3)
     kept = np.isin(TIME, list(history.undone), invert=True)
     clean = dataclasses.replace(

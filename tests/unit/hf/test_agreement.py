@@ -50,7 +50,7 @@ def test_a_model_with_fewer_ids_than_its_tokenizer_is_refused_with_the_first_of_
 
 
 def test_added_tokens_that_no_chat_has_may_lie_behind_the_model_and_others_may_not(tmp_path):
-    """As the token for images does behind the text model of Gemma 3."""
+    """Ids behind the embedding are allowed, such as Gemma 3's token for images."""
     inner = templates.build_byte_level(tmp_path, templates.TOOLS)
     last = inner.token_to_id("<h1>")
     for token in ("<tool_call>", "<|im_start|>"):
@@ -113,7 +113,7 @@ def test_an_export_names_the_ids_that_ended_turns_in_training(tmp_path):
 
 
 def test_a_template_that_writes_the_eos_token_itself_keeps_it(tmp_path):
-    """As Phi 3's does, behind the whole conversation, whose turns end with another token."""
+    """An EOS behind the whole conversation, as Phi 3's, ends no turn."""
     template = templates.CHATML + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"
     ids = base_model(tmp_path / "base", template)
     write_companions(tmp_path / "export", ModelSpec.from_directory(tmp_path / "base"), "float32", tmp_path / "base")
@@ -123,7 +123,7 @@ def test_a_template_that_writes_the_eos_token_itself_keeps_it(tmp_path):
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_text_part_of_an_image_text_model_is_a_model(tmp_path, prefix):
-    """As gemma-3-4b-it stores it: fields that have defaults are left out, and tensors of images lie beside."""
+    """Reads a directory like gemma-3-4b-it's, whose fields at their defaults are left out."""
     text = {"model_type": "gemma3_text", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2}
     text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 4}
     whole = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}

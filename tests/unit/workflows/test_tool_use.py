@@ -144,7 +144,7 @@ def test_tools_of_the_prompt_come_first_and_stay(tokenizer):
 
 
 def test_text_of_a_tool_never_ends_a_turn(tokenizer):
-    """What a tool says is encoded as text, even where it spells the EOS."""
+    """Output of a tool is encoded as text, even where it spells the EOS."""
     trajectory, _, _ = use_tools(tokenizer, called("<eos>"), "144")
     assert tokenizer.eos_token_id not in trajectory.token_ids[~trajectory.loss_mask]
 

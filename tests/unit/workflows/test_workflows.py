@@ -200,7 +200,7 @@ def test_nothing_to_train_in_groups_that_mixed_rewards_rejects(rewards, mixed):
 
 @pytest.mark.parametrize(("rewards", "mixed"), MIXED)
 def test_mixed_rewards_is_decided_on_what_is_trained(rewards, mixed):
-    """With mask_no_eos, completions that were cut are not trained on, whatever their rewards."""
+    """Completions that were cut are not trained on with mask_no_eos, whatever their rewards."""
     cut = (trajectory(0.0, Finish.LENGTH), trajectory(1.0, Finish.LENGTH))
     group = Group("0/0", (*cut, *(trajectory(r) for r in rewards)))
     assert find_filter("mixed_rewards", mask_no_eos=True)(group) is mixed

@@ -324,7 +324,7 @@ def test_a_random_history_keeps_every_row_right():
 
 
 def check_counts(table):
-    """What admission reads instead of going through all tenants is what it would find there."""
+    """Counts that admission reads equal those that going through all tenants gives."""
     whole = [-(-tenant.last // PAGE) for tenant in table.occupied]
     for shard, heap in enumerate(table._free):
         slots = range(shard * table._per_shard, (shard + 1) * table._per_shard)
