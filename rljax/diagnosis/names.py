@@ -10,6 +10,8 @@ GROUP_REWARD_STD = "rollout/group_reward_std"
 EQUAL_REWARD_GROUPS = "rollout/equal_reward_groups"
 REWARD_LENGTH_CORRELATION = "rollout/reward_length_corr"
 COMPONENTS = "reward/"
+# Components that count what happened in an episode, and score nothing
+COUNTS = frozenset({"turns", "prefix_breaks", "tool_calls", "tool_error", "tool_timeout", "unknown_tool", "bad_arguments"})
 GROUPS = "rollout/groups"
 GROUP_SIZE = "rollout/group_size"
 
@@ -48,6 +50,7 @@ RETURN = "critic/return"
 
 # Evaluation
 EVALUATION_FAILED = "eval-rollout/failed"
+EVALUATION_COMPONENTS = "eval-reward/"
 
 # Freshness
 STALENESS = "rollout/staleness"
