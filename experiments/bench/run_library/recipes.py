@@ -80,7 +80,10 @@ MODELS: Mapping[str, Model] = {
 }
 SHORT: Settings = {"total_train_steps": 40}  # enough for faults that are there from the first steps on
 LAG = "rollout.max_head_offpolicyness"
-GAME: Settings = {  # reinforcement alone, as configs/bench/broken_runs.py has it, of another config
+GAME: Settings = {  # reinforcement alone and at a lower rate, as configs/bench/broken_runs.py has it, of another config
+    "actor.optimizer.lr": 2e-4,
+    "actor.optimizer.lr_scheduler_type": "constant",
+    "actor.optimizer.warmup_steps_proportion": 0.0,
     "actor.init_from_scratch": False,
     "warmup.steps": 0,
     "evaluator.freq_steps": 10,
@@ -158,21 +161,22 @@ HEALTHY = (
             "evaluator.greedy": True,
         },
     ),
-    Recipe("long_lag", "Tokens up to 8 versions old.", settings={LAG: 8, "rollout.max_concurrent_rollouts": 192}),
+    Recipe("long_lag", "Tokens up to 8 versions old.", settings={**SHORT, LAG: 8, "rollout.max_concurrent_rollouts": 192}),
     Recipe(
         "lora",
         "Adapters of rank 8 are trained, and nothing else.",
-        settings={"actor.lora.rank": 8, "actor.lora.alpha": 16, "actor.optimizer.lr": 2e-3},
+        settings={**SHORT, "actor.lora.rank": 8, "actor.lora.alpha": 16, "actor.optimizer.lr": 2e-3},
     ),
     Recipe(
         "components",
         "Three components with weights of their own: the answer, its digits, its length.",
-        settings={"reward.name": f"{REWARDS}:by_digits"},
+        settings={**SHORT, "reward.name": f"{REWARDS}:by_digits"},
     ),
     Recipe(
         "distill",
         "On-policy distillation of a teacher, without the reward.",
         settings={
+            **SHORT,
             "actor.distill.coef": 1.0,
             "actor.reward_scaling": 0.0,
             "actor.loss_aggregation": "token-mean",
@@ -197,6 +201,7 @@ HEALTHY = (
         "retry",
         "A wrong answer is followed by one more attempt.",
         settings={
+            **SHORT,
             "rollout.workflow": "multi_turn",
             "rollout.workflow_args.feedback": "?",
             "jax.context_length": 32,
@@ -204,15 +209,15 @@ HEALTHY = (
     ),
     Recipe(
         "guess_number",
-        "An environment of several turns; games are joined midway in training, and not in evaluations.",
-        settings={**GAME, "total_train_steps": 100},
-        model="guesser",
+        "An environment of several turns, and its warm-up; games are joined midway in training, and not in evaluations.",
+        settings={"saver.freq_steps": None, "saver.export_final": False, "stats_logger.samples_per_step": 8},
+        model=None,
         config="guess_number",
     ),
     Recipe(
         "guess_number_by_turn",
         "The same games as trajectories of one turn each, several per episode.",
-        settings={**GAME, "total_train_steps": 80, "rollout.workflow_args.credit": "turn"},
+        settings={**GAME, "total_train_steps": 60, "rollout.workflow_args.credit": "turn"},
         model="guesser",
         config="guess_number",
     ),
@@ -227,6 +232,7 @@ HEALTHY = (
         "two_sums",
         "An environment that asks two sums, and pays for each.",
         settings={
+            **SHORT,
             "rollout.workflow": "environment",
             "train_dataset.path": f"task:environment/{LIBRARY}.environments:Sums",
             "valid_dataset.path": f"task:environment/{LIBRARY}.environments:Sums",
