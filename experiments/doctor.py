@@ -156,13 +156,17 @@ def _watch(workdir: Path) -> None:
     from rljax.diagnosis.summaries import render
 
     diagnosis: Diagnosis | None = None
+    waits = False
     while True:
         try:
             history = History.load(workdir)
         except UserError:
             if diagnosis is not None or not workdir.is_dir():
                 raise
-            time.sleep(INTERVAL.value)  # the run has not written a step yet
+            if not waits:
+                print(f"{workdir} has no step of a run yet: waiting for the first", file=sys.stderr, flush=True)
+            waits = True
+            time.sleep(INTERVAL.value)
             continue
         before, diagnosis = diagnosis, diagnose(history)
         if not diagnosis.says_as(before):

@@ -93,7 +93,7 @@ class RunDirectory:
         return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
 
     def begin(self, config: Config) -> None:
-        """Writes config.json.
+        """Writes config.json and, of a new run, a status that names this process: it may be killed at once.
 
         Raises:
           UserError: the directory has a run and `recover.mode` is "fresh", or that run's config
@@ -104,6 +104,8 @@ class RunDirectory:
         if any(self.checkpoints.glob("[0-9]*")):
             resume.check(self.path / "config.json", config)
         self.write_text("config.json", config_io.to_json(config))
+        if not self.status.exists():
+            self.write_status(self.read_status())
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a small file atomically: readers see the old content or the new."""

@@ -93,7 +93,7 @@ def _at(series: Series, steps: np.ndarray) -> np.ndarray:
     needs=(names.ENTROPY,),
     needs_config=True,
     applies=lambda config: config.guard.min_entropy is not None,
-    causes=("as for exploration.entropy_collapse",),
+    causes=("entropy collapses: see exploration.entropy_collapse",),
     next=MORE_ENTROPY,
 )
 def floor(history: History) -> Sign | None:

@@ -180,7 +180,7 @@ def sampler_disagrees(history: History) -> Sign | None:
 
 
 DISAGREES = "sampler and learner disagree under the same weights: see policy.sampler_disagrees"
-STALE = "tokens are stale: see freshness.stale_weights, and lower rollout.max_head_offpolicyness"
+STALE = "tokens are stale: see freshness.stale_weights; lower rollout.max_head_offpolicyness"
 UNCAPPED = "actor.behav_imp_weight_cap is unset, so that few tokens weigh as much as all others"
 
 
