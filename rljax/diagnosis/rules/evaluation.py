@@ -192,7 +192,8 @@ def _comparable(history: History) -> list[tuple[str, str]]:
     if ours == theirs and (ours or _same_range(history)):
         return [(names.REWARD, names.EVALUATION_REWARD)]
     return [
-        (f"{names.COMPONENTS}{name}", f"{names.EVALUATION_COMPONENTS}{name}") for name in sorted((ours & theirs) - names.COUNTS)
+        (f"{names.COMPONENTS}{name}", f"{names.EVALUATION_COMPONENTS}{name}")
+        for name in sorted(filter(names.is_score, ours & theirs))
     ]
 
 

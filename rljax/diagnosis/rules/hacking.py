@@ -218,7 +218,7 @@ def tool_calls(history: History) -> Sign | None:
 def components_apart(history: History) -> Sign | None:
     """Compares each component's change with the others', as shares of their own ranges."""
     changes: dict[str, float] = {}
-    for name in history.names(names.COMPONENTS):
+    for name in filter(names.is_score, history.names(names.COMPONENTS)):
         series = history[name]
         low, high = history[f"{name}/min"], history[f"{name}/max"]
         width = float((high or series).values.max() - (low or series).values.min()) if series else 0.0

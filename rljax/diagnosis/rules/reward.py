@@ -171,7 +171,7 @@ def sign(history: History) -> Sign | None:
 
 def _against_a_component(history: History) -> Sign | None:
     """Finds a component whose mean moves exactly against the reward's."""
-    for name in history.names(names.COMPONENTS):
+    for name in filter(names.is_score, history.names(names.COMPONENTS)):
         reward, component = history.aligned(names.REWARD, name)
         together = correlation(reward.values, component.values)
         if len(reward) >= PATIENCE and together < OPPOSITE:

@@ -529,6 +529,16 @@ def test_what_a_workflow_counts_is_no_score(name):
     assert not diagnose(history, only("evaluation.protocol")).findings
 
 
+@pytest.mark.parametrize(
+    ("name", "is_fault"), [("turns", False), ("squared_error", False), ("late_penalty", False), ("exact", True)]
+)
+def test_a_reward_may_move_against_a_count_or_a_cost(name, is_fault):
+    """A wrong answer is followed by one more turn, so that turns are 2 - reward."""
+    against = {f"reward__{name}__avg": 2 - made.healthy()["rollout/reward/avg"]}
+    rules = {finding.rule for finding in diagnose(changed(**against)).of(Severity.BROKEN)}
+    assert ("reward.sign" in rules) is is_fault and "reward.components_apart" not in rules
+
+
 def test_the_counts_of_workflows_are_known():
     assert {outcome.value for outcome in CallOutcome} - {CallOutcome.OK.value} < names.COUNTS
 
