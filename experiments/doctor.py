@@ -54,6 +54,7 @@ STEP = flags.DEFINE_integer("step", None, "With --rescore or --critic: the step;
 PASSES = flags.DEFINE_integer("passes", 100, "With --critic: passes over the batch.", lower_bound=1)
 
 BROKEN = 2  # exit status
+REST = 4.0  # seconds between readings of --watch per second of reading: a long run takes long to read
 # Flags that go together, and what they do; --json goes with all of them
 MODES = {
     "--diff": ("diff",),
@@ -158,6 +159,7 @@ def _watch(workdir: Path) -> None:
     diagnosis: Diagnosis | None = None
     waits = False
     while True:
+        began = time.monotonic()
         try:
             history = History.load(workdir)
         except UserError:
@@ -173,7 +175,7 @@ def _watch(workdir: Path) -> None:
             _say(diagnosis.json(), f"step {history.last_step}: {diagnosis.verdict()}", compact=True)
         if history.state != "running":
             break
-        time.sleep(INTERVAL.value)
+        time.sleep(max(INTERVAL.value, REST * (time.monotonic() - began)))
     if not JSON.value:
         print(f"\n{render.text(diagnosis)}")
     _exit(diagnosis.is_bad)

@@ -165,7 +165,8 @@ class RunDirectorySink:
         self._metrics_file = _open_end(run.path / "metrics.jsonl")
         self._samples_file = _reopen(run.path / "samples.jsonl", first_step)
         self._histograms_file = _reopen(run.path / "histograms.jsonl", first_step)
-        self._guard_file = _reopen(run.path / "guard.jsonl", first_step)
+        self._guard = run.path / "guard.jsonl"  # made when there is something to write
+        cut(self._guard, first_step)
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Appends the step's line, or merges the metrics into it if it is the last line."""
@@ -195,7 +196,8 @@ class RunDirectorySink:
 
     def event(self, event: Event) -> None:
         """Appends the event's line."""
-        _append(self._guard_file, dataclasses.asdict(event))
+        with _open_end(self._guard) as file:
+            _append(file, dataclasses.asdict(event))
 
     def status(self, status: Status) -> None:
         self._run.write_status(status)
@@ -204,7 +206,6 @@ class RunDirectorySink:
         self._metrics_file.close()
         self._samples_file.close()
         self._histograms_file.close()
-        self._guard_file.close()
 
 
 def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -27,6 +27,9 @@ from rljax.diagnosis.thresholds import (
 )
 
 
+OF_RECORDS = ("rlvr", "multi_turn", "tool_use")  # workflows whose prompt is that of the record, and tells records apart
+
+
 @rule(
     "environment.foreign_tokens",
     "Tokens that no sampler drew are trained on: padding, prompt, or what an environment or tool answered.",
@@ -90,7 +93,7 @@ def truncation(history: History) -> Sign | None:
     "Batches hold the same prompt several times, so that they are smaller than they look.",
     needs=(names.DUPLICATE_PROMPTS,),
     least=PATIENCE,
-    applies=lambda config: config.rollout.workflow != "environment",  # one observation begins many different episodes
+    applies=lambda config: config.rollout.workflow in OF_RECORDS,  # elsewhere one text begins many different episodes
     bounds=(MAX_DUPLICATES, BROKEN_DUPLICATES),
     causes=(
         "the data has duplicates, or fewer prompts than a batch",

@@ -621,6 +621,14 @@ def test_held_out_prompts_are_told_from_those_of_training_by_what_is_in_the_file
     assert found("copy") == [Severity.BROKEN] and found("other") == []
 
 
+@pytest.mark.parametrize(
+    ("workflow", "speaks"), [("rlvr", True), ("multi_turn", True), ("environment", False), ("agent", False)]
+)
+def test_one_observation_begins_many_games(workflow, speaks):
+    history = changed(made.config(rollout__workflow=workflow), rollout__duplicate_prompts=0.9)
+    assert bool(diagnose(history, only("environment.duplicate_prompts")).findings) is speaks
+
+
 def test_one_token_that_is_the_whole_answer_is_not_empty():
     history = changed(ppo_actor__seq_len__avg=1.0, ppo_actor__no_eos_ratio=1.0)
     assert not [f for f in diagnose(history).findings if f.rule == "reward.empty"]

@@ -17,6 +17,7 @@ from rljax.config import io as config_io
 from rljax.configs import base
 from rljax.diagnosis import History
 from rljax.errors import UserError
+from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.sinks import RunState, Sinks, Status
@@ -208,6 +209,19 @@ def test_a_run_that_is_killed_before_its_first_step_is_known_to_have_been(tmp_pa
     before.write_status(Status(RunState.FINISHED, step=10, version=10))
     before.begin(config)
     assert before.read_status().state is RunState.FINISHED
+
+
+def test_a_run_without_actions_of_guardrails_has_no_file_of_them(tmp_path):
+    event = Event(step=3, guard="max_grad_norm", metric="m", value=9.0, bound=1.0, action="warn", detail="")
+    path = tmp_path / "guard.jsonl"
+    sink = sink_of(RunDirectory(tmp_path))
+    sink.close()
+    assert not path.exists()
+    sink.event(event)
+    sink.event(dataclasses.replace(event, step=4))
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [3, 4]
+    cut(path, 3)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [3]
 
 
 def test_two_runs_in_one_directory_are_refused(tmp_path):
