@@ -30,6 +30,7 @@ from rljax.diagnosis.thresholds import (
     PATIENCE,
     SATURATED,
     SOLVED,
+    STILL_RISING,
 )
 
 
@@ -178,7 +179,7 @@ def drift(history: History) -> Sign | None:
     "The reward does not move, although groups have spread and the policy is updated.",
     needs=(names.REWARD, names.EQUAL_REWARD_GROUPS),
     least=4 * BASELINE,
-    bounds=(LITTLE_GAIN, LITTLE_DOUBT),
+    bounds=(LITTLE_GAIN, LITTLE_DOUBT, STILL_RISING),
     causes=(
         "advantages do not belong to the tokens, or trajectories, that they are given to",
         "another term outweighs the reward: a penalty, a KL divergence",
@@ -196,6 +197,8 @@ def no_progress(history: History) -> Sign | None:
     found = trend(share)
     gain = share.tail(BASELINE).mean - share.head(BASELINE).mean
     if abs(gain) > LITTLE_GAIN or found.rises(LITTLE_DOUBT):
+        return None
+    if improves_held_out(history) or trend(history.evaluations).rises(STILL_RISING):  # slowly, but it moves
         return None
     line = f"{change_line(history[names.REWARD], BASELINE)}: no trend over {len(share)} steps (p = {found.p_value:.2g})"
     return Sign(Severity.WARNING, int(share.steps[BASELINE]), line)
