@@ -45,6 +45,7 @@ class Count(int):
 # Statistics
 SIGNIFICANCE = Threshold(1e-3, "p-value", "about 60 rules with one or two tests each: less than one false alarm in ten runs")
 PATIENCE = Count(5, "steps", "four of five steps in a row: a single noisy step never speaks")
+OVER = Threshold(0.2, "share of the last ten steps", "what was sustained, and is at so few of them, has passed")
 BASELINE = Count(10, "steps", "first RL steps, that later ones are compared with")
 SIMULTANEOUS_STEPS = Count(3, "steps", "onsets closer than this count as simultaneous; then the order of links decides")
 SIMULTANEOUS_SHARE = Threshold(0.03, "share of the RL steps", "likewise, in a longer run")

@@ -8,7 +8,7 @@ import numpy as np
 
 from rljax.config.schema import Config
 from rljax.diagnosis import names
-from rljax.diagnosis.evidence import above, away_from, line_of
+from rljax.diagnosis.evidence import above, away_from, line_of, standing
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import improves_held_out, lost_share
@@ -64,11 +64,8 @@ def kl(history: History) -> Sign | None:
     if not found:
         return None
     sign = min(found, key=lambda sign: sign.step)
-    if series.tail(2 * PATIENCE).median <= 2 * KL_TARGET and not lost_share(history):
-        passed = f"; it has come back to {series.tail(2 * PATIENCE).median:.2g} since, and no reward is lost"
-        return dataclasses.replace(
-            sign, severity=Severity.NOTE if fatal is None else Severity.WARNING, evidence=f"{sign.evidence}{passed}"
-        )
+    if series.tail(2 * PATIENCE).median <= 2 * KL_TARGET:
+        return dataclasses.replace(sign, over=True)
     at_start = large is None or large.step < series.head(2 * BASELINE).steps[-1]
     if fatal is None and at_start and len(series.since(sign.step)) < 3 * BASELINE and not lost_share(history):
         return dataclasses.replace(sign, severity=Severity.WARNING)
@@ -283,7 +280,7 @@ def _still(history: History, config: Config) -> Sign | None:
 )
 def capped(history: History) -> Sign | None:
     series = history[names.BEHAVE_CAP_RATIO]
-    return above(series, BROKEN_CAPPED, Severity.BROKEN) or above(series, MAX_CAPPED, Severity.WARNING)
+    return standing(above(series, BROKEN_CAPPED, Severity.BROKEN), above(series, MAX_CAPPED, Severity.WARNING))
 
 
 @rule(

@@ -455,7 +455,7 @@ def test_steps_that_a_rollback_undid_are_judged_by_no_rule_but_that_of_guardrail
     )
     others = [rule for rule in RULES if rule.id != "policy.guardrails"]
     assert diagnose(history, others).findings == diagnose(clean, others).findings
-    assert "policy.kl" in {f.rule for f in diagnose(dataclasses.replace(history, guard=()), others).of(Severity.WARNING)}
+    assert "policy.kl" in {finding.rule for finding in diagnose(dataclasses.replace(history, guard=()), others).findings}
 
 
 @pytest.mark.parametrize(
@@ -564,6 +564,33 @@ def test_large_steps_at_the_start_are_a_strain_until_they_have_lasted_and_a_note
     assert [severity(until(ended, step)) for step in (20, 35, 80)] == [Severity.WARNING, Severity.NOTE, Severity.NOTE]
     assert [severity(until(lasting, step)) for step in (20, 80)] == [Severity.WARNING, Severity.BROKEN]
     assert severity(until(costly, 25)) is Severity.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "low", "high"),
+    [
+        ("policy.clip_ratio", "ppo_actor__update__clip_ratio", 0.02, 0.7),
+        ("policy.importance_weight", "ppo_actor__update__importance_weight__avg", 1.0, 1.5),
+        ("policy.capped", "ppo_actor__update__behave_cap_ratio", 0.0, 0.7),
+        ("environment.truncation", "ppo_actor__no_eos_ratio", 0.0, 0.7),
+        ("environment.failures", "rollout__failed__reward_error", 0.0, 200.0),
+    ],
+)
+def test_what_a_run_has_behind_it_is_a_note_unless_reward_is_lost(name, metric, low, high):
+    """As a server that was away for a while, or a policy that took a large step and found back."""
+    passed = np.where((TIME > 20) & (TIME <= 40), high, low)
+
+    def severity(history):
+        (finding,) = diagnose(history, only(name)).findings
+        assert finding.step == 21
+        return finding.severity
+
+    assert severity(changed(**{metric: passed})) is Severity.NOTE
+    assert severity(until(changed(**{metric: passed}), 40)) is Severity.BROKEN
+    assert severity(with_reward(falling(from_step=21), **{metric: passed})) is Severity.BROKEN
+    if high < 1:
+        strained = np.where(passed == high, high, np.where(TIME > 40, 0.2, low))  # it goes on, at a lower level
+        assert name == "policy.clip_ratio" or severity(changed(**{metric: strained})) is Severity.WARNING
 
 
 def test_a_policy_that_became_sure_is_judged_by_what_it_gained():
