@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SKIPPED = 2  # steps before those that are traced
 TRACED = 3
+NO_WORK = ("end: ", "ThreadpoolListener", "ThunkExecutor", "SlinkyThreadPool")  # in a trace of the CPU
 
 
 def newest_trace(directory: Path) -> Path:
@@ -67,7 +68,7 @@ def own_times(spans: list[Span]) -> list[tuple[Span, float]]:
 def _device_lines(trace: Path) -> Iterator[list[Span]]:
     planes = {plane.name: plane for plane in ProfileData.from_file(str(trace)).planes}
     gpu = planes.get("/device:GPU:0")
-    threads = "Stream" if gpu else "tf_XLAPjRtCpuClient"  # on the CPU: those that run programs
+    threads = ("Stream",) if gpu else ("tf_XLAPjRtCpuClient", "tf_XLAEigen")  # on the CPU: those that run operations
     for line in (gpu or planes["/host:CPU"]).lines:
         if line.name.startswith(threads):
             events = ((_plain(event.name), event.start_ns, event.duration_ns) for event in line.events)
@@ -75,8 +76,8 @@ def _device_lines(trace: Path) -> Iterator[list[Span]]:
 
 
 def _plain(name: str) -> str:
-    """An operation without the number of its instance; nothing for a mark that lasts no time."""
-    return "" if name.startswith(("end: ", "ThreadpoolListener")) else re.sub(r"[.\d]+$", "", name)
+    """An operation without the number of its instance; nothing for a mark, or a thread that waits."""
+    return "" if name.startswith(NO_WORK) else re.sub(r"[.\d]+$", "", name)
 
 
 def table(trace: Path, rows: int = 40) -> str:
