@@ -41,13 +41,13 @@ The first line begins with the run's standing:
 
 | standing | meaning | exit status |
 | --- | --- | --- |
-| `HEALTHY` | No link is broken or under strain. Rules of the reward and of the policy had what they need; the line says how many rules the run is too short for. | 0 |
+| `HEALTHY` | No link is broken or under strain. Rules of the reward and of the policy had what they need. | 0 |
 | `NOT JUDGED` | Nothing was found, but metrics or steps for judging the reward or the policy are missing. | 0 |
 | `WARNING` | A link is under strain. | 0 |
 | `BROKEN` | A link is broken. | 2 |
 | `FAILED` | An error, a guardrail or a kill ended the run; the reason follows, then what the rules found before. | 2 |
 
-Bad input has exit status 1.
+The line of a healthy run says how many rules it is too short for. Bad input has exit status 1.
 
 ## Severities
 

@@ -144,6 +144,7 @@ ENTROPY_RISE = Threshold(1.5, "times that of the first steps", "tuned")
 ENTROPY_RISE_NATS = Threshold(0.1, "nats per token", "tuned")
 STILL_ENTROPY = Threshold(0.02, "share of that of the first steps", "a policy that learns becomes surer")
 STILL_RISING = Threshold(0.05, "p-value", "a run whose reward still rises has not lost its way")
+LITTLE_CHOICE = Threshold(0.3, "nats per completion", "below it three in four completions may be one and the same")
 LITTLE_DIVERSITY = Threshold(0.05, "of the way from all equal to all distinct", "tuned")
 
 # Resources

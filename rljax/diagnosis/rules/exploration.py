@@ -17,6 +17,7 @@ from rljax.diagnosis.thresholds import (
     ENTROPY_RISE,
     ENTROPY_RISE_NATS,
     FALLEN_ENTROPY,
+    LITTLE_CHOICE,
     LITTLE_DIVERSITY,
     MIN_GAIN,
     PATIENCE,
@@ -156,7 +157,7 @@ def never_falls(history: History) -> Sign | None:
     needs_config=True,
     least=PATIENCE,
     applies=lambda config: config.gconfig.n_samples > 1,
-    bounds=(LITTLE_DIVERSITY,),
+    bounds=(LITTLE_DIVERSITY, LITTLE_CHOICE),
     causes=(
         "all samples of a group have one seed",
         "gconfig.greedy, a temperature near 0, or top_k=1",
@@ -171,6 +172,10 @@ def identical(history: History) -> Sign | None:
     step = sustained(distinct, distinct.values < least + LITTLE_DIVERSITY * (1 - least), window=2 * PATIENCE, share=1.0)
     if step is None or step > distinct.steps[min(PATIENCE, len(distinct) - 1)]:
         return None
+    length = history[names.SEQUENCE_LENGTH]
+    choice = entropy.head(PATIENCE).median * (length.head(PATIENCE).median if length else 1.0)
+    if choice < LITTLE_CHOICE:
+        return None  # one answer is all but certain
     line = (
         f"{distinct.since(step).median * samples:.3g} of {samples} completions of a group are distinct from step {step} on, "
         f"at an entropy of {entropy.head(PATIENCE).median:.3g} nats per token"

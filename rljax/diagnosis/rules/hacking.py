@@ -122,6 +122,8 @@ def length(history: History) -> Sign | None:
 )
 def empty(history: History) -> Sign | None:
     size, cut = history.aligned(names.SEQUENCE_LENGTH, names.NO_EOS_RATIO)
+    if size.head(PATIENCE).median < EMPTY:
+        return None  # the task's answers are one token; a policy that says nothing from the first earns nothing
     ended = size.where(cut.values < 0.5)  # a task whose completions are one token has them cut there
     return below(ended, EMPTY, Severity.BROKEN)
 

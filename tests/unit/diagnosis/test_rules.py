@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rljax.data import open_prompts
-from rljax.diagnosis import RULES, History, Rule, Severity, diagnose, names
+from rljax.diagnosis import RULES, History, Link, Rule, Severity, diagnose, names
+from rljax.diagnosis.rules.reward import tail_of
 from rljax.diagnosis.run_files import Bins
 from rljax.testing.harness import make_config
 from rljax.tools.toolbox import CallOutcome
@@ -174,7 +175,11 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     "reward.sign": (lambda: changed(reward__exact__avg=1 - made.healthy()["rollout/reward/avg"]), Severity.BROKEN, 1, 1),
     "reward.negative_scaling": (lambda: changed(made.config(actor__reward_scaling=-1.0)), Severity.BROKEN, 1, 1),
     "reward.scale": (
-        lambda: changed(rollout__reward__max=1000.0, rollout__reward__avg=1000 * made.healthy()["rollout/reward/avg"]),
+        lambda: changed(
+            made.config(actor__reward_norm__std_level="none"),
+            rollout__reward__max=1000.0,
+            rollout__reward__avg=1000 * made.healthy()["rollout/reward/avg"],
+        ),
         Severity.BROKEN,
         1,
         1,
@@ -659,6 +664,44 @@ def test_one_observation_begins_many_games(workflow, speaks):
 def test_one_token_that_is_the_whole_answer_is_not_empty():
     history = changed(ppo_actor__seq_len__avg=1.0, ppo_actor__no_eos_ratio=1.0)
     assert not [f for f in diagnose(history).findings if f.rule == "reward.empty"]
+
+
+def test_what_was_one_token_from_the_first_is_the_task():
+    history = changed(ppo_actor__seq_len__avg=1.0)
+    assert not diagnose(history, only("reward.empty")).findings
+
+
+@pytest.mark.parametrize(
+    ("level", "estimator", "severity"), [("group", "grpo", Severity.NOTE), ("none", "grpo", Severity.BROKEN)]
+)
+def test_returns_of_hundreds_are_a_note_where_their_spread_is_divided_out(level, estimator, severity):
+    """As of a game that pays for each of 500 steps."""
+    config = made.config(actor__reward_norm__std_level=level, actor__adv_estimator=estimator)
+    (finding,) = diagnose(changed(config, rollout__reward__max=500.0), only("reward.scale")).findings
+    assert finding.severity is severity
+
+
+def test_a_reward_that_is_only_watched_is_no_fault():
+    """In distillation all rewards may be 0, or move as they like."""
+    watched = made.config(actor__reward_scaling=0.0)
+    history = changed(watched, **constant(0.0))
+    assert not [
+        finding for finding in diagnose(history).findings if finding.link is Link.REWARD and finding.severity > Severity.NOTE
+    ]
+    assert diagnose(changed(**constant(0.0))).first.rule == "reward.all_zero"
+
+
+@pytest.mark.parametrize(("values", "has_tail"), [((0.8, 0.9, 1.0), False), ((0.05, 0.05, 1.0), True), ((1.0,), False)])
+def test_rare_successes_that_are_alike_are_no_long_tail(values, has_tail):
+    """97 of 100 fail; the others earn what a discount leaves of 1, or one earns twenty times as much."""
+    counts, edges = np.histogram(np.repeat([0.0, *values], [97 * len(values), *(len(values) * [1])]), bins=40, range=(0.0, 1.0))
+    assert (tail_of(edges, counts) is not None) is has_tail
+
+
+@pytest.mark.parametrize(("entropy", "speaks"), [(0.3, True), (0.01, False)])
+def test_completions_that_are_all_but_certain_may_be_the_same(entropy, speaks):
+    history = changed(rollout__distinct_completions__avg=0.125, ppo_actor__update__entropy=entropy)
+    assert bool(diagnose(history, only("exploration.identical_completions")).findings) is speaks
 
 
 def test_rules_say_what_they_mean_and_what_to_do():
