@@ -93,7 +93,7 @@ class RunDirectory:
         return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
 
     def begin(self, config: Config) -> None:
-        """Writes config.json and, of a new run, a status that names this process: it may be killed at once.
+        """Writes config.json and, of a new run, a status that names this process.
 
         Raises:
           UserError: the directory has a run and `recover.mode` is "fresh", or that run's config
