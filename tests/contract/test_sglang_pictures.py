@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 # add to the rounding. Another picture changes log-probs by more: test_torch_vision.py.
 NOISE, MEAN_NOISE = 1e-2, 1e-3
 PICTURES = {
-    "allocation_mode": "sglang:d1+fsdp:d1",
+    "allocation_mode": "sglang:d1|fsdp:d1",
     "actor.dtype": "float32",
     "actor.optimizer.lr": 1e-2,
     "actor.optimizer.lr_scheduler_type": "constant",
