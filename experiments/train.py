@@ -65,11 +65,13 @@ def train() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Run directory: locked, so that two runs never share it; status.json records how the run ended
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.sinks import context
     from rljax.sinks.run_directory import RunDirectory
 
     run = RunDirectory(workdir)
     with main.recorded(run):
         run.begin(config)
+        context.read(run.path)  # refuses a damaged one now, before minutes of work
         with multiprocess.Leader(process, processes, config, run.path, run.fail) as leader:
             asyncio.run(leader.watched(_train(config, pools, run, leader)))
 

@@ -105,11 +105,14 @@ class PictureProcessor:
 
 
 def load_processor(directory: Path | str) -> PictureProcessor:
-    """Loads the processor of an image-text model's directory. Raises UserError."""
+    """Loads the processor of an image-text model's directory. Raises UserError.
+
+    It resizes by Pillow, whether or not torchvision is installed: theirs differ in some pixels.
+    """
     from transformers import AutoProcessor
 
     try:
-        inner = AutoProcessor.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        inner = AutoProcessor.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False, backend="pil")
     except (OSError, ValueError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{directory}: no processor for pictures can be loaded: {reason[:300]}") from error

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rljax.config import arguments
 from rljax.engine import Generator
-from rljax.errors import UserError
 from rljax.hf.messages import Message
 from rljax.hf.reasoning import has_reasoning, split_reasoning
 from rljax.hf.tokenizer import HFTokenizer
@@ -60,8 +60,13 @@ class ToolUse:
         tool_timeout: float = 30.0,
         max_output: int = 8192,
     ) -> None:
-        if max_turns < 1:
-            raise UserError(f"rollout.workflow_args.max_turns: {max_turns} (at least 1)")
+        arguments.check(
+            "rollout.workflow_args",
+            max_turns=(max_turns, arguments.COUNT),
+            max_tokens=(max_tokens, arguments.COUNT),
+            tool_timeout=(tool_timeout, arguments.SECONDS),
+            max_output=(max_output, arguments.COUNT),
+        )
         key = "rollout.workflow_args"
         self._tokenizer = tokenizer
         self._rewards = rewards

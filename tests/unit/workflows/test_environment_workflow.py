@@ -152,6 +152,9 @@ def test_what_an_environment_does_wrong_is_a_failure_of_its_kind(tokenizer, faul
         ({"nme": "x"}, {}, "prompt 0/3: field 'environment': missing a required argument: 'name'"),
         ({"name": "guess_number", "seed": 1}, {"credit": "x"}, "rollout.workflow_args.credit: 'x' is neither episode nor turn"),
         ({"name": "guess_number", "seed": 1}, {"max_turns": 0}, "rollout.workflow_args.max_turns: 0 (at least 1)"),
+        ({"name": "guess_number", "seed": 1}, {"discount": -1}, "rollout.workflow_args.discount: -1 (in [0, 1])"),
+        ({"name": "guess_number", "seed": 1}, {"max_tokens": 1.5}, "rollout.workflow_args.max_tokens: 1.5 (at least 1)"),
+        ({"name": "guess_number", "seed": 1}, {"timeout": "9"}, "rollout.workflow_args.timeout: '9' (seconds, above 0)"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_refused_in_one_line(tokenizer, source, arguments, line):

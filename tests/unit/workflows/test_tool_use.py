@@ -156,6 +156,8 @@ def test_text_of_a_tool_never_ends_a_turn(tokenizer):
         ({"tool_parser": "hermse"}, "rollout.workflow_args.tool_parser: no parser of tool calls named 'hermse'"),
         ({"reasoning_parser": "thin"}, "rollout.workflow_args.reasoning_parser: no such parser: 'thin'"),
         ({"max_turns": 0}, "rollout.workflow_args.max_turns: 0 (at least 1)"),
+        ({"tool_timeout": 0}, "rollout.workflow_args.tool_timeout: 0 (seconds, above 0)"),
+        ({"max_output": True}, "rollout.workflow_args.max_output: True (at least 1)"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(tokenizer, arguments, line):
