@@ -45,10 +45,10 @@ def sglang_python() -> str:
 def sglang_flags() -> dict[str, object]:
     """Config keys for real SGLang servers: on the CPU, or on the GPU with RLJAX_SGLANG_DEVICE=cuda."""
     if os.environ.get("RLJAX_SGLANG_DEVICE", "cpu") == "cpu":
-        device = {"device": "cpu", "attention_backend": "torch_native"}
+        device = {"device": "cpu", "attention_backend": "torch_native", "dtype": "float32"}
         more: tuple[str, ...] = ()
-    else:  # kernels that need neither FlashAttention nor a grammar package
-        device = {"device": "cuda", "attention_backend": "triton", "mem_fraction_static": 0.6}
+    else:  # kernels that need neither FlashAttention nor a grammar package; its RMSNorm has no float32
+        device = {"device": "cuda", "attention_backend": "triton", "mem_fraction_static": 0.6, "dtype": "bfloat16"}
         more = ("--sampling-backend", "pytorch", "--grammar-backend", "none")
     settings = device | {"python": sglang_python(), "disable_overlap_schedule": True, "extra_args": more}
     return {f"sglang.{name}": value for name, value in settings.items()}

@@ -68,9 +68,7 @@ def compare(first: Result, second: Result, *, despite: Collection[str] = ()) -> 
         if name not in SETTINGS:
             raise UserError(f"--despite: no such setting of a protocol: {name} ({nearest(name, SETTINGS)})")
     if "data" in despite and first.protocol.data.get(RECORDS) != second.protocol.data.get(RECORDS):
-        raise UserError(
-            "--despite: data: the records differ, and prompts are paired by their place among them (evaluate again)"
-        )
+        raise UserError("--despite: data: the records differ, and prompts are paired by their place in them (evaluate again)")
     all_apart = differences(first.protocol.json(), second.protocol.json())
     apart = [line for line in all_apart if line.partition(":")[0] not in despite]
     if apart:

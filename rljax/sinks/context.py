@@ -14,6 +14,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import rljax
 from rljax.config import io as config_io

@@ -93,7 +93,7 @@ def test_different_protocols_do_not_compare_unless_that_is_said():
     assert comparison.compare(first, second, despite=("temperature", "template")).better == 1
     with pytest.raises(UserError, match="at least 2"):
         comparison.compare(result([1.0]), result([1.0]))
-    with pytest.raises(UserError, match="no such setting of a protocol: temprature .did you mean temperature"):
+    with pytest.raises(UserError, match=r"no such setting of a protocol: temprature \(did you mean temperature"):
         comparison.compare(first, second, despite=("temprature",))
 
 

@@ -11,7 +11,7 @@ from rljax.environments import Source
 from rljax.errors import EnvironmentFailed, EnvironmentTimeout, UserError
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.types import PROMPT_VERSION, Finish, Prompt, SamplingParams
-from rljax.workflows import build_workflow
+from rljax.workflows import build_workflow, check_prompts
 from tests.unit.workflows.scripted import ScriptedSampler
 
 BRIEF = {"question": "1-{size}?", "higher": ">", "lower": "<", "illegal": "!"}
@@ -55,8 +55,12 @@ def own_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "own_environments", module)
 
 
+def prompt_of(source, first="7?"):
+    return Prompt("0/3", ({"role": "user", "content": first},), {"environment": source})
+
+
 def play(tokenizer, sampler, source, first="7?", **arguments):
-    prompt = Prompt("0/3", ({"role": "user", "content": first},), {"environment": source})
+    prompt = prompt_of(source, first)
     workflow = build_workflow("environment", tokenizer=tokenizer, rewards=None, arguments=arguments)
     return asyncio.run(workflow.episode(sampler, prompt, SamplingParams(8), 3))
 
@@ -161,3 +165,7 @@ def test_what_is_missing_is_refused_in_one_line(tokenizer, source, arguments, li
     with pytest.raises(UserError) as caught:
         play(tokenizer, None, source, **arguments)
     assert str(caught.value).startswith(line)
+    if "prompt 0/3" in line:  # told before a run as well, with the place of the record
+        workflow = build_workflow("environment", tokenizer=tokenizer, rewards=None, arguments={})
+        with pytest.raises(UserError, match=r"^a\.jsonl:1: (no )?field 'environment'"):
+            check_prompts(workflow, [prompt_of(source)], lambda uid: "a.jsonl:1")
