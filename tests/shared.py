@@ -42,9 +42,14 @@ def sglang_python() -> str:
     return str(python)
 
 
+def sglang_device() -> str:
+    """The device of SGLang's servers: "cpu", or "cuda" by RLJAX_SGLANG_DEVICE."""
+    return os.environ.get("RLJAX_SGLANG_DEVICE", "cpu")
+
+
 def sglang_flags() -> dict[str, object]:
-    """Config keys for real SGLang servers: on the CPU, or on the GPU with RLJAX_SGLANG_DEVICE=cuda."""
-    if os.environ.get("RLJAX_SGLANG_DEVICE", "cpu") == "cpu":
+    """Config keys for real SGLang servers: on the CPU, or on a GPU."""
+    if sglang_device() == "cpu":
         device = {"device": "cpu", "attention_backend": "torch_native", "dtype": "float32"}
         more: tuple[str, ...] = ()
     else:  # kernels that need neither FlashAttention nor a grammar package; its RMSNorm has no float32
