@@ -28,6 +28,7 @@ class Case:
     prompts: tuple[np.ndarray, ...]  # [P] int32 each
     pictures: tuple[EncodedPictures, ...] | None  # of each prompt; None where the model takes text alone
     stop_token_ids: tuple[int, ...]
+    mark_ids: tuple[int, ...] = ()  # tokens that stand for a picture: completions are compared up to the first of them
 
     @property
     def max_new_tokens(self) -> int:
@@ -45,6 +46,11 @@ class Greedy:
 
     token_ids: np.ndarray  # [T] int32
     logp: np.ndarray  # [T] float64, nats
+
+    def before(self, token_ids: Sequence[int]) -> Greedy:
+        """Returns the part before the first of some tokens."""
+        found = np.flatnonzero(np.isin(self.token_ids, token_ids))
+        return self if not len(found) else Greedy(self.token_ids[: found[0]], self.logp[: found[0]])
 
 
 class Subject(Protocol):
@@ -96,7 +102,8 @@ def make_case(config: Config, model_dir: Path, *, prompts: int, tokens: int, dty
     pictures = None if processor is None else tuple(map(processor.encode, chosen))
     encoded = tuple(tokenizer.encode_prompt(prompt) for prompt in chosen)
     stops = sampling_params(config.gconfig, tokenizer).stop_token_ids
-    return Case(config, model_dir, dtype, tuple(prompt.uid for prompt in chosen), encoded, pictures, stops)
+    marks = () if processor is None else processor.mark_ids
+    return Case(config, model_dir, dtype, tuple(prompt.uid for prompt in chosen), encoded, pictures, stops, marks)
 
 
 class PictureTokenizer:

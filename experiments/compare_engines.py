@@ -80,7 +80,7 @@ def compare(case: Case, engines: list[str], other_dir: Path, *, with_layers: boo
     """Compares each engine with the first one; two models are in memory at a time."""
     first = _made(engines[0], case)
     try:
-        completions = first.generate(case.prompts)
+        completions = _completed(first, case)
         sequences = [_joined(prompt, done) for prompt, done in zip(case.prompts, completions, strict=True)]
         scores = first.score(sequences)
         states = first.hidden_states(case.prompts[0]) if with_layers else None
@@ -88,7 +88,7 @@ def compare(case: Case, engines: list[str], other_dir: Path, *, with_layers: boo
         for name in engines[1:]:
             other = _made(name, dataclasses.replace(case, model_dir=other_dir))
             try:
-                theirs = other.generate(case.prompts)
+                theirs = _completed(other, case)
                 their_scores = other.score(sequences)
                 their_states = None if states is None else other.hidden_states(case.prompts[0])
             finally:
@@ -110,6 +110,11 @@ def _made(name: str, case: Case) -> Subject:
         if error.name not in ("torch", "transformers"):
             raise
         raise UserError(f"--engines: {name}: {error.name} is not installed (pip install 'rljax[torch]>=0.1')") from None
+
+
+def _completed(subject: Subject, case: Case) -> list[Greedy]:
+    """Completes the prompts, up to where a model would read a picture that is not there."""
+    return [done.before(case.mark_ids) for done in subject.generate(case.prompts)]
 
 
 def _joined(prompt: np.ndarray, completion: Greedy) -> np.ndarray:
