@@ -229,7 +229,7 @@ REFUSALS = (
             t.get("actor.overlong_reward_penalty")
             and t.get("actor.max_new_tokens", 1024) != t.get("gconfig.max_new_tokens", 16384)
         ),
-        "the overlong penalty counts from it (1024 if not set), and it is not gconfig.max_new_tokens (${gconfig.max_new_tokens})",
+        "the overlong penalty counts from it (1024 if not set), and differs from gconfig's (${gconfig.max_new_tokens})",
     ),
     *_of_norm("reward_norm"),
     *_of_norm("adv_norm"),
