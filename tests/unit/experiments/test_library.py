@@ -138,4 +138,4 @@ def test_what_is_wrong_is_one_line(config, tmp_path):
 
 def test_a_name_that_the_package_lacks_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'tarin'"):
-        rljax.tarin
+        getattr(rljax, "tarin")  # noqa: B009
