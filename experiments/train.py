@@ -137,7 +137,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.config.validation import key_of
     from rljax.hf.spec import read_vocab_size
     from rljax.rewards import RewardPool
-    from rljax.rewards.check import check_records
+    from rljax.rewards.check import MOST, check_records
     from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
     from rljax.workflows import build_workflow, find_filter, sampling_params, scores_by_rewards
@@ -155,7 +155,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         )
         if scores_by_rewards(workflow):
             if config.actor.loss != "sft":
-                await check_records(rewards, list(prompts.epoch(0)), prompts.where, prompts.key)
+                await check_records(rewards, prompts.spread(MOST), prompts.where, prompts.key, len(prompts))
             for each in held_out:
                 await check_records(rewards, each.prompts, each.where, key_of(each.name))
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)

@@ -72,6 +72,13 @@ class ControlTokens:
             return ids[len(newline) :] if ids[: len(newline)] == newline else self._encode(text)
         return self._encode(text)
 
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        """Returns the number of ids that `encode` gives for each text, faster for many of them."""
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        plain = [text for text in texts if self._mark not in text] if backend is not None else []
+        of_plain = iter(backend.encode_batch_fast(plain, add_special_tokens=False) if plain else [])
+        return [len(next(of_plain)) if plain and self._mark not in text else len(self._encode(text)) for text in texts]
+
     def find(self, text: str, ids: Collection[int]) -> tuple[int, int] | None:
         """Returns begin and end of the first of some control tokens in a rendered text, or None."""
         return next((match.span() for match in self._tokens.finditer(text) if self.ids[match[0]] in ids), None)
