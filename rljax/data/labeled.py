@@ -61,7 +61,7 @@ class Labels:
 
     @property
     def identity(self) -> list[str | int]:
-        """What decides which examples fit, beside their prompts and the tokenizer."""
+        """Settings that decide which examples fit."""
         return [self._warmup.field, self._warmup.turns, self.most]
 
     def __call__(self, prompt: Prompt) -> Trajectory:

@@ -1,4 +1,6 @@
-"""Selections of large data sets, remembered by what decides them: the second run has not to measure.
+"""Selections of large data sets, remembered by what decides them.
+
+The second run need not measure.
 
 They are files of `$XDG_CACHE_HOME/rljax/selections` (`~/.cache/rljax/selections`), which may be
 deleted at any time.
@@ -25,7 +27,7 @@ LEAST = 20_000  # examples of a data set that is remembered
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
-    """What a selection found of a data set."""
+    """Outcome of a selection."""
 
     kept: np.ndarray  # [n] int64, rising: indices of the examples that are used
     long_prompts: int

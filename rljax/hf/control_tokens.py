@@ -75,9 +75,12 @@ class ControlTokens:
     def counts(self, texts: Sequence[str]) -> list[int]:
         """Returns the number of ids that `encode` gives for each text, faster for many of them."""
         backend = getattr(self._inner, "backend_tokenizer", None)
-        plain = [text for text in texts if self._mark not in text] if backend is not None else []
-        of_plain = iter(backend.encode_batch_fast(plain, add_special_tokens=False) if plain else [])
-        return [len(next(of_plain)) if plain and self._mark not in text else len(self._encode(text)) for text in texts]
+        if backend is None:
+            return [len(self._encode(text)) for text in texts]
+        plain = [i for i, text in enumerate(texts) if self._mark not in text]
+        encoded = backend.encode_batch_fast([texts[i] for i in plain], add_special_tokens=False)
+        of_plain = {i: len(ids) for i, ids in zip(plain, encoded, strict=True)}
+        return [of_plain[i] if i in of_plain else len(self._encode(text)) for i, text in enumerate(texts)]
 
     def find(self, text: str, ids: Collection[int]) -> tuple[int, int] | None:
         """Returns begin and end of the first of some control tokens in a rendered text, or None."""

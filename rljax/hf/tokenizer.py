@@ -44,8 +44,12 @@ class Tokenizer(Protocol):
     eos_token_id: int  # the one of them that ends an assistant's turn in the chat template
     pad_token_id: int  # may equal an EOS id: padding is known by length, never by id
     vocab_size: int  # ids are below it
-    digest: str  # of all that decides the ids of a conversation
     has_chat_template: bool  # False: of those below, `encode` and `decode` alone
+
+    @property
+    def digest(self) -> str:
+        """Digest of all that decides the ids of a conversation."""
+        ...
 
     def encode(self, text: str, *, as_text: bool = False) -> list[int]:
         """Returns the ids of the text alone: no BOS, no EOS.
