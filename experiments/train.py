@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from rljax.experiments import main
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from rljax.config.allocation import Allocation
@@ -29,10 +30,24 @@ if TYPE_CHECKING:
     from rljax.sinks.run_directory import RunDirectory
     from rljax.workers.server import WorkerServer
 
-main.define_config_flags()
-
 
 def train() -> None:
+    """Trains as the flags say."""
+    run(main.config_from_flags(), main.workdir_from_flags)
+
+
+def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
+    """Trains.
+
+    Args:
+      find_workdir: returns the run directory; called once the config is known to be one.
+
+    Returns:
+      How the run ended; None in a process that only followed rank 0.
+
+    Raises:
+      UserError, GuardrailError, TooManyFailures, RankFailed: the run can't start, or has failed.
+    """
     # --------------------------------------------------------------------------------------------------------------------
     # Config: strict, resolved, and checked for contradictions before anything starts
     # --------------------------------------------------------------------------------------------------------------------
@@ -40,7 +55,6 @@ def train() -> None:
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
 
-    config = main.config_from_flags()
     config_checks.check(config)
     config = config_io.resolve(config)
 
@@ -56,11 +70,12 @@ def train() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     from rljax import multiprocess
 
-    workdir = main.workdir_from_flags()
+    workdir = find_workdir()
     engine.prepare(pools)
     process, processes = multiprocess.find_rank(config, pools.learner)
     if process.rank > 0:
-        return multiprocess.follow(process, workdir)
+        multiprocess.follow(process, workdir)
+        return None
 
     # --------------------------------------------------------------------------------------------------------------------
     # Run directory: locked, so that two runs never share it; status.json records how the run ended
@@ -68,12 +83,12 @@ def train() -> None:
     from rljax.sinks import context
     from rljax.sinks.run_directory import RunDirectory
 
-    run = RunDirectory(workdir)
-    with main.recorded(run):
-        run.begin(config)
-        context.read(run.path)  # refuses a damaged one now, before minutes of work
-        with multiprocess.Leader(process, processes, config, run.path, run.fail) as leader:
-            asyncio.run(leader.watched(_train(config, pools, run, leader)))
+    directory = RunDirectory(workdir)
+    with main.recorded(directory):
+        directory.begin(config)
+        context.read(directory.path)  # refuses a damaged one now, before minutes of work
+        with multiprocess.Leader(process, processes, config, directory.path, directory.fail) as leader:
+            return asyncio.run(leader.watched(_train(config, pools, directory, leader)))
 
 
 async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: Leader) -> Outcome:
@@ -132,7 +147,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.config.validation import key_of
     from rljax.hf.spec import read_vocab_size
     from rljax.rewards import RewardPool
-    from rljax.rewards.check import check_records
+    from rljax.rewards.check import MOST, check_records
     from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
     from rljax.workflows import build_workflow, check_prompts, find_filter, sampling_params, scores_by_rewards
@@ -154,7 +169,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             check_prompts(workflow, each.prompts, each.where)
         if scores_by_rewards(workflow):
             if config.actor.loss != "sft":
-                await check_records(rewards, list(prompts.epoch(0)), prompts.where, prompts.key)
+                await check_records(rewards, prompts.spread(MOST), prompts.where, prompts.key, len(prompts))
             for each in held_out:
                 await check_records(rewards, each.prompts, each.where, key_of(each.name))
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)
@@ -220,4 +235,5 @@ def _warmup(config: Config) -> int:
 
 
 if __name__ == "__main__":
+    main.define_config_flags()
     main.run_main(train)
