@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rljax.config.schema import Config
     from rljax.loop import Outcome
     from rljax.multiprocess import Leader
+    from rljax.process.watchdog import Watchdog
     from rljax.sinks import Sinks
     from rljax.sinks.run_directory import RunDirectory
     from rljax.workers.server import WorkerServer
@@ -65,16 +66,20 @@ def train() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Run directory: locked, so that two runs never share it; status.json records how the run ended
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.process.descendants import adopt_orphans
+    from rljax.process.watchdog import Watchdog
     from rljax.sinks.run_directory import RunDirectory
 
+    adopt_orphans()
     run = RunDirectory(workdir)
-    with main.recorded(run):
+    limit, report = config.recover.hang_timeout, run.path / "hang.txt"
+    with main.recorded(run), Watchdog(limit, report, run.fail, status=run.status, starting=True) as watchdog:
         run.begin(config)
         with multiprocess.Leader(process, processes, config, run.path, run.fail) as leader:
-            asyncio.run(leader.watched(_train(config, pools, run, leader)))
+            asyncio.run(leader.watched(_train(config, pools, run, leader, watchdog)))
 
 
-async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: Leader) -> Outcome:
+async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: Leader, watchdog: Watchdog) -> Outcome:
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
@@ -98,6 +103,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.rollout.limits import total_steps
     from rljax.sanity.start import at_start
 
+    watchdog.watch_tasks()
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
         most, why = engine.room_for_prompt(config, pools)
@@ -177,6 +183,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 evaluations=evaluations,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,
                 take_metrics=rewards.take_metrics,
+                watchdog=watchdog,
             )
         ).run()
 

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rljax.backends.torch.mesh import RankMesh
 from rljax.config.allocation import Pool
+from rljax.engine.rank import LOOPBACK
 from rljax.errors import UserError
 
-TIMEOUT = datetime.timedelta(minutes=10)  # for a collective; the first ones wait while other ranks compile kernels
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun's: its agent serves the store
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-def join(pool: Pool, timeout: datetime.timedelta = TIMEOUT) -> RankMesh:
+def join(pool: Pool, timeout: float = 1800.0) -> RankMesh:
     """Joins the processes of the pool and returns their mesh. Blocks until all of them have joined.
 
     A single process needs no environment. Several find each other by RANK, WORLD_SIZE, MASTER_ADDR
-    and MASTER_PORT, which torchrun sets, unless torch.distributed is initialized already.
+    and MASTER_PORT, which torchrun sets, unless torch.distributed is initialized already. On one
+    host they listen on loopback alone.
+
+    Args:
+      timeout: seconds for a collective. A rank may wait that long for rank 0, which waits for
+        servers in a publish, or for one that compiles kernels.
 
     Raises UserError if there are not as many processes as the pool needs, or if they share GPUs.
     """
     device = device_of(pool)
     if not dist.is_initialized():
-        _initialize(pool, device, timeout)
+        _initialize(pool, device, datetime.timedelta(seconds=timeout))
     if dist.get_world_size() != pool.size:
         raise UserError(f"allocation_mode: {pool} needs {pool.size} processes, and there are {dist.get_world_size()}")
     return RankMesh.of(pool, device)
@@ -47,7 +56,24 @@ def _initialize(pool: Pool, device: torch.device, timeout: datetime.timedelta) -
         raise UserError(
             f"allocation_mode: {pool} needs {pool.size} processes; start them with torchrun ({missing[0]} is not set)"
         )
-    dist.init_process_group(backend, timeout=timeout)
+    if os.environ["MASTER_ADDR"] != LOOPBACK or os.environ.get(AGENT_STORE) == "True":
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    for name in INTERFACES:
+        os.environ.setdefault(name, "lo")
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, store=_store(rank, world, timeout), rank=rank, world_size=world, timeout=timeout)
+
+
+def _store(rank: int, world: int, timeout: datetime.timedelta) -> dist.Store:
+    """Returns the ranks' store, which rank 0 serves. torch by itself would listen on all interfaces."""
+    tcp_store: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but unknown to mypy
+    port, served = int(os.environ["MASTER_PORT"]), {}
+    if rank == 0:
+        listening = socket.create_server((LOOPBACK, port), backlog=128)
+        served = {"is_master": True, "master_listen_fd": listening.detach()}
+    store: dist.Store = tcp_store(LOOPBACK, port, world, timeout=timeout, multi_tenant=True, **served)
+    return store
 
 
 def device_of(pool: Pool) -> torch.device:

@@ -63,6 +63,7 @@ def sampler_of(config: Config, remotes: Sequence[Remote], version: int, replicas
         recompute=rollout.recompute_kv_on_publish,
         replicas=replicas,
         lends=SglangConfig.of(config).release_memory,
+        control_timeout=config.control_timeout,
     )
 
 

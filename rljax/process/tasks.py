@@ -41,17 +41,18 @@ class Tasks:
 
     def cancel(self) -> None:
         """Cancels all tasks, and returns at once."""
-        self._closing = True
         for task in tuple(self._tasks):
             task.cancel()
 
-    async def close(self) -> None:
-        """Cancels all tasks and waits for their end. Errors from here on are only logged."""
+    async def end(self) -> None:
+        """Cancels all tasks and waits for their end. Others may be started afterwards."""
         self.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def __len__(self) -> int:
-        return len(self._tasks)
+    async def close(self) -> None:
+        """Ends all tasks. Errors from here on are only logged."""
+        self._closing = True
+        await self.end()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -29,6 +29,7 @@ from rljax.errors import UserError
 from rljax.messaging.framing import UNPROVED, Message
 from rljax.messaging.handshake import HandshakeError, Refused, connect_async
 from rljax.metrics.mean import Mean
+from rljax.process.tasks import Tasks
 from rljax.rollout.buffer import Ticket, ticket_from_json
 from rljax.rollout.producer import GroupRunner, retry_delay
 from rljax.tracing import Outbox, Process, Tracer
@@ -138,9 +139,10 @@ async def _work(connection: Connection, config: Config, build: Build, *, own_sam
     scratch = _scratch()
     outbox = Outbox()
     tracer = Tracer(outbox, Process(os.getpid(), "worker")) if config.rollout.enable_rollout_tracing else None
-    background = [asyncio.create_task(connection.keep_alive())]
+    background = Tasks(on_error=lambda error: connection.abort())  # which ends the work: a trainer is looked for again
+    background.start(connection.keep_alive(), "heartbeats")
     if tracer is not None:
-        background.append(asyncio.create_task(_send_traces(connection, tracer, outbox)))
+        background.start(_send_traces(connection, tracer, outbox), "traces")
     try:
         files, remote = ReceivedFiles(scratch), TrainerGenerator(connection)
         await files.receive(connection)
@@ -155,8 +157,7 @@ async def _work(connection: Connection, config: Config, build: Build, *, own_sam
             with tracing.recording(tracer):
                 await Session(connection, parts, remote, files).run()
     finally:
-        for task in background:
-            task.cancel()
+        background.cancel()
         if tracer is not None:
             connection.send(encode_trace(os.getpid(), outbox.take()))
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
@@ -228,7 +229,7 @@ class Session:
 
     def __init__(self, connection: Connection, parts: WorkerParts, remote: TrainerGenerator, files: ReceivedFiles) -> None:
         self._connection, self._parts, self._remote, self._files = connection, parts, remote, files
-        self._groups: set[asyncio.Task[None]] = set()
+        self._groups = Tasks(on_error=lambda error: connection.abort())  # its prompt is generated again elsewhere
 
     async def run(self) -> None:
         """Handles messages until the run ends. Raises PeerError."""
@@ -239,7 +240,7 @@ class Session:
                     case "lease":
                         self._start(ticket_from_json(message.fields["ticket"]))
                     case "revoke":
-                        await self._give_up()
+                        await self._groups.end()
                         self._connection.send(Message("revoked"))
                     case "completion":
                         self._remote.resolve(message)
@@ -250,13 +251,7 @@ class Session:
                     case "end":
                         return
         finally:
-            await self._give_up()
-
-    async def _give_up(self) -> None:
-        """Cancels all groups."""
-        for task in self._groups:
-            task.cancel()
-        await asyncio.gather(*self._groups, return_exceptions=True)
+            await self._groups.close()
 
     async def _load_new_weights(self, version: int) -> None:
         previous = self._files.complete()
@@ -265,9 +260,7 @@ class Session:
         await asyncio.to_thread(shutil.rmtree, previous, ignore_errors=True)
 
     def _start(self, ticket: Ticket) -> None:
-        task = asyncio.create_task(self._group(ticket), name=f"group {ticket.prompt.uid}")
-        self._groups.add(task)
-        task.add_done_callback(self._groups.discard)
+        self._groups.start(self._group(ticket), f"group {ticket.prompt.uid}")
 
     async def _group(self, ticket: Ticket) -> None:
         result = await self._parts.runner.run(ticket)
