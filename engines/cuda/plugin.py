@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from rljax.engines.cuda.transports import routes
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.launcher import SglangServers, installed_release, interpreter
 from rljax.engines.http.plugin import TRANSPORTS, sampler_of
-from rljax.engines.http.remote import TOKEN_VARIABLE
 from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 from rljax.hf.spec import is_image_text, takes_pictures
@@ -57,7 +55,7 @@ class SglangPlugin(Plugin):
         return SglangConfig.of(config).device == "cpu"
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
-        servers = SglangServers(config, pool, model_dir, os.environ.get(TOKEN_VARIABLE))
+        servers = SglangServers(config, pool, model_dir)
         return sampler_of(config, servers.remotes, version=0, replicas=servers)
 
 

@@ -15,8 +15,8 @@ import aiohttp
 
 from rljax.engines.http.replies import Reply, version_of
 from rljax.errors import SamplerError, UserError
+from rljax.messaging.token import VARIABLE
 
-TOKEN_VARIABLE = "RLJAX_TOKEN"  # environment variable of the bearer token, for client and server
 SPANS_AND_INTERVALS = (0, 5, 23)  # first release of SGLang with stream_interval per request and a safe flush after a retract
 OURS = "rljax"  # how the version that our server reports begins
 SERVERS_KEEP = 5.0  # seconds that SGLang keeps an idle connection (uvicorn's default); our server keeps it longer
@@ -82,7 +82,7 @@ def fetch(base: str, path: str, token: str | None, timeout: float) -> Any:
         return json.loads(body) if body else None
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
-            raise UserError(f"{base}: the server wants a bearer token (set {TOKEN_VARIABLE})") from None
+            raise UserError(f"{base}: the server wants a bearer token (set {VARIABLE} to the server's)") from None
         raise ServerLost(f"{base}{path}: status {error.code}") from None
     except (OSError, ValueError) as error:
         raise ServerLost(f"{base}{path}: {error}") from None
@@ -175,7 +175,7 @@ class Remote:
             return
         message = f"{self.base}{path}: {_message(text)} (status {status})"
         if status in (401, 403):
-            raise UserError(f"{self.base}: the server wants a bearer token (set {TOKEN_VARIABLE})")
+            raise UserError(f"{self.base}: the server wants a bearer token (set {VARIABLE} to the server's)")
         if status >= 500 or status in (408, 425, 429):
             raise ServerLost(message)
         raise UserError(message)

@@ -132,7 +132,7 @@ class RolloutConfig:
         unit="seconds",
     )  # fmt: skip
     request_timeout: float | None = key(
-        None, "Time limit of one request, all its attempts included. None: three quarters of rollout.episode_timeout.", POSITIVE,
+        None, "Time limit of one request with all its attempts. None: three quarters of rollout.episode_timeout.", POSITIVE,
         unit="seconds",
     )  # fmt: skip
     request_retries: int = key(3, "Times a request is sent again after a sampler lost it.", NOT_NEGATIVE)
@@ -219,7 +219,7 @@ class FlightConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ServeConfig:
-    """The server of `experiments.serve`. Its bearer token is in the environment as RLJAX_TOKEN."""
+    """The server of `experiments.serve`. Its bearer token is RLJAX_TOKEN or the user's own (docs/security.md)."""
 
     # Unreachable from other machines; use a token with any other address
     host: str = key("127.0.0.1", "Address to listen on.")

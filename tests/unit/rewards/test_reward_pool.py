@@ -156,7 +156,7 @@ def test_an_answer_of_megabytes_is_an_error_of_that_call():
         async with pool(timeout=60.0) as rewards:
             process = (await rewards.score(PROMPT, "pid")).reward
             for components in (60_000, 200_000):
-                with pytest.raises(RewardError, match="what the reward returned takes [0-9]+ bytes, and 1048576 are allowed"):
+                with pytest.raises(RewardError, match=r"what the reward returned takes [0-9]+ bytes, and 1048576 are allowed"):
                     await rewards.score(PROMPT, f"many {components}")
             assert (await rewards.score(PROMPT, "pid")).reward == process
 

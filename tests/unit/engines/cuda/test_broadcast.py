@@ -279,10 +279,14 @@ def test_a_group_that_does_not_end_is_left_as_it_is(monkeypatch, caplog):
     assert group.group is None and "did not end within 0.2 s" in caplog.text
 
 
+def _listening():
+    return {connection.laddr for connection in psutil.Process().net_connections() if connection.status == "LISTEN"}
+
+
 @pytest.mark.parametrize("served", ["the ranks' store", "the servers' group"])
 def test_stores_listen_on_loopback_alone(monkeypatch, served):
     """torch by itself listens on all interfaces, and whoever reaches a store can end or mislead the run."""
-    before = {connection.laddr for connection in psutil.Process().net_connections() if connection.status == "LISTEN"}
+    before = _listening()
     if served == "the ranks' store":
         monkeypatch.setenv("MASTER_PORT", str(free_port(LOOPBACK)))
         held = distributed._store(0, 1, datetime.timedelta(seconds=20))
