@@ -192,7 +192,7 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
     """Makes the server for workers, the run's own and those from elsewhere; None if it needs none."""
     if not config.rollout.workers and not config.rollout.listen:
         return None
-    from rljax.engine import publish_directory
+    from rljax.engine import memory_backed, private_directory
     from rljax.workers.launcher import WorkerProcesses
     from rljax.workers.server import WorkerServer
 
@@ -201,7 +201,7 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
         config,
         model_dir,
         token=os.environ.get("RLJAX_TOKEN") or secrets.token_urlsafe(),
-        scratch=publish_directory(run.path, "-worker_server"),
+        scratch=private_directory(memory_backed(), "server"),
         address_file=run.path / "workers.json",
         children=WorkerProcesses(command, config.rollout.workers, run.path / "workers") if config.rollout.workers else None,
     )

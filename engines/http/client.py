@@ -311,8 +311,11 @@ class HttpSampler(Sampler):
             raise UserError(f"{directory}: weights can't be read: {error}") from error
         try:
             current = await self._each(lambda remote: self._load_one(remote, str(directory), version), remotes)
-        except BaseException:
+        except BaseException as error:
             await asyncio.to_thread(shutil.rmtree, prepared, ignore_errors=True)
+            if isinstance(error, UserError):
+                remedy = "rollout.publish_dir names a directory that all servers can read"
+                raise UserError(f"{error}; the weights are in {directory} ({remedy})") from None
             raise
         await asyncio.to_thread(self._published.keep, prepared, version)
         return current

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
+from rljax.engine import private_directory, remove_private
 from rljax.engines.http import reaper
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.remote import SPANS_AND_INTERVALS, Remote, ServerLost, fetch, inspect
@@ -94,15 +95,17 @@ class SglangServers:
         self._pool, self._model_dir, self._token = pool, model_dir, secrets.token_urlsafe()
         self._python = interpreter(self._settings)
         self._release = installed_release(self._python)
-        self._logs = Path(self._settings.log_dir or tempfile.mkdtemp(prefix="rljax-sglang-"))
+        self._own_logs = not self._settings.log_dir
+        self._logs = Path(self._settings.log_dir or private_directory(Path(tempfile.gettempdir()), "sglang"))
         self._restarts = [0] * pool.data
         self._processes: list[Process] = []
-        self._closed = False
+        self._closed = self._sound = False
         self._lock = threading.Lock()  # starting a server and closing all exclude each other
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             self._processes = [self._start(index) for index in range(pool.data)]
             self.remotes = [self._ready(index) for index in range(pool.data)]
+            self._sound = True
         except BaseException:
             self.close()
             raise
@@ -137,6 +140,8 @@ class SglangServers:
             process.reaper.stdin.close()  # all at once; then wait for each
         for process in self._processes:
             process.stop()
+        if self._own_logs and self._sound and not any(self._restarts):
+            remove_private(self._logs)  # else they may tell why; a later run removes them
 
     def _start(self, index: int) -> Process:
         port = free_port()

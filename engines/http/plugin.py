@@ -99,6 +99,9 @@ class HttpPlugin(Plugin):
         """
         return (SglangConfig.of(config).transport or "directory",)
 
+    def is_here(self, config: Config) -> bool:
+        return all(_is_here(base_url(part.strip())) for part in config.rollout.addr.split(","))
+
     def check(self, config: Config, allocation: Allocation) -> None:
         bases = [base_url(part.strip()) for part in config.rollout.addr.split(",")]
         elsewhere = [base for base in bases if not _is_here(base)]

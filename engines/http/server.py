@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,7 @@ UNSUPPORTED = (
 )
 MEMORY_TAGS = ("kv_cache", "weights", "cuda_graph")
 MAX_VERSION = 2**31 - 1
+PARSERS = 2  # threads that parse requests: a long text takes seconds, and many of them must not take all cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +89,8 @@ class SamplerServer:
         """
         self._sampler, self._options, self._tokenizer, self._endpoint = sampler, options, tokenizer, endpoint
         self._generations: dict[str, Generation] = {}
+        self._arriving = 0  # requests that are being parsed
+        self._parsers = ThreadPoolExecutor(PARSERS, "parser")
         self._control = asyncio.Lock()  # one pause, load or resume at a time
         self._runner: web.AppRunner | None = None
 
@@ -132,19 +137,25 @@ class SamplerServer:
             self._endpoint.sessions.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        self._parsers.shutdown(wait=False, cancel_futures=True)
 
     # Completions
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         encode = self._tokenizer.encode_document if self._tokenizer else None
         stop_ids = self._tokenizer.eos_token_ids if self._tokenizer else ()
-        body = await json_body(request)  # text is tokenized in a thread: a long one takes seconds
-        parsed = await asyncio.to_thread(protocol.parse_generate, body, encode=encode, default_stop_ids=stop_ids)
+        if len(self._generations) + self._arriving >= self._options.max_requests:
+            return error_response(503, f"{self._options.max_requests} requests are under way (the limit is serve.max_requests)")
+        self._arriving += 1
+        try:
+            body = await json_body(request)
+            parse = functools.partial(protocol.parse_generate, body, encode=encode, default_stop_ids=stop_ids)
+            parsed = await asyncio.get_running_loop().run_in_executor(self._parsers, parse)
+        finally:
+            self._arriving -= 1
         rid = parsed.request.id
         if rid in self._generations:
             raise BadRequest(f"rid: {rid!r} is in use by a request under way (use another)")
-        if len(self._generations) >= self._options.max_requests:
-            return error_response(503, f"{self._options.max_requests} requests are under way (the limit is serve.max_requests)")
         generation = self._generations[rid] = Generation(parsed, self._sampler)
         try:
             if parsed.stream:

@@ -140,6 +140,11 @@ class RolloutConfig:
         0, "Worker processes, which run workflow, tokenizer and rewards. 0: the trainer's own process does.", NOT_NEGATIVE
     )
     listen: str = key("", '"HOST:PORT" to listen on for workers from elsewhere (docs/runtime.md). Empty: none.')
+    publish_dir: str = key(
+        "",
+        "Directory below which weights are handed to servers as files. Empty: memory (/dev/shm) if it has room, else the "
+        "directory for temporary files; WORKDIR for servers on other machines.",
+    )
     addr: str = key("", '"HOST:PORT" of a running server to attach to, several with commas between. Empty: start a sampler.')
 
 

@@ -14,7 +14,6 @@ import itertools
 import logging
 import os
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from pathlib import Path
 from rljax import tracing
 from rljax.config import io as config_io
 from rljax.config.schema import Config
-from rljax.engine import Generator, Sampler, WeightsInDirectory, memory_backed
+from rljax.engine import Generator, Sampler, WeightsInDirectory, memory_backed, private_directory, remove_private
 from rljax.errors import UserError
 from rljax.messaging.framing import UNPROVED, Message
 from rljax.messaging.handshake import HandshakeError, Refused, connect_async
@@ -38,7 +37,6 @@ from rljax.workers.connection import PROTOCOL, STREAM_BUFFER, Connection, PeerEr
 from rljax.workers.files import ReceivedFiles
 from rljax.workers.messages import decode_completion, encode_group, encode_request, encode_trace
 
-SCRATCH = "rljax-worker-"  # prefix, before the process's id, of directories for received weights
 TRACE_INTERVAL = 0.5  # seconds between two messages with what was traced
 MAX_SEARCH_DELAY = 5.0  # seconds between two attempts to find a trainer
 
@@ -136,7 +134,7 @@ def _describe(error: Exception, address: str) -> str:
 
 async def _work(connection: Connection, config: Config, build: Build, *, own_sampler: bool) -> None:
     """Works until the run ends. Raises PeerError, or an error of `build`."""
-    scratch = _scratch()
+    scratch = private_directory(memory_backed(), "worker")
     outbox = Outbox()
     tracer = Tracer(outbox, Process(os.getpid(), "worker")) if config.rollout.enable_rollout_tracing else None
     background = Tasks(on_error=lambda error: connection.abort())  # which ends the work: a trainer is looked for again
@@ -160,7 +158,7 @@ async def _work(connection: Connection, config: Config, build: Build, *, own_sam
         background.cancel()
         if tracer is not None:
             connection.send(encode_trace(os.getpid(), outbox.take()))
-        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+        await asyncio.to_thread(remove_private, scratch)
 
 
 async def _send_traces(connection: Connection, tracer: Tracer, outbox: Outbox) -> None:
@@ -170,15 +168,6 @@ async def _send_traces(connection: Connection, tracer: Tracer, outbox: Outbox) -
         tracer.tell_open()
         if events := outbox.take():
             connection.send(encode_trace(os.getpid(), events))
-
-
-def _scratch() -> Path:
-    """Makes a directory for this process, and deletes those of workers that were killed."""
-    for left in memory_backed().glob(f"{SCRATCH}*"):
-        pid = left.name.removeprefix(SCRATCH).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=memory_backed()))
 
 
 async def _load_weights(sampler: Sampler, directory: Path, version: int) -> None:
