@@ -79,7 +79,8 @@ def _store(rank: int, world: int, timeout: datetime.timedelta) -> dist.Store:
 def device_of(pool: Pool) -> torch.device:
     """Returns this rank's GPU, or the CPU if there is no GPU.
 
-    Ranks are counted from the pool's first device, over hosts that have equally many.
+    Ranks are counted from the pool's first device, over hosts that have equally many. Raises
+    UserError if they are all on this host, and it has no such device.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -87,7 +88,10 @@ def device_of(pool: Pool) -> torch.device:
     together = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if 1 < here < together:
         raise UserError(f"allocation_mode: {pool} has {together} processes on a host of {here} GPUs")
-    device = torch.device("cuda", (pool.first_device + rank) % here)
+    index, alone = pool.first_device + rank, together == int(os.environ.get("WORLD_SIZE", "1"))
+    if alone and index >= here and (here > 1 or together == 1):
+        raise UserError(f"allocation_mode: {pool} begins at device {pool.first_device}, and this machine has {here}")
+    device = torch.device("cuda", index % here)
     torch.cuda.set_device(device)
     return device
 
