@@ -17,10 +17,12 @@ a lost server           an answer that names the present version    the watch (h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import random
 import shutil
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -36,7 +38,7 @@ from rljax.engines.http.continuation import fitted, joined, remaining, shortened
 from rljax.engines.http.health import Watch
 from rljax.engines.http.interfaces import PostTo, Replicas
 from rljax.engines.http.published_weights import PublishedWeights
-from rljax.engines.http.remote import Remote, ServerLost, describe, make_session
+from rljax.engines.http.remote import Remote, ServerLost, ServerOwned, describe, make_session
 from rljax.engines.http.replies import Reply
 from rljax.engines.http.router import Closed, Router
 from rljax.errors import RequestLost, SamplerError, UserError
@@ -47,6 +49,7 @@ log = logging.getLogger(__name__)
 
 MEMORY_TAGS = ("kv_cache", "weights")  # SGLang's names of the memory that is released; its CUDA graphs stay
 CONTROL_TIMEOUT = 450.0  # seconds for a pause, a load or a resume, if the config doesn't say
+OWNER_PATIENCE = 40.0  # seconds to wait for a server that belongs to another run, which may have been killed
 ABORT_GRACE = 10.0  # seconds for aborted requests to return their tokens when the sampler closes
 ABORT_TIMEOUT = 30.0  # seconds for the abort of one request
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0  # seconds
@@ -220,11 +223,20 @@ class HttpSampler(Sampler):
     async def pause(self) -> None:
         """Stops sending requests, and pauses every server between two decode steps.
 
-        Raises SamplerError if no server is left.
+        Raises SamplerError if no server is left, UserError if they belong to another run. One that
+        was killed is forgotten by a server after half a minute, which this waits for.
         """
         self._enter()
         await self._close_router()
-        await self._each(self._pause_one, self._usable())
+        until = time.monotonic() + OWNER_PATIENCE
+        while True:
+            try:
+                await self._each(self._pause_one, self._usable())
+                return
+            except ServerOwned:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(OWNER_PATIENCE / 40)
 
     async def _close_router(self) -> None:
         """Stops sending requests. A server that is being brought back is left out."""
@@ -461,11 +473,17 @@ class HttpSampler(Sampler):
         self._router.close()
         if self._loop is asyncio.get_running_loop():
             await self._end_requests()
+            await asyncio.gather(*map(self._release_ownership, self._remotes))
             await self._background.close()
             await self.session.close()
         await asyncio.to_thread(self._published.drop)
         if self._replicas is not None:
             await asyncio.to_thread(self._replicas.close)
+
+    async def _release_ownership(self, remote: Remote) -> None:
+        if remote.usable and remote.info.ours:
+            with contextlib.suppress(ServerLost, UserError):  # it forgets a silent run anyway
+                await remote.post(self.session, "/release_ownership", {}, ABORT_TIMEOUT)
 
     async def _end_requests(self) -> None:
         """Aborts all requests at their servers and waits for their tokens.

@@ -6,6 +6,7 @@
     POST /pause_generation, /continue_generation, /abort_request, /flush_cache
     POST /update_weights_from_disk
     POST /release_memory_occupation, /resume_memory_occupation
+    POST /release_ownership (not SGLang's)
     and those of rljax/agents/endpoint.py under /v1, if it is given one
 
 Bodies and replies are SGLang's (rljax/engines/http/protocol.py). Endpoints that take pickles or
@@ -31,6 +32,7 @@ from rljax.agents import PATHS, Endpoint
 from rljax.engine import Sampler, WeightsInDirectory
 from rljax.engines.http import protocol
 from rljax.engines.http.access import (
+    Ownership,
     answer_errors,
     authorize,
     error_response,
@@ -93,6 +95,7 @@ class SamplerServer:
         self._parsers = ThreadPoolExecutor(PARSERS, "parser")
         self._control = asyncio.Lock()  # one pause, load or resume at a time
         self._runner: web.AppRunner | None = None
+        self._ownership = Ownership()
 
     def application(self) -> web.Application:
         elsewhere = PATHS if self._endpoint is not None else ()
@@ -114,6 +117,7 @@ class SamplerServer:
         app.router.add_post("/abort_request", self.abort)
         app.router.add_post("/flush_cache", self.flush_cache)
         app.router.add_post("/update_weights_from_disk", self.load_weights)
+        app.router.add_post("/release_ownership", self.release_ownership)
         app.router.add_post("/release_memory_occupation", self.release)
         app.router.add_post("/resume_memory_occupation", self.reclaim)
         for path in UNSUPPORTED:
@@ -229,6 +233,7 @@ class SamplerServer:
     # Control
 
     async def pause(self, request: web.Request) -> web.Response:
+        self._ownership.require(request)
         mode = (await json_body(request)).get("mode", "abort")
         if mode not in PAUSE_MODES:
             raise BadRequest(f"mode: must be one of {', '.join(PAUSE_MODES)}")
@@ -240,6 +245,7 @@ class SamplerServer:
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def resume(self, request: web.Request) -> web.Response:
+        self._ownership.require(request)
         await json_body(request)
         async with self._control:
             await self._sampler.resume()
@@ -251,6 +257,7 @@ class SamplerServer:
         Requests in flight continue. flush_cache changes nothing: no cache of older weights serves
         later requests either way, and the sampler decides about requests in flight.
         """
+        self._ownership.require(request)
         body = await json_body(request)
         directory = await asyncio.to_thread(weight_directory, body.get("model_path"), self._options.weight_roots)
         async with self._control:
@@ -264,6 +271,7 @@ class SamplerServer:
 
         Refused while a request is running, as with SGLang.
         """
+        self._ownership.require(request)
         _check_tags(await json_body(request))
         if self._generations:
             raise BadRequest(f"release_memory_occupation: {len(self._generations)} requests are under way (abort them first)")
@@ -272,10 +280,15 @@ class SamplerServer:
         return web.json_response(None)
 
     async def reclaim(self, request: web.Request) -> web.Response:
+        self._ownership.require(request)
         _check_tags(await json_body(request))
         async with self._control:
             await self._sampler.reclaim()
         return web.json_response(None)
+
+    async def release_ownership(self, request: web.Request) -> web.Response:
+        self._ownership.release(request)
+        return web.json_response({})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
         await json_body(request)
@@ -290,6 +303,7 @@ class SamplerServer:
         return web.Response()
 
     async def model_info(self, request: web.Request) -> web.Response:
+        self._ownership.heard(request)
         info = {
             "model_path": self._options.model_path,
             "tokenizer_path": self._options.model_path,
