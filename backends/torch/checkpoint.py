@@ -67,7 +67,12 @@ def restore(directory: Path, tensors: Tensors, rank_mesh: RankMesh) -> None:
     on_all_ranks(rank_mesh, what, lambda: verify(directory), first=True)
     with _quiet():
         on_all_ranks(rank_mesh, what, lambda: _compare(directory, tensors), remedy=remedy)
-        on_all_ranks(rank_mesh, what, lambda: state_dict_loader.load(tensors, storage_reader=CheckpointReader(directory / TREE)), remedy=remedy)
+        on_all_ranks(
+            rank_mesh,
+            what,
+            lambda: state_dict_loader.load(tensors, storage_reader=CheckpointReader(directory / TREE)),
+            remedy=remedy,
+        )
 
 
 def meta_of(directory: Path, rank_mesh: RankMesh) -> dict[str, Any]:

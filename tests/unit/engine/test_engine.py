@@ -277,9 +277,7 @@ def test_a_place_that_is_too_small_is_named_before_anything_is_made(monkeypatch,
     assert place("") == large
     for configured in (str(small), ""):
         monkeypatch.setattr(storage.tempfile, "gettempdir", lambda: str(small))
-        with pytest.raises(
-            UserError, match=r"^rollout\.publish_dir: .*/small has 64 MB free, .* need 616 MB there"
-        ):
+        with pytest.raises(UserError, match=r"^rollout\.publish_dir: .*/small has 64 MB free, .* need 616 MB there"):
             place(configured)
     with pytest.raises(UserError, match="no such directory: /nowhere"):
         place("/nowhere")
