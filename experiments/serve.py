@@ -7,8 +7,9 @@ A run attaches to it with --config.rollout.addr=127.0.0.1:30000.
 Prints its address once it answers, and runs until it is told to stop. It speaks SGLang's native
 protocol, and OpenAI's at /v1 (docs/agents.md). It outlives the runs that attach to it: each
 publishes its own weights. With
---workdir=DIR it begins with the exported model of the run there, DIR/export. Clients need its token:
-that of RLJAX_TOKEN, or the user's own, which is in a file and which runs on this machine find.
+--workdir=DIR it begins with the exported model of the run there, DIR/export. Clients need its
+token: that of RLJAX_TOKEN, or the user's own, which is in a file and which runs on this machine
+find.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@
     evaluation   its episodes, beside those of training       the sampler
     save         the disk, while sampling goes on             the disk
     all of them  at most recover.hang_timeout                 the watchdog, which ends the run
-    the end      what is closed, at most two minutes          the watchdog, with the run's own status
+    the end      what is closed, at most two minutes          the watchdog: the run's own status
 
 The producer (sampling.py, rollout/producer.py) is a task of the event loop that keeps prompts in
 flight; with rollout workers, a server leases the prompts to them instead (workers/). The tracker

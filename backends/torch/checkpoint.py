@@ -64,13 +64,14 @@ def restore(directory: Path, tensors: Tensors, rank_mesh: RankMesh) -> None:
     """
     directory = directory.absolute()
     what, remedy = f"{directory} can't be restored", "name an older checkpoint"
+    reader = CheckpointReader(directory / TREE)
     on_all_ranks(rank_mesh, what, lambda: verify(directory), first=True)
     with _quiet():
         on_all_ranks(rank_mesh, what, lambda: _compare(directory, tensors), remedy=remedy)
         on_all_ranks(
             rank_mesh,
             what,
-            lambda: state_dict_loader.load(tensors, storage_reader=CheckpointReader(directory / TREE)),
+            lambda: state_dict_loader.load(tensors, storage_reader=reader),
             remedy=remedy,
         )
 

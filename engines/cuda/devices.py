@@ -13,7 +13,7 @@ DRIVER = Path("/proc/driver/nvidia/gpus")  # has an entry for each GPU
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Returns the number of GPUs that this process may use; None if it can't be told, or there is none."""
+    """Returns the number of GPUs that this process may use; None if there is none, or unknown."""
     names = environment.get("CUDA_VISIBLE_DEVICES")
     if names is not None:
         return len([name for name in names.split(",") if name.strip() not in ("", "-1")]) or None

@@ -65,15 +65,14 @@ def _initialize(pool: Pool, device: torch.device, timeout: datetime.timedelta) -
     dist.init_process_group(backend, store=_store(rank, world, timeout), rank=rank, world_size=world, timeout=timeout)
 
 
-def _store(rank: int, world: int, timeout: datetime.timedelta) -> dist.Store:
-    """Returns the ranks' store, which rank 0 serves. torch by itself would listen on all interfaces."""
+def _store(rank: int, world: int, timeout: datetime.timedelta) -> Any:
+    """Returns the ranks' store, which rank 0 serves. torch would listen on all interfaces."""
     tcp_store: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but unknown to mypy
     port, served = int(os.environ["MASTER_PORT"]), {}
     if rank == 0:
         listening = socket.create_server((LOOPBACK, port), backlog=128)
         served = {"is_master": True, "master_listen_fd": listening.detach()}
-    store: dist.Store = tcp_store(LOOPBACK, port, world, timeout=timeout, multi_tenant=True, **served)
-    return store
+    return tcp_store(LOOPBACK, port, world, timeout=timeout, multi_tenant=True, **served)
 
 
 def device_of(pool: Pool) -> torch.device:

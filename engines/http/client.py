@@ -7,11 +7,11 @@ pause   -->  close the router, then pause every server in place
 load    -->  load the weights on every server; one that fails gets no requests until it has them
 resume  -->  resume every server, then open the router
 
-who                     waits for                                   who unblocks it
-a request               an open router and a usable server          resume, the watch, a publish
-a call                  its server                                  the server, its time limit, or the
-                                                                    watch, which calls the server lost
-a lost server           an answer that names the present version    the watch (health.py)
+who              waits for                                   who unblocks it
+a request        an open router and a usable server          resume, the watch, a publish
+a call           its server                                  the server, its time limit, or the
+                                                             watch, which calls the server lost
+a lost server    an answer that names the present version    the watch (health.py)
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class HttpSampler(Sampler):
             done = joined(shortened(done, request), reply)
             if error is None and done.finish is not Finish.ABORT:
                 return done
-            if self._closed:
+            if self._is_closed():
                 break
             if error is not None:
                 self._suspect(remote, error)
@@ -165,6 +165,9 @@ class HttpSampler(Sampler):
             if failures:
                 await asyncio.sleep(min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** (failures - 1)) * random.uniform(0.5, 1.5))
         return dataclasses.replace(done, finish=Finish.ABORT)
+
+    def _is_closed(self) -> bool:
+        return self._closed
 
     async def _attempt(self, remote: Remote, rest: Request) -> tuple[Reply, ServerLost | None]:
         """Asks one server for the rest. Returns what arrived, and the loss of the server or None."""

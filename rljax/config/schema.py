@@ -224,7 +224,7 @@ class FlightConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ServeConfig:
-    """The server of `experiments.serve`. Its bearer token is RLJAX_TOKEN or the user's own (docs/security.md)."""
+    """The server of `experiments.serve`. Who may use it: docs/security.md."""
 
     # Unreachable from other machines; use a token with any other address
     host: str = key("127.0.0.1", "Address to listen on.")

@@ -106,7 +106,10 @@ def remove_private(directory: Path) -> None:
 
 
 def require_private(directory: Path) -> None:
-    """Makes a directory if it is missing. Raises UserError if it is another user's, or open to others."""
+    """Makes a directory if it is missing.
+
+    Raises UserError if it is another user's, or others can write to it.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:

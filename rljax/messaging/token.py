@@ -16,7 +16,7 @@ VARIABLE = "RLJAX_TOKEN"
 
 
 class UnsafeToken(Exception):
-    """The file of the token can't be made, or others could read or change it. The message is one line."""
+    """The token's file can't be made, or others could read or change it. The message is one line."""
 
 
 def token_file() -> Path:
