@@ -14,12 +14,15 @@ from rljax.metrics.accumulator import Accumulator, PhaseTimer
 from rljax.metrics.mean import Mean, merge
 from rljax.oversight import Oversight
 from rljax.process import memory
+from rljax.rollout.batch_metrics import TRAINED_TOKENS
 from rljax.rollout.buffer import Buffer
 from rljax.rollout.limits import total_steps
+from rljax.rollout.tracker import GENERATED_TOKENS
 from rljax.run import Run
 from rljax.sinks import RunState, Sink, Status
 from rljax.types import Group, Trajectory
 
+WALL = "timeperf/wall"
 COUNTS = ("rejected", "stale", "stale_tokens", "dropped", "again")  # of the buffer, reported per step
 
 
@@ -48,8 +51,11 @@ class Reporter:
         Args:
           taken: metrics of workers and reward processes since the last step.
         """
-        since = [self.accumulator.drain(), self._timer.drain(), self._wall_time(), _host_memory()]
-        self.add(step, merge([metrics, taken, *since]))
+        since = merge([metrics, taken, self.accumulator.drain(), self._timer.drain(), _host_memory()])
+        wall = self._wall_time()
+        rates = {WALL: Mean(wall, 1)} | _throughput(since, wall)
+        since.pop(GENERATED_TOKENS, None)
+        self.add(step, since | rates)
         self.status(step, RunState.RUNNING)
 
     def add(self, step: int, metrics: Mapping[str, Mean]) -> None:
@@ -98,10 +104,16 @@ class Reporter:
         self.accumulator.restore(state["accumulator"])
         self._reported = Counter(state["written"])
 
-    def _wall_time(self) -> dict[str, Mean]:
+    def _wall_time(self) -> float:
         """Returns the seconds since the last step, with its waits, evaluations and saves."""
         before, self._last_write = self._last_write, time.perf_counter()
-        return {"timeperf/wall": Mean(self._last_write - before, 1)}
+        return self._last_write - before
+
+
+def _throughput(metrics: Mapping[str, Mean], seconds: float) -> dict[str, Mean]:
+    """Returns tokens per second of wall time of the sampling side and of the learner's."""
+    rates = {"timeperf/generated_tokens_per_s": GENERATED_TOKENS, "timeperf/trained_tokens_per_s": TRAINED_TOKENS}
+    return {rate: Mean(metrics[name].sum, seconds) for rate, name in rates.items() if name in metrics}
 
 
 def _host_memory() -> dict[str, Mean]:
