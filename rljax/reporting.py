@@ -89,12 +89,12 @@ class Reporter:
         """Has the buffer's counts so far reported by no step."""
         self._reported = Counter(self._buffer.counts)
 
-    def status(self, step: int, state: RunState) -> None:
+    def status(self, step: int, state: RunState, error: str | None = None) -> None:
         if state is not RunState.RUNNING:
             self._oversight.verdicts.conclude()
         buffer, verdict = self._buffer, self._oversight.verdicts.line
         total = total_steps(self._run.config, len(self._run.prompts)) + buffer.undone
-        self._sinks.status(Status(state, step=step, version=buffer.version, total_steps=total, verdict=verdict))
+        self._sinks.status(Status(state, step=step, version=buffer.version, total_steps=total, error=error, verdict=verdict))
 
     def state(self) -> dict[str, Any]:
         """Returns what no step has reported yet, as JSON values."""

@@ -44,6 +44,7 @@ class Run:
     labeled: Labeled | None = None
     evaluations: Sequence[Evaluation] = ()  # one per validation set
     worker_server: WorkerServer | None = None  # leases prompts to rollout workers; None: this process generates
+    ended_before: bool = False  # the run in workdir had ended by itself when this process began
     take_metrics: Callable[[], dict[str, Mean]] = dict  # metrics of the reward processes since the last call
 
     def traced(self) -> AbstractContextManager[None]:

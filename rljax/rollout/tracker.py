@@ -55,6 +55,7 @@ class PromptTracker:
         self._beat = beat
         self._start_version: dict[int, int] = {}  # version when generation began, by index
         self._failures: list[Failure] = []  # since the last group that did not fail
+        self.first_failure: Failure | None = None  # of a whole group
         self._rejected = 0  # groups since the last accepted one
         self._rejected_rewards: list[float] = []  # mean rewards of the last rejected groups
 
@@ -161,6 +162,7 @@ class PromptTracker:
     def _failed(self, ticket: Ticket, failures: Sequence[Failure]) -> None:
         """Requeues or drops a prompt all of whose episodes failed."""
         first = failures[0]
+        self.first_failure = self.first_failure or first
         self._beat(f"failed group {ticket.prompt.uid}")
         if not self._failures:
             log.warning("prompt %s failed: %s", ticket.prompt.uid, first.reason)
