@@ -176,7 +176,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 labeled=labeled,
                 evaluations=evaluations,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,
-                ended_before=run.read_status().has_ended,
+                before=run.read_status(),
                 take_metrics=rewards.take_metrics,
             )
         ).run()

@@ -47,7 +47,7 @@ class Ending:
         """Returns whether the run had ended before, and the config asks for no more."""
         config = self.run.config
         over = supervised_done and (config.actor.loss == "sft" or self.buffer.over)
-        return self.run.ended_before and over and not self._missing_exports()
+        return self.run.before is not None and self.run.before.has_ended and over and not self._missing_exports()
 
     def _missing_exports(self) -> list[str]:
         config = self.run.config

@@ -93,8 +93,14 @@ class Reporter:
         if state is not RunState.RUNNING:
             self._oversight.verdicts.conclude()
         buffer, verdict = self._buffer, self._oversight.verdicts.line
-        total = total_steps(self._run.config, len(self._run.prompts)) + buffer.undone
-        self._sinks.status(Status(state, step=step, version=buffer.version, total_steps=total, error=error, verdict=verdict))
+        self._sinks.status(
+            Status(state, step=step, version=buffer.version, total_steps=self.total_steps, error=error, verdict=verdict)
+        )
+
+    @property
+    def total_steps(self) -> int:
+        """Number of steps of the run if no prompt is rejected, those that rollbacks cost included."""
+        return total_steps(self._run.config, len(self._run.prompts)) + self._buffer.undone
 
     def state(self) -> dict[str, Any]:
         """Returns what no step has reported yet, as JSON values."""

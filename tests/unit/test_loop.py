@@ -361,6 +361,9 @@ def test_nothing_to_train_is_counted_and_the_batch_filled_from_later_prompts(tmp
     assert sum(line["rollout/rejected"] for line in lines) in (11, 12)  # one may be rejected after the last step
 
 
+ENDED = Status(RunState.FINISHED, step=3, version=3, total_steps=3)
+
+
 class Without(Repeat):
     """Gives no trajectory: None, or an error."""
 
@@ -423,11 +426,11 @@ def test_a_run_that_had_ended_has_nothing_to_do(tmp_path, caplog):
     loop.train(make_run(tmp_path, overrides))
     sinks = Sinks()
     with caplog.at_level("INFO"):
-        again = dataclasses.replace(make_run(tmp_path, overrides, sink=sinks), ended_before=True)
+        again = dataclasses.replace(make_run(tmp_path, overrides, sink=sinks), before=ENDED)
         assert loop.train(again).step == 3
     assert caplog.messages[-1].startswith("nothing to do: the run ended at step 3 (")
     assert not sinks.lines() and [status.state for status in sinks.opened[0].statuses] == ["finished"]
-    more = dataclasses.replace(make_run(tmp_path, overrides | {"total_train_epochs": 2}, sink=sinks), ended_before=True)
+    more = dataclasses.replace(make_run(tmp_path, overrides | {"total_train_epochs": 2}, sink=sinks), before=ENDED)
     assert loop.train(more).step == 6
 
 
