@@ -284,6 +284,14 @@ def cut(path: Path, step: int) -> tuple[int, int | None, dict[str, Any]]:
     return start, last.pop("step", None), last
 
 
+def newest_step(path: Path) -> int | None:
+    """Returns the largest step of a JSONL file's lines; None if it has none."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        return max((entry["step"] for line in file if (entry := _entry(line)) is not None), default=None)
+
+
 def _entry(line: bytes) -> dict[str, Any] | None:
     """Returns the object of a line; None if the line is incomplete or has no step."""
     try:

@@ -1,6 +1,7 @@
 """TensorBoard, W&B, plain lines and the live view show the numbers that metrics.jsonl holds."""
 
 import io
+import json
 import math
 import os
 
@@ -11,6 +12,7 @@ from rljax.configs import base
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.sinks import RunState, Status
+from rljax.sinks.build import build
 from rljax.sinks.live import LineSink, LiveSink, sparkline
 from rljax.sinks.run_directory import RunDirectory
 from rljax.sinks.tensorboard import TensorBoardSink
@@ -31,8 +33,9 @@ def test_tensorboard_reads_back_what_was_written_and_resume_purges(tmp_path):
     sink.close()
     sink = TensorBoardSink(tmp_path, first_step=2)
     sink.write(3, {"rollout/reward": Mean.of([0.0, 5.0])})
+    sink.write(3, {"rollout/reward": Mean.of([1.0])})  # the step's mean, as metrics.jsonl has it
     sink.close()
-    assert scalars(tmp_path)["rollout/reward/avg"] == [(1, 0.5), (2, 1.0), (3, 2.5)]
+    assert scalars(tmp_path)["rollout/reward/avg"] == [(1, 0.5), (2, 1.0), (3, 2.5), (3, 2.0)]
 
 
 def test_tensorboard_reads_back_the_bins_of_a_histogram(tmp_path):
@@ -119,21 +122,57 @@ def test_sparkline_spans_the_finite_values():
     assert sparkline([]) == ""
 
 
-def test_wandb_goes_on_in_the_same_run_and_merges_a_step(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="W&B's client is not installed")
-    from rljax.sinks.wandb import WandbSink
+def history_of(directory) -> dict[int, dict[str, float]]:
+    """Reads what an offline W&B run logged, from its own log: the values by step.
 
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    config = config_io.from_dict(base.get_config())
-    for step in (1, 2):
+    The log is LevelDB's: blocks of 32 KiB, in which each part of a record has a header of 7 bytes.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (path,) = directory.glob("*.wandb")
+    data, at, found, whole = path.read_bytes(), 7, {}, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:  # a block's end holds no header
+            at += left
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (2, 3):  # first or middle part
+            continue
+        record, whole = Record.FromString(whole), b""
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            found[int(items["_step"])] = {name: value for name, value in items.items() if not name.startswith("_")}
+    return found
+
+
+def test_wandb_shows_what_metrics_jsonl_shows_after_a_stop_and_after_a_kill(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="W&B's client is not installed")
+    tree = base.get_config().to_dict()
+    for key, value in (("stats_logger.wandb", "True"), ("stats_logger.live", "False")):
+        config_io.apply_override(tree, key, value)
+    config = config_io.from_dict(tree)
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_SILENT", "true")):
+        monkeypatch.setenv(name, value)
+
+    def session(first_step, last_step, value):
         run = RunDirectory(tmp_path)
-        sink = WandbSink(run, config)
-        sink.write(step, {"rollout/reward": Mean.of([0.0, 1.0])})
-        sink.write(step, {"rollout/reward": Mean.of([1.0])})
-        sink._run.log({}, step=step + 1)  # W&B writes a step's summary when the next one begins
-        assert sink._run.summary["rollout/reward/avg"] == pytest.approx(2 / 3)
-        sink.close()
+        sinks = build(config, run, None, first_step=first_step)
+        for step in range(first_step + 1, last_step + 1):
+            sinks.write(step, {"rollout/reward": Mean.of([0.0, value])})
+            sinks.write(step, {"rollout/reward": Mean.of([value + step])})
+        sinks.close()
         run.close()
-    assert {path.name.rpartition("-")[2] for path in tmp_path.glob("wandb/offline-run-*")} == {
-        (tmp_path / "wandb_id").read_text()
-    }
+        return (tmp_path / "wandb_id").read_text()
+
+    first = session(0, 3, 1.0)
+    assert session(3, 7, 2.0) == first  # stopped, and on
+    second = session(5, 9, 3.0)  # killed after 7, and on from 5
+    assert second != first
+    shown = {}
+    for directory in sorted(tmp_path.glob(f"wandb/offline-run-*-{second}")):
+        shown |= history_of(directory)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 10))
+    assert shown == {line.pop("step"): pytest.approx(line) for line in lines}
