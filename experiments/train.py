@@ -90,7 +90,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import engine
+    from rljax import announcement, engine
     from rljax.data import Labels, open_prompts
     from rljax.data.held_out import open_held_out
     from rljax.loop import Labeled, Loop, Run
@@ -155,7 +155,20 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 resolved, first_step=first_step, model_dir=model_dir, data=data, protocols=protocols, devices=devices
             )
             context.append(run, this)
+            announcement.say_where(config, devices)
             return build_sinks(config, run, tokenizer, first_step=first_step)
+
+        count = sum(len(each.prompts) for each in evaluations)
+        learned = labeled.prompts if labeled and config.actor.loss == "sft" else prompts
+        announcement.say_what(
+            config,
+            run.path,
+            model_dir,
+            prompts=size,
+            skipped=learned.skipped,
+            held_out=count,
+            asked=resolved.total_train_steps,
+        )
 
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it

@@ -341,6 +341,7 @@ class Loop:
 
     def _stop(self) -> None:
         """Has the run finish its step, save and exit. Called when a signal arrives."""
+        log.warning("stopping: this step is finished and saved first; again to stop now")
         self.stop.set()
         self.buffer.wake()
 

@@ -35,5 +35,5 @@ def build(config: Config, run: RunDirectory, tokenizer: Tokenizer, *, first_step
         from rljax.sinks.wandb import WandbSink
 
         sinks.append(WandbSink(run, config))
-    sinks.append(LiveSink() if logger.live and sys.stdout.isatty() else LineSink())
+    sinks.append(LiveSink() if logger.live and sys.stdout.isatty() else LineSink(every=logger.line_every))
     return Sinks(sinks)

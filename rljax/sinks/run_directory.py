@@ -130,6 +130,12 @@ class RunDirectory:
             return
         self.write_status(dataclasses.replace(status, state=RunState.FAILED, error=error))
 
+    def stop(self) -> None:
+        """Marks the run as stopped at the step of status.json, unless it has ended or failed by itself."""
+        status = self.read_status()
+        if status.state is RunState.RUNNING:
+            self.write_status(dataclasses.replace(status, state=RunState.STOPPED))
+
     def read_status(self) -> Status:
         """Reads status.json. A new directory is running at step 0."""
         if not self.status.exists():
