@@ -207,7 +207,7 @@ def _is_for_the_screen(record: standard_logging.LogRecord) -> bool:
 
 
 class _Stderr(io.TextIOBase):
-    """Whatever sys.stderr is at the time: the live view takes its place, and shows lines above itself."""
+    """Stream that writes to whatever sys.stderr is: the live view shows its lines above itself."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -304,7 +304,7 @@ def _installed(text: str) -> str:
 
 
 def _take_overrides(argv: Sequence[str]) -> list[str]:
-    """Takes out `--config.a.b=v`, `--config.a.b v` and, for a bool, `--config.a.b`; returns the rest."""
+    """Takes out `--config.a.b=v`, `--config.a.b v` and, of a bool, `--config.a.b`."""
     _overrides.clear()
     rest: list[str] = []
     arguments = iter(range(len(argv)))

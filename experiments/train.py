@@ -102,7 +102,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
         most, why = engine.room_for_prompt(config, pools)
         prompts.require_fit(tokenizer, most=most, why=why)
-    labeled = None
+    labeled, learned = None, prompts
     if config.warmup.steps or config.actor.loss == "sft":
         most, why = engine.room_for_example(config)
         labels = Labels(config.warmup, tokenizer, most=most, why=why)
@@ -110,11 +110,11 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=tokenizer, labels=labels
         )
         labeled = Labeled(examples, labels)
+        learned = examples if config.actor.loss == "sft" else prompts
     held_out = open_held_out(config, tokenizer) if config.evaluator.freq_steps or config.evaluator.freq_epochs else []
     at_start(config, prompts, held_out, tokenizer, model_dir)
     resolved = config  # as config.json has it
-    size = len(labeled.prompts) if labeled and config.actor.loss == "sft" else len(prompts)
-    config = dataclasses.replace(config, total_train_steps=total_steps(config, size) - _warmup(config))
+    config = dataclasses.replace(config, total_train_steps=total_steps(config, len(learned)) - _warmup(config))
 
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
@@ -159,12 +159,11 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             return build_sinks(config, run, tokenizer, first_step=first_step)
 
         count = sum(len(each.prompts) for each in evaluations)
-        learned = labeled.prompts if labeled and config.actor.loss == "sft" else prompts
         announcement.say_what(
             config,
             run.path,
             model_dir,
-            prompts=size,
+            prompts=len(learned),
             skipped=learned.skipped,
             held_out=count,
             asked=resolved.total_train_steps,

@@ -1,4 +1,4 @@
-"""What a run is, in a few lines that are said before anything is compiled."""
+"""Announcement of a run: a few lines about it that are said before anything is compiled."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def say_where(config: Config, devices: Sequence[str]) -> None:
 
 
 def describe_model(config: Config, model_dir: Path) -> str:
-    """Returns a model's origin and, of a model that rljax knows, its family and number of parameters."""
+    """Returns a model's origin, and its family and number of parameters where rljax knows it."""
     origin = "made from scratch" if config.actor.init_from_scratch else config.actor.path
     adapters = f", adapters of rank {config.actor.lora.rank}" if config.actor.lora.rank else ""
     try:

@@ -142,7 +142,7 @@ def _surrogate(logp: Array, proximal: Array, tokens: TokenArrays, weight: Array,
 def _metrics(
     logp: Array, entropy: Array, proximal: Array, tokens: TokenArrays, objective: Objective, surrogate: Surrogate
 ) -> dict[str, MeanArrays]:
-    """What the surrogate did, and how far the policies are apart, over both sets of tokens."""
+    """Measures the surrogate, and how far the policies are apart, over both sets of tokens."""
     mask = tokens.mask
     drift = losses.log_ratio(logp, proximal, mask)
     of_tokens = {
@@ -169,7 +169,7 @@ def _metrics(
 
 
 def _weight_metrics(ratio: Array, applied: Array, mask: Array, objective: Objective) -> dict[str, MeanArrays]:
-    """The weights of the decoupled objective as they were applied, and the share above the cap."""
+    """Measures the decoupled objective's weights as applied, and the share above the cap."""
     metrics = {f"{PREFIX}/applied_weight": mean(applied, mask, spread=True)}
     if objective.weight_cap is not None:
         metrics[f"{PREFIX}/behave_cap_ratio"] = mean(ratio > objective.weight_cap, mask)

@@ -141,7 +141,7 @@ def _surrogate(logp: Tensor, proximal: Tensor, tokens: TokenArrays, weight: Tens
 def _metrics(
     logp: Tensor, entropy: Tensor, proximal: Tensor, tokens: TokenArrays, objective: Objective, surrogate: Surrogate
 ) -> dict[str, MeanArrays]:
-    """Computes what the surrogate did, and how far the policies are apart, over both sets of tokens."""
+    """Measures the surrogate, and how far the policies are apart, over both sets of tokens."""
     mask = tokens.mask
     drift = losses.log_ratio(logp, proximal, mask)
     of_tokens = {
@@ -168,7 +168,7 @@ def _metrics(
 
 
 def _weight_metrics(ratio: Tensor, applied: Tensor, mask: Tensor, objective: Objective) -> dict[str, MeanArrays]:
-    """Computes the weights of the decoupled objective as applied, and the share above the cap."""
+    """Measures the decoupled objective's weights as applied, and the share above the cap."""
     metrics = {f"{PREFIX}/applied_weight": mean(applied, mask, spread=True)}
     if objective.weight_cap is not None:
         metrics[f"{PREFIX}/behave_cap_ratio"] = mean(ratio > objective.weight_cap, mask)

@@ -164,7 +164,7 @@ class FakeLearner:
         return table[last, batch.token_ids].astype(np.float32).astype(np.float64), entropy[last]
 
     def loss_and_gradient(self, batch: Batch, objective: Objective) -> tuple[float, np.ndarray, dict[str, MeanArrays]]:
-        """Returns the oracle's loss, its gradient with respect to the table, [V, V], and its metrics.
+        """Returns the oracle's loss, its gradient in the table, [V, V], and its metrics.
 
         With z = logits / temperature of a row: d logp / dz = onehot - p and dH / dz = -p (log p +
         H).

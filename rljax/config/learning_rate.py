@@ -16,8 +16,8 @@ def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) ->
     """Returns the learning rate as a function of the optimizer step, counted from 0.
 
     It rises linearly over the first `warmup_steps_proportion` of the run, reaching `lr` at the last
-    of those steps. Then it falls towards `lr * min_lr_ratio`, which it would reach one step after the
-    last of the run, so that no step has a rate of 0; or it stays if "constant".
+    of those steps. Then it falls towards `lr * min_lr_ratio`, which it would reach one step after
+    the last of the run, so that no step has a rate of 0; or it stays if "constant".
 
     Args:
       total_steps: optimizer steps of the run; None if not known, which only a constant rate allows.

@@ -95,7 +95,7 @@ def _metrics(
     objective: Objective,
     surrogate: losses.Surrogate,
 ) -> dict[str, MeanArrays]:
-    """Returns what the surrogate did, and how far the policies are apart, over both sets of tokens."""
+    """Measures the surrogate, and how far the policies are apart, over both sets of tokens."""
     mask = tokens.mask
     drift = losses.log_ratio(logp, proximal, mask)[0]
     of_tokens = {"approx_kl": np.expm1(drift) - drift, "clip_ratio": surrogate.clipped, "entropy": entropy}
@@ -118,7 +118,7 @@ def _metrics(
 
 
 def _weight_metrics(ratio: np.ndarray, applied: np.ndarray, mask: np.ndarray, objective: Objective) -> dict[str, MeanArrays]:
-    """Returns the weights of the decoupled objective as applied, and the share above the cap."""
+    """Measures the decoupled objective's weights as applied, and the share above the cap."""
     metrics = {f"{PREFIX}/applied_weight": _mean(applied, mask, spread=True)}
     if objective.weight_cap is not None:
         metrics[f"{PREFIX}/behave_cap_ratio"] = _mean(ratio > objective.weight_cap, mask)

@@ -92,7 +92,7 @@ class LineSink:
         self._latest, self._last_line = {}, now
 
     def _pace(self, status: Status, now: float) -> list[str]:
-        """Returns tokens per second, seconds per step, and the time that is left, as far as they are known."""
+        """Returns tokens per second, seconds per step and the time that is left, where known."""
         rates = [self._latest[name] for name in RATES if name in self._latest and self._latest[name].count]
         found = [f"{rates[0].value:.4g} tokens/s"] if rates else []
         if (wall := self._latest.get(WALL)) is not None:

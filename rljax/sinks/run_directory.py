@@ -131,7 +131,7 @@ class RunDirectory:
         self.write_status(dataclasses.replace(status, state=RunState.FAILED, error=error))
 
     def stop(self) -> None:
-        """Marks the run as stopped at the step of status.json, unless it has ended or failed by itself."""
+        """Marks a run that was running as stopped, at the step of status.json."""
         status = self.read_status()
         if status.state is RunState.RUNNING:
             self.write_status(dataclasses.replace(status, state=RunState.STOPPED))
@@ -270,10 +270,10 @@ def cut(path: Path, step: int) -> tuple[int, int | None, dict[str, Any]]:
     """
     if not path.exists():
         return 0, None, {}
-    start, end, last, damaged = 0, 0, {}, []
+    start, end, last = 0, 0, {}
+    damaged: list[int] = []
     with path.open("rb+") as file:
-        position = 0
-        unreadable: list[int] = []  # numbers of the lines since the last readable one
+        position, unreadable = 0, list[int]()  # where the line begins; numbers of those since the last readable one
         for number, line in enumerate(file, 1):
             entry = _entry(line)
             if entry is None:

@@ -207,32 +207,32 @@ class ParitySuite(LogprobSuite):
         case = _row(100, proximal_logp=0.05, advantage=1.0)
         assert not self._exact(case, objective).d_logp.any()
         found = self._found(case, objective)
-        assert found["behave_cap_ratio"] == (1, 100) and found["applied_weight"] == (0, 100)
-        np.testing.assert_allclose(
-            found["behave_imp_weight"][0], np.exp(0.05), rtol=1e-12
-        )  # of a token: how far the policies are apart
-        assert self._found(case, dataclasses.replace(objective, cap_level="token"))["behave_cap_ratio"] == (0, 100)
+        assert found["behave_cap_ratio"] == (1.0, 100.0) and found["applied_weight"] == (0.0, 100.0)
+        np.testing.assert_allclose(found["behave_imp_weight"][0], np.exp(0.05), rtol=1e-12)  # of a token
+        assert self._found(case, dataclasses.replace(objective, cap_level="token"))["behave_cap_ratio"] == (0.0, 100.0)
 
     def test_clip_ratio_is_of_what_the_loss_clipped(self) -> None:
         """CISPO clips either side whatever the sign of the advantage; PPO only against it."""
         case = _row(4, logp=np.log([3, 3, 0.3, 0.3]), advantage=np.array([-1.0, -1, 1, 1]))
-        clip = dict(clip_low=0.2, clip_high=0.28)
-        assert self._found(case, Objective(loss="cispo", **clip))["clip_ratio"] == (1, 4)
-        assert self._found(case, Objective(**clip))["clip_ratio"] == (0, 4)
-        assert self._found(case, Objective(**clip, dual_clip=2.0))["clip_ratio"] == (0.5, 4)
-        sequence = Objective(ratio_level="sequence", **clip)  # of the geometric mean, 0.95: within the clip
-        assert self._found(case, sequence)["clip_ratio"] == (0, 4)
+        plain = Objective(clip_low=0.2, clip_high=0.28)
+        for changes, share in (
+            ({"loss": "cispo"}, 1),
+            ({}, 0),
+            ({"dual_clip": 2.0}, 0.5),
+            ({"ratio_level": "sequence"}, 0),  # the geometric mean is 0.95: within the clip
+        ):
+            assert self._found(case, dataclasses.replace(plain, **changes))["clip_ratio"] == (share, 4.0), changes
 
     def test_metrics_are_over_all_trained_tokens_and_over_those_with_an_advantage(self) -> None:
-        """So a term that trains the others too moves no curve."""
+        """A term that trains the others too moves no curve."""
         entropy = np.array([1.0, 2, 3, 6])
         case = _row(4, logp=np.log([1.0, 1, 2, 2]), entropy=entropy, advantage=np.array([0.5, -0.5, 0, 0]))
         plain, bonus = (self._found(case, Objective(entropy_coef=coef)) for coef in (0.0, 0.1))
         assert plain == bonus
-        assert plain["entropy"] == (3, 4) and plain["with_advantage/entropy"] == (1.5, 2)
+        assert plain["entropy"] == (3.0, 4.0) and plain["with_advantage/entropy"] == (1.5, 2.0)
         np.testing.assert_allclose(plain["importance_weight"][0], 1.5, rtol=1e-12)
-        assert plain["with_advantage/importance_weight"] == (1, 2) and plain["with_advantage/share"] == (0.5, 4)
-        assert plain["clip_ratio"] == (0, 4)  # an advantage of 0 leaves nothing to clip
+        assert plain["with_advantage/importance_weight"] == (1.0, 2.0) and plain["with_advantage/share"] == (0.5, 4.0)
+        assert plain["clip_ratio"] == (0.0, 4.0)  # an advantage of 0 leaves nothing to clip
 
     def test_the_shortcuts_error_is_measured_where_both_are_known(self) -> None:
         with self.precision("float64"):
@@ -323,7 +323,7 @@ class ParitySuite(LogprobSuite):
         return float(self.numpy(total)), [self.numpy(grad) for grad in grads]
 
     def _found(self, case: dict[str, np.ndarray], objective: Objective) -> dict[str, tuple[float, float]]:
-        """Returns (mean, tokens) of each metric by its short name, in float64; they are the oracle's."""
+        """Returns (mean, tokens) of each metric by its short name; they are the oracle's."""
         with self.precision("float64"):
             ours, exact = self._rounded(case, "float64")
             _, metrics = type(self).policy_objective(ours["logp"], ours["entropy"], tokens_of(ours), objective)
