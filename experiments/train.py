@@ -113,7 +113,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import engine
+    from rljax import announcement, engine
     from rljax.data import Labels, open_prompts
     from rljax.data.held_out import open_held_out
     from rljax.loop import Labeled, Loop, Run
@@ -128,7 +128,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
         most, why = engine.room_for_prompt(config, pools)
         prompts.require_fit(tokenizer, most=most, why=why)
-    labeled = None
+    labeled, learned = None, prompts
     if config.warmup.steps or config.actor.loss == "sft":
         most, why = engine.room_for_example(config)
         labels = Labels(config.warmup, tokenizer, most=most, why=why)
@@ -141,12 +141,12 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             added_tools=added,
         )
         labeled = Labeled(examples, labels)
+        learned = examples if config.actor.loss == "sft" else prompts
     evaluates = config.evaluator.freq_steps or config.evaluator.freq_epochs
     held_out = open_held_out(config, tokenizer, added) if evaluates else []
     at_start(config, prompts, held_out, tokenizer, model_dir)
     resolved = config  # as config.json has it
-    size = len(labeled.prompts) if labeled and config.actor.loss == "sft" else len(prompts)
-    config = dataclasses.replace(config, total_train_steps=total_steps(config, size) - _warmup(config))
+    config = dataclasses.replace(config, total_train_steps=total_steps(config, len(learned)) - _warmup(config))
 
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
@@ -191,7 +191,19 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 resolved, first_step=first_step, model_dir=model_dir, data=data, protocols=protocols, devices=devices
             )
             context.append(run, this)
+            announcement.say_where(config, devices)
             return build_sinks(config, run, tokenizer, first_step=first_step)
+
+        count = sum(len(each.prompts) for each in evaluations)
+        announcement.say_what(
+            config,
+            run.path,
+            model_dir,
+            prompts=len(learned),
+            skipped=learned.skipped,
+            held_out=count,
+            asked=resolved.total_train_steps,
+        )
 
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it
@@ -212,6 +224,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 labeled=labeled,
                 evaluations=evaluations,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,
+                before=run.read_status(),
                 take_metrics=rewards.take_metrics,
                 watchdog=watchdog,
             )
