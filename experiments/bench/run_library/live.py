@@ -17,17 +17,18 @@ EVERY = 2  # steps from one verdict to the next
 class LiveVerdicts(NamedTuple):
     """Verdicts on one run as it went on.
 
-    Example: str(LiveVerdicts("retry-1", 20, Counter(), ())) == "retry-1: 20 verdicts, none above a note"
+    Example: str(LiveVerdicts("retry-1", 20, Counter(), ())) is
+        "retry-1: 20 verdicts, none above a note"
     """
 
     name: str
-    count: int
+    number: int  # of verdicts
     above: Counter[Severity]  # verdicts with a warning, or a break, first
     rules: tuple[str, ...]  # that were first in one
 
     def __str__(self) -> str:
         said = ", ".join(f"{severity} in {self.above[severity]}" for severity in sorted(self.above))
-        return f"{self.name}: {self.count} verdicts, " + (f"{said} ({', '.join(self.rules)})" if said else "none above a note")
+        return f"{self.name}: {self.number} verdicts, " + (f"{said} ({', '.join(self.rules)})" if said else "none above a note")
 
 
 def judge_live(runs: Iterable[KeptRun]) -> Iterator[LiveVerdicts]:

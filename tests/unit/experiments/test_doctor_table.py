@@ -38,7 +38,7 @@ def test_a_live_verdict_is_that_of_the_steps_so_far():
     if healthy.name != "one_minibatch-1":
         healthy, broken = broken, healthy
     assert str(healthy) == "one_minibatch-1: 35 verdicts, none above a note"
-    assert broken.rules == ("numbers.not_finite",) and broken.above[Severity.BROKEN] == broken.count - 10  # from step 21 on
+    assert broken.rules == ("numbers.not_finite",) and broken.above[Severity.BROKEN] == broken.number - 10  # from step 21 on
 
 
 def test_the_page_has_these_verdicts(verdicts):
