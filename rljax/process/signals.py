@@ -12,6 +12,14 @@ from typing import NoReturn
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
+_waiting: list[Callable[[], None]] = []  # one per block of `on_stop_signal` in this process, whatever its thread
+
+
+def request_stop() -> None:
+    """Does what a first stop signal does, from any thread."""
+    for stop in list(_waiting):
+        stop()
+
 
 class Stopped(KeyboardInterrupt):
     """The end of a command by a signal. Its message is one line."""
@@ -46,7 +54,7 @@ def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
     """Calls `callback` on the event loop at the first stop signal within the block.
 
     A second signal ends the process as usual. Signals that the process was started to ignore
-    (nohup) stay ignored. Outside the main thread nothing is handled.
+    (nohup) stay ignored. Outside the main thread no signal is handled: there `request_stop` asks.
     """
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in _handled()}
@@ -59,11 +67,16 @@ def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
         for number in before:
             loop.remove_signal_handler(number)
 
+    def from_any_thread() -> None:
+        loop.call_soon_threadsafe(stop)
+
     for number in before:
         loop.add_signal_handler(number, stop)
+    _waiting.append(from_any_thread)
     try:
         yield
     finally:
+        _waiting.remove(from_any_thread)
         for number, handler in before.items():
             loop.remove_signal_handler(number)
             if not signaled:

@@ -99,6 +99,8 @@ class RunDirectory:
     def begin(self, config: Config) -> None:
         """Checks a config against that of the run in the directory, and opens its record.
 
+        A new run gets a status that names this process.
+
         Raises:
           UserError: the directory has a run and `recover.mode` is "fresh", or that run's config
             differs in a key that can't change.
@@ -106,6 +108,8 @@ class RunDirectory:
         if config.recover.mode == "fresh" and self.holds_a_run:
             raise UserError(f"--workdir: {self.path} holds a run (choose another, or recover.mode=auto to go on with it)")
         self.configs = ConfigRecord(self.path, config, self.write_text)
+        if not self.status.exists():
+            self.write_status(self.read_status())
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a small file atomically: readers see the old content or the new."""
@@ -173,7 +177,8 @@ class RunDirectorySink:
         self._metrics_file = _open_end(run.path / "metrics.jsonl")
         self._samples_file = _reopen(run.path / "samples.jsonl", first_step)
         self._histograms_file = _reopen(run.path / "histograms.jsonl", first_step)
-        self._guard_file = _reopen(run.path / "guard.jsonl", first_step)
+        self._guard = run.path / "guard.jsonl"  # made when there is something to write
+        cut(self._guard, first_step)
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Appends the step's line, or merges the metrics into it if it is the last line."""
@@ -205,7 +210,8 @@ class RunDirectorySink:
 
     def event(self, event: Event) -> None:
         """Appends the event's line."""
-        _append(self._guard_file, dataclasses.asdict(event))
+        with _open_end(self._guard) as file:
+            _append(file, dataclasses.asdict(event))
 
     def status(self, status: Status) -> None:
         self._run.write_status(status)
@@ -214,7 +220,6 @@ class RunDirectorySink:
         self._metrics_file.close()
         self._samples_file.close()
         self._histograms_file.close()
-        self._guard_file.close()
 
 
 def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
