@@ -107,7 +107,7 @@ def test_a_run_says_what_it_is_and_a_start_that_fails_changes_no_record(uninterr
     assert said[-1] == ["INFO", "finished at step 34"]
     again = tmp_path / "again"
     shutil.copytree(uninterrupted, again)
-    code, _, err = train(again, SYNCHRONOUS, "--config.reward.fn=no_such_module:f", "--config.total_train_steps=40")
+    code, _, err = train(again, SYNCHRONOUS, "--config.reward.name=no_such_module:f", "--config.total_train_steps=40")
     assert code == 1 and "no_such_module" in err
     for name in ("config.json", "metrics.jsonl", "configs/1.json", "status.json"):
         assert (again / name).read_text() == (uninterrupted / name).read_text(), name
