@@ -19,6 +19,7 @@
     evaluation   its episodes, beside those of training       the sampler
     save         the disk, while sampling goes on             the disk
     all of them  at most recover.hang_timeout                 the watchdog, which ends the run
+    the end      what is closed, at most two minutes          the watchdog: the run's own status
 
 The producer (sampling.py, rollout/producer.py) is a task of the event loop that keeps prompts in
 flight; with rollout workers, a server leases the prompts to them instead (workers/). The tracker
@@ -48,6 +49,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,7 +69,6 @@ from rljax.metrics.guard_actions import Decision
 from rljax.metrics.mean import Mean, merge
 from rljax.oversight import Oversight, counted
 from rljax.process.signals import on_stop_signal
-from rljax.process.watchdog import Watchdog
 from rljax.reporting import Reporter
 from rljax.rollout.buffer import Buffer, Entry
 from rljax.rollout.limits import limits_of, supervised_total
@@ -121,10 +122,12 @@ class Loop:
     async def run(self) -> Outcome:
         run = self.parts
         with (
-            Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog,
+            run.watched() as watchdog,
             on_stop_signal(self._stop),
             run.traced(),
         ):
+            watchdog.watch_tasks()
+            watchdog.started()
             self.beat, self.timer = watchdog.beat, PhaseTimer(watchdog.beat)
             self.evaluator = Evaluator(run, watchdog.beat)
             try:
@@ -136,11 +139,13 @@ class Loop:
                     await self.sampling.open()
                     await self._train()
                 finally:
+                    watchdog.closing(sys.exception())
                     await self.evaluator.abandon()
                     await self.sampling.close()
                     self.sinks.close()
                     await asyncio.to_thread(self.oversight.close)
             finally:
+                watchdog.closing(sys.exception())
                 self.recovery.close()
                 await run.engine.close()
         return Outcome(self.step, self.buffer.version, finished=not self.stop.is_set())

@@ -117,7 +117,7 @@ class Sampling:
             return
         generator = RetryingGenerator(
             run.engine.sampler,
-            timeout=config.rollout.request_timeout,
+            timeout=config.request_timeout,
             retries=config.rollout.request_retries,
             lost=lambda error: self._accumulator.count(f"rollout/lost/{error.kind}"),
         )

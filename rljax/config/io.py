@@ -143,6 +143,7 @@ def resolve(config: Config) -> Config:
             consumer_batch_size=config.batch_size,
             max_concurrent_rollouts=config.max_in_flight,
             episode_timeout=config.episode_timeout,
+            request_timeout=config.request_timeout,
         ),
         actor=dataclasses.replace(
             config.actor, eps_clip_higher=config.clip_high, loss_aggregation_constant=config.aggregation_constant

@@ -31,6 +31,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rljax.errors import UserError
 from rljax.types import Group, Prompt, Trajectory
 
 NEVER = np.iinfo(np.int32).max  # oldest version of a group without a token to train on
@@ -115,6 +116,7 @@ class Buffer:
         self._running: dict[int, Ticket] = {}  # by index
         self._ready: list[Entry] = []  # a heap
         self._waiters: list[asyncio.Future[None]] = []
+        self._follows = False  # others publish: `follow`
 
     # Counts
 
@@ -195,8 +197,12 @@ class Buffer:
         return ticket
 
     def finish(self, ticket: Ticket, group: Group) -> None:
-        """Accepts a group. If it is too old by now, the stale policy applies at once."""
+        """Accepts a group. If it is too old by now, the stale policy applies at once.
+
+        Raises UserError if it has tokens of a version that was not published.
+        """
         oldest = oldest_version(group.trajectories)
+        self._check_published(group, self.version + 1)  # plus one: a publish may be in progress
         if oldest == NEVER:
             raise ValueError(f"group {group.uid} has no token to train on: reject it")
         del self._running[ticket.index]
@@ -232,7 +238,8 @@ class Buffer:
         """Takes the oldest `batch_size` groups, or what is left at the end of the data.
 
         Returns None if there are not enough yet, or the run has had all its groups. Each token to
-        train on is at most `max_lag` versions old, from now until the next `publish`.
+        train on is at most `max_lag` versions old, from now until the next `publish`, and none is
+        newer than this version.
         """
         size = self.limits.batch_size
         if self._trained_enough:
@@ -244,6 +251,8 @@ class Buffer:
                 return None
             size = len(self._ready)
         taken = [heapq.heappop(self._ready) for _ in range(size)]
+        for entry in taken:
+            self._check_published(entry.group, self.version)
         self.consumed += size
         return taken
 
@@ -259,6 +268,7 @@ class Buffer:
 
         It makes no room for prompts; `make_room` does, after each `take`.
         """
+        self._follows = True
         while self.version < version:
             self.publish()
             self.undone += 1
@@ -267,6 +277,13 @@ class Buffer:
         """Makes room for one more batch without new weights."""
         self.undone -= 1
         self.wake()
+
+    def _check_published(self, group: Group, newest: int) -> None:
+        if not self._follows and (found := newest_version(group.trajectories)) > newest:
+            raise UserError(
+                f"rollout.addr: tokens of version {found}, and this run has published {self.version}:"
+                " another one publishes to the same servers (a server belongs to one run at a time)"
+            )
 
     @property
     def _floor(self) -> int:
