@@ -396,9 +396,10 @@ class Loop:
         self._report_evaluation()
 
     def _report_evaluation(self) -> None:
-        """Writes the metrics of an evaluation that has ended, with those of the last step."""
-        if (metrics := self.evaluator.take()) is not None:
-            self.reporter.add(self.step, metrics | self.timer.drain())
+        """Writes an evaluation that has ended; its metrics are with those of the last step."""
+        if (evaluated := self.evaluator.take()) is not None:
+            self.reporter.evaluated(self.step, evaluated)
+            self.reporter.add(self.step, evaluated.metrics | self.timer.drain())
 
     async def _save(self, epochs: int | None = None, *, failed: bool = False) -> None:
         labeled = self.parts.labeled

@@ -210,6 +210,8 @@ class StatsLoggerConfig:
     )
     verdict: bool = key(True, "Diagnose the run as it goes on, in at most 1% of its time, and show the verdict.")
     samples_per_step: int = key(4, "Trajectories per step in samples.jsonl.", NOT_NEGATIVE)
+    groups_per_step: int = key(1, "Whole groups per step in groups.jsonl.", NOT_NEGATIVE)
+    samples_per_evaluation: int = key(8, "Trajectories per evaluation and set in eval_samples.jsonl.", NOT_NEGATIVE)
 
 
 @dataclasses.dataclass(frozen=True)
