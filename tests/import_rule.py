@@ -73,7 +73,7 @@ ROOMS = {
     "data": ("config", "environments", "errors", "hf", "rollout", "types"),
     "rewards": ("config", "data", "errors", "hf", "metrics", "process", "rollout", "tracing", "types"),
     "compat": ("engine", "errors", "hf", "rewards", "seeding", "types"),
-    "agents": ("config", "engine", "errors", "hf", "seeding", "types"),
+    "agents": ("config", "engine", "errors", "hf", "process", "seeding", "types"),
     "workflows": (
         *("agents", "compat", "config", "data", "engine", "environments", "errors", "evaluation", "hf", "rewards", "rollout"),
         *("seeding", "tools", "types"),
