@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rljax.data import Labels
     from rljax.data.held_out import HeldOut
     from rljax.data.prompts import PromptSource
+    from rljax.hf.messages import Tool
     from rljax.hf.tokenizer import Tokenizer
     from rljax.rewards import RewardPool
     from rljax.rollout.workflow import Workflow
@@ -71,12 +73,16 @@ class Checks:
         """Makes all checks, in the order in which a run comes to their parts."""
         pools = self._attempt("config", self._check_config)
         tokenizer = self._attempt("actor.path", self._check_model)
-        prompts = self._attempt("train_dataset", lambda: self._open_prompts(tokenizer))
-        held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer)) or []
+        tools = self._attempt("rollout.workflow", self._added_tools) or ()
+        prompts = self._attempt("train_dataset", lambda: self._open_prompts(tokenizer, tools))
+        held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer, tools)) or []
         if tokenizer is not None and prompts is not None:
             self._check_texts(tokenizer, prompts)
             self._attempt("train_dataset", lambda: self._check_lengths(pools, tokenizer, prompts, held_out))
-        builds = tokenizer is None or self._attempt("rollout.workflow", lambda: self._workflow(tokenizer)) is not None
+        workflow = None if tokenizer is None else self._attempt("rollout.workflow", lambda: self._workflow(tokenizer))
+        builds = tokenizer is None or workflow is not None
+        if workflow is not None:
+            self._attempt("rollout.workflow", lambda: self._check_prompts(workflow, prompts, held_out))
         if prompts is not None:
             from rljax.sanity import start
 
@@ -134,15 +140,30 @@ class Checks:
         self._good("model", f"{where}: {spec.architecture}, {parameter_count(spec) / 1e6:.4g}M parameters, all tensors there")
         return tokenizer
 
-    def _open_prompts(self, tokenizer: Tokenizer | None) -> PromptSource:
+    def _added_tools(self) -> Sequence[Tool]:
+        from rljax.workflows import tools_of
+
+        return tools_of(self._config.rollout)
+
+    def _check_prompts(self, workflow: Workflow, prompts: PromptSource | None, held_out: Sequence[HeldOut]) -> None:
+        """Checks that prompts have what the workflow needs of them. Raises UserError."""
+        from rljax.workflows import check_prompts
+
+        if prompts is not None and self._config.actor.loss != "sft":
+            check_prompts(workflow, prompts.epoch(0), prompts.where)
+        for each in held_out:
+            check_prompts(workflow, each.prompts, each.where)
+
+    def _open_prompts(self, tokenizer: Tokenizer | None, tools: Sequence[Tool]) -> PromptSource:
         from rljax.data import open_prompts
 
         dataset = self._config.train_dataset
         if tokenizer is None:  # the model has an error of its own, and lengths can't be counted
             dataset = dataclasses.replace(dataset, max_length=None)
-        return open_prompts(dataset, key="train_dataset", seed=self._config.seed, tokenizer=tokenizer)
+        seed = self._config.seed
+        return open_prompts(dataset, key="train_dataset", seed=seed, tokenizer=tokenizer, added_tools=tools)
 
-    def _open_held_out(self, tokenizer: Tokenizer | None) -> list[HeldOut]:
+    def _open_held_out(self, tokenizer: Tokenizer | None, tools: Sequence[Tool]) -> list[HeldOut]:
         from rljax.data.held_out import open_held_out
         from rljax.sanity.findings import Finding, Severity
 
@@ -150,14 +171,13 @@ class Checks:
             line = "none: learning and reward hacking will look the same"
             self._findings.append(Finding(Severity.WARNING, "valid_dataset", line, "valid_dataset.path, evaluator.freq_steps"))
             return []
-        return open_held_out(self._config, tokenizer)
+        return open_held_out(self._config, tokenizer, tools)
 
     def _check_texts(self, tokenizer: Tokenizer, prompts: PromptSource) -> None:
         from rljax.sanity import template
         from rljax.sanity.prompts import ANSWER
-        from rljax.sanity.rewards import evenly
 
-        some = evenly(list(prompts.epoch(0)), 1000)
+        some = prompts.spread(1000)
         texts = {f"prompt {p.uid}": str(p.fields[ANSWER]) for p in some if isinstance(p.fields.get(ANSWER), str)}
         self._findings += template.check_text(tokenizer, texts)
 
@@ -167,24 +187,22 @@ class Checks:
         from rljax import engine
         from rljax.config.validation import key_of
         from rljax.data import Labels
-        from rljax.hf.tokenizer import prompt_ids_of
         from rljax.sanity.lengths import check_lengths
 
         config = self._config
         room, why = engine.room_for_prompt(config, pools) if pools is not None else (None, "")
-        every = list(prompts.epoch(0))
-        lengths = [len(prompt_ids_of(tokenizer, prompt)) for prompt in every]
+        lengths = _prompt_lengths(tokenizer, prompts.epoch(0))
         limit = None if config.actor.loss == "sft" else room
         self._findings += check_lengths("train_dataset", lengths, limit=limit, why=why, skipped=prompts.skipped)
         if config.warmup.steps or config.actor.loss == "sft":
             most, why = engine.room_for_example(config)
             labels = Labels(config.warmup, tokenizer, most=most, why=why)
-            lengths = [_length(labels, prompt, prompts.where(prompt.uid)) for prompt in every]
+            lengths = [_length(labels, prompt, prompts.where(prompt.uid)) for prompt in prompts.epoch(0)]
             self._findings += check_lengths("labeled examples", lengths, limit=most, why=why)
         sampler = pools.sampler.engine if pools is not None and pools.sampler is not None else ""
         context = engine.find_plugin(sampler).context_length(config) if sampler else None
         for each in held_out:
-            lengths = [len(prompt_ids_of(tokenizer, prompt)) for prompt in each.prompts]
+            lengths = _prompt_lengths(tokenizer, each.prompts)
             limit = None if context is None else context - 1
             self._findings += check_lengths(key_of(each.name), lengths, limit=limit, why=f"{sampler}.context_length={context}")
 
@@ -202,7 +220,7 @@ class Checks:
 
     async def _check_rewards(self, prompts: PromptSource, tokenizer: Tokenizer | None) -> None:
         from rljax.rewards import RewardPool
-        from rljax.rewards.check import check_records
+        from rljax.rewards.check import MOST, check_records
         from rljax.sanity.findings import Finding, Severity
         from rljax.sanity.prompts import ANSWER
         from rljax.sanity.rewards import check_rewards
@@ -215,8 +233,8 @@ class Checks:
                 line = "the workflow does not say that it scores by the rewards of the config, so that none was tried"
                 self._findings.append(Finding(Severity.NOTE, "reward", line))
                 return
-            every, success = list(prompts.epoch(0)), self._config.evaluator.success
-            await check_records(rewards, every, prompts.where, prompts.key)
+            every, success = prompts.spread(MOST), self._config.evaluator.success
+            await check_records(rewards, every, prompts.where, prompts.key, len(prompts))
             self._findings += await check_rewards(rewards, every, tokenizer, field=ANSWER, success=success)
 
     def _workflow(self, tokenizer: Tokenizer, rewards: RewardPool | None = None) -> Workflow:
@@ -258,6 +276,16 @@ class Checks:
                     self._findings.append(Finding(Severity.NOTE, "rollouts", line))
             finally:
                 await sampler.close()
+
+
+def _prompt_lengths(tokenizer: Tokenizer, prompts: Iterable[Prompt]) -> list[int]:
+    """Returns the tokens of each prompt."""
+    from rljax.data.lengths import AT_ONCE
+
+    rest, lengths = iter(prompts), []
+    while part := list(itertools.islice(rest, AT_ONCE)):
+        lengths += tokenizer.prompt_lengths(part)
+    return lengths
 
 
 def _length(labels: Labels, prompt: Prompt, where: str) -> int:

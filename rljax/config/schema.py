@@ -205,6 +205,9 @@ class StatsLoggerConfig:
     wandb: bool = key(False, "Log to Weights & Biases.")
     wandb_project: str = key("rljax", "Project name in W&B.")
     live: bool = key(True, "Show progress on a terminal.")
+    line_every: float = key(
+        5.0, "Least time between two lines of progress in a log or a pipe; 0: a line per step.", NOT_NEGATIVE, unit="seconds"
+    )
     verdict: bool = key(True, "Diagnose the run as it goes on, in at most 1% of its time, and show the verdict.")
     samples_per_step: int = key(4, "Trajectories per step in samples.jsonl.", NOT_NEGATIVE)
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rljax.config import registry
 from rljax.config.schema import RewardConfig
 from rljax.errors import UserError
 from rljax.process.child import Child
@@ -125,7 +126,8 @@ class RewardProcess:
             await self._reader
 
     async def _greet(self, config: RewardConfig) -> None:
-        assert self._process.stdout is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(registry.packed("reward.name", config.names).encode() + b"\n")
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), START_TIMEOUT)
         except TimeoutError:

@@ -163,11 +163,22 @@ class Buffer:
     @property
     def complete(self) -> bool:
         """True if nothing is left to generate: no more groups become ready."""
+        if self._trained_enough:
+            return True  # a run that goes on with fewer steps may have more groups ready than it takes
         if self._running:
             return False
         if self.limits.groups is not None and self.accepted >= self.limits.groups:
             return True  # even with requeued prompts: a run resumed with fewer steps never admits them
         return self._drained and not self._requeued
+
+    @property
+    def over(self) -> bool:
+        """True if nothing is left to train on."""
+        return self._trained_enough or (self.complete and not self._ready)
+
+    @property
+    def _trained_enough(self) -> bool:
+        return self.limits.groups is not None and self.consumed >= self.limits.groups
 
     # The producer's side
 
@@ -226,10 +237,15 @@ class Buffer:
     def take(self) -> list[Entry] | None:
         """Takes the oldest `batch_size` groups, or what is left at the end of the data.
 
-        Returns None if there are not enough yet. Each token to train on is at most `max_lag`
-        versions old, from now until the next `publish`, and none is newer than this version.
+        Returns None if there are not enough yet, or the run has had all its groups. Each token to
+        train on is at most `max_lag` versions old, from now until the next `publish`, and none is
+        newer than this version.
         """
         size = self.limits.batch_size
+        if self._trained_enough:
+            return None
+        if self.limits.groups is not None:
+            size = min(size, self.limits.groups - self.consumed)
         if len(self._ready) < size:
             if not (self._ready and self.complete):
                 return None

@@ -27,6 +27,7 @@ from rljax.engine import ExportToDirectory, Learner, WeightsInDirectory
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean, merge
 from rljax.objective.explained_variance import explained_variance
+from rljax.objective.spec import WITH_ADVANTAGE
 from rljax.testing import models
 from rljax.testing.models import VOCABULARY
 from rljax.types import PROMPT_VERSION
@@ -241,7 +242,10 @@ class LearnerContract(abc.ABC):
         """The proximal policy is the current one if no proximal log-probs are given."""
         learner = self.make(config_of(), model_dir)
         items = episodes(8)
+        for item in items[::2]:
+            item.arrays["advantage"][:] = 0  # metrics are of all trained tokens, and by name of those with an advantage
         means = learner.update(pack(items, first_fit(items, 64), 64))
+        assert means[f"{WITH_ADVANTAGE}/entropy"].count == sum(int(e.arrays["loss_mask"].sum()) for e in items[1::2])
         ratio = means[f"{UPDATE}/importance_weight"]
         assert (ratio.value, ratio.min, ratio.max) == (1.0, 1.0, 1.0)
         assert ratio.count == sum(int(e.arrays["loss_mask"].sum()) for e in items)
@@ -416,6 +420,9 @@ class LearnerContract(abc.ABC):
         tolerance = 0.0 if self.restores_bitwise else 10 * self.tolerance
         np.testing.assert_allclose(scored, want, atol=tolerance)
         assert_means_close(means, want_means, tolerance)
+        # The moments of the steps before came back too: an optimizer that begins anew says so here, and the doctor reads it
+        per_call = config.actor.ppo_n_minibatches
+        assert means[f"{UPDATE}/optimizer_steps"].value == 2 * per_call + (per_call + 1) / 2  # the mean over its steps
         resumed.close()
 
     def test_a_checkpoint_in_the_middle_of_the_warm_up_is_of_the_warm_up(self, model_dir: Path, tmp_path: Path) -> None:
