@@ -1,4 +1,4 @@
-"""Fields of JSON files that others wrote: their kinds and ranges, and one line for what breaks them."""
+"""Fields of JSON files that others wrote: kinds, ranges, and one line for what breaks them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rljax.errors import UserError
 
 
 class Kind(NamedTuple):
-    """What a field may hold, in words and as a test."""
+    """Kind of a field: what it may hold, in words and as a test."""
 
     text: str
     holds: Callable[[Any], bool]
