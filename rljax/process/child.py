@@ -1,4 +1,4 @@
-"""Child processes of the event loop: their end is seen when it comes, and what they started goes."""
+"""Child processes of the event loop: their end is seen at once, and what they started goes."""
 
 from __future__ import annotations
 
