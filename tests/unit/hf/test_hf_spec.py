@@ -69,7 +69,7 @@ def test_tied_model_has_no_unembedding():
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
         ({"hidden_act": "relu2"}, "activation 'relu2' is not implemented"),
         ({"hidden_size": None}, "no 'hidden_size'"),
-        ({"num_hidden_layers": "30"}, "num_hidden_layers must be a positive integer, not '30'"),
+        ({"num_hidden_layers": "30"}, 'num_hidden_layers must be an integer from 1 to 65536, not "30"'),
         ({"num_key_value_heads": 2}, "9 attention heads are no multiple of 2 key/value heads"),
         ({"quantization_config": {"bits": 4}}, "the weights are quantized"),
     ],
