@@ -23,6 +23,7 @@ from typing import Any, Self
 from rljax.tracing.events import Event, Process, Sink, now
 
 MAX_TEXT = 200  # characters of an error that are kept
+SPACING = 5_000_000  # nanoseconds between the values of a counter: 256 requests that start at once are one step of its curve
 OTHER = "other"  # kind of the lanes of spans that lie in none
 
 
@@ -101,6 +102,8 @@ class Tracer:
         self._free: dict[str, list[tuple[int, Track]]] = {}  # lanes by kind, heaps by number
         self._lanes: dict[str, int] = {}  # by kind, how many there are
         self._keyed: dict[Hashable, Span] = {}
+        self._counted: dict[str, int] = {}  # by counter: the time of its last event
+        self._late: dict[str, Event] = {}  # by counter: values that came too soon after that
 
     def begin(self, key: Hashable, name: str, lane: str, args: dict[str, Any]) -> None:
         self.end(key, {})
@@ -113,7 +116,14 @@ class Tracer:
             self.exit(begun)
 
     def count(self, name: str, values: dict[str, float]) -> None:
-        self.sink.add(self.process, Event("C", 0, now(), 0, name, values))
+        """Records a counter; of values closer than SPACING the last ones, at the next `tell_open`."""
+        event = Event("C", 0, now(), 0, name, values)
+        with self._lock:
+            if event.time - self._counted.get(name, 0) < SPACING:
+                self._late[name] = event
+            else:
+                self._late.pop(name, None)
+                self._record(event)
 
     def enter(self, span: Span, outer: Span | None) -> None:
         """Puts a span on its track."""
@@ -137,19 +147,27 @@ class Tracer:
                 elif at - last.started < last.shortest:
                     continue
                 else:
-                    event = Event("X", track.number, last.started, at - last.started, last.name, last.args | last.notes)
+                    args = last.args | last.notes if last.notes else last.args
+                    event = Event("X", track.number, last.started, at - last.started, last.name, args)
                 self.sink.add(self.process, event)
             if not track.open and track.lane >= 0:
                 heapq.heappush(self._free[track.kind], (track.lane, track))
 
     def tell_open(self) -> None:
-        """Records the beginnings of all spans that have not ended."""
+        """Records the beginnings of all spans that have not ended, and the newest values of counters."""
         with self._lock:
+            for event in self._late.values():
+                self._record(event)
+            self._late.clear()
             for track in self._tracks:
                 for span in track.open:
                     if not span.told:
                         span.told = True
                         self.sink.add(self.process, Event("B", track.number, span.started, 0, span.name, span.args))
+
+    def _record(self, counter: Event) -> None:
+        self._counted[counter.name] = counter.time
+        self.sink.add(self.process, counter)
 
     def _track_of(self, span: Span, outer: Span | None) -> Track:
         kind = span.kind
