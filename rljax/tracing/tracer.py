@@ -39,6 +39,9 @@ class Track:
         self.open: list[Span] = []  # from the outermost to the innermost
 
 
+_NONE: dict[str, Any] = {}  # the notes of a span without any; never written to
+
+
 class Span:
     """A span, and the context manager that it is recorded with."""
 
@@ -51,15 +54,15 @@ class Span:
         self.kind = kind  # of lanes, if it has to be one
         self.args = args
         self.shortest = shortest  # nanoseconds; a shorter one is left out
-        self.notes: dict[str, Any] = {}
+        self.notes: dict[str, Any] = _NONE
         self.track: Track | None = None  # while it is open
         self.started = 0  # nanoseconds since 1970
         self.told = False  # its beginning is recorded
         self._token: contextvars.Token[Span | None] | None = None
 
-    def note(self, **args: Any) -> None:
+    def note(self, /, **args: Any) -> None:
         """Adds arguments that are known only at the end."""
-        self.notes.update(args)
+        self.notes = self.notes | args if self.notes else args
 
     def __enter__(self) -> Self:
         if self.tracer is not None:
@@ -71,7 +74,7 @@ class Span:
         if self.tracer is None:
             return
         if error is not None:
-            self.notes["error"] = _described(error)
+            self.note(error=_described(error))
         if self._token is not None:
             _innermost.reset(self._token)
         self.tracer.exit(self)
@@ -112,7 +115,7 @@ class Tracer:
 
     def end(self, key: Hashable, args: Mapping[str, Any]) -> None:
         if (begun := self._keyed.pop(key, None)) is not None:
-            begun.notes.update(args)
+            begun.note(**args)
             self.exit(begun)
 
     def count(self, name: str, values: dict[str, float]) -> None:
@@ -139,7 +142,7 @@ class Tracer:
             if track is None:
                 return  # ended with the one around it
             at, last = now(), None
-            while last is not span:
+            while last is not span:  # once, unless spans inside it outlive it
                 last = track.open.pop()
                 last.track = None
                 if last.told:
