@@ -36,6 +36,7 @@ MENUS = {
         "publish",
         "buffer",
         "packing",
+        "tracing",
         "gpu_run",
         "tpu_compile",
         "curves",
