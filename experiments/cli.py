@@ -36,6 +36,7 @@ MENUS = {
         "publish",
         "buffer",
         "packing",
+        "verifiers",
         "gpu_run",
         "tpu_compile",
         "curves",
