@@ -168,7 +168,8 @@ class Loop:
         try:
             await self._supervise()
             attached = bool(self.config.rollout.addr)  # else the sampler was made with the initial weights
-            if (self.step or attached) and not self.stop.is_set():
+            begins_with_adapter = bool(self.config.actor.lora.path)
+            if (self.step or attached or begins_with_adapter) and not self.stop.is_set():
                 await self.parts.engine.publish(self.buffer.version)
             if self.buffer.version == 0:
                 await self._evaluate(overlap=True)

@@ -1,4 +1,4 @@
-"""Measures the rewards gsm8k and math: false negatives and false positives, by the shape of the answer.
+"""Measures what the rewards gsm8k and math score wrongly, by shape of the answer.
 
     python -m experiments.bench.verifiers --gsm8k=data/gsm8k
 
