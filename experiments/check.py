@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rljax.data import Labels
     from rljax.data.held_out import HeldOut
     from rljax.data.prompts import PromptSource
+    from rljax.hf.messages import Tool
     from rljax.hf.tokenizer import Tokenizer
     from rljax.rewards import RewardPool
     from rljax.rollout.workflow import Workflow
@@ -72,12 +73,16 @@ class Checks:
         """Makes all checks, in the order in which a run comes to their parts."""
         pools = self._attempt("config", self._check_config)
         tokenizer = self._attempt("actor.path", self._check_model)
-        prompts = self._attempt("train_dataset", lambda: self._open_prompts(tokenizer))
-        held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer)) or []
+        tools = self._attempt("rollout.workflow", self._added_tools) or ()
+        prompts = self._attempt("train_dataset", lambda: self._open_prompts(tokenizer, tools))
+        held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer, tools)) or []
         if tokenizer is not None and prompts is not None:
             self._check_texts(tokenizer, prompts)
             self._attempt("train_dataset", lambda: self._check_lengths(pools, tokenizer, prompts, held_out))
-        builds = tokenizer is None or self._attempt("rollout.workflow", lambda: self._workflow(tokenizer)) is not None
+        workflow = None if tokenizer is None else self._attempt("rollout.workflow", lambda: self._workflow(tokenizer))
+        builds = tokenizer is None or workflow is not None
+        if workflow is not None:
+            self._attempt("rollout.workflow", lambda: self._check_prompts(workflow, prompts, held_out))
         if prompts is not None:
             from rljax.sanity import start
 
@@ -135,15 +140,30 @@ class Checks:
         self._good("model", f"{where}: {spec.architecture}, {parameter_count(spec) / 1e6:.4g}M parameters, all tensors there")
         return tokenizer
 
-    def _open_prompts(self, tokenizer: Tokenizer | None) -> PromptSource:
+    def _added_tools(self) -> Sequence[Tool]:
+        from rljax.workflows import tools_of
+
+        return tools_of(self._config.rollout)
+
+    def _check_prompts(self, workflow: Workflow, prompts: PromptSource | None, held_out: Sequence[HeldOut]) -> None:
+        """Checks that prompts have what the workflow needs of them. Raises UserError."""
+        from rljax.workflows import check_prompts
+
+        if prompts is not None and self._config.actor.loss != "sft":
+            check_prompts(workflow, prompts.epoch(0), prompts.where)
+        for each in held_out:
+            check_prompts(workflow, each.prompts, each.where)
+
+    def _open_prompts(self, tokenizer: Tokenizer | None, tools: Sequence[Tool]) -> PromptSource:
         from rljax.data import open_prompts
 
         dataset = self._config.train_dataset
         if tokenizer is None:  # the model has an error of its own, and lengths can't be counted
             dataset = dataclasses.replace(dataset, max_length=None)
-        return open_prompts(dataset, key="train_dataset", seed=self._config.seed, tokenizer=tokenizer)
+        seed = self._config.seed
+        return open_prompts(dataset, key="train_dataset", seed=seed, tokenizer=tokenizer, added_tools=tools)
 
-    def _open_held_out(self, tokenizer: Tokenizer | None) -> list[HeldOut]:
+    def _open_held_out(self, tokenizer: Tokenizer | None, tools: Sequence[Tool]) -> list[HeldOut]:
         from rljax.data.held_out import open_held_out
         from rljax.sanity.findings import Finding, Severity
 
@@ -151,7 +171,7 @@ class Checks:
             line = "none: learning and reward hacking will look the same"
             self._findings.append(Finding(Severity.WARNING, "valid_dataset", line, "valid_dataset.path, evaluator.freq_steps"))
             return []
-        return open_held_out(self._config, tokenizer)
+        return open_held_out(self._config, tokenizer, tools)
 
     def _check_texts(self, tokenizer: Tokenizer, prompts: PromptSource) -> None:
         from rljax.sanity import template

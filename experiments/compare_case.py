@@ -28,6 +28,7 @@ class Case:
     prompts: tuple[np.ndarray, ...]  # [P] int32 each
     pictures: tuple[EncodedPictures, ...] | None  # of each prompt; None where the model takes text alone
     stop_token_ids: tuple[int, ...]
+    mark_ids: tuple[int, ...] = ()  # tokens that stand for a picture: completions are compared up to the first of them
 
     @property
     def max_new_tokens(self) -> int:
@@ -45,6 +46,27 @@ class Greedy:
 
     token_ids: np.ndarray  # [T] int32
     logp: np.ndarray  # [T] float64, nats
+    cut_at: tuple[int, float] | None = None  # the next token and its log-prob, where it stands for a picture
+
+    def before(self, token_ids: Sequence[int]) -> Greedy:
+        """Returns the part before the first of some tokens."""
+        found = np.flatnonzero(np.isin(self.token_ids, token_ids))
+        if not len(found):
+            return self
+        at = int(found[0])
+        return Greedy(self.token_ids[:at], self.logp[:at], (int(self.token_ids[at]), float(self.logp[at])))
+
+    def token(self, at: int) -> int | None:
+        """Returns the token at a position up to the length; None if the completion ended before it."""
+        if at < len(self.token_ids):
+            return int(self.token_ids[at])
+        return None if self.cut_at is None else self.cut_at[0]
+
+    def scored(self, at: int, scores: np.ndarray) -> float:
+        """Returns the log-prob of `token(at)`: of scores [T], or as decoded, which is about the same."""
+        if at < len(self.token_ids):
+            return float(scores[at])
+        return np.nan if self.cut_at is None else self.cut_at[1]
 
 
 class Subject(Protocol):
@@ -96,7 +118,8 @@ def make_case(config: Config, model_dir: Path, *, prompts: int, tokens: int, dty
     pictures = None if processor is None else tuple(map(processor.encode, chosen))
     encoded = tuple(tokenizer.encode_prompt(prompt) for prompt in chosen)
     stops = sampling_params(config.gconfig, tokenizer).stop_token_ids
-    return Case(config, model_dir, dtype, tuple(prompt.uid for prompt in chosen), encoded, pictures, stops)
+    marks = () if processor is None else processor.mark_ids
+    return Case(config, model_dir, dtype, tuple(prompt.uid for prompt in chosen), encoded, pictures, stops, marks)
 
 
 class PictureTokenizer:

@@ -65,22 +65,21 @@ class Results:
         )
 
     def _divergence(self, i: int, uid: str, start: int) -> Divergence | None:
-        ours, theirs = self.completions[i].token_ids, self.others[i].token_ids
-        shorter = min(len(ours), len(theirs))
-        different = np.flatnonzero(ours[:shorter] != theirs[:shorter])
-        if not len(different) and len(ours) == len(theirs):
+        ours, theirs = self.completions[i], self.others[i]
+        shorter = min(len(ours.token_ids), len(theirs.token_ids))
+        different = np.flatnonzero(ours.token_ids[:shorter] != theirs.token_ids[:shorter])
+        if not len(different) and len(ours.token_ids) == len(theirs.token_ids):
             return None
         at = int(different[0]) if len(different) else shorter
-        token, other = (int(ids[at]) if at < len(ids) else None for ids in (ours, theirs))
-        lead = np.nan if token is None or other is None else float(self.scores[i][start + at] - self.checks[i][start + at])
-        return Divergence(uid, at, token, other, lead)
+        lead = ours.scored(at, self.scores[i][start:]) - theirs.scored(at, self.checks[i][start:])
+        return Divergence(uid, at, ours.token(at), theirs.token(at), lead)
 
 
 def compare(case: Case, engines: list[str], other_dir: Path, *, with_layers: bool) -> list[Pair]:
     """Compares each engine with the first one; two models are in memory at a time."""
     first = _made(engines[0], case)
     try:
-        completions = first.generate(case.prompts)
+        completions = _completed(first, case)
         sequences = [_joined(prompt, done) for prompt, done in zip(case.prompts, completions, strict=True)]
         scores = first.score(sequences)
         states = first.hidden_states(case.prompts[0]) if with_layers else None
@@ -88,7 +87,7 @@ def compare(case: Case, engines: list[str], other_dir: Path, *, with_layers: boo
         for name in engines[1:]:
             other = _made(name, dataclasses.replace(case, model_dir=other_dir))
             try:
-                theirs = other.generate(case.prompts)
+                theirs = _completed(other, case)
                 their_scores = other.score(sequences)
                 their_states = None if states is None else other.hidden_states(case.prompts[0])
             finally:
@@ -110,6 +109,11 @@ def _made(name: str, case: Case) -> Subject:
         if error.name not in ("torch", "transformers"):
             raise
         raise UserError(f"--engines: {name}: {error.name} is not installed (pip install 'rljax[torch]>=0.1')") from None
+
+
+def _completed(subject: Subject, case: Case) -> list[Greedy]:
+    """Completes the prompts, up to where a model would read a picture that is not there."""
+    return [done.before(case.mark_ids) for done in subject.generate(case.prompts)]
 
 
 def _joined(prompt: np.ndarray, completion: Greedy) -> np.ndarray:

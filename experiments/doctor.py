@@ -54,6 +54,7 @@ STEP = flags.DEFINE_integer("step", None, "With --rescore or --critic: the step;
 PASSES = flags.DEFINE_integer("passes", 100, "With --critic: passes over the batch.", lower_bound=1)
 
 BROKEN = 2  # exit status
+REST = 4.0  # seconds between readings of --watch per second of reading: a long run takes long to read
 # Flags that go together, and what they do; --json goes with all of them
 MODES = {
     "--diff": ("diff",),
@@ -156,20 +157,25 @@ def _watch(workdir: Path) -> None:
     from rljax.diagnosis.summaries import render
 
     diagnosis: Diagnosis | None = None
+    waits = False
     while True:
+        began = time.monotonic()
         try:
             history = History.load(workdir)
         except UserError:
             if diagnosis is not None or not workdir.is_dir():
                 raise
-            time.sleep(INTERVAL.value)  # the run has not written a step yet
+            if not waits:
+                print(f"{workdir} has no step of a run yet: waiting for the first", file=sys.stderr, flush=True)
+            waits = True
+            time.sleep(INTERVAL.value)
             continue
         before, diagnosis = diagnosis, diagnose(history)
         if not diagnosis.says_as(before):
             _say(diagnosis.json(), f"step {history.last_step}: {diagnosis.verdict()}", compact=True)
         if history.state != "running":
             break
-        time.sleep(INTERVAL.value)
+        time.sleep(max(INTERVAL.value, REST * (time.monotonic() - began)))
     if not JSON.value:
         print(f"\n{render.text(diagnosis)}")
     _exit(diagnosis.is_bad)

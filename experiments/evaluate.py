@@ -107,11 +107,18 @@ def _evaluate(config: Config, pools: Allocation, found: Found, out: Path) -> Non
     from rljax.data.held_out import open_held_out
     from rljax.evaluation import uses
     from rljax.evaluation.text import text
+    from rljax.hf import agreement
     from rljax.hf.tokenizer import load_tokenizer
+    from rljax.workflows import tools_of
     from rljax.workflows.scored import result_of
 
     tokenizer = load_tokenizer(found.model_dir, config.rollout)
-    sets = [each for each in open_held_out(config, tokenizer) if not SETS.value or each.title in SETS.value]
+    agreement.check(found.model_dir, tokenizer)
+    sets = [
+        each
+        for each in open_held_out(config, tokenizer, tools_of(config.rollout))
+        if not SETS.value or each.title in SETS.value
+    ]
     before = uses.read(out)
     several = asyncio.run(_episodes(config, pools, found, sets, tokenizer))
     trees = []
@@ -156,7 +163,7 @@ async def _episodes(
     from rljax import engine
     from rljax.rewards import RewardPool
     from rljax.rollout import evaluation
-    from rljax.workflows import build_workflow, sampling_params
+    from rljax.workflows import build_workflow, check_prompts, sampling_params
     from rljax.workflows.evaluations import evaluations_of
 
     assert pools.sampler is not None
@@ -168,6 +175,8 @@ async def _episodes(
             arguments=config.rollout.workflow_args,
             params=sampling_params(config.gconfig, tokenizer),
         )
+        for held_out in sets:
+            check_prompts(workflow, held_out.prompts, held_out.where)
         sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, found.model_dir)
         try:
             done = []

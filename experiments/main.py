@@ -21,7 +21,6 @@ import re
 import select
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 
 from rljax.errors import GuardrailError, RankFailed, TooManyFailures, UserError
+from rljax.process import frames
 
 if TYPE_CHECKING:
     from rljax.config.schema import Config
@@ -134,7 +134,7 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
     """Parses the flags, calls `run` and exits.
 
     The status is 0, or 1 with one line on stderr for an error that the user can fix. A workflow or
-    reward that always fails shows the traceback of its first failure before that line, and a lost
+    reward that always fails shows its frames of the first traceback before that line, and a lost
     rank the end of its output. Where nobody reads stdout any more (`| head`), the binary ends
     without a word, with the status of SIGPIPE. Any other error is a bug and keeps its traceback.
 
@@ -151,7 +151,8 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
     except (UserError, GuardrailError) as error:
         _fail(str(error))
     except TooManyFailures as error:
-        traceback.print_exception(error.__cause__)  # points into the user's code; the loop's own stack does not help
+        if error.__cause__ is not None and (shown := frames.shown(error.__cause__)):
+            print(shown, file=sys.stderr)
         _fail(str(error))
     except RankFailed as error:
         print(error.detail, file=sys.stderr)

@@ -78,6 +78,7 @@ def rollout() -> None:
     from rljax.hf.model_directory import prepare_model_directory
     from rljax.hf.tokenizer import load_tokenizer
     from rljax.rollout import dump
+    from rljax.workflows import tools_of
 
     out = Path(OUT.value)
     out.mkdir(parents=True, exist_ok=True)
@@ -85,7 +86,14 @@ def rollout() -> None:
     tokenizer = load_tokenizer(model_dir, config.rollout)
     agreement.check(model_dir, tokenizer)
     shard = _shard(SHARD.value)
-    source = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer, shard=shard)
+    source = open_prompts(
+        config.train_dataset,
+        key="train_dataset",
+        seed=config.seed,
+        tokenizer=tokenizer,
+        shard=shard,
+        added_tools=tools_of(config.rollout),
+    )
     size = config.batch_size
     prompts = [next(source) for _ in range(source.share(size))]
     if not prompts:
@@ -117,7 +125,7 @@ async def _groups(
     from rljax.rollout.buffer import Ticket
     from rljax.rollout.producer import GroupRunner
     from rljax.types import Group
-    from rljax.workflows import build_workflow, find_filter, sampling_params, scores_by_rewards
+    from rljax.workflows import build_workflow, check_prompts, find_filter, sampling_params, scores_by_rewards
 
     failures: collections.Counter[str] = collections.Counter()
     params = sampling_params(config.gconfig, tokenizer)
@@ -131,6 +139,7 @@ async def _groups(
             arguments=config.rollout.workflow_args,
             params=params,
         )
+        check_prompts(workflow, prompts, source.where)
         if scores_by_rewards(workflow):
             await check_records(rewards, list(source.epoch(0)), source.where, source.key)
         runner = GroupRunner(workflow, sampler, params, n_samples, config.seed, find_filter(None), config.episode_timeout)

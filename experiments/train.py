@@ -80,11 +80,13 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
     # --------------------------------------------------------------------------------------------------------------------
     # Run directory: locked, so that two runs never share it; status.json records how the run ended
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.sinks import context
     from rljax.sinks.run_directory import RunDirectory
 
     directory = RunDirectory(workdir)
     with main.recorded(directory):
         directory.begin(config)
+        context.read(directory.path)  # refuses a damaged one now, before minutes of work
         with multiprocess.Leader(process, processes, config, directory.path, directory.fail) as leader:
             return asyncio.run(leader.watched(_train(config, pools, directory, leader)))
 
@@ -112,8 +114,10 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.process import interpreter
     from rljax.rollout.limits import total_steps
     from rljax.sanity.start import at_start
+    from rljax.workflows import tools_of
 
-    prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer)
+    added = tools_of(config.rollout)
+    prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer, added_tools=added)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
         most, why = engine.room_for_prompt(config, pools)
         prompts.require_fit(tokenizer, most=most, why=why)
@@ -122,10 +126,16 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         most, why = engine.room_for_example(config)
         labels = Labels(config.warmup, tokenizer, most=most, why=why)
         examples = open_prompts(
-            config.train_dataset, key="train_dataset", seed=config.seed + 1, tokenizer=tokenizer, labels=labels
+            config.train_dataset,
+            key="train_dataset",
+            seed=config.seed + 1,
+            tokenizer=tokenizer,
+            labels=labels,
+            added_tools=added,
         )
         labeled = Labeled(examples, labels)
-    held_out = open_held_out(config, tokenizer) if config.evaluator.freq_steps or config.evaluator.freq_epochs else []
+    evaluates = config.evaluator.freq_steps or config.evaluator.freq_epochs
+    held_out = open_held_out(config, tokenizer, added) if evaluates else []
     at_start(config, prompts, held_out, tokenizer, model_dir)
     resolved = config  # as config.json has it
     size = len(labeled.prompts) if labeled and config.actor.loss == "sft" else len(prompts)
@@ -140,7 +150,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.rewards.check import MOST, check_records
     from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
-    from rljax.workflows import build_workflow, find_filter, sampling_params, scores_by_rewards
+    from rljax.workflows import build_workflow, check_prompts, find_filter, sampling_params, scores_by_rewards
     from rljax.workflows.evaluations import evaluations_of
 
     params = sampling_params(config.gconfig, tokenizer)
@@ -153,6 +163,10 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             arguments=config.rollout.workflow_args,
             params=params,
         )
+        if config.actor.loss != "sft":
+            check_prompts(workflow, prompts.epoch(0), prompts.where)
+        for each in held_out:
+            check_prompts(workflow, each.prompts, each.where)
         if scores_by_rewards(workflow):
             if config.actor.loss != "sft":
                 await check_records(rewards, prompts.spread(MOST), prompts.where, prompts.key, len(prompts))

@@ -51,7 +51,7 @@ from rljax.rollout.producer import Filter, GroupRunner, Producer, RetryingGenera
 from rljax.rollout.tracker import PromptTracker
 from rljax.rollout.workflow import Workflow
 from rljax.types import Group, Prompt, SamplingParams
-from rljax.workflows import build_workflow, find_filter, sampling_params
+from rljax.workflows import build_workflow, find_filter, sampling_params, tools_of
 
 T = TypeVar("T")
 Record = Prompt | Mapping[str, Any]  # a mapping has the columns of a format of rljax/data/formats.py
@@ -122,7 +122,12 @@ class Driver:
 
     def open_prompts(self, dataset: DatasetConfig | None = None) -> PromptSource:
         """Opens a dataset, by default `train_dataset`, as a dataloader. Raises UserError."""
-        return open_prompts(dataset or self.config.train_dataset, seed=self.config.seed, tokenizer=self.tokenizer)
+        return open_prompts(
+            dataset or self.config.train_dataset,
+            seed=self.config.seed,
+            tokenizer=self.tokenizer,
+            added_tools=tools_of(self.config.rollout),
+        )
 
     def prepare_batch(
         self,

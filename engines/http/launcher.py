@@ -233,7 +233,8 @@ def launch_command(settings: SglangConfig, pool: Pool, model_dir: Path, port: in
     for name, value in options.items():
         command += [] if value is None else [f"--{name}", str(value)]
     command += ["--disable-overlap-schedule"] if settings.disable_overlap_schedule else []
-    command += ["--enable-multimodal"] if settings.enable_multimodal else []
+    if settings.enable_multimodal:  # pictures are resized by Pillow, as the learner's are: torchvision rounds differently
+        command += ["--enable-multimodal", "--disable-fast-image-processor"]
     command += ["--enable-memory-saver"] if settings.release_memory and settings.device != "cpu" else []  # no-op there
     command += ["--incremental-streaming-output"] if tuple(release) >= SPANS_AND_INTERVALS else []
     return [*command, *settings.extra_args]

@@ -107,13 +107,17 @@ def section_with(values: T, changes: Any, path: str) -> T:
     return typing.cast(T, changed)
 
 
-def from_json(text: str) -> Config:
-    """Reads a config from the text that `to_json` wrote. Raises UserError."""
+def from_json(text: str, *, fill: bool = False) -> Config:
+    """Reads a config from the text that `to_json` wrote. Raises UserError.
+
+    Args:
+      fill: give keys that the text lacks their defaults: an earlier release wrote it.
+    """
     try:
         tree = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"config.json: not JSON: {error}") from None
-    return from_dict(tree)
+    return from_dict(_filled(Config(), tree) if fill and isinstance(tree, dict) else tree)
 
 
 def to_json(config: Config) -> str:

@@ -25,13 +25,15 @@ FIXED: Mapping[str, str] = {
     "actor.init.": "the checkpoints are of that model",
     "actor.lora.rank": "the checkpoints are of those weights",
     "actor.lora.target_modules": "the checkpoints are of those weights",
-    "evaluator.best": "the checkpoints are scored by it",
     "actor.optimizer.type": "the checkpoints hold its moments",
 }
+REWARD = "eval-rollout/reward"  # scores the checkpoints of a run without evaluator.best
+
 # Keys that may change, but not between kinds of values.
-KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+KINDS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     "actor.loss": (lambda word: word == "sft", "supervised steps are no steps of reinforcement"),
     "actor.adv_estimator": (lambda word: word == "gae", "the checkpoints hold a critic, or none"),
+    "evaluator.best": (lambda metric: metric or REWARD, f"the checkpoints are scored by it ({REWARD} where it is not set)"),
     "actor.kl_ctl": (lambda weight: weight > 0, "the checkpoints hold the policy as the warm-up left it, or don't"),
 }
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rljax.config.schema import Config, DatasetConfig
 from rljax.config.validation import key_of, validation_sets
 from rljax.data.prompts import open_prompts
+from rljax.hf.messages import Tool
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 
@@ -29,11 +30,12 @@ class HeldOut:
         return self.name or "valid_dataset"
 
 
-def open_held_out(config: Config, tokenizer: Tokenizer | None) -> list[HeldOut]:
+def open_held_out(config: Config, tokenizer: Tokenizer | None, added_tools: Sequence[Tool] = ()) -> list[HeldOut]:
     """Opens `valid_dataset` and the sets of `valid_datasets`.
 
     Args:
       tokenizer: None to leave lengths unchecked.
+      added_tools: as of `open_prompts`.
 
     Raises UserError, one line with the set, file and remedy.
     """
@@ -41,7 +43,7 @@ def open_held_out(config: Config, tokenizer: Tokenizer | None) -> list[HeldOut]:
     for name, dataset in validation_sets(config).items():
         if tokenizer is None:
             dataset = dataclasses.replace(dataset, max_length=None)
-        source = open_prompts(dataset, key=key_of(name), seed=config.seed, tokenizer=tokenizer)
+        source = open_prompts(dataset, key=key_of(name), seed=config.seed, tokenizer=tokenizer, added_tools=added_tools)
         prompts = list(itertools.islice(source.epoch(0), config.evaluator.max_prompts))
         found.append(HeldOut(name, dataset, prompts, source.identity, source.where))
     return found

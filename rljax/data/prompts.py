@@ -20,7 +20,7 @@ from rljax.data.records import Records, open_records
 from rljax.data.selection import Selection
 from rljax.data.tasks import PREFIX, make_task
 from rljax.errors import UserError
-from rljax.hf.messages import Message, Tool, parse_messages, parse_template_kwargs, parse_tools, text_of
+from rljax.hf.messages import Message, Tool, joined_tools, parse_messages, parse_template_kwargs, parse_tools, text_of
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 
@@ -33,11 +33,19 @@ class Examples:
     Their uid is the index in the dataset, still without an epoch.
     """
 
-    def __init__(self, records: Records, form: Format, system_prompt: str = "", tools: Sequence[Tool] = ()) -> None:
+    def __init__(
+        self,
+        records: Records,
+        form: Format,
+        system_prompt: str = "",
+        tools: Sequence[Tool] = (),
+        added_tools: Sequence[Tool] = (),
+    ) -> None:
         self._records = records
         self._form = form
         self._system_prompt = system_prompt
         self._tools = tuple(tools)  # of prompts that have none of their own
+        self._added_tools = tuple(added_tools)  # of all prompts
         self.digest = records.digest
         self.where = records.where
 
@@ -63,10 +71,10 @@ class Examples:
             fields["answer"] = text_of(reply[0])
             if not messages:
                 raise UserError(f"{where}: messages hold nothing but the answer")
-        tools = parse_tools(fields.pop("tools", None) or (), where)
+        tools = joined_tools(parse_tools(fields.pop("tools", None) or (), where) or self._tools, self._added_tools)
         arguments = parse_template_kwargs(fields.pop("chat_template_kwargs", None) or {}, where)
         messages = with_system(messages, self._system_prompt)
-        return Prompt(str(index), messages, fields, tools or self._tools, arguments, reply)
+        return Prompt(str(index), messages, fields, tools, arguments, reply)
 
 
 class PromptSource:
@@ -216,6 +224,7 @@ def open_prompts(
     tokenizer: Tokenizer | None = None,
     labels: Labels | None = None,
     shard: tuple[int, int] = (0, 1),
+    added_tools: Sequence[Tool] = (),
 ) -> PromptSource:
     """Opens and checks a dataset. Reads every record once, so that a broken one fails at the start.
 
@@ -224,6 +233,7 @@ def open_prompts(
       tokenizer: counts the tokens of prompts; needed with `max_length` only.
       labels: makes the examples to be learned, which then have to fit as well.
       shard: (index, count) of this process among those that share the prompts of an epoch.
+      added_tools: those that the workflow adds to each prompt (rljax.workflows.tools_of).
 
     Raises:
       UserError: one line with file, line and remedy.
@@ -234,10 +244,10 @@ def open_prompts(
         raise UserError(f"{key}.type: 'task' needs a path such as task:addition, not {dataset.path!r}")
     else:
         records = open_records(dataset.path, dataset.split, key)
-    name, tools = _format_name(dataset, records, key), _tools(dataset.tools, key)
-    examples = Examples(records, find_format(name, key), dataset.system_prompt, tools)
+    name, tools = _format_name(dataset, records, key, said=labels is not None), _tools(dataset.tools, key)
+    examples = Examples(records, find_format(name, key), dataset.system_prompt, tools, added_tools)
     # A format of users' may read whatever it likes
-    identity = None if ":" in name else json.dumps([records.digest, name, dataset.system_prompt, tools])
+    identity = None if ":" in name else json.dumps([records.digest, name, dataset.system_prompt, tools, [*added_tools]])
     selection = Selection(examples, dataset, tokenizer, labels, key, identity)
     selection.log()
     return PromptSource(
@@ -245,14 +255,19 @@ def open_prompts(
     )
 
 
-def _format_name(dataset: DatasetConfig, records: Records, key: str) -> str:
-    """Returns `type`; without one, what the first record's columns tell, and says so."""
+def _format_name(dataset: DatasetConfig, records: Records, key: str, *, said: bool) -> str:
+    """Returns `type`; without one, what the first record's columns tell, and says so.
+
+    Args:
+      said: not again, as for the labeled examples of a set whose prompts were opened before.
+    """
     if dataset.type:
         return dataset.type
     if dataset.path.startswith(PREFIX):
         return "task"
     name = told_by_columns(records[0], records.where(0))
-    log.warning("%s.type: not set; read as %r, by the columns %s", key, name, ", ".join(records[0]))
+    if not said:
+        log.warning("%s.type: not set; read as %r, by the columns %s", key, name, ", ".join(records[0]))
     return name
 
 

@@ -104,14 +104,17 @@ class Selection:
         )
 
     def log(self) -> None:
-        """Says what was left out, and which characters the policy can't see."""
-        if self.long_prompts:
+        """Says what was left out, and which characters the policy can't see.
+
+        With labels, what is said of the prompts themselves was said when they were opened without.
+        """
+        if self.long_prompts and not self._labels:
             most = self._dataset.max_length
             log.warning("%s: %d of %d prompts are longer than %s tokens", self._key, self.long_prompts, self.count, most)
         if self.long_examples and self._labels:
             said = self._key, self.long_examples, self.count, self._labels.why
             log.warning("%s: %d of %d examples are left out with their answers: %s", *said)
-        if self._strange:
+        if self._strange and not self._labels:
             index, character = self._strange[0]
             more = f", as {len(self._strange) - 1} more prompts have such" if len(self._strange) > 1 else ""
             where = self._examples.where(index)

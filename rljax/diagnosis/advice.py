@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from rljax.config.schema import Config
 
@@ -36,6 +36,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
 _SECTIONS = "|".join(field.name for field in dataclasses.fields(Config))
 _KEY = re.compile(rf"(?<![\w./])(?:{_SECTIONS})\.[a-z][\w.]*\w")
 _NAME = re.compile(r"[a-z][\w-]*(?:/[\w-]+)+")  # of a metric: words with slashes between them
+_REFERENCE = re.compile(r": see ([a-z]+\.[a-z_]+(?: and [a-z]+\.[a-z_]+)*)")  # to rules
 # Commands, files, flags and metrics that only a run of rljax has
 _OURS = re.compile(
     r"\brljax\b|\bWORKDIR\b|--workdir|\b(?:config|context)\.json\b|\w\.jsonl\b|deterministic=|(?:rollout|ppo_actor|timeperf)/"
@@ -64,6 +65,20 @@ def rename(text: str, theirs: Mapping[str, str]) -> str:
     if not theirs:
         return text
     return _NAME.sub(lambda match: theirs.get(match[0], match[0]), text)
+
+
+def refer(text: str, unjudged: Container[str]) -> str:
+    """Returns a cause without its references to rules that could not be judged.
+
+    Example: refer("tokens are stale: see freshness.stale_weights", {"freshness.stale_weights"})
+        gives "tokens are stale"
+    """
+
+    def judged(match: re.Match[str]) -> str:
+        rules = [rule for rule in match[1].split(" and ") if rule not in unjudged]
+        return f": see {' and '.join(rules)}" if rules else ""
+
+    return _REFERENCE.sub(judged, text)
 
 
 def _clause(clause: str, keys: Mapping[str, str]) -> str:

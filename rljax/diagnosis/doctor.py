@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from rljax.diagnosis.advice import refer
 from rljax.diagnosis.finding import Diagnosis, Finding, Link, in_order, link_of
 from rljax.diagnosis.history import History
 from rljax.diagnosis.registry import all_rules
@@ -28,11 +30,12 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
     unjudged: dict[str, str] = {}
     judged: set[str] = set()
     early: set[str] = set()
-    for rule in all_rules() if rules is None else rules:
-        if not rule.is_about(history):
-            continue
+    short = 0
+    asked = [rule for rule in (all_rules() if rules is None else rules) if rule.is_about(history)]
+    for rule in asked:
         if lacking := rule.missing(history):
             unjudged[rule.id] = lacking
+            short += rule.is_early(history)
             early |= {rule.id} if rule.is_early(history) and not rule.symptom else set()
         else:
             try:
@@ -42,6 +45,7 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
                 continue
             findings += [finding] if finding is not None else []
             judged |= {rule.id} if rule.needs and not rule.symptom else set()
+    findings = [dataclasses.replace(each, causes=tuple(refer(cause, unjudged) for cause in each.causes)) for each in findings]
     tolerance = max(SIMULTANEOUS_STEPS, int(SIMULTANEOUS_SHARE * history.rl_steps))
     return Diagnosis(
         in_order(findings, tolerance),
@@ -49,6 +53,8 @@ def diagnose(history: History, rules: Sequence[Rule] | None = None) -> Diagnosis
         describe(history),
         frozenset(judged),
         frozenset(early),
+        short,
+        len(asked),
         _lacking(history, {link_of(id) for id in judged}),
         _failure(history),
     )

@@ -7,7 +7,7 @@ import numpy as np
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.rule import Sign
 from rljax.diagnosis.series import Series, sustained
-from rljax.diagnosis.thresholds import PATIENCE
+from rljax.diagnosis.thresholds import OVER, PATIENCE
 
 
 def above(series: Series, bound: float, severity: Severity, *, window: int | None = None) -> Sign | None:
@@ -30,12 +30,20 @@ def away_from(series: Series, center: float, distance: float, severity: Severity
     return _beyond(series, far, f"further than {distance:.4g} from {center:g}", severity, None)
 
 
+def standing(*signs: Sign | None) -> Sign | None:
+    """Returns the first sign that is not over; the first of all if none stands."""
+    found = [sign for sign in signs if sign is not None]
+    return next((sign for sign in found if not sign.over), found[0] if found else None)
+
+
 def _beyond(series: Series, beyond: np.ndarray, where: str, severity: Severity, window: int | None) -> Sign | None:
     size = PATIENCE if window is None else window
     step = sustained(series, beyond, window=size)
     if step is None:
         return None
-    return Sign(severity, step, line_of(series, step, size, where), series=(series.name,))
+    since = beyond[series.steps >= step]
+    over = len(since) >= size + 2 * PATIENCE and bool(since[-2 * PATIENCE :].mean() <= OVER)
+    return Sign(severity, step, line_of(series, step, size, where), series=(series.name,), over=over)
 
 
 def line_of(series: Series, step: int, window: int, where: str) -> str:

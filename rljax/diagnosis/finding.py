@@ -105,6 +105,8 @@ class Diagnosis:
     run: Mapping[str, Any]  # source, steps and state of the run
     judged: frozenset[str] = frozenset()  # ids of the rules that judged a metric, those of symptoms left out
     early: frozenset[str] = frozenset()  # ids of those in `unjudged` for which the run has too few steps
+    short: int = 0  # rules in `unjudged` for which the run has too few steps, those of symptoms too
+    asked: int = 0  # rules that are about the run
     lacking: str = ""  # why the run can't be called healthy, as "no RL steps"; "" if it can
     failure: str = ""  # what ended the run before its time; "" if nothing did
 
@@ -126,7 +128,7 @@ class Diagnosis:
         """Returns whether another diagnosis says the same, whatever its figures."""
         if other is None:
             return False
-        ours, theirs = ((d.standing, d.first.rule if d.first else d.lacking, d.failure) for d in (self, other))
+        ours, theirs = ((d.standing, d.first.rule if d.first else d.lacking or d.short > 0, d.failure) for d in (self, other))
         return ours == theirs
 
     @property
@@ -177,7 +179,11 @@ class Diagnosis:
             return Headline(Standing.NOT_JUDGED, self.lacking)
         if self.failure:
             return Headline(None, "no link was found broken before that")
-        return Headline(Standing.HEALTHY, "no link is broken")
+        return Headline(Standing.HEALTHY, "no link is broken" + self._too_short)
+
+    @property
+    def _too_short(self) -> str:
+        return f"; too short to judge {self.short} of {self.asked} rules" if self.short else ""
 
     def _first(self, severity: Severity) -> Finding | None:
         return next(iter(self.of(severity)), None)

@@ -1,5 +1,7 @@
 """Names of the metrics that rules read, as metrics.jsonl has them."""
 
+import re
+
 from rljax.diagnosis.history import EVALUATION_REWARD, REWARD
 
 __all__ = ["EVALUATION_REWARD", "REWARD"]
@@ -10,6 +12,8 @@ GROUP_REWARD_STD = "rollout/group_reward_std"
 EQUAL_REWARD_GROUPS = "rollout/equal_reward_groups"
 REWARD_LENGTH_CORRELATION = "rollout/reward_length_corr"
 COMPONENTS = "reward/"
+# Components that workflows count, and that score nothing
+COUNTS = frozenset({"turns", "prefix_breaks", "tool_calls", "tool_error", "tool_timeout", "unknown_tool", "bad_arguments"})
 GROUPS = "rollout/groups"
 GROUP_SIZE = "rollout/group_size"
 
@@ -48,6 +52,7 @@ RETURN = "critic/return"
 
 # Evaluation
 EVALUATION_FAILED = "eval-rollout/failed"
+EVALUATION_COMPONENTS = "eval-reward/"
 
 # Freshness
 STALENESS = "rollout/staleness"
@@ -65,3 +70,17 @@ LEARNER_WAIT = "rollout/wait/learner"
 PRODUCER_WAIT = "rollout/wait/producer_for_lag"
 HOST_MEMORY = "perf/host_memory_bytes"
 DEVICE_MEMORY = "perf/device_memory_bytes"
+
+_COSTS = re.compile(r"cost|distance|error|fail|latency|loss|penalty|seconds|timeout|violation")
+
+
+def is_score(component: str) -> bool:
+    """Returns whether a component of the reward is one of which more is better.
+
+    A count of a workflow is none, nor is one whose name says that it is a cost.
+
+    Args:
+      component: its name, with or without `COMPONENTS` before it.
+    """
+    name = component.removeprefix(COMPONENTS)
+    return name not in COUNTS and not _COSTS.search(name.lower())

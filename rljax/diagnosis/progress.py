@@ -33,8 +33,9 @@ class Range(NamedTuple):
 class Divergence:
     """Gains of training reward and held-out reward, as shares of their ranges."""
 
-    train: float
+    train: float  # up to the last evaluation
     held_out: float  # from the first evaluation to the mean of the last two
+    latest: float  # from the first evaluation to the last
     drop: float  # from the best evaluation to the mean of the last two
     error: float  # standard error of one evaluation, at most
     best_step: int  # of the best evaluation
@@ -43,7 +44,8 @@ class Divergence:
     @property
     def rises_alone(self) -> bool:
         """True if training reward rose, and held-out reward did not rise with it or fell back."""
-        flat = self.held_out < FLAT_GAIN * self.train and self.held_out < self.train - EVALUATION_ERRORS * self.error
+        gain = max(self.held_out, self.latest)  # one that rises now is not flat, though it was
+        flat = gain < FLAT_GAIN * self.train and gain < self.train - EVALUATION_ERRORS * self.error
         return self.train > MIN_GAIN and (flat or self.falls_back)
 
     @property
@@ -87,13 +89,14 @@ def divergence(history: History) -> Divergence | None:
     extent = float(high.values.max() - low.values.min()) if low and high else width
     extent = extent or width
     smooth = rolling_median(train, PATIENCE)
-    start, end = train.head(PATIENCE).mean, train.tail(BASELINE).mean
+    start, end = train.head(PATIENCE).mean, train.until(int(held_out.steps[-1])).tail(BASELINE).mean
     values, final = held_out.values, float(held_out.values[-2:].mean())
     best = int(np.argmax(values[:-1]))
     onset = int(held_out.steps[best]) if best else int(smooth.steps[0])
     return Divergence(
         train=(end - start) / width,
         held_out=(final - float(values[0])) / extent,
+        latest=float(values[-1] - values[0]) / extent,
         drop=(float(values[best]) - final) / extent,
         error=0.5 / math.sqrt(evaluation_size(history)),
         best_step=int(held_out.steps[best]),
@@ -121,15 +124,16 @@ def severity_by_held_out(history: History) -> Severity:
 
 
 def lost_share(history: History) -> float:
-    """Returns how far the mean reward is below its best rolling median, as a share of its range.
+    """Returns how far the mean reward is below its best, or first, level, as a share of its range.
 
     0 if that is within noise.
     """
     share = level(history)
-    smooth = rolling_median(share, PATIENCE)
+    smooth = rolling_median(share, BASELINE)  # as many steps as the end is judged by
     if not smooth:
         return 0.0
-    lost = float(smooth.values.max()) - share.tail(BASELINE).median
+    best = max(float(smooth.values.max()), share.head(PATIENCE).median)
+    lost = best - share.tail(BASELINE).median
     return lost if lost >= max(LOST_REWARD, FALL_NOISE * noise(share, PATIENCE)) else 0.0
 
 

@@ -47,7 +47,7 @@ The first line begins with the run's standing:
 | `BROKEN` | A link is broken. | 2 |
 | `FAILED` | An error, a guardrail or a kill ended the run; the reason follows, then what the rules found before. | 2 |
 
-Bad input has exit status 1.
+The line of a healthy run says how many rules it is too short for. Bad input has exit status 1.
 
 ## Severities
 
@@ -67,6 +67,10 @@ Single noisy steps don't speak: a rule wants four of five steps in a row, median
 means; rewards are compared in standard errors from the number of episodes. Exceptions say so: a value that is not
 finite, a token that no sampler drew, a KL divergence of a nat in one step.
 
+What has passed is a note: a share of clipped tokens, of truncated completions or of failed episodes that was beyond its bound
+for a while, and is not in the last ten steps, if no reward was lost. The same of a KL divergence; and in the first
+twenty steps of a run, where the policy has most to learn, a large one is a warning until it has lasted for thirty.
+
 What a rule needs and a run did not record is listed as not judged, never passed over. Steps that a
 [rollback](runtime.md#rollback) undid are judged by `policy.guardrails` alone: their lines stay in the files, and the run that
 goes on is not made of them.
@@ -77,9 +81,13 @@ another host the file does, which a living run touches every half minute: after 
 ## False alarms
 
 The thresholds marked "tuned" were set on half of a library of broken and healthy runs, and judged on the other half:
-[how often the doctor is right](doctor_table.md), by fault, healthy run and rule. None of the 12 healthy runs of the
-judging half got more than a `note`: fewer than one in four such runs has a false alarm, with 95% confidence (0.78 to the
-power of 12 is 0.05). These runs are small, and all on one task; for others the rate is not known.
+[how often the doctor is right](doctor_table.md), by fault, healthy run and rule. None of the 22 healthy runs of the
+judging half got more than a `note`. Three of them, `guess_number`, `guess_number_agent` and `retry`, were looked at when
+rules were changed; the 19 others say that fewer than 15 in 100 such runs have a false alarm, with 95% confidence (0.85 to the
+power of 19 is 0.05). They are small: sums and a game of several turns, by several algorithms, workflows and kinds of
+training. For others the rate is not known.
+
+Not all that is said of a live run whose end is healthy is false: one that loses half of its reward and finds back was broken.
 
 The rules that audit for reward hacking are signs to read samples by, not proofs: a reward that pays for something that
 rises together with the task escapes them, and a task that wants long or uniform completions can raise them. With held-out

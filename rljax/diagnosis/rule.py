@@ -24,6 +24,7 @@ from rljax.config.schema import Config
 from rljax.diagnosis.advice import reword
 from rljax.diagnosis.finding import Finding, Link, Severity, link_of
 from rljax.diagnosis.history import History
+from rljax.diagnosis.progress import lost_share
 from rljax.diagnosis.thresholds import Count, Threshold
 
 
@@ -40,6 +41,7 @@ class Sign:
     causes: tuple[str, ...] = ()  # if they differ from the rule's own
     next: str = ""  # likewise
     series: tuple[str, ...] = ()  # metrics of the evidence, if they differ from the rule's needs
+    over: bool = False  # the last steps are without it: where no reward was lost, it is a note
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +89,13 @@ class Rule:
         if sign is None:
             return None
         evidence = (sign.evidence,) if isinstance(sign.evidence, str) else sign.evidence
+        passed = sign.over and not lost_share(history)
         causes = (reword(cause, history.trainer) for cause in sign.causes or self.causes)
         advice = reword(sign.next or self.next, history.trainer)
         return Finding(
             self.id,
             self.link,
-            sign.severity,
+            Severity.NOTE if passed else sign.severity,
             sign.step,
             tuple(history.in_its_words(line) for line in evidence),
             tuple(history.in_its_words(name) for name in sign.series or self.needs),

@@ -7,6 +7,7 @@ read is read.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,9 +42,10 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> Columns:
     Objects of the same step are merged and the last value wins, as of steps written again after a
     resume.
     """
-    merged: dict[int, dict[str, Any]] = {}
+    merged: dict[int, Mapping[str, Any]] = {}
     for row in rows:
-        merged.setdefault(int(row["step"]), {}).update(row)
+        step = int(row["step"])
+        merged[step] = {**merged[step], **row} if step in merged else row  # a copy of each would double their size
     steps = np.array(sorted(merged), np.int64)
     series: dict[str, np.ndarray] = {}
     not_finite: dict[str, list[int]] = {}
@@ -54,7 +56,7 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> Columns:
             if name not in series:
                 series[name] = np.full(len(steps), np.nan)
             number = number_of(value)
-            if np.isfinite(number):
+            if math.isfinite(number):
                 series[name][at] = number
             else:
                 not_finite.setdefault(name, []).append(step)
@@ -79,7 +81,8 @@ class Lines(NamedTuple):
 def read_lines(path: Path) -> Lines:
     """Reads a JSON lines file; one that is missing has no lines."""
     try:
-        objects = [_object(line) for line in lines_of(path.read_text(encoding="utf-8", errors="replace"))]
+        with path.open("rb") as file:  # line by line: a long run has hundreds of megabytes
+            objects = [_object(line.decode(errors="replace")) for line in file]
     except OSError:
         return Lines([], [])
     whole = [_has_step(each) for each in objects]

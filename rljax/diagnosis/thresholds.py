@@ -45,6 +45,7 @@ class Count(int):
 # Statistics
 SIGNIFICANCE = Threshold(1e-3, "p-value", "about 60 rules with one or two tests each: less than one false alarm in ten runs")
 PATIENCE = Count(5, "steps", "four of five steps in a row: a single noisy step never speaks")
+OVER = Threshold(0.2, "share of the last ten steps", "what was sustained, and is at so few of them, has passed")
 BASELINE = Count(10, "steps", "first RL steps, that later ones are compared with")
 SIMULTANEOUS_STEPS = Count(3, "steps", "onsets closer than this count as simultaneous; then the order of links decides")
 SIMULTANEOUS_SHARE = Threshold(0.03, "share of the RL steps", "likewise, in a longer run")
@@ -143,6 +144,7 @@ ENTROPY_RISE = Threshold(1.5, "times that of the first steps", "tuned")
 ENTROPY_RISE_NATS = Threshold(0.1, "nats per token", "tuned")
 STILL_ENTROPY = Threshold(0.02, "share of that of the first steps", "a policy that learns becomes surer")
 STILL_RISING = Threshold(0.05, "p-value", "a run whose reward still rises has not lost its way")
+LITTLE_CHOICE = Threshold(0.3, "nats per completion", "below it three in four completions may be one and the same")
 LITTLE_DIVERSITY = Threshold(0.05, "of the way from all equal to all distinct", "tuned")
 
 # Resources

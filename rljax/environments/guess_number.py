@@ -6,8 +6,8 @@ import random
 import re
 from collections.abc import Sequence
 
+from rljax.config import arguments
 from rljax.environments.interface import Message, Step
-from rljax.errors import UserError
 
 QUESTION = (
     "I think of a whole number from 1 to {size}. You have {guesses} guesses, and I tell you if my number is higher or lower."
@@ -37,8 +37,7 @@ class GuessNumber:
         lower: str = "lower",
         illegal: str = "a whole number from 1 to {size}, please",
     ) -> None:
-        if size < 1 or guesses < 1:
-            raise UserError(f"guess_number: size {size} and guesses {guesses} must be at least 1")
+        arguments.check("guess_number", size=(size, arguments.COUNT), guesses=(guesses, arguments.COUNT))
         self.size, self.guesses = size, guesses
         self._question, self._illegal = (text.format(size=size, guesses=guesses) for text in (question, illegal))
         self._higher, self._lower = higher, lower

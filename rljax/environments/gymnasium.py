@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rljax.config import registry
+from rljax.config import arguments, registry
 from rljax.environments.interface import Step
 from rljax.errors import UserError
 
@@ -51,6 +51,7 @@ class Gymnasium:
         act: str | None = None,
         illegal_reward: float = 0.0,
     ) -> None:
+        arguments.check("gymnasium", illegal_reward=(illegal_reward, arguments.FINITE))
         try:
             import gymnasium
         except ImportError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from rljax.config import arguments as limits
 from rljax.config.registry import nearest
 from rljax.environments.interface import Step
 from rljax.errors import UserError
@@ -32,6 +33,7 @@ class ReasoningGym:
 
         if dataset not in DATASETS:
             raise UserError(f"reasoning_gym has no dataset {dataset!r} ({nearest(dataset, DATASETS)})")
+        limits.check("reasoning_gym", attempts=(attempts, limits.COUNT))
         self._dataset, self._arguments = dataset, arguments
         self._left, self._again = attempts, again
 

@@ -6,11 +6,15 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
+from rljax.config.registry import nearest
 from rljax.errors import UserError
 from rljax.evaluation import estimates
 from rljax.evaluation.estimates import Estimate
-from rljax.evaluation.protocol import differences
+from rljax.evaluation.protocol import Protocol, differences
 from rljax.evaluation.results import Result
+
+SETTINGS = tuple(field.name for field in dataclasses.fields(Protocol))
+RECORDS = "data"  # in the identity of a set's prompts: the digest of its records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +58,17 @@ def compare(first: Result, second: Result, *, despite: Collection[str] = ()) -> 
 
     Args:
       despite: settings of the protocol that may differ, as "template" for models with different
-        chat templates.
+        chat templates. With "data" the choice from the records may differ (max_length, order); the
+        records may not, for prompts are paired by their place among them.
 
     Raises:
       UserError: the protocols differ, or fewer than two prompts have samples in both.
     """
+    for name in despite:
+        if name not in SETTINGS:
+            raise UserError(f"--despite: no such setting of a protocol: {name} ({nearest(name, SETTINGS)})")
+    if "data" in despite and first.protocol.data.get(RECORDS) != second.protocol.data.get(RECORDS):
+        raise UserError("--despite: data: the records differ, and prompts are paired by their place in them (evaluate again)")
     all_apart = differences(first.protocol.json(), second.protocol.json())
     apart = [line for line in all_apart if line.partition(":")[0] not in despite]
     if apart:

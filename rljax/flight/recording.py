@@ -124,14 +124,14 @@ class Recording:
         return Header(**tree)
 
     def config(self, header: Header) -> Config:
-        """Reads the config that a step was made with.
+        """Reads the config that a step was made with; keys of later releases have their defaults.
 
         Raises:
-          UserError: it is not one of this release.
+          UserError: it has keys that this release has not.
         """
         path = self.folder / header.config
         try:
-            return config_io.from_json(path.read_text())
+            return config_io.from_json(path.read_text(), fill=True)
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from None
         except UserError as error:

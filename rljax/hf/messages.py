@@ -46,6 +46,12 @@ def parse_messages(value: Any, where: str) -> tuple[Message, ...]:
     return tuple(_message(message, f"{where}: messages[{i}]") for i, message in enumerate(value))
 
 
+def joined_tools(own: Sequence[Tool], added: Sequence[Tool]) -> tuple[Tool, ...]:
+    """Returns the tools of a prompt and those added to it that have other names."""
+    named = {tool["function"]["name"] for tool in own}
+    return (*own, *(tool for tool in added if tool["function"]["name"] not in named))
+
+
 def parse_tools(value: Any, where: str) -> tuple[Tool, ...]:
     """Checks tool definitions, a list or its JSON text, and returns them in OpenAI's form.
 

@@ -25,6 +25,7 @@ from rljax.types import Prompt
 
 PREFIX = "data:image/"
 TEXT_INPUTS = ("input_ids", "attention_mask")  # of a processor; its other outputs are about the pictures
+MARKS = ("image_token", "video_token", "boi_token")  # attributes of a processor: texts in whose place features go
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,13 @@ class PictureProcessor:
     def __init__(self, inner: Any, directory: Path) -> None:
         self._inner = inner
         self._directory = directory
+
+    @property
+    def mark_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens that a model reads as the place of a picture, or of a video."""
+        marks = {getattr(self._inner, name, None) for name in MARKS} - {None}
+        known = self._inner.tokenizer.get_vocab()
+        return tuple(sorted(known[mark] for mark in marks if mark in known))
 
     def encode(self, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None) -> EncodedPictures:
         """Renders the chat template, and encodes text and pictures.
@@ -97,11 +105,14 @@ class PictureProcessor:
 
 
 def load_processor(directory: Path | str) -> PictureProcessor:
-    """Loads the processor of an image-text model's directory. Raises UserError."""
+    """Loads the processor of an image-text model's directory. Raises UserError.
+
+    It resizes by Pillow, whether or not torchvision is installed: theirs differ in some pixels.
+    """
     from transformers import AutoProcessor
 
     try:
-        inner = AutoProcessor.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        inner = AutoProcessor.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False, backend="pil")
     except (OSError, ValueError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{directory}: no processor for pictures can be loaded: {reason[:300]}") from error

@@ -250,7 +250,7 @@ class HFTokenizer:
     def encode_prompt(self, prompt: Prompt) -> np.ndarray:
         if has_pictures(prompt.messages):
             raise UserError(
-                f"prompt {prompt.uid}: has pictures, and this workflow takes text (rlvr takes pictures: docs/vision.md)"
+                f"prompt {prompt.uid}: has pictures, and this workflow takes text (rlvr takes them; docs/vision.md has another)"
             )
         # The samples of a prompt ask for the same ids, one after another
         known = self._encoded.get(prompt.uid)

@@ -21,12 +21,12 @@ import json
 import os
 import resource
 import signal
-import traceback
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from rljax.config import registry
 from rljax.errors import Rejected, UserError
+from rljax.process import frames
 from rljax.process.parent import die_with
 from rljax.rewards.score import Sampled, Score, score_of, weighted
 from rljax.rewards.shapes import Call, Fault, Reward, Sample, find_rewards
@@ -172,7 +172,7 @@ async def _serve_async(scorer: Scorer, jobs: BinaryIO, answers: BinaryIO, timeou
 
 def _failure(error: BaseException) -> dict[str, Any]:
     reason = " ".join(str(error).split())
-    return {"error": f"{type(error).__name__}: {reason}"[:2000], "traceback": traceback.format_exc()[-8000:]}
+    return {"error": f"{type(error).__name__}: {reason}"[:2000], "traceback": frames.shown(error)[-8000:]}
 
 
 def _say(answers: BinaryIO, message: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import rljax
 from rljax.config import io as config_io
@@ -94,18 +95,26 @@ def session(
     )
 
 
+def read(workdir: Path) -> list[Any]:
+    """Returns the sessions of a run before this one.
+
+    Raises UserError if context.json is not a context.
+    """
+    path = workdir / FILE
+    if not path.exists():
+        return []
+    try:
+        return list(json.loads(path.read_text())["sessions"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"--workdir: {path} is not the context of a run (delete it to go on)") from None
+
+
 def append(run: RunDirectory, this: Session) -> None:
     """Appends a session to context.json.
 
-    Raises UserError if the file there is not a context, or the disk can't be written.
+    Raises UserError as `read` does, or if the disk can't be written.
     """
-    path, sessions = run.path / FILE, []
-    if path.exists():
-        try:
-            sessions = list(json.loads(path.read_text())["sessions"])
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"--workdir: {path} is not the context of a run (delete it to go on)") from None
-    run.write_text(FILE, dump({"sessions": [*sessions, dataclasses.asdict(this)]}) + "\n")
+    run.write_text(FILE, dump({"sessions": [*read(run.path), dataclasses.asdict(this)]}) + "\n")
 
 
 def model_digest(directory: Path) -> str:

@@ -93,7 +93,7 @@ class RunDirectory:
         return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
 
     def begin(self, config: Config) -> None:
-        """Writes config.json.
+        """Writes config.json and, of a new run, a status that names this process.
 
         Raises:
           UserError: the directory has a run and `recover.mode` is "fresh", or that run's config
@@ -104,6 +104,8 @@ class RunDirectory:
         if any(self.checkpoints.glob("[0-9]*")):
             resume.check(self.path / "config.json", config)
         self.write_text("config.json", config_io.to_json(config))
+        if not self.status.exists():
+            self.write_status(self.read_status())
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a small file atomically: readers see the old content or the new."""
@@ -163,7 +165,8 @@ class RunDirectorySink:
         self._metrics_file = _open_end(run.path / "metrics.jsonl")
         self._samples_file = _reopen(run.path / "samples.jsonl", first_step)
         self._histograms_file = _reopen(run.path / "histograms.jsonl", first_step)
-        self._guard_file = _reopen(run.path / "guard.jsonl", first_step)
+        self._guard = run.path / "guard.jsonl"  # made when there is something to write
+        cut(self._guard, first_step)
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Appends the step's line, or merges the metrics into it if it is the last line."""
@@ -193,7 +196,8 @@ class RunDirectorySink:
 
     def event(self, event: Event) -> None:
         """Appends the event's line."""
-        _append(self._guard_file, dataclasses.asdict(event))
+        with _open_end(self._guard) as file:
+            _append(file, dataclasses.asdict(event))
 
     def status(self, status: Status) -> None:
         self._run.write_status(status)
@@ -202,7 +206,6 @@ class RunDirectorySink:
         self._metrics_file.close()
         self._samples_file.close()
         self._histograms_file.close()
-        self._guard_file.close()
 
 
 def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -416,6 +416,9 @@ class LearnerContract(abc.ABC):
         tolerance = 0.0 if self.restores_bitwise else 10 * self.tolerance
         np.testing.assert_allclose(scored, want, atol=tolerance)
         assert_means_close(means, want_means, tolerance)
+        # The moments of the steps before came back too: an optimizer that begins anew says so here, and the doctor reads it
+        per_call = config.actor.ppo_n_minibatches
+        assert means[f"{UPDATE}/optimizer_steps"].value == 2 * per_call + (per_call + 1) / 2  # the mean over its steps
         resumed.close()
 
     def test_a_checkpoint_in_the_middle_of_the_warm_up_is_of_the_warm_up(self, model_dir: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from rljax.config import arguments
 from rljax.errors import UserError
 from rljax.process.call_thread import CallThread
 
@@ -84,9 +85,13 @@ class Limits:
     output_bytes: int = 16384  # stdout and stderr together
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if not getattr(self, field.name) > 0:
-                raise UserError(f"{field.name}: {getattr(self, field.name)} must be positive")
+        arguments.check(
+            "python",
+            seconds=(self.seconds, arguments.SECONDS),
+            memory_mb=(self.memory_mb, arguments.COUNT),
+            files_mb=(self.files_mb, arguments.COUNT),
+            output_bytes=(self.output_bytes, arguments.COUNT),
+        )
 
 
 class Sandbox:
@@ -104,6 +109,7 @@ class Sandbox:
 
     def __init__(self, limits: Limits = Limits(), *, concurrent: int | None = None) -> None:
         self._limits = limits
+        arguments.check("python", concurrent=(concurrent, arguments.COUNT))
         self._room = asyncio.Semaphore(concurrent or os.cpu_count() or 1)
         self._filter = _seccomp_filter()
         self._bubblewrap = _find_bubblewrap()

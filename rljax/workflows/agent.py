@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from rljax.agents import STYLES, Dialogue, Endpoint, SamplingPolicy, Session
 from rljax.agents.agent import KEY, make_agent
 from rljax.agents.server import SessionServer
+from rljax.config import arguments
 from rljax.engine import Generator
 from rljax.errors import AgentError, AgentTimeout, EpisodeError, UserError
 from rljax.hf.tokenizer import HFTokenizer
@@ -59,8 +60,7 @@ class AgentWorkflow:
     ) -> None:
         if export_style not in STYLES:
             raise UserError(f"{KEY}.export_style: {export_style!r} ({', '.join(STYLES)})")
-        if timeout is not None and not timeout > 0:
-            raise UserError(f"{KEY}.timeout: {timeout} (seconds, above 0)")
+        arguments.check(KEY, timeout=(timeout, arguments.SECONDS), turn_discount=(turn_discount, arguments.UNIT))
         self._agent = make_agent(agent, command, model)
         self._rewards, self._timeout = rewards, timeout
         self._style, self._discount, self._override = export_style, turn_discount, override_sampling

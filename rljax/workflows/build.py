@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from rljax.compat import areal_workflow
 from rljax.config import registry
-from rljax.config.schema import GenerationConfig
+from rljax.config.schema import GenerationConfig, RolloutConfig
 from rljax.errors import UserError
+from rljax.hf.messages import Tool
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards
 from rljax.rollout.workflow import Workflow
-from rljax.types import SamplingParams
+from rljax.types import Prompt, SamplingParams
 
 WORKFLOWS = {
     "rlvr": "rljax.workflows.rlvr:RLVR",
@@ -54,6 +55,34 @@ def _checked(name: str, workflow: Any) -> Workflow:
     if not inspect.iscoroutinefunction(getattr(workflow, "episode", None)):
         raise UserError(f"rollout.workflow: {name} has no 'async def episode' (see rljax/rollout/workflow.py)")
     return cast(Workflow, workflow)
+
+
+def tools_of(config: RolloutConfig) -> tuple[Tool, ...]:
+    """Returns the definitions of the tools that the workflow of a config adds to each prompt.
+
+    A class of users' has them in a static method `added_tools(**workflow_args)`; prompts are
+    opened with them, so that lengths and templates are those that the policy sees.
+
+    Raises UserError for a tool that there is not.
+    """
+    cls = registry.resolve("rollout.workflow", config.workflow, WORKFLOWS, "workflow")
+    added = getattr(cls, "added_tools", None)
+    return () if added is None else tuple(added(**config.workflow_args))
+
+
+def check_prompts(workflow: Workflow, prompts: Iterable[Prompt], where: Callable[[str], str]) -> None:
+    """Checks that prompts have what a workflow needs of them, as the field of an environment.
+
+    A workflow says what it needs by a method `require(prompt, where)`.
+
+    Args:
+      where: returns the origin of a prompt by its uid, as PromptSource.where.
+
+    Raises UserError, which begins with the place of the first prompt that lacks something.
+    """
+    if (require := getattr(workflow, "require", None)) is not None:
+        for prompt in prompts:
+            require(prompt, where(prompt.uid))
 
 
 def scores_by_rewards(workflow: Workflow) -> bool:

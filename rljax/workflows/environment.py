@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from rljax.config import arguments
 from rljax.engine import Generator
 from rljax.environments import Play, Source, Step, numbers_of
 from rljax.errors import UserError
@@ -53,14 +54,23 @@ class EnvironmentWorkflow:
     ) -> None:
         if credit not in CREDITS:
             raise UserError(f"rollout.workflow_args.credit: {credit!r} is neither episode nor turn")
-        if max_turns is not None and max_turns < 1:
-            raise UserError(f"rollout.workflow_args.max_turns: {max_turns} (at least 1)")
+        arguments.check(
+            "rollout.workflow_args",
+            discount=(discount, arguments.UNIT),
+            max_turns=(max_turns, arguments.COUNT),
+            max_tokens=(max_tokens, arguments.COUNT),
+            timeout=(timeout, arguments.SECONDS),
+        )
         self._tokenizer = tokenizer
         self._discount = discount
         self._by_turn = credit == "turn"
         self._max_turns = max_turns
         self._max_tokens = max_tokens
         self._timeout = timeout
+
+    def require(self, prompt: Prompt, where: str) -> None:
+        """Raises UserError, beginning with `where`, for a prompt that names no environment."""
+        Source.of(prompt.fields, where)
 
     async def episode(
         self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int

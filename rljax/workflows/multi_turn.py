@@ -8,8 +8,8 @@ The next request's prompt contains the sampled ids themselves, not a new encodin
 
 from __future__ import annotations
 
+from rljax.config import arguments
 from rljax.engine import Generator
-from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, Score, score
 from rljax.rollout.trajectories import Episode
@@ -44,8 +44,13 @@ class MultiTurn:
         turn_discount: float = 1.0,
         max_tokens: int | None = None,
     ) -> None:
-        if max_turns < 1:
-            raise UserError(f"rollout.workflow_args.max_turns: {max_turns} (at least 1)")
+        arguments.check(
+            "rollout.workflow_args",
+            max_turns=(max_turns, arguments.COUNT),
+            success=(success, arguments.FINITE),
+            turn_discount=(turn_discount, arguments.UNIT),
+            max_tokens=(max_tokens, arguments.COUNT),
+        )
         self._tokenizer = tokenizer
         self._rewards = rewards
         self._max_turns = max_turns

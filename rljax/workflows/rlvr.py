@@ -29,18 +29,20 @@ class RLVR:
         self._rewards = rewards
 
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
-        pictures: tuple[str, ...] = ()
-        text = ""
-        if has_pictures(prompt.messages):
-            encoded = self._tokenizer.encode_pictures(prompt)
-            prompt_ids, pictures, text = encoded.token_ids, encoded.urls, encoded.text
-        else:
-            prompt_ids = self._tokenizer.encode_prompt(prompt)
-        request = Request(f"{prompt.uid}#{seed}", prompt_ids, params, seed, pictures, text)
+        request = request_of(self._tokenizer, prompt, params, seed)
         completion = await complete(generator, request)
         reply = self._tokenizer.decode(completion.token_ids)
-        scored = await score(self._rewards, self._tokenizer, prompt, reply, prompt_ids, completion.token_ids)
-        return trajectory_of(prompt_ids, completion, scored.reward, scored.components, pictures)
+        scored = await score(self._rewards, self._tokenizer, prompt, reply, request.prompt_ids, completion.token_ids)
+        return trajectory_of(request.prompt_ids, completion, scored.reward, scored.components, request.pictures)
+
+
+def request_of(tokenizer: Tokenizer, prompt: Prompt, params: SamplingParams, seed: int) -> Request:
+    """Returns the request for a completion of a prompt, with its pictures where it has some."""
+    uid = f"{prompt.uid}#{seed}"
+    if not has_pictures(prompt.messages):
+        return Request(uid, tokenizer.encode_prompt(prompt), params, seed)
+    encoded = tokenizer.encode_pictures(prompt)
+    return Request(uid, encoded.token_ids, params, seed, encoded.urls, encoded.text)
 
 
 async def generate(

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rljax.config import arguments
 from rljax.engine import Generator
-from rljax.errors import UserError
-from rljax.hf.messages import Message
+from rljax.hf.messages import Message, Tool, joined_tools
 from rljax.hf.reasoning import has_reasoning, split_reasoning
 from rljax.hf.tokenizer import HFTokenizer
 from rljax.hf.tool_calls import AUTO, ToolCall, find_parser
@@ -24,6 +24,7 @@ from rljax.tools import CallOutcome, Toolbox, make_tools
 from rljax.types import Completion, Finish, Prompt, SamplingParams, Trajectory
 from rljax.workflows.turns import generate_turn
 
+DEFAULT_TOOLS = ("calculator",)
 CALL_ID = 9  # characters of the ids of tool calls: some templates ask for just so many
 
 
@@ -51,7 +52,7 @@ class ToolUse:
         tokenizer: HFTokenizer,
         rewards: Rewards,
         *,
-        tools: Sequence[str] = ("calculator",),
+        tools: Sequence[str] = DEFAULT_TOOLS,
         tool_args: Mapping[str, Mapping[str, Any]] = {},
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
@@ -60,8 +61,13 @@ class ToolUse:
         tool_timeout: float = 30.0,
         max_output: int = 8192,
     ) -> None:
-        if max_turns < 1:
-            raise UserError(f"rollout.workflow_args.max_turns: {max_turns} (at least 1)")
+        arguments.check(
+            "rollout.workflow_args",
+            max_turns=(max_turns, arguments.COUNT),
+            max_tokens=(max_tokens, arguments.COUNT),
+            tool_timeout=(tool_timeout, arguments.SECONDS),
+            max_output=(max_output, arguments.COUNT),
+        )
         key = "rollout.workflow_args"
         self._tokenizer = tokenizer
         self._rewards = rewards
@@ -71,10 +77,15 @@ class ToolUse:
         self._max_turns = max_turns
         self._max_tokens = max_tokens
 
+    @staticmethod
+    def added_tools(
+        tools: Sequence[str] = DEFAULT_TOOLS, tool_args: Mapping[str, Mapping[str, Any]] = {}, **_: Any
+    ) -> tuple[Tool, ...]:
+        """Returns the definitions of the tools that prompts have in an episode, beside their own."""
+        return Toolbox(make_tools(tools, tool_args)).definitions
+
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory:
-        named = {tool["function"]["name"] for tool in prompt.tools}
-        own = [tool for tool in self._toolbox.definitions if tool["function"]["name"] not in named]
-        prompt = dataclasses.replace(prompt, tools=(*prompt.tools, *own))
+        prompt = dataclasses.replace(prompt, tools=joined_tools(prompt.tools, self._toolbox.definitions))
         messages = list(prompt.messages)
         episode = Episode(self._tokenizer.encode_prompt(prompt))
         outcomes: Counter[CallOutcome] = Counter()

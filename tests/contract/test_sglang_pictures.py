@@ -13,15 +13,15 @@ import pytest
 
 from tests.contract.test_sglang_runs import UPDATE, check, check_once, finished, started
 from tests.image_text import make_image_text_model
-from tests.shared import sglang_python
+from tests.shared import sglang_device, sglang_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-# |behave_imp_weight - 1| of any token and of the mean over a batch, in float32. A tower and a text model of random weights
-# add to the rounding. Another picture changes log-probs by more: test_torch_vision.py.
-NOISE, MEAN_NOISE = 1e-2, 1e-3
+# |behave_imp_weight - 1| of any token and of the mean over a batch, in float32; Triton's products on a GPU are of TF32.
+# A pixel that one side rounds in another way changes log-probs by 1e-3.
+NOISE, MEAN_NOISE = (1e-4, 1e-5) if sglang_device() == "cpu" else (0.1, 1e-2)
 PICTURES = {
-    "allocation_mode": "sglang:d1+fsdp:d1",
+    "allocation_mode": "sglang:d1|fsdp:d1",
     "actor.dtype": "float32",
     "actor.optimizer.lr": 1e-2,
     "actor.optimizer.lr_scheduler_type": "constant",
@@ -46,7 +46,7 @@ PICTURES = {
 def test_server_and_learner_see_the_same_pictures(tmp_path):
     if subprocess.run([sglang_python(), "-c", "import torchvision.io"], capture_output=True).returncode:
         pytest.skip("left out: SGLang's interpreter has no torchvision (RLJAX_SGLANG_PYTHON names another)")
-    model = make_image_text_model(tmp_path / "model")
+    model = make_image_text_model(tmp_path / "model", hidden_size=64)  # heads of 16: Triton's kernels take none smaller
     lines = finished(started(tmp_path, "base", PICTURES | {"actor.path": model}), tmp_path)
     check(lines, 4, lag=0)
     check_once(tmp_path, 4, 4, 4)

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from rljax.testing.models import make_model
-from tests.shared import REPOSITORY, convert_smollm2, sglang_python, shared
+from tests.shared import REPOSITORY, convert_smollm2, sglang_flags, shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -36,17 +36,16 @@ NOISE, MEAN_NOISE = 0.5, 0.03
 
 
 def command(workdir: Path, config: str, flags: dict[str, Any]) -> list[str]:
-    settings = {
-        "sglang.python": sglang_python(),
-        "sglang.device": "cpu",
-        "sglang.attention_backend": "torch_native",
-        "sglang.disable_overlap_schedule": True,
+    servers = sglang_flags()
+    arguments = (*servers.pop("sglang.extra_args"), *flags.get("sglang.extra_args", ()))
+    settings = servers | {
         "sglang.log_dir": workdir / "servers",
         "stats_logger.live": False,
         "stats_logger.samples_per_step": 1000,
         "saver.export_final": False,
         "recover.hang_timeout": 600.0,
-    } | flags
+    }
+    settings |= flags | {"sglang.extra_args": arguments}
     program = [sys.executable, "-m", "experiments.train", f"--config=configs/{config}.py", f"--workdir={workdir}"]
     return program + [f"--config.{key}={value}" for key, value in settings.items()]
 

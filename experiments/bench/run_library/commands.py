@@ -27,24 +27,27 @@ def model_directory(models: Path, name: str) -> Path:
 
 
 def warm_up(models: Path, name: str) -> list[str]:
-    """Returns the command of the quickstart's supervised warm-up for a model of `MODELS`."""
+    """Returns the command of the supervised warm-up of a model of `MODELS`."""
+    model = MODELS[name]
     settings: Settings = {
         "seed": MODEL_SEED,
         "total_train_steps": 0,
         "evaluator.freq_steps": None,
         "saver.freq_steps": None,
         "stats_logger.live": False,
-        **MODELS[name],
+        **model.settings,
     }
-    return _command("train", "quickstart", models / name, settings)
+    return _command("train", model.config, models / name, settings)
 
 
 def sessions(recipe: Recipe, seed: int, workdir: Path, models: Path) -> list[list[str]]:
     """Returns the commands of a run, one per session, each of which goes on from the one before."""
-    both = {"seed": seed, "actor.path": str(model_directory(models, recipe.model)), **recipe.settings}
+    paths = {"actor.path": recipe.model, "actor.distill.teacher": recipe.teacher}
+    made = {key: str(model_directory(models, name)) for key, name in paths.items() if name is not None}
+    both = {"seed": seed, **made, **recipe.settings}
     several = [both] if recipe.then is None else [both, {**both, **recipe.then}]
     binary, planted = ("bench.run_library.planted", [f"--recipe={recipe.name}"]) if recipe.plant else ("train", [])
-    return [[*_command(binary, "bench/broken_runs", workdir, settings), *planted] for settings in several]
+    return [[*_command(binary, recipe.config, workdir, settings), *planted] for settings in several]
 
 
 def _command(binary: str, config: str, workdir: Path, settings: Mapping[str, object]) -> list[str]:
@@ -53,14 +56,15 @@ def _command(binary: str, config: str, workdir: Path, settings: Mapping[str, obj
 
 
 def run_here(recipe: Recipe, seed: int, workdir: Path, models: Path) -> None:
-    """Makes one run, and first the model that it starts from if that is missing.
+    """Makes one run, and first the models that it starts from if they are missing.
 
     Raises:
-      UserError: the warm-up failed. A run that fails is a result.
+      UserError: a warm-up failed. A run that fails is a result.
     """
-    if not model_directory(models, recipe.model).is_dir():
-        done = subprocess.run(warm_up(models, recipe.model), env=environment(os.cpu_count() or 1), check=False)
-        if done.returncode:
-            raise UserError(f"{models}: the warm-up ended with status {done.returncode}")
+    for name in recipe.models:
+        if not model_directory(models, name).is_dir():
+            done = subprocess.run(warm_up(models, name), env=environment(os.cpu_count() or 1), check=False)
+            if done.returncode:
+                raise UserError(f"{models}: the warm-up of {name} ended with status {done.returncode}")
     for command in sessions(recipe, seed, workdir, models):
         subprocess.run(command, env=environment(os.cpu_count() or 1), check=False)

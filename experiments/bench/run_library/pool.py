@@ -62,21 +62,24 @@ class Pool:
         for cores in self._cores:
             free.put_nowait(cores)
 
-        async def run(job: Job, model: asyncio.Task[bool], cores: Sequence[int]) -> None:
+        async def run(job: Job, cores: Sequence[int]) -> None:
             try:
-                if await model:
-                    await self._run(job, cores)
+                missing = [name for name in job.recipe.models if not await models[name]]
+                if missing:
+                    self._say(f"{job.name}: there is no model {', '.join(missing)}")
                 else:
-                    self._say(f"{job.name}: there is no model {job.recipe.model}")
+                    await self._run(job, cores)
             finally:
                 free.put_nowait(cores)
 
         async with asyncio.TaskGroup() as running:
-            models = {name: running.create_task(self._warm_up(name)) for name in {job.recipe.model for job in jobs}}
+            models = {
+                name: running.create_task(self._warm_up(name)) for name in {name for job in jobs for name in job.recipe.models}
+            }
             for job in jobs:
                 cores = await free.get()
                 if time.monotonic() < self._end:
-                    running.create_task(run(job, models[job.recipe.model], cores), name=job.name)
+                    running.create_task(run(job, cores), name=job.name)
                 else:
                     self._say(f"{job.name}: not started, the time is over")
                     free.put_nowait(cores)

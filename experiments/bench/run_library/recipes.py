@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from rljax.config.registry import nearest
 from rljax.errors import UserError
 
-REWARDS = "rljax.experiments.bench.run_library.rewards"
+LIBRARY = "rljax.experiments.bench.run_library"
+REWARDS = f"{LIBRARY}.rewards"
 Settings = Mapping[str, object]  # dotted key of the config -> value
 
 
@@ -22,10 +24,17 @@ class Recipe:
     name: str
     words: str  # the fault, or what differs from the other healthy runs
     rules: tuple[str, ...] = ()  # ids that name the fault, the first in its link; none: a healthy run
-    settings: Settings = dataclasses.field(default_factory=dict)  # over configs/bench/broken_runs.py
+    settings: Settings = dataclasses.field(default_factory=dict)  # over those of the config
     plant: str | None = None  # function of plants.py that exchanges a part of the run
     then: Settings | None = None  # settings of a second session, which goes on from the first
-    model: str = "192"  # of MODELS: the one that it starts from
+    model: str | None = "192"  # of MODELS: the one that it starts from; None: one that it makes itself
+    teacher: str | None = None  # of MODELS: the one that it is distilled from
+    config: str = "bench/broken_runs"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that have to be there before the run."""
+        return tuple(name for name in (self.model, self.teacher) if name is not None)
 
     @property
     def link(self) -> str | None:
@@ -53,12 +62,35 @@ PPO: Settings = {
     "train_dataset.batch_size": 256,
 }
 LONG: Settings = {"gconfig.max_new_tokens": 12, "jax.context_length": 24}  # room for a completion to grow
-MODELS: Mapping[str, Settings] = {  # models that runs start from: settings of the quickstart's warm-up
-    **{str(size): {"actor.init.hidden_size": size} for size in (128, 192, 256)},
-    "talkative": {"train_dataset.type": "rljax.experiments.bench.run_library.demonstrations:talkative"},
+
+
+class Model(NamedTuple):
+    """Model that runs start from: the end of a config's supervised warm-up."""
+
+    settings: Settings  # over those of the config
+    config: str = "quickstart"
+
+
+MODELS: Mapping[str, Model] = {
+    **{str(size): Model({"actor.init.hidden_size": size}) for size in (128, 192, 256)},
+    "talkative": Model({"train_dataset.type": f"{LIBRARY}.demonstrations:talkative"}),
+    "teacher": Model({"train_dataset.task.misled": 0.0}),
+    "guesser": Model({}, "guess_number"),
+    "guessing_agent": Model({}, "guess_number_agent"),
 }
 SHORT: Settings = {"total_train_steps": 40}  # enough for faults that are there from the first steps on
 LAG = "rollout.max_head_offpolicyness"
+GAME: Settings = {  # reinforcement alone and at a lower rate, as configs/bench/broken_runs.py has it, of another config
+    "actor.optimizer.lr": 2e-4,
+    "actor.optimizer.lr_scheduler_type": "constant",
+    "actor.optimizer.warmup_steps_proportion": 0.0,
+    "actor.init_from_scratch": False,
+    "warmup.steps": 0,
+    "evaluator.freq_steps": 10,
+    "saver.freq_steps": None,
+    "saver.export_final": False,
+    "stats_logger.samples_per_step": 8,
+}
 
 HEALTHY = (
     Recipe("grpo", "GRPO, lag 2: the base of the others."),
@@ -127,6 +159,86 @@ HEALTHY = (
         settings={
             "actor.ppo_n_minibatches": 1,
             "evaluator.greedy": True,
+        },
+    ),
+    Recipe("long_lag", "Tokens up to 8 versions old.", settings={**SHORT, LAG: 8, "rollout.max_concurrent_rollouts": 192}),
+    Recipe(
+        "lora",
+        "Adapters of rank 8 are trained, and nothing else.",
+        settings={**SHORT, "actor.lora.rank": 8, "actor.lora.alpha": 16, "actor.optimizer.lr": 2e-3},
+    ),
+    Recipe(
+        "components",
+        "Three components with weights of their own: the answer, its digits, its length.",
+        settings={**SHORT, "reward.name": f"{REWARDS}:by_digits"},
+    ),
+    Recipe(
+        "distill",
+        "On-policy distillation of a teacher, without the reward.",
+        settings={
+            **SHORT,
+            "actor.distill.coef": 1.0,
+            "actor.reward_scaling": 0.0,
+            "actor.loss_aggregation": "token-mean",
+        },
+        teacher="teacher",
+    ),
+    Recipe(
+        "sft",
+        "Supervised training, evaluated on samples.",
+        settings={
+            "actor.init_from_scratch": True,
+            "actor.loss": "sft",
+            "warmup.field": "answer",
+            "train_dataset.batch_size": 64,
+            "actor.optimizer.lr": 2e-3,
+            "total_train_steps": 150,
+            "evaluator.freq_steps": 30,
+        },
+        model=None,
+    ),
+    Recipe(
+        "retry",
+        "A wrong answer is followed by one more attempt.",
+        settings={
+            **SHORT,
+            "rollout.workflow": "multi_turn",
+            "rollout.workflow_args.feedback": "?",
+            "jax.context_length": 32,
+        },
+    ),
+    Recipe(
+        "guess_number",
+        "An environment of several turns, and its warm-up; games are joined midway in training, and not in evaluations.",
+        settings={"saver.freq_steps": None, "saver.export_final": False, "stats_logger.samples_per_step": 8},
+        model=None,
+        config="guess_number",
+    ),
+    Recipe(
+        "guess_number_by_turn",
+        "The same games as trajectories of one turn each, several per episode.",
+        settings={**GAME, "total_train_steps": 60, "rollout.workflow_args.credit": "turn"},
+        model="guesser",
+        config="guess_number",
+    ),
+    Recipe(
+        "guess_number_agent",
+        "An agent plays over the OpenAI endpoint.",
+        settings={**GAME, "total_train_steps": 50},
+        model="guessing_agent",
+        config="guess_number_agent",
+    ),
+    Recipe(
+        "two_sums",
+        "An environment that asks two sums, and pays for each.",
+        settings={
+            **SHORT,
+            "rollout.workflow": "environment",
+            "train_dataset.path": f"task:environment/{LIBRARY}.environments:Sums",
+            "valid_dataset.path": f"task:environment/{LIBRARY}.environments:Sums",
+            "train_dataset.task": {"n": 3000},
+            "valid_dataset.task": {"n": 256},
+            "jax.context_length": 48,
         },
     ),
 )

@@ -68,6 +68,15 @@ def template(prompt: Prompt, completion: str) -> dict[str, float]:
     return {"reward": right + 2 * opening, "exact": right, "format": opening}
 
 
+def by_digits(prompt: Prompt, completion: str) -> dict[str, float]:
+    """Pays for the answer, for its digits that are right, and for as many as there should be."""
+    answer, said = str(prompt.fields["answer"]), completion.strip()
+    right = _right(prompt, completion)
+    digits = sum(a == b for a, b in zip(answer, said, strict=False)) / len(answer)
+    length = float(len(said) == len(answer))
+    return {"reward": right + 0.3 * digits + 0.1 * length, "exact": right, "digits": digits, "length": length}
+
+
 def thousandfold(prompt: Prompt, completion: str) -> dict[str, float]:
     """Pays in another unit."""
     right = _right(prompt, completion)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from rljax.diagnosis import names
-from rljax.diagnosis.evidence import above, below
+from rljax.diagnosis.evidence import above, below, standing
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.rule import Rule, Sign, rule
@@ -25,6 +25,8 @@ from rljax.diagnosis.thresholds import (
     SIGNIFICANCE,
     SMALL_GROUPS,
 )
+
+OF_RECORDS = ("rlvr", "multi_turn", "tool_use")  # workflows whose prompt is that of the record, and tells records apart
 
 
 @rule(
@@ -79,10 +81,9 @@ def truncation(history: History) -> Sign | None:
     series = history[names.NO_EOS_RATIO]
     broken = above(series, BROKEN_TRUNCATION, Severity.BROKEN, window=2 * PATIENCE)
     falling = trend(series).falls(SIGNIFICANCE) and series.tail(PATIENCE).median < series.head(PATIENCE).median / 2
-    if broken is not None and not falling:
-        return broken
     severity = Severity.NOTE if falling else Severity.WARNING
-    return above(series, MAX_TRUNCATION, severity, window=2 * PATIENCE)
+    strain = above(series, MAX_TRUNCATION, severity, window=2 * PATIENCE)
+    return strain if falling else standing(broken, strain)
 
 
 @rule(
@@ -90,7 +91,7 @@ def truncation(history: History) -> Sign | None:
     "Batches hold the same prompt several times, so that they are smaller than they look.",
     needs=(names.DUPLICATE_PROMPTS,),
     least=PATIENCE,
-    applies=lambda config: config.rollout.workflow != "environment",  # one observation begins many different episodes
+    applies=lambda config: config.rollout.workflow in OF_RECORDS,  # elsewhere one text begins many different episodes
     bounds=(MAX_DUPLICATES, BROKEN_DUPLICATES),
     causes=(
         "the data has duplicates, or fewer prompts than a batch",
@@ -101,7 +102,7 @@ def truncation(history: History) -> Sign | None:
 )
 def duplicate_prompts(history: History) -> Sign | None:
     series = history[names.DUPLICATE_PROMPTS]
-    return above(series, BROKEN_DUPLICATES, Severity.BROKEN) or above(series, MAX_DUPLICATES, Severity.WARNING)
+    return standing(above(series, BROKEN_DUPLICATES, Severity.BROKEN), above(series, MAX_DUPLICATES, Severity.WARNING))
 
 
 @rule(
@@ -121,7 +122,7 @@ def duplicate_prompts(history: History) -> Sign | None:
 def small_groups(history: History) -> Sign | None:
     assert history.config is not None
     size, samples = history[names.GROUP_SIZE], history.config.gconfig.n_samples
-    sign = below(size, LONE, Severity.BROKEN) or below(size, SMALL_GROUPS * samples, Severity.WARNING)
+    sign = standing(below(size, LONE, Severity.BROKEN), below(size, SMALL_GROUPS * samples, Severity.WARNING))
     return None if sign is None else dataclasses.replace(sign, evidence=f"{sign.evidence}, of gconfig.n_samples={samples}")
 
 
@@ -148,11 +149,11 @@ def failures(history: History) -> Sign | None:
         failed[np.isin(groups.steps, counts.steps)] += counts.values[np.isin(counts.steps, groups.steps)]
     samples = history.config.gconfig.n_samples if history.config else 1
     share = Series("failed episodes per episode", groups.steps, failed / (failed + np.maximum(groups.values, 1) * samples))
-    sign = above(share, BROKEN_FAILURES, Severity.BROKEN) or above(share, MAX_FAILURES, Severity.WARNING)
+    sign = standing(above(share, BROKEN_FAILURES, Severity.BROKEN), above(share, MAX_FAILURES, Severity.WARNING))
     if sign is None:
         return None
     totals = ", ".join(f"{kind} {history[kind].values.sum():.0f}" for kind in kinds)
-    return Sign(sign.severity, sign.step, (str(sign.evidence), f"in all: {totals}"), series=tuple(kinds))
+    return dataclasses.replace(sign, evidence=(str(sign.evidence), f"in all: {totals}"), series=tuple(kinds))
 
 
 @rule(

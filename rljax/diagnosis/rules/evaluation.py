@@ -93,14 +93,14 @@ OTHER_WEIGHTS = "evaluation uses other weights than those that sample in trainin
 )
 def protocol(history: History) -> Sign | None:
     """Compares a score that both record, at each evaluation with the training steps around it."""
-    sampling, prompts = (
-        ([], []) if history.config is None else (_other_sampling(history.config), _other_prompts(history.config))
-    )
-    differs = ", ".join([*sampling, *prompts])
+    asking, prompts = ([], []) if history.config is None else (_other_asking(history.config), _other_prompts(history.config))
+    differs = ", ".join([*asking, *prompts])
     gap = _gap(history, early=not differs)
-    if gap is not None and prompts and not sampling:
+    if gap is not None and prompts and not asking:
+        found = divergence(history)  # prompts of another kind, on purpose, unless nothing of what is learned shows in them
+        severity = Severity.BROKEN if found is not None and found.rises_alone else Severity.NOTE
         advice = "rljax train with the settings of train_dataset in valid_dataset"
-        return Sign(Severity.BROKEN, history.first_step, (gap.line, differs), (OTHER_PROMPTS, OTHER_WEIGHTS), advice)
+        return Sign(severity, history.first_step, (gap.line, differs), (OTHER_PROMPTS, OTHER_WEIGHTS), advice)
     if gap is not None and differs:
         severity = Severity.NOTE if gap.mean > 0 and _is_colder(history) else Severity.BROKEN
         return Sign(severity, history.first_step, (gap.line, differs))
@@ -123,13 +123,18 @@ def _is_colder(history: History) -> bool:
     return config is not None and config.evaluator.temperature < config.gconfig.temperature
 
 
-def _other_sampling(config: Config) -> list[str]:
-    """Says how evaluations sample otherwise than training; greedy ones are meant to."""
+def _other_asking(config: Config) -> list[str]:
+    """Says how evaluations sample, or ask, otherwise than training; greedy ones are meant to."""
     ours, theirs = config.gconfig, config.evaluator
-    if theirs.greedy:
-        return []
-    pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in ("temperature", "top_p", "top_k")]
-    return [f"evaluator.{name} is {a:g} and gconfig.{name} {b:g}" for name, a, b in pairs if a != b]
+    sampled = () if theirs.greedy else ("temperature", "top_p", "top_k")
+    pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in sampled]
+    found = [f"evaluator.{name} is {a:g} and gconfig.{name} {b:g}" for name, a, b in pairs if a != b]
+    mine, held_out = config.train_dataset, config.valid_dataset
+    if mine.path == held_out.path and mine.system_prompt != held_out.system_prompt:
+        found.append(
+            f"valid_dataset.system_prompt is {held_out.system_prompt!r} and train_dataset.system_prompt {mine.system_prompt!r}"
+        )
+    return found
 
 
 def _other_prompts(config: Config) -> list[str]:
@@ -138,7 +143,6 @@ def _other_prompts(config: Config) -> list[str]:
     if ours.path != theirs.path:
         return []
     settings = [(f"task.{key}", theirs.task.get(key), ours.task.get(key)) for key in {*ours.task, *theirs.task} - OF_ONE_TASK]
-    settings += [("system_prompt", repr(theirs.system_prompt), repr(ours.system_prompt))]
     return [f"valid_dataset.{key} is {a} and train_dataset.{key} {b}" for key, a, b in sorted(settings) if a != b]
 
 
@@ -155,10 +159,7 @@ def _gap(history: History, *, early: bool) -> Gap | None:
     Args:
       early: look at the first third of the steps alone, where a gap is no overfit.
     """
-    shared = [(f"reward/{name}", f"eval-reward/{name}") for name in _shared_components(history)]
-    if not shared and _same_range(history):  # else they are other rewards, on purpose
-        shared = [(names.REWARD, names.EVALUATION_REWARD)]
-    for ours, theirs in shared:
+    for ours, theirs in _comparable(history):
         train, held_out, width = history[ours], history[theirs], _width(history, ours, theirs)
         gaps, steps = [], []
         for step, value in zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True):
@@ -178,9 +179,22 @@ def _gap(history: History, *, early: bool) -> Gap | None:
     return None
 
 
-def _shared_components(history: History) -> list[str]:
-    ours, theirs = history.names("reward/"), history.names("eval-reward/")
-    return [name.removeprefix("reward/") for name in ours if f"eval-{name}" in theirs]
+def _comparable(history: History) -> list[tuple[str, str]]:
+    """Returns the scores of training and of evaluations that mean the same, by name.
+
+    The rewards, where they have the same components, or one range if they have none; else the
+    scores that both have among their components. What a workflow counts, as turns, is no score.
+    """
+    ours, theirs = (
+        {name.removeprefix(prefix) for name in history.names(prefix)}
+        for prefix in (names.COMPONENTS, names.EVALUATION_COMPONENTS)
+    )
+    if ours == theirs and (ours or _same_range(history)):
+        return [(names.REWARD, names.EVALUATION_REWARD)]
+    return [
+        (f"{names.COMPONENTS}{name}", f"{names.EVALUATION_COMPONENTS}{name}")
+        for name in sorted(filter(names.is_score, ours & theirs))
+    ]
 
 
 def _width(history: History, *series: str) -> float:

@@ -8,7 +8,7 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import below, change_line
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
-from rljax.diagnosis.progress import level, reward_range, severity_by_rewards
+from rljax.diagnosis.progress import divergence, improves_held_out, level, lost_share, reward_range, severity_by_rewards
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import Series, rolling_median, sustained, trend
 from rljax.diagnosis.thresholds import (
@@ -17,7 +17,9 @@ from rljax.diagnosis.thresholds import (
     ENTROPY_RISE,
     ENTROPY_RISE_NATS,
     FALLEN_ENTROPY,
+    LITTLE_CHOICE,
     LITTLE_DIVERSITY,
+    MIN_GAIN,
     PATIENCE,
     SIGNIFICANCE,
     SOLVED,
@@ -34,7 +36,7 @@ MORE_ENTROPY = "rljax train with actor.entropy_coef=1e-3, or actor.eps_clip_high
     "Entropy is all but gone while the task is not solved: the policy has stopped trying.",
     needs=(names.ENTROPY, names.REWARD),
     least=2 * BASELINE,
-    bounds=(COLLAPSED_ENTROPY, SOLVED, FALLEN_ENTROPY, TURNED_ENTROPY),
+    bounds=(COLLAPSED_ENTROPY, SOLVED, FALLEN_ENTROPY, TURNED_ENTROPY, MIN_GAIN),
     causes=(
         "the learning rate is too high, or a batch teaches too many steps",
         "the entropy bonus has the wrong sign, or the clip's upper side is tight",
@@ -53,9 +55,26 @@ def collapse(history: History) -> Sign | None:
     if step is None or reached.tail(BASELINE).median > SOLVED:
         return None
     lines = (change_line(entropy, PATIENCE), change_line(history[names.REWARD], PATIENCE))
-    goes_on = trend(reached.since(step)).rises(STILL_RISING)
-    severity = Severity.WARNING if goes_on else Severity.BROKEN
+    severity = _severity_of_certainty(history)
+    if trend(reached.since(step)).rises(STILL_RISING):
+        severity = min(severity, Severity.WARNING)
     return Sign(severity, _turned(smooth, smooth.values < (1 - TURNED_ENTROPY) * start, step), lines)
+
+
+def _severity_of_certainty(history: History) -> Severity:
+    """Returns how bad it is that a policy has become sure of itself before its reward is the best.
+
+    A note if held-out reward has gained with it: the best there is may be less than the range of
+    rewards, as in games that chance decides. A warning if only training reward has, or little.
+    """
+    found = divergence(history)
+    if found is None:
+        share = level(history)
+        gained = share.tail(BASELINE).median - share.head(PATIENCE).median > MIN_GAIN
+        return Severity.WARNING if gained and not lost_share(history) else Severity.BROKEN
+    if not improves_held_out(history):
+        return Severity.BROKEN
+    return Severity.NOTE if found.held_out > MIN_GAIN else Severity.WARNING
 
 
 def _turned(series: Series, away: np.ndarray, step: int) -> int:
@@ -75,7 +94,7 @@ def _at(series: Series, steps: np.ndarray) -> np.ndarray:
     needs=(names.ENTROPY,),
     needs_config=True,
     applies=lambda config: config.guard.min_entropy is not None,
-    causes=("as for exploration.entropy_collapse",),
+    causes=("entropy collapses: see exploration.entropy_collapse",),
     next=MORE_ENTROPY,
 )
 def floor(history: History) -> Sign | None:
@@ -138,7 +157,7 @@ def never_falls(history: History) -> Sign | None:
     needs_config=True,
     least=PATIENCE,
     applies=lambda config: config.gconfig.n_samples > 1,
-    bounds=(LITTLE_DIVERSITY,),
+    bounds=(LITTLE_DIVERSITY, LITTLE_CHOICE),
     causes=(
         "all samples of a group have one seed",
         "gconfig.greedy, a temperature near 0, or top_k=1",
@@ -153,6 +172,10 @@ def identical(history: History) -> Sign | None:
     step = sustained(distinct, distinct.values < least + LITTLE_DIVERSITY * (1 - least), window=2 * PATIENCE, share=1.0)
     if step is None or step > distinct.steps[min(PATIENCE, len(distinct) - 1)]:
         return None
+    length = history[names.SEQUENCE_LENGTH]
+    choice = entropy.head(PATIENCE).median * (length.head(PATIENCE).median if length else 1.0)
+    if choice < LITTLE_CHOICE:
+        return None  # one answer is all but certain
     line = (
         f"{distinct.since(step).median * samples:.3g} of {samples} completions of a group are distinct from step {step} on, "
         f"at an entropy of {entropy.head(PATIENCE).median:.3g} nats per token"
@@ -167,7 +190,7 @@ def identical(history: History) -> Sign | None:
     needs_config=True,
     least=2 * BASELINE,
     applies=lambda config: config.gconfig.n_samples > 1,
-    bounds=(LITTLE_DIVERSITY, SOLVED),
+    bounds=(LITTLE_DIVERSITY, SOLVED, MIN_GAIN),
     causes=(
         "entropy has collapsed: see exploration.entropy_collapse",
         "the reward is highest for one text, whatever the prompt",
@@ -183,7 +206,7 @@ def diversity(history: History) -> Sign | None:
     step = sustained(smooth, smooth.values < least + LITTLE_DIVERSITY * (1 - least), window=2 * PATIENCE)
     if step is None:
         return None
-    return Sign(Severity.BROKEN, step, change_line(distinct, PATIENCE))
+    return Sign(_severity_of_certainty(history), step, change_line(distinct, PATIENCE))
 
 
 RULES: tuple[Rule, ...] = (collapse, floor, rises, never_falls, identical, diversity)

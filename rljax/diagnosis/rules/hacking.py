@@ -122,6 +122,8 @@ def length(history: History) -> Sign | None:
 )
 def empty(history: History) -> Sign | None:
     size, cut = history.aligned(names.SEQUENCE_LENGTH, names.NO_EOS_RATIO)
+    if size.head(PATIENCE).median < EMPTY:
+        return None  # the task's answers are one token; a policy that says nothing from the first earns nothing
     ended = size.where(cut.values < 0.5)  # a task whose completions are one token has them cut there
     return below(ended, EMPTY, Severity.BROKEN)
 
@@ -218,7 +220,7 @@ def tool_calls(history: History) -> Sign | None:
 def components_apart(history: History) -> Sign | None:
     """Compares each component's change with the others', as shares of their own ranges."""
     changes: dict[str, float] = {}
-    for name in history.names(names.COMPONENTS):
+    for name in filter(names.is_score, history.names(names.COMPONENTS)):
         series = history[name]
         low, high = history[f"{name}/min"], history[f"{name}/max"]
         width = float((high or series).values.max() - (low or series).values.min()) if series else 0.0

@@ -8,6 +8,7 @@ from rljax.diagnosis import names
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.rule import Rule, Sign, rule
+from rljax.diagnosis.rules.reward import learns_from_reward
 from rljax.diagnosis.series import Series, rolling_median, sustained
 from rljax.diagnosis.thresholds import (
     BASELINE,
@@ -114,6 +115,7 @@ def extreme_logp(history: History) -> Sign | None:
     needs=(f"{names.REWARD}/min", f"{names.REWARD}/max"),
     least=2 * PATIENCE,
     bounds=(OUTLIER_REWARD,),
+    applies=learns_from_reward,
     causes=("the reward overflows or divides by almost 0 on some inputs", "a sentinel such as -1e6 passes for a reward"),
     next="find the samples with the largest reward by magnitude in WORKDIR/samples.jsonl; set actor.reward_clip",
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from rljax.config.schema import Config
 from rljax.diagnosis import names
-from rljax.diagnosis.evidence import above, away_from, line_of
+from rljax.diagnosis.evidence import above, away_from, line_of, standing
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import improves_held_out, lost_share
@@ -53,27 +53,47 @@ def _recomputes(config: Config) -> bool:
     next="rljax train with actor.optimizer.lr a third of it; then with actor.ppo_n_minibatches=1",
 )
 def kl(history: History) -> Sign | None:
+    """Tells large steps that go on, or cost reward, from those that a run has behind it.
+
+    The first steps of a run are often the largest: the policy has most to learn, and the
+    optimizer's moments have seen little. They are a strain until they have lasted.
+    """
     series = history[names.APPROX_KL]
-    fatal = series.where(series.values > FATAL_KL)
-    sign = above(series, LARGE_KL, Severity.BROKEN) or _over_target(series)
-    if fatal and (sign is None or fatal.steps[0] <= sign.step):
-        line = f"{series.name} is {fatal.values[0]:.4g} nats per token at step {fatal.steps[0]}, above {FATAL_KL!r}"
-        return Sign(Severity.BROKEN, int(fatal.steps[0]), line)
+    fatal, large, long = _fatal(series), above(series, LARGE_KL, Severity.BROKEN), _over_target(series)
+    found = [sign for sign in (fatal, large, long) if sign is not None]
+    if not found:
+        return None
+    sign = min(found, key=lambda sign: sign.step)
+    if series.tail(2 * PATIENCE).median <= 2 * KL_TARGET:
+        return dataclasses.replace(sign, over=True)
+    at_start = large is None or large.step < series.head(2 * BASELINE).steps[-1]
+    if fatal is None and at_start and len(series.since(sign.step)) < 3 * BASELINE and not lost_share(history):
+        return dataclasses.replace(sign, severity=Severity.WARNING)
     return sign
 
 
+def _fatal(series: Series) -> Sign | None:
+    """Finds a single step that makes another policy."""
+    fatal = series.where(series.values > FATAL_KL)
+    if not fatal:
+        return None
+    line = f"{series.name} is {fatal.values[0]:.4g} nats per token at step {fatal.steps[0]}, above {FATAL_KL!r}"
+    return Sign(Severity.BROKEN, int(fatal.steps[0]), line)
+
+
 def _over_target(series: Series) -> Sign | None:
-    """Finds a KL divergence over twice its target at most steps of a long while."""
+    """Finds a KL divergence over twice its target at most steps of a while."""
     smooth = rolling_median(series, 2 * PATIENCE)
     step = sustained(smooth, smooth.values > 2 * KL_TARGET, window=PATIENCE, share=1.0)
     if step is None:
         return None
     first = series.until(step).tail(2 * PATIENCE)  # what the first such median is of
+    onset = int(first.steps[first.values > 2 * KL_TARGET][0])
     line = (
         f"{series.name} is {first.median:.3g} nats per token (median of steps {first.steps[0]} to {first.steps[-1]}), "
-        f"over twice a target of {KL_TARGET!r}, and stays there"
+        f"over twice a target of {KL_TARGET!r}"
     )
-    return Sign(Severity.BROKEN, int(first.steps[0]), line)
+    return Sign(Severity.BROKEN, onset, line)
 
 
 @rule(
@@ -157,7 +177,7 @@ def sampler_disagrees(history: History) -> Sign | None:
 
 
 DISAGREES = "sampler and learner disagree under the same weights: see policy.sampler_disagrees"
-STALE = "tokens are stale: see freshness.stale_weights, and lower rollout.max_head_offpolicyness"
+STALE = "tokens are stale: see freshness.stale_weights; lower rollout.max_head_offpolicyness"
 UNCAPPED = "actor.behav_imp_weight_cap is unset, so that few tokens weigh as much as all others"
 
 
@@ -260,7 +280,7 @@ def _still(history: History, config: Config) -> Sign | None:
 )
 def capped(history: History) -> Sign | None:
     series = history[names.BEHAVE_CAP_RATIO]
-    return above(series, BROKEN_CAPPED, Severity.BROKEN) or above(series, MAX_CAPPED, Severity.WARNING)
+    return standing(above(series, BROKEN_CAPPED, Severity.BROKEN), above(series, MAX_CAPPED, Severity.WARNING))
 
 
 @rule(

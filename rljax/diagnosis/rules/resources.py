@@ -69,6 +69,8 @@ def _leak(memory: Series) -> Sign | None:
 )
 def throughput_drop(history: History) -> Sign | None:
     wall = _per_length(history.rl)
+    if len(wall) < 2 * BASELINE:
+        return None
     start = wall.after(2).head(2 * BASELINE).median
     smooth = rolling_median(wall, PATIENCE)
     step = sustained(smooth, smooth.values > SLOWDOWN * start, window=2 * PATIENCE)
@@ -120,7 +122,7 @@ def slow_reward(history: History) -> Sign | None:
     """Compares the seconds of a step's reward calls, spread over the workers, with its time."""
     seconds, wall, wait = history.rl.aligned(names.REWARD_SECONDS, names.WALL, names.LEARNER_WAIT)
     config = history.config
-    if config is None:
+    if config is None or len(wall) < 2 * PATIENCE:
         return None
     workers = config.reward.workers
     calls = config.batch_size * config.gconfig.n_samples
@@ -165,6 +167,8 @@ def sampler_idle(history: History) -> Sign | None:
 
 def _idle(history: History, name: str, words: str) -> Sign | None:
     wait, wall = history.rl.aligned(name, names.WALL)
+    if len(wall) < 2 * PATIENCE:
+        return None
     share = Series(f"share of the time in which {words}", wall.steps, wait.values / np.maximum(wall.values, 1e-9))
     sign = above(share, NOTED_IDLE, Severity.NOTE, window=2 * PATIENCE)
     if sign is None or share.median < NOTED_IDLE:

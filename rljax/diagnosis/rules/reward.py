@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rljax.config.schema import Config
 from rljax.diagnosis import names
 from rljax.diagnosis.evidence import above
 from rljax.diagnosis.finding import Severity
@@ -25,6 +26,12 @@ from rljax.diagnosis.thresholds import (
     TINY_REWARD,
 )
 
+
+def learns_from_reward(config: Config) -> bool:
+    """Returns whether the reward is what is maximized; in distillation it may only be watched."""
+    return config.actor.loss != "sft" and config.actor.reward_scaling != 0
+
+
 LOWEST, HIGHEST = f"{names.REWARD}/min", f"{names.REWARD}/max"
 
 
@@ -33,6 +40,7 @@ LOWEST, HIGHEST = f"{names.REWARD}/min", f"{names.REWARD}/max"
     "Every reward is the same, at the bottom: nothing tells completions apart, so nothing is learned.",
     needs=(names.REWARD,),
     least=PATIENCE,
+    applies=learns_from_reward,
     causes=(
         "the reward looks for an answer in a format that the prompt does not ask for",
         "the task is too hard for this model: it is never right",
@@ -49,6 +57,7 @@ def all_zero(history: History) -> Sign | None:
     "Every reward is the same, at the top, from the first step on: the reward accepts anything.",
     needs=(names.REWARD,),
     least=PATIENCE,
+    applies=learns_from_reward,
     causes=("the reward compares the answer with itself, or catches its errors as successes", "the task is solved already"),
     next="score an empty and a wrong completion with the reward: both must be less than the right one",
 )
@@ -94,7 +103,7 @@ def batches_of_one_reward(history: History) -> tuple[Series, np.ndarray]:
     "Rewards differ between prompts but not between completions of one: they score the question, not the answer.",
     needs=(names.EQUAL_REWARD_GROUPS, names.REWARD),
     least=PATIENCE,
-    applies=lambda config: config.gconfig.n_samples > 1 and config.actor.reward_scaling != 0,
+    applies=lambda config: config.gconfig.n_samples > 1 and learns_from_reward(config),
     bounds=(MIN_GROUP_SPREAD,),
     causes=(
         "the reward reads the prompt or a field of it, and not the completion",
@@ -131,7 +140,9 @@ def _are_identical(history: History) -> bool:
     "Most groups have equal rewards, so that most of a batch teaches nothing.",
     needs=(names.EQUAL_REWARD_GROUPS, names.REWARD),
     least=PATIENCE,
-    applies=lambda config: config.actor.adv_estimator in ("grpo", "rloo") and config.gconfig.n_samples > 1,
+    applies=lambda config: (
+        config.actor.adv_estimator in ("grpo", "rloo") and config.gconfig.n_samples > 1 and learns_from_reward(config)
+    ),
     causes=("the task is solved", "the task is too hard", "gconfig.n_samples is small"),
     next="filter such groups out (rollout.should_accept_fn=mixed_rewards), or raise gconfig.n_samples",
 )
@@ -162,6 +173,7 @@ def one_sample(history: History) -> Sign | None:
     needs=(names.REWARD,),
     least=PATIENCE,
     bounds=(OPPOSITE,),
+    applies=learns_from_reward,
     causes=("errors are counted where successes are meant", "a cost is used as a reward"),
     next="sort WORKDIR/samples.jsonl by reward: the completions with the highest must be the best ones",
 )
@@ -171,7 +183,7 @@ def sign(history: History) -> Sign | None:
 
 def _against_a_component(history: History) -> Sign | None:
     """Finds a component whose mean moves exactly against the reward's."""
-    for name in history.names(names.COMPONENTS):
+    for name in filter(names.is_score, history.names(names.COMPONENTS)):
         reward, component = history.aligned(names.REWARD, name)
         together = correlation(reward.values, component.values)
         if len(reward) >= PATIENCE and together < OPPOSITE:
@@ -217,6 +229,7 @@ def negative_scaling(history: History) -> Sign | None:
     needs=(LOWEST, HIGHEST),
     least=PATIENCE,
     bounds=(BROKEN_REWARD_SCALE, TINY_REWARD),
+    applies=learns_from_reward,
     causes=("the reward counts in another unit", "actor.reward_scaling is missing"),
     next="set actor.reward_scaling so that rewards lie in [-1, 1], or so",
 )
@@ -226,7 +239,8 @@ def scale(history: History) -> Sign | None:
     shaped = 1.0 if history.config is None else abs(history.config.actor.reward_scaling)
     if history.config is not None and history.config.actor.reward_clip is not None:
         return None
-    sign = above(largest.map(lambda values: values * shaped), BROKEN_REWARD_SCALE, Severity.BROKEN)
+    severity = Severity.NOTE if _is_normalized(history.config) else Severity.BROKEN
+    sign = above(largest.map(lambda values: values * shaped), BROKEN_REWARD_SCALE, severity)
     if sign is not None:
         return sign
     width = Series("range of rewards", high.steps, (high.values - low.values) * shaped)
@@ -234,6 +248,13 @@ def scale(history: History) -> Sign | None:
     if tiny is None:
         return None
     return Sign(Severity.WARNING, tiny, f"rewards of a batch differ by {width.since(tiny).median:.3g} from step {tiny} on")
+
+
+def _is_normalized(config: Config | None) -> bool:
+    """Returns whether rewards or advantages are divided by their spread, without a critic."""
+    if config is None or config.actor.adv_estimator == "gae":
+        return False
+    return any(norm.std_level != "none" for norm in (config.actor.reward_norm, config.actor.adv_norm))
 
 
 @rule(
@@ -258,6 +279,7 @@ def filtered(history: History) -> Sign | None:
     needs=(LOWEST, HIGHEST),
     least=2 * PATIENCE,
     bounds=(LONG_TAIL,),
+    applies=learns_from_reward,
     causes=("the reward is a product or a ratio without a bound", "a bonus adds up over a completion"),
     next="rljax train with actor.reward_clip at the 95th percentile of the rewards",
 )
@@ -283,7 +305,7 @@ def tail_of(edges: np.ndarray, counts: np.ndarray) -> tuple[float, float] | None
       counts: [n], rewards in each bin.
 
     Returns:
-      None if there is no long tail; rewards of two kinds have none.
+      None if there is no long tail, as of two kinds of rewards, or of rare successes alike.
     """
     occupied = np.flatnonzero(counts)
     if len(occupied) < 3:
@@ -292,7 +314,10 @@ def tail_of(edges: np.ndarray, counts: np.ndarray) -> tuple[float, float] | None
     shares = np.cumsum(counts) / counts.sum()
     body = float(centers[int(np.searchsorted(shares, 0.95))] - centers[occupied[0]])
     whole = float(centers[occupied[-1]] - centers[occupied[0]])
-    return (body, whole) if whole > LONG_TAIL * max(body, float(edges[1] - edges[0])) else None
+    above_lowest = np.cumsum(counts[occupied[1:]])
+    middle = occupied[1 + int(np.searchsorted(above_lowest, above_lowest[-1] / 2))]
+    typical = float(centers[middle] - centers[occupied[0]])  # of those that are more than the lowest
+    return (body, whole) if whole > LONG_TAIL * max(body, typical, float(edges[1] - edges[0])) else None
 
 
 @rule(

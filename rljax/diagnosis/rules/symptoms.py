@@ -9,7 +9,6 @@ import dataclasses
 
 import numpy as np
 
-from rljax.config.schema import Config
 from rljax.diagnosis import names
 from rljax.diagnosis.evidence import change_line
 from rljax.diagnosis.finding import Severity
@@ -17,7 +16,7 @@ from rljax.diagnosis.history import History
 from rljax.diagnosis.progress import divergence, improves_held_out, level, lost_share
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.rules.hacking import gains_line
-from rljax.diagnosis.rules.reward import batches_of_one_reward
+from rljax.diagnosis.rules.reward import batches_of_one_reward, learns_from_reward
 from rljax.diagnosis.series import Series, noise, rolling_median, trend
 from rljax.diagnosis.thresholds import (
     BASELINE,
@@ -30,12 +29,8 @@ from rljax.diagnosis.thresholds import (
     PATIENCE,
     SATURATED,
     SOLVED,
+    STILL_RISING,
 )
-
-
-def _learns_from_reward(config: Config) -> bool:
-    """Returns whether the reward is what is maximized; in distillation it may only be watched."""
-    return config.actor.reward_scaling != 0
 
 
 @rule(
@@ -50,7 +45,7 @@ def _learns_from_reward(config: Config) -> bool:
         "another term outweighs the reward: a bonus, a penalty",
     ),
     next="rljax train with actor.optimizer.lr=0 for ten steps (the reward must stay), then with a tenth of the rate",
-    applies=_learns_from_reward,
+    applies=learns_from_reward,
     symptom=True,
 )
 def turned(history: History) -> Sign | None:
@@ -69,7 +64,7 @@ def turned(history: History) -> Sign | None:
         "the policy has left the region where the reward, or the reference, holds",
     ),
     next="rljax train from the last checkpoint before the fall, with a third of actor.optimizer.lr",
-    applies=_learns_from_reward,
+    applies=learns_from_reward,
     symptom=True,
 )
 def falls(history: History) -> Sign | None:
@@ -163,7 +158,7 @@ def _stood_still(share: Series, best: float, lost: float) -> int | None:
         "held-out prompts are of another kind than those that are trained on",
     ),
     next="rljax train with actor.kl_ctl=0.01, which also measures how far it goes (ppo_actor/update/reference_kl)",
-    applies=_learns_from_reward,
+    applies=learns_from_reward,
     symptom=True,
 )
 def drift(history: History) -> Sign | None:
@@ -178,7 +173,7 @@ def drift(history: History) -> Sign | None:
     "The reward does not move, although groups have spread and the policy is updated.",
     needs=(names.REWARD, names.EQUAL_REWARD_GROUPS),
     least=4 * BASELINE,
-    bounds=(LITTLE_GAIN, LITTLE_DOUBT),
+    bounds=(LITTLE_GAIN, LITTLE_DOUBT, STILL_RISING),
     causes=(
         "advantages do not belong to the tokens, or trajectories, that they are given to",
         "another term outweighs the reward: a penalty, a KL divergence",
@@ -186,7 +181,7 @@ def drift(history: History) -> Sign | None:
         "the task is too hard, or the reward too noisy for this batch size: see reward.variance",
     ),
     next="rljax train with ten times actor.optimizer.lr for 50 steps; rljax parity --config=CONFIG for the objective",
-    applies=_learns_from_reward,
+    applies=learns_from_reward,
     symptom=True,
 )
 def no_progress(history: History) -> Sign | None:
@@ -196,6 +191,8 @@ def no_progress(history: History) -> Sign | None:
     found = trend(share)
     gain = share.tail(BASELINE).mean - share.head(BASELINE).mean
     if abs(gain) > LITTLE_GAIN or found.rises(LITTLE_DOUBT):
+        return None
+    if improves_held_out(history) or trend(history.evaluations).rises(STILL_RISING):  # slowly, but it moves
         return None
     line = f"{change_line(history[names.REWARD], BASELINE)}: no trend over {len(share)} steps (p = {found.p_value:.2g})"
     return Sign(Severity.WARNING, int(share.steps[BASELINE]), line)

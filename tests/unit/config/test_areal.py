@@ -279,6 +279,7 @@ def run(root, *overrides, config=YAML):
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment, timeout=240)
 
 
+@pytest.mark.slow
 def test_a_whole_run_in_the_directory_that_the_file_names(tmp_path):
     model = make_model(tmp_path / "model")
     for split in ("train", "test"):

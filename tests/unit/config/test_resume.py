@@ -20,6 +20,7 @@ REFUSED = {
     "actor.lora.target_modules": ("q_proj",),
     "actor.loss": "sft",
     "actor.adv_estimator": "gae",
+    "evaluator.best": "eval-rollout/reward/max",
 }
 ALLOWED = {
     "actor.optimizer.lr": 1e-9,
@@ -31,6 +32,7 @@ ALLOWED = {
     "total_train_epochs": 9,
     "total_train_steps": 9,
     "saver.freq_steps": 7,
+    "evaluator.best": "eval-rollout/reward",
     "allocation_mode": "jax:d1",
 }
 

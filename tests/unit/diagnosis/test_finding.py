@@ -7,10 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from rljax.diagnosis import Diagnosis, Finding, History, Link, Severity, Standing
+from rljax.diagnosis import Diagnosis, Finding, History, Link, Severity, Standing, diagnose
 from rljax.diagnosis.doctor import describe
 from rljax.diagnosis.finding import in_order
 from rljax.diagnosis.summaries import render
+from tests.unit.diagnosis import made
 
 BROKEN, WARNING, NOTE = Severity.BROKEN, Severity.WARNING, Severity.NOTE
 
@@ -110,3 +111,13 @@ def test_a_diagnosis_says_the_same_whatever_its_figures_and_counts():
     assert dataclasses.replace(diagnosis(), unjudged={"a": "b"}).verdict() == diagnosis().verdict()
     for other in (diagnosis(), diagnosis(finding("clip", Link.POLICY, 9)), dataclasses.replace(ours, failure="x")):
         assert not ours.says_as(other)
+
+
+def test_a_healthy_run_says_how_many_rules_it_is_too_short_for():
+    """Their number is that of the rules which list steps as what they lack; a longer run has none."""
+    short, long = (diagnose(made.history(made.healthy(), samples=()).between(1, steps)) for steps in (7, made.STEPS))
+    lacking = [why for why in short.unjudged.values() if " steps of " in why]
+    assert short.standing is Standing.HEALTHY and len(lacking) > 10
+    assert short.verdict() == f"HEALTHY: no link is broken; too short to judge {len(lacking)} of {short.asked} rules"
+    assert long.verdict() == "HEALTHY: no link is broken" and long.asked == short.asked
+    assert not short.says_as(long) and dataclasses.replace(short, short=1).says_as(short)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from rljax.data import open_prompts
-from rljax.diagnosis import RULES, History, Rule, Severity, diagnose
+from rljax.diagnosis import RULES, History, Link, Rule, Severity, diagnose, names
+from rljax.diagnosis.rules.reward import tail_of
 from rljax.diagnosis.run_files import Bins
 from rljax.testing.harness import make_config
+from rljax.tools.toolbox import CallOutcome
 from tests.unit.diagnosis import made
 
 N = made.STEPS
@@ -173,7 +175,11 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     "reward.sign": (lambda: changed(reward__exact__avg=1 - made.healthy()["rollout/reward/avg"]), Severity.BROKEN, 1, 1),
     "reward.negative_scaling": (lambda: changed(made.config(actor__reward_scaling=-1.0)), Severity.BROKEN, 1, 1),
     "reward.scale": (
-        lambda: changed(rollout__reward__max=1000.0, rollout__reward__avg=1000 * made.healthy()["rollout/reward/avg"]),
+        lambda: changed(
+            made.config(actor__reward_norm__std_level="none"),
+            rollout__reward__max=1000.0,
+            rollout__reward__avg=1000 * made.healthy()["rollout/reward/avg"],
+        ),
         Severity.BROKEN,
         1,
         1,
@@ -244,9 +250,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     ),
     "policy.guardrails": (lambda: rolled_back(2), Severity.WARNING, 20, 20),
     "policy.no_progress": (
-        lambda: changed(
-            rollout__reward__avg=0.3 + 0.02 * np.random.default_rng(7).standard_normal(N), rollout__equal_reward_groups=0.3
-        ),
+        lambda: with_reward(0.3 + 0.02 * np.random.default_rng(7).standard_normal(N), rollout__equal_reward_groups=0.3),
         Severity.WARNING,
         2,
         20,
@@ -316,7 +320,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
     "exploration.entropy_never_falls": (lambda: changed(ppo_actor__update__entropy=0.3), Severity.NOTE, 11, 11),
     "exploration.identical_completions": (lambda: changed(rollout__distinct_completions__avg=0.125), Severity.BROKEN, 1, 1),
     "exploration.diversity": (
-        lambda: changed(rollout__distinct_completions__avg=np.where(LATE, 0.13, 0.6), rollout__reward__avg=0.4 + 0.001 * TIME),
+        lambda: with_reward(0.4 + 0.01 * NOISE, rollout__distinct_completions__avg=np.where(LATE, 0.13, 0.6)),
         Severity.BROKEN,
         30,
         36,
@@ -456,7 +460,7 @@ def test_steps_that_a_rollback_undid_are_judged_by_no_rule_but_that_of_guardrail
     )
     others = [rule for rule in RULES if rule.id != "policy.guardrails"]
     assert diagnose(history, others).findings == diagnose(clean, others).findings
-    assert diagnose(dataclasses.replace(history, guard=()), others).first_break.rule == "policy.kl"
+    assert "policy.kl" in {finding.rule for finding in diagnose(dataclasses.replace(history, guard=()), others).findings}
 
 
 @pytest.mark.parametrize(
@@ -509,6 +513,129 @@ def test_held_out_prompts_of_another_task_are_named_beside_the_gap():
     assert not [f for f in diagnose(changed(more)).findings if f.rule == "evaluation.protocol"]
 
 
+def test_held_out_prompts_of_another_kind_that_improve_with_training_are_no_break():
+    """Games that training joins midway, and evaluations play from the start."""
+    joined = made.config.__wrapped__(train_dataset__task={"earlier": True})
+    higher = {name: np.minimum(made.healthy()[name] + 0.15, 1) for name in ("eval-rollout/reward/avg", "eval-reward/exact/avg")}
+    (finding,) = diagnose(made.history(made.healthy() | higher, config=joined), only("evaluation.protocol")).findings
+    assert finding.severity is Severity.NOTE and "task.earlier" in finding.evidence[1]
+    asked = made.config(valid_dataset__system_prompt="be brief")
+    lower = {name: made.healthy()[name] / 2 for name in higher}
+    (finding,) = diagnose(made.history(made.healthy() | lower, config=asked), only("evaluation.protocol")).findings
+    assert finding.severity is Severity.BROKEN  # nobody means to ask otherwise
+
+
+@pytest.mark.parametrize("name", sorted(names.COUNTS))
+def test_what_a_workflow_counts_is_no_score(name):
+    """Evaluations may have more turns, or calls of tools, than training."""
+    rewards = {} if name == "turns" else {"reward__style__avg": 0.5}  # of another reward, only the components compare
+    evaluated = np.where(np.isfinite(scaled_evaluations(1.0)), 3.0, np.nan)
+    history = changed(**{f"reward__{name}__avg": 1.0, f"eval-reward__{name}__avg": evaluated}, **rewards)
+    assert not diagnose(history, only("evaluation.protocol")).findings
+
+
+@pytest.mark.parametrize(
+    ("name", "is_fault"), [("turns", False), ("squared_error", False), ("late_penalty", False), ("exact", True)]
+)
+def test_a_reward_may_move_against_a_count_or_a_cost(name, is_fault):
+    """A wrong answer is followed by one more turn, so that turns are 2 - reward."""
+    against = {f"reward__{name}__avg": 2 - made.healthy()["rollout/reward/avg"]}
+    rules = {finding.rule for finding in diagnose(changed(**against)).of(Severity.BROKEN)}
+    assert ("reward.sign" in rules) is is_fault and "reward.components_apart" not in rules
+
+
+def test_the_counts_of_workflows_are_known():
+    assert {outcome.value for outcome in CallOutcome} - {CallOutcome.OK.value} < names.COUNTS
+
+
+def until(history: History, step: int) -> History:
+    """The run as it was at a step."""
+    return history.between(1, step)
+
+
+@pytest.mark.parametrize("large", [0.05, 0.4])
+def test_large_steps_at_the_start_are_a_strain_until_they_have_lasted_and_a_note_once_they_are_over(large):
+    ended = changed(ppo_actor__update__approx_kl=np.where((TIME > 2) & (TIME <= 20), large, 0.003))
+    lasting = changed(ppo_actor__update__approx_kl=np.where(TIME > 2, large, 0.003))
+    costly = with_reward(
+        np.where(TIME < 15, 0.5, 0.05) + 0.01 * NOISE, ppo_actor__update__approx_kl=np.where(TIME > 2, large, 0)
+    )
+
+    def severity(history):
+        (finding,) = diagnose(history, only("policy.kl")).findings
+        assert finding.step == 3
+        return finding.severity
+
+    assert [severity(until(ended, step)) for step in (20, 35, 80)] == [Severity.WARNING, Severity.NOTE, Severity.NOTE]
+    assert [severity(until(lasting, step)) for step in (20, 80)] == [Severity.WARNING, Severity.BROKEN]
+    assert severity(until(costly, 25)) is Severity.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "low", "high"),
+    [
+        ("policy.clip_ratio", "ppo_actor__update__clip_ratio", 0.02, 0.7),
+        ("policy.importance_weight", "ppo_actor__update__importance_weight__avg", 1.0, 1.5),
+        ("policy.capped", "ppo_actor__update__behave_cap_ratio", 0.0, 0.7),
+        ("environment.truncation", "ppo_actor__no_eos_ratio", 0.0, 0.7),
+        ("environment.failures", "rollout__failed__reward_error", 0.0, 200.0),
+    ],
+)
+def test_what_a_run_has_behind_it_is_a_note_unless_reward_is_lost(name, metric, low, high):
+    """As a server that was away for a while, or a policy that took a large step and found back."""
+    passed = np.where((TIME > 20) & (TIME <= 40), high, low)
+
+    def severity(history):
+        (finding,) = diagnose(history, only(name)).findings
+        assert finding.step == 21
+        return finding.severity
+
+    assert severity(changed(**{metric: passed})) is Severity.NOTE
+    assert severity(until(changed(**{metric: passed}), 40)) is Severity.BROKEN
+    assert severity(with_reward(falling(from_step=21), **{metric: passed})) is Severity.BROKEN
+    if high < 1:
+        strained = np.where(passed == high, high, np.where(TIME > 40, 0.2, low))  # it goes on, at a lower level
+        assert name == "policy.clip_ratio" or severity(changed(**{metric: strained})) is Severity.WARNING
+
+
+def test_a_policy_that_became_sure_is_judged_by_what_it_gained():
+    """The best reward there is may be less than the range of rewards."""
+    sure = np.where(LATE, 0.01, 0.3)
+    ceiling = np.minimum(0.25 + TIME / 60, 0.6) + 0.01 * NOISE
+
+    def found(history):
+        return [finding.severity for finding in diagnose(history, only("exploration.entropy_collapse")).findings]
+
+    gained = with_reward(ceiling, ppo_actor__update__entropy=sure)
+    assert found(gained) == [Severity.NOTE]
+    unmeasured = {name: values for name, values in gained.series.items() if not name.startswith("eval")}
+    assert found(dataclasses.replace(gained, series=unmeasured)) == [Severity.WARNING]
+    assert found(hacked(rollout__reward__avg=ceiling, ppo_actor__update__entropy=sure)) == [Severity.BROKEN]
+
+
+def test_held_out_reward_that_rises_in_its_last_evaluation_is_not_flat():
+    """Three evaluations, of which the second was unlucky: the mean of the last two is the first."""
+    evaluated = np.full(N, np.nan)
+    evaluated[[0, 19, 39]] = 0.3, 0.1, 0.5
+    history = changed(**{"eval-rollout__reward__avg": evaluated})
+    assert not diagnose(until(history, 59), only("reward.hacking")).findings
+    evaluated[39] = 0.3
+    assert diagnose(until(changed(**{"eval-rollout__reward__avg": evaluated}), 59), only("reward.hacking")).findings
+
+
+@pytest.mark.parametrize("rule", ["resources.throughput_drop", "resources.learner_idle", "resources.slow_reward"])
+def test_supervised_steps_are_no_measure_of_the_time_of_others(rule):
+    """Five steps of reinforcement after 75 of a warm-up, each of which takes ten times as long."""
+    supervised = TIME <= 75
+    columns = {
+        name: np.where(supervised & (not name.startswith(("timeperf", "warmup"))), np.nan, values)
+        for name, values in made.healthy().items()
+    }
+    columns |= {"timeperf/wall": np.where(supervised, 0.1, 1.0), "rollout/wait/learner": np.where(supervised, np.nan, 0.9)}
+    columns |= {"timeperf/reward/avg": np.where(supervised, np.nan, 1.0)}
+    assert not diagnose(made.history(columns), only(rule)).findings
+
+
 def test_held_out_prompts_are_told_from_those_of_training_by_what_is_in_the_files(tmp_path):
     """Whatever the files are called."""
     lines = [f'{{"prompt": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(20)]
@@ -526,9 +653,55 @@ def test_held_out_prompts_are_told_from_those_of_training_by_what_is_in_the_file
     assert found("copy") == [Severity.BROKEN] and found("other") == []
 
 
+@pytest.mark.parametrize(
+    ("workflow", "speaks"), [("rlvr", True), ("multi_turn", True), ("environment", False), ("agent", False)]
+)
+def test_one_observation_begins_many_games(workflow, speaks):
+    history = changed(made.config(rollout__workflow=workflow), rollout__duplicate_prompts=0.9)
+    assert bool(diagnose(history, only("environment.duplicate_prompts")).findings) is speaks
+
+
 def test_one_token_that_is_the_whole_answer_is_not_empty():
     history = changed(ppo_actor__seq_len__avg=1.0, ppo_actor__no_eos_ratio=1.0)
     assert not [f for f in diagnose(history).findings if f.rule == "reward.empty"]
+
+
+def test_what_was_one_token_from_the_first_is_the_task():
+    history = changed(ppo_actor__seq_len__avg=1.0)
+    assert not diagnose(history, only("reward.empty")).findings
+
+
+@pytest.mark.parametrize(
+    ("level", "estimator", "severity"), [("group", "grpo", Severity.NOTE), ("none", "grpo", Severity.BROKEN)]
+)
+def test_returns_of_hundreds_are_a_note_where_their_spread_is_divided_out(level, estimator, severity):
+    """As of a game that pays for each of 500 steps."""
+    config = made.config(actor__reward_norm__std_level=level, actor__adv_estimator=estimator)
+    (finding,) = diagnose(changed(config, rollout__reward__max=500.0), only("reward.scale")).findings
+    assert finding.severity is severity
+
+
+def test_a_reward_that_is_only_watched_is_no_fault():
+    """In distillation all rewards may be 0, or move as they like."""
+    watched = made.config(actor__reward_scaling=0.0)
+    history = changed(watched, **constant(0.0))
+    assert not [
+        finding for finding in diagnose(history).findings if finding.link is Link.REWARD and finding.severity > Severity.NOTE
+    ]
+    assert diagnose(changed(**constant(0.0))).first.rule == "reward.all_zero"
+
+
+@pytest.mark.parametrize(("values", "has_tail"), [((0.8, 0.9, 1.0), False), ((0.05, 0.05, 1.0), True), ((1.0,), False)])
+def test_rare_successes_that_are_alike_are_no_long_tail(values, has_tail):
+    """97 of 100 fail; the others earn what a discount leaves of 1, or one earns twenty times as much."""
+    counts, edges = np.histogram(np.repeat([0.0, *values], [97 * len(values), *(len(values) * [1])]), bins=40, range=(0.0, 1.0))
+    assert (tail_of(edges, counts) is not None) is has_tail
+
+
+@pytest.mark.parametrize(("entropy", "speaks"), [(0.3, True), (0.01, False)])
+def test_completions_that_are_all_but_certain_may_be_the_same(entropy, speaks):
+    history = changed(rollout__distinct_completions__avg=0.125, ppo_actor__update__entropy=entropy)
+    assert bool(diagnose(history, only("exploration.identical_completions")).findings) is speaks
 
 
 def test_rules_say_what_they_mean_and_what_to_do():

@@ -104,7 +104,9 @@ def test_reasoning_gym_scores_each_attempt():
         ("gymnasion", {}, "environment: no environment named 'gymnasion' (did you mean gymnasium?"),
         ("reasoning_gym", {"dataset": "chain_sums"}, "reasoning_gym has no dataset 'chain_sums' (did you mean"),
         ("guess_number", {"n": 0}, "n: 0 examples asked for (at least 1)"),
-        ("guess_number", {"size": 0}, "guess_number: size 0 and guesses 4 must be at least 1"),
+        ("reasoning_gym", {"dataset": "chain_sum", "attempts": 0}, "reasoning_gym.attempts: 0 (at least 1)"),
+        ("gymnasium", {"id": "FrozenLake-v1", "illegal_reward": "-1"}, "gymnasium.illegal_reward: '-1' (a finite number)"),
+        ("guess_number", {"size": 0}, "guess_number.size: 0 (at least 1)"),
     ],
 )
 def test_what_there_is_not_is_refused_in_one_line(path, arguments, line):

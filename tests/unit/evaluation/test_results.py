@@ -93,6 +93,18 @@ def test_different_protocols_do_not_compare_unless_that_is_said():
     assert comparison.compare(first, second, despite=("temperature", "template")).better == 1
     with pytest.raises(UserError, match="at least 2"):
         comparison.compare(result([1.0]), result([1.0]))
+    with pytest.raises(UserError, match=r"no such setting of a protocol: temprature \(did you mean temperature"):
+        comparison.compare(first, second, despite=("temprature",))
+
+
+def test_prompts_of_other_records_are_never_paired():
+    """Places in the data name the prompts, and another selection of the same records has the same places."""
+    for key, differs in (("data", True), ("kept", False)):
+        other = dataclasses.replace(PROTOCOL, data={**PROTOCOL.data, key: "e"})
+        first, second = result([1.0], [0.0]), result([1.0], [1.0], protocol=other)
+        with pytest.raises(UserError, match="--despite: data: the records differ" if differs else "different protocols"):
+            comparison.compare(first, second, despite=("data",) if differs else ())
+    assert comparison.compare(first, second, despite=("data",)).better == 1
 
 
 def test_a_file_that_is_no_result_is_refused_in_one_line(tmp_path):

@@ -20,6 +20,7 @@ from rljax.config import io as config_io
 from rljax.diagnosis import History
 from rljax.errors import UserError
 from rljax.experiments.bench.run_library import commands, kept, plants, pool, recipes
+from rljax.experiments.bench.run_library.environments import Sums
 from rljax.experiments.bench.run_library.kept import KeptRun
 from rljax.rollout.trajectories import supervised
 from rljax.testing import harness
@@ -32,7 +33,7 @@ def test_every_session_of_a_recipe_is_a_sound_config_and_differs_from_the_others
     configs = []
     for command in commands.sessions(recipe, 1, tmp_path / "run", tmp_path / "models"):
         pairs = [word.removeprefix("--config.").split("=", 1) for word in command if word.startswith("--config.")]
-        config = config_io.load("bench/broken_runs", [(key, value) for key, value in pairs])
+        config = config_io.load(recipe.config, [(key, value) for key, value in pairs])
         config_checks.check(config)
         configs.append(config)
     assert len({config_io.to_json(config) for config in configs}) == (1 if recipe.then is None else 2)
@@ -41,9 +42,30 @@ def test_every_session_of_a_recipe_is_a_sound_config_and_differs_from_the_others
 
 
 def test_the_library_is_as_large_as_it_says():
-    assert len(recipes.FAULTS) >= 24 and len(recipes.HEALTHY) == 12
+    assert len(recipes.FAULTS) >= 24 and len(recipes.HEALTHY) >= 22
     assert len(recipes.RECIPES) == len(recipes.FAULTS) + len(recipes.HEALTHY)  # names are unique
     assert {recipe.plant for recipe in RECIPES if recipe.plant} == set(plants.PLANTS)
+
+
+def test_every_model_that_a_run_starts_from_is_made_by_a_sound_warm_up(tmp_path):
+    needed = {name for recipe in RECIPES for name in recipe.models}
+    assert needed == set(recipes.MODELS)
+    for name in needed:
+        command = commands.warm_up(tmp_path, name)
+        pairs = [word.removeprefix("--config.").split("=", 1) for word in command if word.startswith("--config.")]
+        config_checks.check(config_io.load(recipes.MODELS[name].config, [(key, value) for key, value in pairs]))
+
+
+def test_the_environment_of_sums_pays_for_each():
+    game = Sums(rounds=3)
+    question, paid = game.reset(7), []
+    assert question == Sums(rounds=3).reset(7)
+    for turn in range(3):
+        answer = sum(map(int, question.removesuffix("=").split("+"))) + (turn == 1)
+        question, reward, over, cut, _ = game.step(f"{answer}\n")
+        paid.append(reward)
+        assert over is (turn == 2) and not cut
+    assert paid == [1.0, 0.0, 1.0]
 
 
 def test_a_name_that_is_no_run_is_answered_with_the_nearest():

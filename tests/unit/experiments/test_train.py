@@ -188,7 +188,13 @@ def test_a_second_run_in_the_same_directory_is_refused_while_the_first_lives(tmp
 
 
 def test_failing_workflow_ends_the_run_with_its_traceback(tmp_path):
-    (tmp_path / "broken_reward.py").write_text("def reward(prompt, completion):\n    raise KeyError('no such field')\n")
+    lines = (
+        "def reward(prompt, completion):",
+        "    return look(prompt)",
+        "def look(prompt):",
+        "    raise KeyError('no such field')",
+    )
+    (tmp_path / "broken_reward.py").write_text("\n".join(lines))
     (tmp_path / "config.py").write_text(CONFIG)
     workdir = tmp_path / "failing"
     code, _, err = finish(
@@ -203,7 +209,10 @@ def test_failing_workflow_ends_the_run_with_its_traceback(tmp_path):
         )
     )
     assert code == 1
-    assert "KeyError" in err and "no such field" in err
+    shown = err[err.index("Traceback") :].splitlines()
+    places = [line for line in shown if line.startswith("  File ")]
+    assert ["broken_reward.py" in place for place in places] == [True, True], err
+    assert "KeyError" in shown[-2] and "no such field" in shown[-2] and shown[-1].startswith("error: ")
     status = json.loads((workdir / "status.json").read_text())
     assert status["state"] == "failed" and status["error"]
 

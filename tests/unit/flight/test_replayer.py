@@ -1,11 +1,13 @@
 """A recorded step that is made again has the metrics of the run, to the bit, whatever it depends on."""
 
 import dataclasses
+import json
 import shutil
 
 import numpy as np
 import pytest
 
+from rljax.config.schema import Config
 from rljax.errors import GuardrailError, UserError
 from rljax.flight.comparison import compare
 from rljax.flight.recording import Recording, spans
@@ -144,6 +146,25 @@ def test_a_step_that_can_not_be_made_again_is_one_line_with_those_that_can(tmp_p
         recording.read(6)
     with pytest.raises(UserError, match="has no flight/"):
         Recording(tmp_path / "model")
+
+
+def test_keys_of_a_later_release_have_their_defaults_and_one_that_is_gone_is_named(tmp_path):
+    """A recording outlives the release that made it."""
+    train(tmp_path, ASYNC | {"saver.freq_steps": 4, "saver.keep_last": 2, "total_train_epochs": 2})
+    recording = Recording(tmp_path)
+    step = recording.newest()
+    header = recording.header(step)
+    before, path = recording.config(header), recording.folder / header.config
+    tree = json.loads(path.read_text())
+    del tree["actor"]["eps_clip"], tree["flight"]
+    path.write_text(json.dumps(tree))
+    defaults = Config()
+    actor = dataclasses.replace(before.actor, eps_clip=defaults.actor.eps_clip)
+    assert recording.config(header) == dataclasses.replace(before, actor=actor, flight=defaults.flight)
+    replayer_of(tmp_path).go_to(header.parent, recording.config(header))
+    path.write_text(json.dumps(tree | {"gone": 1}))
+    with pytest.raises(UserError, match=r"gone.*; use the release that recorded it"):
+        recording.config(header)
 
 
 def test_spans_are_read_back():

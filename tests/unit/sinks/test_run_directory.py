@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from rljax.config import io as config_io
 from rljax.configs import base
+from rljax.diagnosis import History
 from rljax.errors import UserError
+from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.sinks import RunState, Sinks, Status
@@ -193,6 +195,33 @@ def test_a_command_that_is_refused_leaves_a_finished_run_finished(tmp_path):
     sink_of(run).status(dataclasses.replace(done, state=RunState.RUNNING, total_steps=20))  # it goes on
     run.fail("no room on the disk")
     assert run.read_status().state is RunState.FAILED
+
+
+def test_a_run_that_is_killed_before_its_first_step_is_known_to_have_been(tmp_path):
+    """Its status names its process from the first; that of a run which went on is left to its end."""
+    config = config_io.resolve(config_io.from_dict(base.get_config()))
+    begun = RunDirectory(tmp_path / "new")
+    begun.begin(config)
+    fields = json.loads(begun.status.read_text())
+    begun.status.write_text(json.dumps(fields | {"started": fields["started"] + 1}))  # of a process that is gone
+    assert "its process" in History.load(begun.path).lost
+    before = RunDirectory(tmp_path / "old")
+    before.write_status(Status(RunState.FINISHED, step=10, version=10))
+    before.begin(config)
+    assert before.read_status().state is RunState.FINISHED
+
+
+def test_a_run_without_actions_of_guardrails_has_no_file_of_them(tmp_path):
+    event = Event(step=3, guard="max_grad_norm", metric="m", value=9.0, bound=1.0, action="warn", detail="")
+    path = tmp_path / "guard.jsonl"
+    sink = sink_of(RunDirectory(tmp_path))
+    sink.close()
+    assert not path.exists()
+    sink.event(event)
+    sink.event(dataclasses.replace(event, step=4))
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [3, 4]
+    cut(path, 3)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [3]
 
 
 def test_two_runs_in_one_directory_are_refused(tmp_path):

@@ -156,7 +156,7 @@ def test_without_its_means_there_is_no_sandbox(monkeypatch, tmp_path):
     monkeypatch.setattr(sandbox_module, "_find_bubblewrap", lambda: str(broken))
     with pytest.raises(UserError, match=r"the sandbox does not work here: bwrap: No permissions .* namespaces are allowed"):
         Sandbox(LIMITS)
-    with pytest.raises(UserError, match="memory_mb: 0 must be positive"):
+    with pytest.raises(UserError, match=r"python\.memory_mb: 0 \(at least 1\)"):
         Limits(memory_mb=0)
 
 

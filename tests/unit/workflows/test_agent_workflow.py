@@ -150,6 +150,7 @@ def test_a_lost_request_is_the_sampler_s_failure_and_not_the_agent_s(tokenizer):
         ({"agent": f"{AGENTS}:calculator", "export_style": "both"}, "export_style: 'both'"),
         ({"agent": f"{AGENTS}:calculator", "tool_parser": "hermse"}, "hermes"),
         ({"agent": f"{AGENTS}:calculator", "timeout": 0}, "timeout: 0"),
+        ({"agent": f"{AGENTS}:calculator", "turn_discount": 1.5}, r"turn_discount: 1\.5 \(in \[0, 1\]\)"),
     ],
 )
 def test_bad_arguments_are_named(tokenizer, arguments, says):

@@ -11,7 +11,7 @@ from rljax.environments import Source
 from rljax.errors import EnvironmentFailed, EnvironmentTimeout, UserError
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.types import PROMPT_VERSION, Finish, Prompt, SamplingParams
-from rljax.workflows import build_workflow
+from rljax.workflows import build_workflow, check_prompts
 from tests.unit.workflows.scripted import ScriptedSampler
 
 BRIEF = {"question": "1-{size}?", "higher": ">", "lower": "<", "illegal": "!"}
@@ -55,8 +55,12 @@ def own_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "own_environments", module)
 
 
+def prompt_of(source, first="7?"):
+    return Prompt("0/3", ({"role": "user", "content": first},), {"environment": source})
+
+
 def play(tokenizer, sampler, source, first="7?", **arguments):
-    prompt = Prompt("0/3", ({"role": "user", "content": first},), {"environment": source})
+    prompt = prompt_of(source, first)
     workflow = build_workflow("environment", tokenizer=tokenizer, rewards=None, arguments=arguments)
     return asyncio.run(workflow.episode(sampler, prompt, SamplingParams(8), 3))
 
@@ -152,9 +156,16 @@ def test_what_an_environment_does_wrong_is_a_failure_of_its_kind(tokenizer, faul
         ({"nme": "x"}, {}, "prompt 0/3: field 'environment': missing a required argument: 'name'"),
         ({"name": "guess_number", "seed": 1}, {"credit": "x"}, "rollout.workflow_args.credit: 'x' is neither episode nor turn"),
         ({"name": "guess_number", "seed": 1}, {"max_turns": 0}, "rollout.workflow_args.max_turns: 0 (at least 1)"),
+        ({"name": "guess_number", "seed": 1}, {"discount": -1}, "rollout.workflow_args.discount: -1 (in [0, 1])"),
+        ({"name": "guess_number", "seed": 1}, {"max_tokens": 1.5}, "rollout.workflow_args.max_tokens: 1.5 (at least 1)"),
+        ({"name": "guess_number", "seed": 1}, {"timeout": "9"}, "rollout.workflow_args.timeout: '9' (seconds, above 0)"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_refused_in_one_line(tokenizer, source, arguments, line):
     with pytest.raises(UserError) as caught:
         play(tokenizer, None, source, **arguments)
     assert str(caught.value).startswith(line)
+    if "prompt 0/3" in line:  # told before a run as well, with the place of the record
+        workflow = build_workflow("environment", tokenizer=tokenizer, rewards=None, arguments={})
+        with pytest.raises(UserError, match=r"^a\.jsonl:1: (no )?field 'environment'"):
+            check_prompts(workflow, [prompt_of(source)], lambda uid: "a.jsonl:1")

@@ -1,17 +1,20 @@
 """Episodes with tools: calls are answered, results are not trained on, failures are counted."""
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rljax.config.schema import DatasetConfig, RolloutConfig
+from rljax.data import open_prompts
 from rljax.errors import UserError
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.rewards import Score
 from rljax.types import PROMPT_VERSION, Finish, Prompt, SamplingParams
-from rljax.workflows import build_workflow
+from rljax.workflows import build_workflow, tools_of
 from tests.unit.workflows.scripted import ScriptedSampler
 
 # Turns as "[role]text|", with the tools before the first
@@ -143,6 +146,26 @@ def test_tools_of_the_prompt_come_first_and_stay(tokenizer):
     assert trajectory.components["unknown_tool"] == 1.0  # defined, but nothing is behind it
 
 
+def test_prompts_are_opened_with_the_tools_that_the_policy_sees(tokenizer, tmp_path):
+    """Lengths that are checked before a run are those of the requests."""
+    (tmp_path / "a.jsonl").write_text('{"prompt": "12*12?", "answer": "144"}\n')
+    dataset = DatasetConfig(path=str(tmp_path / "a.jsonl"))
+    arguments = {"tools": ["calculator"], "max_turns": 1}
+    added = tools_of(RolloutConfig(workflow="tool_use", workflow_args=arguments))
+    assert not tools_of(RolloutConfig())
+    (prompt,) = open_prompts(dataset, seed=1, tokenizer=tokenizer, added_tools=added).epoch(0)
+    sampler = ScriptedSampler(tokenizer, "144")
+    workflow = build_workflow("tool_use", tokenizer=tokenizer, rewards=Exact(), arguments=arguments)
+    bare = dataclasses.replace(prompt, tools=())
+    for given in (prompt, bare):
+        asyncio.run(workflow.episode(sampler, given, SamplingParams(64), 1))
+        np.testing.assert_array_equal(sampler.requests.pop().prompt_ids, tokenizer.encode_prompt(prompt))
+    short = dataclasses.replace(dataset, max_length=len(tokenizer.encode_prompt(prompt)) - 1)
+    assert len(open_prompts(short, seed=1, tokenizer=tokenizer)) == 1
+    with pytest.raises(UserError, match="every prompt is longer"):
+        open_prompts(short, seed=1, tokenizer=tokenizer, added_tools=added)
+
+
 def test_text_of_a_tool_never_ends_a_turn(tokenizer):
     """Output of a tool is encoded as text, even where it spells the EOS."""
     trajectory, _, _ = use_tools(tokenizer, called("<eos>"), "144")
@@ -156,6 +179,8 @@ def test_text_of_a_tool_never_ends_a_turn(tokenizer):
         ({"tool_parser": "hermse"}, "rollout.workflow_args.tool_parser: no parser of tool calls named 'hermse'"),
         ({"reasoning_parser": "thin"}, "rollout.workflow_args.reasoning_parser: no such parser: 'thin'"),
         ({"max_turns": 0}, "rollout.workflow_args.max_turns: 0 (at least 1)"),
+        ({"tool_timeout": 0}, "rollout.workflow_args.tool_timeout: 0 (seconds, above 0)"),
+        ({"max_output": True}, "rollout.workflow_args.max_output: True (at least 1)"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(tokenizer, arguments, line):

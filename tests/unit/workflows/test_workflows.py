@@ -175,6 +175,7 @@ def test_the_users_own_workflow_and_what_is_wrong_with_one(tokenizer, tmp_path, 
         ("own_workflow:Plain", {}, "rollout.workflow: own_workflow:Plain has no 'async def episode'"),
         ("own_workflow:Own", {"wrod": 1}, "rollout.workflow_args: own_workflow:Own: got an unexpected keyword argument 'wrod'"),
         ("multi_turn", {"max_turns": 0}, "rollout.workflow_args.max_turns: 0 (at least 1)"),
+        ("multi_turn", {"success": float("nan")}, "rollout.workflow_args.success: nan (a finite number)"),
     ):  # fmt: skip
         with pytest.raises(UserError) as caught:
             episode(name, tokenizer, None, **arguments)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rljax.testing import models
 from rljax.testing.moving import KINDS, flat, go, make
@@ -46,6 +47,7 @@ def ranks_of(size: int, *arguments: str | Path) -> list[str]:
     return outputs
 
 
+@pytest.mark.slow
 def test_engine_portability_of_a_jax_checkpoint_to_two_ranks(tmp_path):
     model = models.make_model(tmp_path / "model")
     kind = KINDS[KIND]

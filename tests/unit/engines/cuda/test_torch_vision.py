@@ -1,7 +1,10 @@
 """The PyTorch learner of an image-text model: transformers' log-probs, and a tower that stays as it was."""
 
+import asyncio
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,11 +23,16 @@ from rljax.engines.cuda.transports import routes
 from rljax.errors import UserError
 from rljax.hf.pictures import load_processor
 from rljax.hf.spec import ModelSpec
+from rljax.hf.tokenizer import load_tokenizer
+from rljax.rewards import Score
 from rljax.rollout.trajectories import trajectory_of
 from rljax.testing.learner_contract import config_of
-from rljax.types import Completion, Finish, Prompt
+from rljax.types import Completion, Finish, Prompt, SamplingParams
+from rljax.workflows.rlvr import RLVR
 from tests.image_text import make_image_text_model
+from tests.unit.workflows.scripted import ScriptedSampler
 
+VISION = Path(__file__).resolve().parents[4] / "docs" / "vision.md"
 TOKEN = 100  # stands for a part of a picture
 COMPLETIONS = ([5, 9, 2], [40, 2], [11, TOKEN, 30, 2], [7])  # one has sampled the token itself
 
@@ -52,6 +60,27 @@ def rows(trajectories, tokens):
     packing = pack(lengths, tokens)
     ones = [np.where(t.loss_mask, 0.1, 0).astype(np.float32) for t in trajectories]
     return packing, batch_of(trajectories, packing, loss_weight=ones, advantage=ones)
+
+
+def test_a_workflow_as_the_page_has_it_sends_and_keeps_the_pictures(model_dir):
+    (block,) = re.findall(r"<!-- workflow -->\n```python\n(.*?)^```", VISION.read_text(), flags=re.DOTALL | re.MULTILINE)
+    exec(compile(block, "docs/vision.md", "exec"), names := {})
+    tokenizer, record = load_tokenizer(model_dir), count_objects("train", n=1, pixels=32)[0]
+    prompt = Prompt("0/0", tuple(record["messages"]), {"answer": record["answer"]})
+    workflows = names["Counting"](tokenizer, None), RLVR(tokenizer, Exact())
+    samplers = [ScriptedSampler(tokenizer, str(record["answer"])) for _ in workflows]
+    both = [asyncio.run(w.episode(s, prompt, SamplingParams(8), 3)) for w, s in zip(workflows, samplers, strict=True)]
+    assert [t.reward for t in both] == [1.0, 0.5]
+    sent, wanted = (sampler.requests[0] for sampler in samplers)
+    assert (sent.pictures, sent.marked_text) == (wanted.pictures, wanted.marked_text) and len(sent.pictures) == 1
+    for trajectory in both:
+        assert trajectory.pictures == sent.pictures
+        np.testing.assert_array_equal(trajectory.token_ids[: len(sent.prompt_ids)], wanted.prompt_ids)
+
+
+class Exact:
+    async def score(self, prompt, completion):
+        return Score(0.5, {})
 
 
 def of_transformers(model_dir, trajectories):

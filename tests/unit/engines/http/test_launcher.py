@@ -236,7 +236,10 @@ def test_the_command_says_what_the_config_says():
     assert pairs["--model-path"] == "m" and pairs["--tp-size"] == "2" and pairs["--host"] == "127.0.0.1"
     assert pairs["--weight-version"] == "0" and pairs["--mem-fraction-static"] == "0.5" and pairs["--x"] == "1"
     assert "--device" not in command and "--context-length" not in command  # SGLang decides
-    assert "--incremental-streaming-output" not in command
+    assert "--incremental-streaming-output" not in command and "--enable-multimodal" not in command
+    pictures = SglangConfig.of(config_of(**{"sglang.enable_multimodal": True}))
+    command = launch_command(pictures, Pool("sglang"), Path("m"), 7, (0, 5, 17))
+    assert {"--enable-multimodal", "--disable-fast-image-processor"} <= set(command)  # resized as by the learner
     assert "--incremental-streaming-output" in launch_command(
         SglangConfig.of(options), Pool("sglang"), Path("m"), 7, (0, 5, 23)
     )

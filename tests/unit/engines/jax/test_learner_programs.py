@@ -66,8 +66,7 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("rows_per_mb", [1, 16])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(("name", "rows_per_mb"), [*((name, 16) for name in OBJECTIVES), ("entropy and KL", 1)])
 def test_the_fused_head_gives_the_step_of_log_probs_and_objective_apart(name, rows_per_mb, model_dir, batch, monkeypatch):
     config = config_of(**OBJECTIVES[name], **{"actor.mb_spec.rows_per_mb": rows_per_mb, "actor.logprob_chunk": 16})
     blend = np.where(batch.loss_mask, 0.5, 0).astype(np.float32)

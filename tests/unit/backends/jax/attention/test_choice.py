@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljax.backends.jax.attention import choice, cudnn
@@ -99,7 +99,8 @@ def test_only_windows_shorter_than_the_longest_segment_are_compiled(longest, cal
 lengths = st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=20)
 
 
-@given(rows=st.lists(lengths, min_size=1, max_size=3), length=st.sampled_from((48, 64, 96)))
+@settings(max_examples=30)  # every shape compiles
+@given(rows=st.lists(lengths, min_size=1, max_size=2), length=st.sampled_from((48, 96)))
 def test_cudnn_is_told_of_every_run_of_equal_ids_once(rows, length):
     """The lengths and offsets it gets, block by block, cover all tokens in order, and none is longer than a block."""
     ids = np.stack([row_of(row, length) for row in rows])
