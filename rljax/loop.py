@@ -224,6 +224,7 @@ class Loop:
                 await self._evaluate(overlap=True)
             if (self._due(self.config.saver, epochs) or self._may_be_best()) and not self.oversight.guardrails.suspect:
                 await self._save()
+            await self._export_step()
             self.epochs = epochs
         self.epochs = self.epochs if sft else 0
         if not self.stop.is_set():
@@ -309,6 +310,7 @@ class Loop:
         self._report_evaluation()
         if (self._due(self.config.saver, epochs) or self._may_be_best()) and not self.oversight.guardrails.suspect:
             await self._save(epochs)
+        await self._export_step()
         self.epochs = epochs
 
     def _learn(self, groups: Sequence[Group], version: int) -> Learned:
@@ -411,9 +413,18 @@ class Loop:
         every = frequency.freq_epochs
         return by_steps or (every is not None and epochs // every > self.epochs // every)
 
+    async def _export_step(self) -> None:
+        """Exports the policy of this step, if `saver.export_freq_steps` says so."""
+        every = self.config.saver.export_freq_steps
+        if every and self.step % every == 0:
+            async with self.learner_lock:
+                await asyncio.to_thread(self._export, f"exports/{self.step}")
+
     def _export(self, name: str) -> None:
         """Exports the policy to a directory of the run as a HF directory, whole or not at all."""
-        target, temporary = self.parts.workdir / name, self.parts.workdir / f".{name}.tmp"
+        target = self.parts.workdir / name
+        temporary = target.with_name(f".{target.name}.tmp")
+        target.parent.mkdir(exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         self.parts.engine.learner.export(ExportToDirectory(temporary))
         write_turn_ends(temporary, self.parts.params.stop_token_ids)
