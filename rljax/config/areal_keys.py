@@ -29,7 +29,6 @@ SAME: Mapping[str, tuple[str, Any]] = {
     "rollout.consumer_batch_size": ("rollout.consumer_batch_size", None),
     "rollout.max_head_offpolicyness": ("rollout.max_head_offpolicyness", 0),
     "rollout.enable_rollout_tracing": ("rollout.enable_rollout_tracing", False),
-    "rollout.request_timeout": ("rollout.request_timeout", 3600.0),
     "rollout.request_retries": ("rollout.request_retries", 3),
     "actor.path": ("actor.path", OURS),
     "actor.dtype": ("actor.dtype", "bfloat16"),
@@ -220,6 +219,7 @@ UNUSED = (
         f"rollout.{key}"
         for key in (
             "queue_size",
+            "request_timeout",  # of one attempt there; here a request with all its attempts is bounded by its episode
             "check_trajectory_format",
             "tokenizer_path",
             "dump_to_file",

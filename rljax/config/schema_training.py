@@ -23,7 +23,7 @@ class OptimizerConfig:
     lr_scheduler_type: str = key(
         "constant", "Shape of the schedule after its warm-up.", choices=("constant", "linear", "cosine")
     )
-    min_lr_ratio: float = key(0.0, "Learning rate at the end, as a share of `lr`.", UNIT)
+    min_lr_ratio: float = key(0.0, "Learning rate after the last step, as a share of `lr`.", UNIT)
     warmup_steps_proportion: float = key(0.0, "Share of all optimizer steps in which the rate rises from 0.", UNIT)
     gradient_clipping: float = key(1.0, "Largest global norm of a gradient. 0: no clipping.", NOT_NEGATIVE)
 

@@ -32,6 +32,8 @@ from rljax.rewards.score import Sampled, Score, score_of, weighted
 from rljax.rewards.shapes import Call, Fault, Reward, Sample, find_rewards
 from rljax.types import Prompt
 
+MAX_ANSWER = 1 << 20  # bytes of an answer: a score and its components
+
 _REJECTED = object()  # in place of what a call that raised Rejected returns
 
 
@@ -176,7 +178,11 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def _say(answers: BinaryIO, message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message).encode() + b"\n")
+    line = json.dumps(message).encode()
+    if len(line) > MAX_ANSWER and "id" in message:
+        reason = f"what the reward returned takes {len(line)} bytes, and {MAX_ANSWER} are allowed (fewer components)"
+        line = json.dumps({"id": message["id"], "error": f"ValueError: {reason}", "traceback": ""}).encode()
+    answers.write(line + b"\n")
     answers.flush()
 
 
