@@ -53,7 +53,7 @@ def write_companions(directory: Path, spec: ModelSpec, dtype: str, source: Path 
 
 
 def _before_5(config: dict[str, Any], spec: ModelSpec, dtype: str) -> dict[str, Any]:
-    """Returns what transformers of before version 5 reads in place of `dtype` and `rope_parameters`.
+    """Returns what transformers before 5 reads in place of `dtype` and `rope_parameters`.
 
     Without them it takes its defaults for both, in silence.
     """
