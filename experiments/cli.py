@@ -36,7 +36,11 @@ MENUS = {
         "publish",
         "buffer",
         "packing",
+<<<<<<< HEAD
         "tracing",
+=======
+        "verifiers",
+>>>>>>> i2
         "gpu_run",
         "tpu_compile",
         "curves",
