@@ -36,11 +36,8 @@ MENUS = {
         "publish",
         "buffer",
         "packing",
-<<<<<<< HEAD
         "tracing",
-=======
         "verifiers",
->>>>>>> i2
         "gpu_run",
         "tpu_compile",
         "curves",
