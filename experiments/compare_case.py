@@ -63,7 +63,7 @@ class Greedy:
         return None if self.cut_at is None else self.cut_at[0]
 
     def scored(self, at: int, scores: np.ndarray) -> float:
-        """Returns the log-prob of `token(at)`: of scores [T], or as decoded, which is about the same."""
+        """Returns the log-prob of `token(at)`: of scores [T], or as decoded, about the same."""
         if at < len(self.token_ids):
             return float(scores[at])
         return np.nan if self.cut_at is None else self.cut_at[1]
