@@ -185,6 +185,12 @@ def test_own_metrics_need_no_table(tmp_path):
     assert isinstance(history, History) and history.not_finite["ppo_actor/update/loss"].tolist() == [1]
 
 
+def test_a_list_of_objects_is_read_as_lines_of_them(tmp_path):
+    rows = [{"step": 1, "reward": 0.5}, {"step": 2, "data": {"reward": 0.75}}]
+    (tmp_path / "log.json").write_text(json.dumps(rows))
+    assert importers.read(tmp_path / "log.json")["rollout/reward"].values.tolist() == [0.5, 0.75]
+
+
 def test_a_half_written_last_line_is_left_out(tmp_path):
     path = as_jsonl(tmp_path, [{"step": 1, "reward": 0.5, "kl": 0.1}])
     path.write_text(path.read_text() + '{"step": 2, "rew')
@@ -198,7 +204,15 @@ def test_a_half_written_last_line_is_left_out(tmp_path):
         ("log.jsonl", '{"reward": 1}\n', "no column of steps"),
         ("log.jsonl", '{"step": 1, "cats": 1}\n', "no metric that rules know"),
         ("log.jsonl", '{"step": 1, "grad_norm": 1, "loss": 1}\n', "no reward"),
+        ("log.jsonl", "", "no line of metrics"),
+        ("log.jsonl", "null\n3\n", "no line of metrics"),
+        ("log.jsonl", '{"step": "one", "reward": 1}\n', "column 'step' has no number"),
+        ("log.jsonl", f'{{"step": {10**30}, "reward": 1}}\n', "column 'step' has no number"),
         ("export.csv", "", "is empty"),
+        ("export.csv", "step,reward\n", "no line of metrics"),
+        ("export.csv", "step,reward\none,1\n", "column 'step' has no number"),
+        ("export.csv", "step;reward\n1;2\n", "no column of steps.*'step;reward'"),
+        ("export.csv", f"step,text\n1,{'x' * 200_000}\n", "export.csv:2: not a table of numbers"),
         ("export.csv", "Step,a - reward,b - reward\n1,2,3\n", "2 runs"),
     ],
 )
