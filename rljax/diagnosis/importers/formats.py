@@ -22,6 +22,7 @@ STEP_NAMES = (
 RUN_SEPARATOR = " - "  # "<run> - <metric>" in the export of a W&B panel
 SMOOTHING = ("__MIN", "__MAX")  # ends of columns that such an export adds
 EVENTS = "events.out.tfevents"
+FRAME = 8 + 4 + 4  # bytes of a record of an event file beside its event: a length and two checksums
 
 
 def read_wandb_csv(path: Path) -> list[Row]:
@@ -104,6 +105,8 @@ def read_tensorboard(path: Path) -> list[Row]:
     except ImportError:
         raise UserError("--format=tensorboard: not installed (pip install 'rljax[tensorboard]>=0.1')") from None
     files = event_files(path)
+    for file in files:
+        _refuse_damaged(file)
     events = EventAccumulator(str(files[0].parent if path.is_dir() else path), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     rows: dict[int, Row] = {}
@@ -113,6 +116,23 @@ def read_tensorboard(path: Path) -> list[Row]:
     if not rows:
         raise UserError(f"--log: {path} has no scalars")
     return [rows[step] for step in sorted(rows)]
+
+
+def _refuse_damaged(file: Path) -> None:
+    """Raises UserError for a record that can't be read and is not the last one: TensorBoard stops there without a word."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+
+    size = file.stat().st_size  # first, as the run may be live
+    read = sum(len(event) + FRAME for event in RawEventFileLoader(str(file)).Load())
+    with file.open("rb") as records:
+        records.seek(read)
+        end = read + int.from_bytes(records.read(8), "little") + FRAME  # of the first record that was not read
+        if end >= size:
+            return
+        records.seek(end)
+        behind = records.read(size - end)
+    if behind.strip(b"\0"):  # a power cut leaves zeros behind a half written record
+        raise UserError(f"--log: {file} is damaged at byte {read}, and what follows can't be read")
 
 
 def event_files(path: Path) -> list[Path]:

@@ -179,6 +179,20 @@ def test_a_directory_of_event_files_is_one_run(tmp_path):
     assert importers.read(events).steps.tolist() == whole.steps.tolist()
 
 
+def test_event_files_may_be_half_written_but_not_damaged(tmp_path):
+    path = as_events(tmp_path, [{"step": step, "reward": 0.5, "kl": 0.1} for step in range(1, 30)])
+    (file,) = path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-5])
+    assert importers.read(path).steps.tolist() == list(range(1, 29))
+    file.write_bytes(whole[:-5] + bytes(100))
+    assert importers.read(path).steps.tolist() == list(range(1, 29))
+    at = len(whole) // 2
+    file.write_bytes(whole[:at] + b"reward" + whole[at + 6 :])
+    with pytest.raises(UserError, match=r"--log: .* is damaged at byte \d+"):
+        importers.read(path)
+
+
 def test_own_metrics_need_no_table(tmp_path):
     rows = [{"step": 1, "rollout/reward/avg": 0.5, "ppo_actor/update/loss": None}]
     history = importers.read(as_jsonl(tmp_path, rows))
