@@ -128,6 +128,7 @@ OPTIONAL = {
             "engines/cuda",
             "experiments/bench/logprobs_torch.py",
             "experiments/compare_transformers.py",
+            "experiments/parity_oracle.py",
             "experiments/parity_torch.py",
         ),
     ),
