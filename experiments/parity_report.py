@@ -11,21 +11,10 @@ import numpy as np
 
 from rljax.errors import UserError
 from rljax.experiments.parity_case import Case, Result, Tensors, Update, Vector
-
-
-@dataclasses.dataclass(frozen=True)
-class Bounds:
-    """Differences allowed between two right implementations."""
-
-    logp: float  # nats (reward units for values), largest absolute difference
-    loss: float  # relative
-    gradient: float  # norm of the difference over the norm, of each tensor
-    step: float  # the same, for the change in one optimizer step
-
+from rljax.shadow.differences import BOUNDS, Bounds
 
 # A first step of Adam is the gradient's sign: an entry near 0 may round to either sign, and its step then differs in full.
-# In bfloat16 every layer rounds in its own order: each path alone is about 2% from the float32 gradient of a four-layer model.
-BOUNDS = {"float32": Bounds(1e-3, 1e-4, 1e-3, 0.1), "bfloat16": Bounds(0.25, 0.05, 0.1, 0.5)}
+STEP_BOUNDS = {"float32": 0.1, "bfloat16": 0.5}  # norm of the difference over the norm
 # For the optimizers alone: optax corrects the moments' bias in float32, whatever their dtype.
 OPTIMIZER_BOUND = 1e-6
 
@@ -145,7 +134,7 @@ def of_sampler(engine: str, dtype: str, sampled: Vector, right: Vector) -> Check
 
 def of_steps(dtype: str, ours: Update, theirs: Update) -> list[Check]:
     """Compares the two learners' changes of master weights."""
-    return _by_tensor("both: optimizer step of", ours.step, theirs.step, BOUNDS[dtype].step)
+    return _by_tensor("both: optimizer step of", ours.step, theirs.step, STEP_BOUNDS[dtype])
 
 
 def of_optimizers(ours: Tensors, theirs: Tensors) -> list[Check]:

@@ -38,6 +38,7 @@ ROOMS = {
     "batching": ("errors", "objective", "types"),
     "engine": ("batching", "config", "entry_points", "errors", "metrics", "tracing", "types"),
     "multiprocess": ("batching", "config", "engine", "errors", "messaging", "metrics", "process"),
+    "shadow": ("batching", "config", "engine", "errors", "metrics", "objective"),
     "rollout": (
         "config",
         "engine",
