@@ -268,6 +268,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", type=Path)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its processes and its disk go with it
     directory = given.directory or Path(tempfile.mkdtemp(prefix="rljax-chaos-"))
     found, hits = chaos(directory, given.minutes, given.seed)
     print(f"{dict(hits)}; logs in {directory}")

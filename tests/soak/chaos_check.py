@@ -16,7 +16,7 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-FILES, BYTES = 24, 24 << 20  # growth allowed: connections come and go
+FILES, BYTES = 64, 24 << 20  # growth allowed: connections of strangers, servers and workers come and go
 LONG = 30  # samples of a process; of fewer, halves say little
 
 

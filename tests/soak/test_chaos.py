@@ -58,6 +58,6 @@ def test_the_checker_sees_growth(tmp_path):
     (tmp_path / "settings.json").write_text(json.dumps(SETTINGS))
     (tmp_path / "ledger.jsonl").write_text("\n".join(map(json.dumps, LEDGER)) + "\n")
     (tmp_path / "endings.jsonl").write_text(json.dumps(FINISHED) + "\n")
-    samples = [{"name": "server 1", "pid": 7, "files": 10 + second, "bytes": 1 << 20} for second in range(60)]
+    samples = [{"name": "server 1", "pid": 7, "files": 10 + 3 * second, "bytes": 1 << 20} for second in range(60)]
     (tmp_path / "samples.jsonl").write_text("\n".join(map(json.dumps, samples)) + "\n")
-    assert list(chaos_check.violations(tmp_path)) == ["server 1 (process 7) has 30 more files in its second half, of 60 s"]
+    assert list(chaos_check.violations(tmp_path)) == ["server 1 (process 7) has 90 more files in its second half, of 60 s"]
