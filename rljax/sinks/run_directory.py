@@ -273,7 +273,7 @@ def describe_tokens(trajectory: Trajectory, advantage: np.ndarray, tokenizer: To
 
 
 def describe_advantages(trajectory: Trajectory, advantage: np.ndarray) -> list[list[Any]]:
-    """Returns the advantages from the first sampled token on, run-length encoded; null if untrained."""
+    """Returns advantages from the first sampled token on, run-length encoded; null if untrained."""
     start = _first_sampled(trajectory)
     trained = zip(advantage[start:].tolist(), trajectory.loss_mask[start:].tolist(), strict=True)
     return _run_lengths([float(f"{value:.6g}") if used else None for value, used in trained])
