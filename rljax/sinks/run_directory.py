@@ -15,6 +15,7 @@ evaluations/      uses of the validation sets, and results of evaluations (rljax
 checkpoints/      checkpoints to resume from
 flight/           batches of the last steps (rljax/flight)
 export/           Hugging Face safetensors and tokenizer, at the end
+exports/          the same of steps on the way, with saver.export_freq_steps
 best/             the same of the best checkpoint, with evaluator.best
 workers.json      address and token for workers, while the run listens (rljax/workers/server.py)
 workers/          output of the run's own workers
