@@ -1,4 +1,4 @@
-"""What rollout.enable_rollout_tracing costs a quickstart step, in CPU time.
+"""Cost of rollout.enable_rollout_tracing, in CPU time of a quickstart step.
 
     python -m experiments.bench.tracing --pairs=5
 
@@ -99,7 +99,7 @@ def _lines(path: Path) -> int:
 
 
 def _seconds_per_event() -> float:
-    """Measures the CPU time of a span, half of them nested, with what the trace's thread does with it."""
+    """Measures the CPU time of a span, half of them nested, and of its line in the file."""
     queue = Queue()
     tracer, start = Tracer(queue, Process(1, "bench")), time.process_time()
     for index in range(EVENTS // 2):

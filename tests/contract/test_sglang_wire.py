@@ -21,7 +21,7 @@ from rljax.config.allocation import Pool
 from rljax.engines.http.launcher import SglangServers
 from rljax.testing.models import config_of
 from tests.calling_model import SUMS, make_calling_model
-from tests.contract.test_sglang_agents import serving
+from tests.contract.test_sglang_agents import TOKEN, serving
 from tests.shared import sglang_flags
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -35,8 +35,10 @@ SAME: dict[str, dict[str, Any]] = {
     "the first of several": {"stop": ["arguments", '": "', "zzz"]},
     "a stop string that is kept": {"stop": '"name"', "no_stop_trim": True},
     "a stop string that never comes": {"stop": ["zzz"]},
-    "a stop id": {"stop_token_ids": [30]},
-    "a stop id that is kept": {"stop_token_ids": [30], "no_stop_trim": True},
+    "a stop id": {"stop_token_ids": [28]},
+    "a stop id that is kept": {"stop_token_ids": [28], "no_stop_trim": True},
+    "a stop id that never comes": {"stop_token_ids": [95]},
+    "stop ids that are ignored": {"stop_token_ids": [28], "ignore_eos": True, "max_new_tokens": 90},
     "special tokens": {"skip_special_tokens": False},
     "special tokens and all": {"skip_special_tokens": False, "no_stop_trim": True},
     "beyond the end": {"ignore_eos": True, "max_new_tokens": 90},
@@ -78,7 +80,8 @@ def both(model, tmp_path_factory):
 
 
 def answer(base: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(f"{base}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+    request = urllib.request.Request(f"{base}/generate", json.dumps(body).encode(), headers)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as response:
         return json.loads(response.read())
 
