@@ -37,6 +37,7 @@ MENUS = {
         "buffer",
         "packing",
         "tracing",
+        "verifiers",
         "gpu_run",
         "tpu_compile",
         "curves",

@@ -16,7 +16,7 @@ from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
 from rljax.sinks import RunState, Status
-from rljax.types import Trajectory
+from rljax.types import Group, Trajectory
 
 # Metrics on the terminal, in this order, and their short names.
 SHOWN = {
@@ -68,6 +68,12 @@ class LineSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Groups are in groups.jsonl."""
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Samples of evaluations are in eval_samples.jsonl."""
 
     def event(self, event: Event) -> None:
         """Events are in guard.jsonl, and in the log."""
@@ -143,6 +149,12 @@ class LiveSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Groups are in groups.jsonl."""
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Samples of evaluations are in eval_samples.jsonl."""
 
     def event(self, event: Event) -> None:
         """Events are in guard.jsonl, and in the log."""
