@@ -64,7 +64,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def both(model, tmp_path_factory):
-    """The base URLs of SGLang and of ours."""
+    """The base URLs and tokens of SGLang's server and of ours."""
     scratch = tmp_path_factory.mktemp("servers")
     arguments = ("--max-total-tokens", "8192", "--max-running-requests", "16")
     flags = sglang_flags() | {"sglang.context_length": 512, "sglang.extra_args": arguments, "sglang.log_dir": str(scratch)}
@@ -74,13 +74,14 @@ def both(model, tmp_path_factory):
     ):
         servers = pool.submit(SglangServers, config_of(**flags), Pool("sglang"), model).result()
         try:
-            yield servers.remotes[0].base, f"http://{ours}"
+            yield (servers.remotes[0].base, servers.remotes[0].token), (f"http://{ours}", TOKEN)
         finally:
             servers.close()
 
 
-def answer(base: str, body: dict[str, Any]) -> Any:
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+def answer(server: tuple[str, str | None], body: dict[str, Any]) -> Any:
+    base, token = server
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{base}/generate", json.dumps(body).encode(), headers)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as response:
         return json.loads(response.read())
@@ -91,7 +92,7 @@ def test_the_same_request_has_the_same_answer(both, model, prompt):
     given = {"text": PROMPT} if prompt == "text" else {"input_ids": [70, 28, 90, 2, 70, 31, 29]}
     for name, sampling in SAME.items():
         body = {**given, "sampling_params": GREEDY | sampling, "return_logprob": True}
-        theirs, ours = (answer(base, body) for base in both)
+        theirs, ours = (answer(server, body) for server in both)
         assert ours["text"] == theirs["text"], name
         seen = [
             (
