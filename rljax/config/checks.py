@@ -117,6 +117,11 @@ RL_RULES: tuple[Rule, ...] = (
         "recover.hang_timeout={c.recover.hang_timeout:g}, which would end the run before the episode",
     ),
     Rule(
+        lambda c: c.request_timeout >= c.episode_timeout,
+        "rollout.request_timeout: {c.rollout.request_timeout:g} s is not less than "
+        "rollout.episode_timeout={c.episode_timeout:g}, which would end the episode before its request",
+    ),
+    Rule(
         lambda c: c.actor.ppo_n_minibatches > c.batch_size,
         "actor.ppo_n_minibatches: {c.actor.ppo_n_minibatches} minibatches of a batch of {c.batch_size} prompts: "
         "some would be empty (fewer, or a larger rollout.consumer_batch_size)",
@@ -162,6 +167,16 @@ RL_RULES: tuple[Rule, ...] = (
     Rule(
         lambda c: c.actor.loss == "cispo" and c.actor.c_clip is not None,
         "actor.c_clip: the dual clip belongs to actor.loss=ppo; None with cispo",
+    ),
+    # Adapters
+    Rule(
+        lambda c: bool(c.actor.lora.path) and c.actor.lora.rank == 0,
+        "actor.lora.rank: 0 trains all weights, and actor.lora.path={c.actor.lora.path} is an adapter (its rank and alpha)",
+    ),
+    Rule(
+        lambda c: bool(c.actor.lora.path) and c.actor.kl_ctl != 0,
+        "actor.kl_ctl: the reference of a LoRA run is its base, without the adapter of actor.lora.path that it begins with "
+        "(0, or merge the adapter into actor.path)",
     ),
     # Critic
     Rule(

@@ -99,7 +99,7 @@ class ShadowedLearner:
         return means | metrics | {"timeperf/shadow": Mean(seconds, 1)}
 
     def _report(self) -> dict[str, Mean]:
-        """Returns the differences of the batch that the shadow is done with; empty if there is none."""
+        """Returns the differences of a batch that the shadow is done with; empty without one."""
         if self._shadow is None or self._given is None:
             return {}
         try:

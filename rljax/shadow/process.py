@@ -27,7 +27,7 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTE
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What the shadow computed of one job."""
+    """Results of the shadow for one job."""
 
     loss: float
     grad_norm: float

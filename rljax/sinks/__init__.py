@@ -5,6 +5,8 @@ sinks = build(config, run, tokenizer, first_step=12)
 sinks.write(13, metrics)                      # may be called several times for step 13
 sinks.histograms(13, histograms)
 sinks.sample(13, "0/17", trajectory, advantage)
+sinks.group(13, group, advantages)
+sinks.evaluated(13, "math", "17", trajectory)
 sinks.event(Event(13, "max_approx_kl", ...))  # an action of a guardrail
 sinks.status(Status(RunState.RUNNING, step=13, version=13, total_steps=100))
 sinks.close()
@@ -23,7 +25,7 @@ import numpy as np
 from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
-from rljax.types import Trajectory
+from rljax.types import Group, Trajectory
 
 
 class RunState(enum.StrEnum):
@@ -32,6 +34,7 @@ class RunState(enum.StrEnum):
     RUNNING = "running"
     STOPPED = "stopped"  # saved after a signal; the same command resumes it
     FINISHED = "finished"
+    INCOMPLETE = "incomplete"  # the prompts ran out long before the steps that were asked for
     FAILED = "failed"
 
 
@@ -46,8 +49,13 @@ class Status:
     step: int  # training steps finished
     version: int  # of the sampling weights
     total_steps: int | None = None
-    error: str | None = None  # one line, if the run failed
+    error: str | None = None  # one line, if the run failed or is incomplete
     verdict: str = ""  # one line of the doctor's; empty if it has not judged
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the run came to its end by itself."""
+        return self.state in (RunState.FINISHED, RunState.INCOMPLETE)
 
 
 class Sink(Protocol):
@@ -66,6 +74,22 @@ class Sink(Protocol):
 
         Args:
           advantage: of each token, [T]; only that of trained tokens means anything.
+        """
+        ...
+
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Writes a whole group of a batch. A sink may drop it.
+
+        Args:
+          advantages: of its trajectories, [T] each; only those of trained tokens mean anything.
+        """
+        ...
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Writes a trajectory of an evaluation. A sink may drop it.
+
+        Args:
+          name: of the set; empty for valid_dataset.
         """
         ...
 
@@ -103,6 +127,16 @@ class Sinks:
         with self._lock:
             for sink in self._sinks:
                 sink.sample(step, uid, trajectory, advantage)
+
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        with self._lock:
+            for sink in self._sinks:
+                sink.group(step, group, advantages)
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        with self._lock:
+            for sink in self._sinks:
+                sink.evaluated(step, name, uid, trajectory)
 
     def event(self, event: Event) -> None:
         with self._lock:

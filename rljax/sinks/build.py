@@ -8,7 +8,7 @@ from rljax.config.schema import Config
 from rljax.hf.tokenizer import Tokenizer
 from rljax.sinks import Sink, Sinks
 from rljax.sinks.live import LineSink, LiveSink
-from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
+from rljax.sinks.run_directory import RunDirectory, RunDirectorySink, newest_step
 
 
 def build(config: Config, run: RunDirectory, tokenizer: Tokenizer, *, first_step: int) -> Sinks:
@@ -22,6 +22,10 @@ def build(config: Config, run: RunDirectory, tokenizer: Tokenizer, *, first_step
       UserError: a sink's package is not installed, or a file can't be written.
     """
     logger = config.stats_logger
+    if logger.wandb:
+        from rljax.sinks.wandb import forget_lost_steps
+
+        forget_lost_steps(run, newest_step(run.path / "metrics.jsonl"), first_step)
     sinks: list[Sink] = [RunDirectorySink(run, tokenizer, first_step=first_step, samples_per_step=logger.samples_per_step)]
     if logger.tensorboard:
         from rljax.sinks.tensorboard import TensorBoardSink
@@ -31,5 +35,5 @@ def build(config: Config, run: RunDirectory, tokenizer: Tokenizer, *, first_step
         from rljax.sinks.wandb import WandbSink
 
         sinks.append(WandbSink(run, config))
-    sinks.append(LiveSink() if logger.live and sys.stdout.isatty() else LineSink())
+    sinks.append(LiveSink() if logger.live and sys.stdout.isatty() else LineSink(every=logger.line_every))
     return Sinks(sinks)

@@ -1,17 +1,21 @@
 """Run directory, and the sink that writes its files.
 
-config.json       resolved config
+config.json       resolved config of the newest step
+configs/          each config that the run had, by its first step (config_record.py)
 context.json      code, packages, hardware, model, data and evaluation of each session (context.py)
 metrics.jsonl     one object per step, `step` strictly increasing; null is NaN or infinite
 histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts": [n]}}
 guard.jsonl       actions of the guardrails, one object each
 samples.jsonl     trajectories with text, reward components, versions and advantages
+groups.jsonl      whole groups of the same, one object each
+eval_samples.jsonl  the same of evaluations
 status.json       step, version, state, process; the error of a failed run; touched while it lives
 log.txt           what was said on the screen beside the steps
 evaluations/      uses of the validation sets, and results of evaluations (rljax/evaluation)
 checkpoints/      checkpoints to resume from
 flight/           batches of the last steps (rljax/flight)
 export/           Hugging Face safetensors and tokenizer, at the end
+exports/          the same of steps on the way, with saver.export_freq_steps
 best/             the same of the best checkpoint, with evaluator.best
 workers.json      address and token for workers, while the run listens (rljax/workers/server.py)
 workers/          output of the run's own workers
@@ -24,6 +28,7 @@ import dataclasses
 import fcntl
 import itertools
 import json
+import logging
 import math
 import os
 import time
@@ -33,8 +38,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from rljax.config import io as config_io
-from rljax.config import resume
 from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
@@ -43,7 +46,12 @@ from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.process.liveness import Identity
 from rljax.sinks import RunState, Status
-from rljax.types import Trajectory
+from rljax.sinks.config_record import ConfigRecord
+from rljax.types import Group, Trajectory
+
+RARE = ("guard.jsonl", "groups.jsonl", "eval_samples.jsonl")  # files that are made when there is something to write
+
+log = logging.getLogger(__name__)
 
 
 class RunDirectory:
@@ -55,6 +63,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.configs: ConfigRecord | None = None  # from `begin` on
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("a+")
@@ -93,7 +102,9 @@ class RunDirectory:
         return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
 
     def begin(self, config: Config) -> None:
-        """Writes config.json and, of a new run, a status that names this process: it may be killed at once.
+        """Checks a config against that of the run in the directory, and opens its record.
+
+        A new run gets a status that names this process.
 
         Raises:
           UserError: the directory has a run and `recover.mode` is "fresh", or that run's config
@@ -101,15 +112,13 @@ class RunDirectory:
         """
         if config.recover.mode == "fresh" and self.holds_a_run:
             raise UserError(f"--workdir: {self.path} holds a run (choose another, or recover.mode=auto to go on with it)")
-        if any(self.checkpoints.glob("[0-9]*")):
-            resume.check(self.path / "config.json", config)
-        self.write_text("config.json", config_io.to_json(config))
+        self.configs = ConfigRecord(self.path, config, self.write_text)
         if not self.status.exists():
             self.write_status(self.read_status())
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a small file atomically: readers see the old content or the new."""
-        temporary = self.path / f".{name}.tmp"
+        temporary = (self.path / name).with_name(f".{Path(name).name}.tmp")
         try:
             temporary.write_text(text)
             os.replace(temporary, self.path / name)
@@ -123,12 +132,18 @@ class RunDirectory:
     def fail(self, error: str) -> None:
         """Marks the run as failed, at the step of status.json.
 
-        A finished run stays finished: the failed command did not change it.
+        A run that has ended by itself stays so: the failed command did not change it.
         """
         status = self.read_status()
-        if status.state is RunState.FINISHED:
+        if status.has_ended:
             return
         self.write_status(dataclasses.replace(status, state=RunState.FAILED, error=error))
+
+    def stop(self) -> None:
+        """Marks a run that was running as stopped, at the step of status.json."""
+        status = self.read_status()
+        if status.state is RunState.RUNNING:
+            self.write_status(dataclasses.replace(status, state=RunState.STOPPED))
 
     def read_status(self) -> Status:
         """Reads status.json. A new directory is running at step 0."""
@@ -148,14 +163,16 @@ class RunDirectory:
 
 
 class RunDirectorySink:
-    """Sink that writes metrics.jsonl, histograms.jsonl, guard.jsonl, samples.jsonl and
-    status.json.
+    """Sink that writes metrics.jsonl, histograms.jsonl, guard.jsonl, samples.jsonl, groups.jsonl,
+    eval_samples.jsonl and status.json.
 
     Lines of steps after `first_step` are cut first.
     """
 
     def __init__(self, run: RunDirectory, tokenizer: Tokenizer, *, first_step: int, samples_per_step: int) -> None:
-        self._run = run
+        self._run, self._first_step = run, first_step
+        if run.configs is not None:
+            run.configs.cut(first_step)
         self._tokenizer = tokenizer
         self._samples_per_step = samples_per_step
         self._sampled = (first_step, 0)  # a step, and the number of its samples written
@@ -165,13 +182,15 @@ class RunDirectorySink:
         self._metrics_file = _open_end(run.path / "metrics.jsonl")
         self._samples_file = _reopen(run.path / "samples.jsonl", first_step)
         self._histograms_file = _reopen(run.path / "histograms.jsonl", first_step)
-        self._guard = run.path / "guard.jsonl"  # made when there is something to write
-        cut(self._guard, first_step)
+        for name in RARE:
+            cut(run.path / name, first_step)
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Appends the step's line, or merges the metrics into it if it is the last line."""
         if self._step is not None and step < self._step:
             raise ValueError(f"metrics of step {step} after those of step {self._step}")
+        if step > self._first_step and self._run.configs is not None:
+            self._run.configs.made(step)
         if step != self._step:
             self._start, self._step, self._scalars, self._means = self._metrics_file.seek(0, os.SEEK_END), step, {}, {}
         self._means = merge([self._means, metrics])
@@ -194,10 +213,26 @@ class RunDirectorySink:
         tokens = describe_tokens(trajectory, advantage, self._tokenizer)
         _append(self._samples_file, {"step": step, "uid": uid} | describe(trajectory, self._tokenizer) | tokens)
 
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Appends the group's line: its trajectories as in samples.jsonl, the prompt once."""
+        entries = [
+            describe(t, self._tokenizer) | {"advantages": describe_advantages(t, advantage)}
+            for t, advantage in zip(group.trajectories, advantages, strict=True)
+        ]
+        prompts = [entry.pop("prompt") for entry in entries]
+        self._append_to("groups.jsonl", {"step": step, "uid": group.uid, "prompt": prompts[0], "trajectories": entries})
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Appends the trajectory's line."""
+        self._append_to("eval_samples.jsonl", {"step": step, "set": name, "uid": uid} | describe(trajectory, self._tokenizer))
+
     def event(self, event: Event) -> None:
         """Appends the event's line."""
-        with _open_end(self._guard) as file:
-            _append(file, dataclasses.asdict(event))
+        self._append_to("guard.jsonl", dataclasses.asdict(event))
+
+    def _append_to(self, name: str, entry: Mapping[str, Any]) -> None:
+        with _open_end(self._run.path / name) as file:
+            _append(file, entry)
 
     def status(self, status: Status) -> None:
         self._run.write_status(status)
@@ -234,11 +269,15 @@ def describe_tokens(trajectory: Trajectory, advantage: np.ndarray, tokenizer: To
     the advantage of a token that is not trained on is null.
     """
     start = _first_sampled(trajectory)
+    pieces = tokenizer.pieces(trajectory.token_ids[start:].tolist())
+    return {"pieces": pieces, "advantages": describe_advantages(trajectory, advantage)}
+
+
+def describe_advantages(trajectory: Trajectory, advantage: np.ndarray) -> list[list[Any]]:
+    """Returns advantages from the first sampled token on, run-length encoded; null if untrained."""
+    start = _first_sampled(trajectory)
     trained = zip(advantage[start:].tolist(), trajectory.loss_mask[start:].tolist(), strict=True)
-    return {
-        "pieces": tokenizer.pieces(trajectory.token_ids[start:].tolist()),
-        "advantages": _run_lengths([float(f"{value:.6g}") if used else None for value, used in trained]),
-    }
+    return _run_lengths([float(f"{value:.6g}") if used else None for value, used in trained])
 
 
 def _first_sampled(trajectory: Trajectory) -> int:
@@ -254,20 +293,39 @@ def _run_lengths(values: Sequence[Any]) -> list[list[Any]]:
 def cut(path: Path, step: int) -> tuple[int, int | None, dict[str, Any]]:
     """Cuts a JSONL file after its last complete line of a step up to `step`.
 
+    Damaged lines before that one are left as they are, and told.
+
     Returns:
       The position of the last line in bytes, its step (None in an empty file) and its other keys.
     """
     if not path.exists():
         return 0, None, {}
     start, end, last = 0, 0, {}
+    damaged: list[int] = []
     with path.open("rb+") as file:
-        for line in file:
+        position, unreadable = 0, list[int]()  # where the line begins; numbers of those since the last readable one
+        for number, line in enumerate(file, 1):
             entry = _entry(line)
-            if entry is None or entry["step"] > step:
+            if entry is None:
+                unreadable.append(number)
+            elif entry["step"] > step:
                 break
-            start, end, last = end, end + len(line), entry
+            else:
+                damaged, unreadable = damaged + unreadable, []
+                start, end, last = position, position + len(line), entry
+            position += len(line)
         file.truncate(end)
+    if damaged:
+        log.warning("%s: line %s can't be read; left as it is", path, ", ".join(map(str, damaged)))
     return start, last.pop("step", None), last
+
+
+def newest_step(path: Path) -> int | None:
+    """Returns the largest step of a JSONL file's lines; None if it has none."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        return max((entry["step"] for line in file if (entry := _entry(line)) is not None), default=None)
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:

@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rljax.messaging.token import VARIABLE
 from tests.calling_model import CALCULATOR, SUMS, make_calling_model
 from tests.shared import REPOSITORY, sglang_flags
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+TOKEN = "sesame"
 EXACT = {"float32": 2e-3, "bfloat16": 0.3}  # nats, of any token
 
 
@@ -49,7 +51,7 @@ def serving(model: Path, workdir: Path, **flags: Any) -> Iterator[str]:
     }
     command = [sys.executable, "-m", "experiments.serve", "--config=configs/quickstart.py"]
     command += [f"--config.{key}={value}" for key, value in settings.items()]
-    env = os.environ | {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+    env = os.environ | {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", VARIABLE: TOKEN}
     process = subprocess.Popen(command, cwd=REPOSITORY, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     said = []
     try:
@@ -68,9 +70,12 @@ def serving(model: Path, workdir: Path, **flags: Any) -> Iterator[str]:
 def test_two_turns_with_a_tool_reach_the_learner_bit_for_bit(model, tmp_path):
     with serving(model, tmp_path) as address:
         episodes = asyncio.run(_episodes(address, [*SUMS, *SUMS]))
-    for episode in episodes:
+    called = [episode for episode in episodes if episode["replies"][0].choices[0].finish_reason == "tool_calls"]
+    assert 2 * len(called) > len(episodes)  # it samples, and may answer at once
+    least = []
+    for episode in called:
         first, second = episode["replies"]
-        assert first.choices[0].finish_reason == "tool_calls" and second.choices[0].finish_reason == "stop"
+        assert second.choices[0].finish_reason == "stop"
         (trajectory,) = episode["trajectories"]
         assert trajectory["components"]["prefix_breaks"] == 0
         ids, mask = np.array(trajectory["token_ids"]), np.array(trajectory["loss_mask"], bool)
@@ -82,7 +87,8 @@ def test_two_turns_with_a_tool_reach_the_learner_bit_for_bit(model, tmp_path):
         behavior = np.array(trajectory["behavior_logp"])
         exact = EXACT[str(sglang_flags()["sglang.dtype"])]
         np.testing.assert_allclose(behavior[mask], _logp(model, ids)[mask], atol=exact)
-        assert behavior[mask].min() < -0.3  # one of two answers is a choice
+        least.append(behavior[mask].min())
+    assert min(least) < -0.3  # one of two answers is a choice
 
 
 async def _episodes(address: str, sums: list[str]) -> list[dict[str, Any]]:
@@ -90,7 +96,7 @@ async def _episodes(address: str, sums: list[str]) -> list[dict[str, Any]]:
     from openai import AsyncOpenAI
 
     async def play(seed: int, text: str) -> dict[str, Any]:
-        async with AsyncOpenAI(base_url=f"http://{address}/v1", api_key="none") as guest:
+        async with AsyncOpenAI(base_url=f"http://{address}/v1", api_key=TOKEN) as guest:
             session = await guest.post("/sessions", cast_to=dict, body={"seed": seed})
         messages: list[Any] = [{"role": "user", "content": text}]
         replies = []
@@ -102,7 +108,9 @@ async def _episodes(address: str, sums: list[str]) -> list[dict[str, Any]]:
                 replies.append(reply)
                 message = reply.choices[0].message
                 messages.append(message)
-                for call in message.tool_calls or ():
+                if not message.tool_calls:
+                    break
+                for call in message.tool_calls:
                     result = str(eval(json.loads(call.function.arguments)["expression"]))
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
             found = await client.get("/trajectories", cast_to=dict)
