@@ -114,7 +114,11 @@ def at_another_temperature(function):
 
 
 def flipped(function):
-    return lambda *args, **options: -function(*args, **options)
+    def planted(*args, **options):
+        surrogate = function(*args, **options)
+        return surrogate._replace(sum=-surrogate.sum)
+
+    return planted
 
 
 def plant(monkeypatch, module, name, change):
