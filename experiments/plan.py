@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from rljax.experiments import main
 
 if TYPE_CHECKING:
     from rljax.config.schema import Config
+    from rljax.experiments.plan_compile import Program
     from rljax.hf.spec import ModelSpec
     from rljax.planning.text import Report
 
@@ -32,6 +34,7 @@ TOPOLOGY = flags.DEFINE_multi_string("topology", [], "Devices to plan for, as v5
 SHAPE = flags.DEFINE_string("shape", "", "A published model by its name, such as qwen3-8b. Empty: the config's model.")
 PROMPT = flags.DEFINE_integer("prompt_tokens", None, "Tokens of an average prompt; none: assumed.", lower_bound=1)
 COMPLETION = flags.DEFINE_integer("completion_tokens", None, "Tokens of an average completion; none: assumed.", lower_bound=1)
+COMPILE = flags.DEFINE_bool("compile", False, "Compile the JAX path's programs for the TPU topologies too.")
 JSON = flags.DEFINE_bool("json", False, "Print JSON instead of text.")
 DOES_NOT_FIT = 2  # exit status
 
@@ -45,12 +48,29 @@ def plan() -> None:
         raise UserError("--topology: missing (devices to plan for, such as v5e:2x4 or h100:8)")
     spec = model_of(config)
     reports = [report_of(config, spec, name) for name in TOPOLOGY.value]
+    fits, shown = True, []
+    for report in reports:
+        if not JSON.value:
+            print(report, flush=True)
+        programs = []
+        for program in _compiled(report):
+            programs.append(program.json())
+            if not JSON.value:
+                print(program, flush=True)
+        fits = fits and report.plan.fits and all(program["fits"] for program in programs)
+        shown.append(report.json() | ({"programs": programs} if COMPILE.value else {}))
     if JSON.value:
-        print(json.dumps([report.json() for report in reports]))
-    else:
-        print("\n\n".join(map(str, reports)))
-    if not all(report.plan.fits for report in reports):
+        print(json.dumps(shown))
+    if not fits:
         sys.exit(DOES_NOT_FIT)
+
+
+def _compiled(report: Report) -> Iterator[Program]:
+    """Compiles the programs of a plan with --compile."""
+    if COMPILE.value:
+        from rljax.experiments.plan_compile import compile_plan
+
+        yield from compile_plan(report.plan)
 
 
 def report_of(config: Config, spec: ModelSpec, topology: str) -> Report:

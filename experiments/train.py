@@ -131,6 +131,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.config.validation import key_of
     from rljax.hf.spec import read_vocab_size
+    from rljax.planning.run import estimate_of
     from rljax.rewards import RewardPool
     from rljax.rewards.check import check_records
     from rljax.sinks import context
@@ -169,7 +170,8 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 resolved, first_step=first_step, model_dir=model_dir, data=data, protocols=protocols, devices=devices
             )
             context.append(run, this)
-            return build_sinks(config, run, tokenizer, first_step=first_step)
+            estimate = estimate_of(resolved, model_dir, devices, pools.devices, engine.find_plugin)
+            return build_sinks(config, run, tokenizer, first_step=first_step, estimate=estimate)
 
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it

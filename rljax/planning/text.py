@@ -72,16 +72,7 @@ class Report:
 
     def json(self) -> dict[str, Any]:
         """Returns the report as plain values, bytes per device and seconds."""
-        plan, request = self.plan, self.plan.request
-        return {
-            "topology": request.topology.name,
-            "allocation": str(plan.allocation),
-            "fits": plan.fits,
-            "gradient_checkpointing": None if plan.learner is None else plan.learner.remat,
-            "prompt_tokens": request.load.prompt,
-            "completion_tokens": request.load.completion,
-            "groups": [_group_json(group) for group in plan.groups],
-            "rates": None if plan.rates is None else dataclasses.asdict(plan.rates),
+        return plan_json(self.plan) | {
             "largest_rows_per_mb": self.rows,
             "largest_max_tokens_per_row": self.tokens,
             "changes": [
@@ -89,6 +80,21 @@ class Report:
                 for change in self.changes
             ],
         }
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Returns a plan as plain values, bytes per device and seconds."""
+    request = plan.request
+    return {
+        "topology": request.topology.name,
+        "allocation": str(plan.allocation),
+        "fits": plan.fits,
+        "gradient_checkpointing": None if plan.learner is None else plan.learner.remat,
+        "prompt_tokens": request.load.prompt,
+        "completion_tokens": request.load.completion,
+        "groups": [_group_json(group) for group in plan.groups],
+        "rates": None if plan.rates is None else dataclasses.asdict(plan.rates),
+    }
 
 
 def _group_lines(group: Group) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Run directory, and the sink that writes its files.
 
 config.json       resolved config
+plan.json         memory and time as estimated, and as measured since (sinks/planned.py)
 context.json      code, packages, hardware, model, data and evaluation of each session (context.py)
 metrics.jsonl     one object per step, `step` strictly increasing; null is NaN or infinite
 histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts": [n]}}
