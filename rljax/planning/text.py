@@ -137,4 +137,4 @@ def _or_none(count: int | None) -> str:
 
 
 def _gib(size: float) -> str:
-    return f"{size / GIB:.2f} GiB"
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / (1 << 20):.2f} MiB"

@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -19,10 +22,16 @@ from rljax.errors import UserError
 from rljax.hf.companion_files import write_companions
 from rljax.hf.shapes import SHAPES, shape_of
 from rljax.hf.tensors import parameter_count, projections
+from rljax.metrics.mean import Mean
 from rljax.planning.changes import changed, changes, largest_rows, longest_row
 from rljax.planning.estimate import Request, plan
 from rljax.planning.footprint import Footprint, in_turn, together
+from rljax.planning.run import estimate_of
 from rljax.planning.text import Report
+from rljax.sinks.planned import PlanSink
+from rljax.sinks.run_directory import RunDirectory
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 ONE_EPISODE = {"train_dataset.batch_size": 1, "gconfig.n_samples": 1}  # so that a minibatch is one micro-batch
 LEARNER_ALONE = {"rollout.addr": "host:1"}
@@ -275,3 +284,60 @@ def test_json_says_what_the_text_says_and_is_json():
         assert group["peak"] == pytest.approx(max(group["moments"].values()))
     first = report.changes[0]
     assert found["changes"][0]["key"] == first.key and str(first) in str(report)
+
+
+def test_a_run_on_devices_of_unknown_size_has_its_bytes_and_no_verdict_on_them(tmp_path):
+    request = request_of("jax:d1+fsdp:d1")
+    write_companions(tmp_path, request.spec, "bfloat16", None)
+    found = estimate_of(request.config, tmp_path, [], 2, find_plugin)
+    known = estimate_of(request.config, tmp_path, ["NVIDIA H200", "NVIDIA H200"], 2, find_plugin)
+    assert found["topology"] == "cpu:2" and found["rates"] is None and known["rates"] is not None
+    for ours, theirs in zip(found["groups"], known["groups"], strict=True):
+        assert ours["usable"] is None and theirs["usable"] > 100e9 and ours["peak"] > 0
+    assert json.dumps(found, allow_nan=False)
+    assert estimate_of(io.load("base", [("allocation_mode", "fake:d1")]), tmp_path, [], 1, find_plugin) is None
+
+
+def test_what_was_measured_is_beside_the_estimate(tmp_path):
+    run = RunDirectory(tmp_path)
+    sink = PlanSink(run, {"topology": "cpu:1"})
+    assert json.loads((tmp_path / "plan.json").read_text()) == {"estimated": {"topology": "cpu:1"}, "measured": {}}
+    for step, (peak, rate) in enumerate([(10, 1.0), (30, 5.0), (20, 4.0)]):
+        sink.write(step, {"memory/learner_peak_bytes": Mean(peak, 1), "timeperf/update_tokens_per_s": Mean(2 * rate, 2)})
+        sink.write(step, {"rollout/reward": Mean(1, 1)})
+    sink.close()
+    measured = json.loads((tmp_path / "plan.json").read_text())["measured"]
+    assert measured == {"memory/learner_peak_bytes": 30, "timeperf/update_tokens_per_s": 4.0}
+    run.close()
+
+
+def command(*arguments):
+    script = (
+        "import runpy, sys, atexit\n"
+        "atexit.register(lambda: print(*(m for m in ('jax', 'torch', 'transformers') if m in sys.modules), sep=','))\n"
+        "sys.argv[0] = 'plan'\n"
+        "runpy.run_module('experiments.plan', run_name='__main__', alter_sys=True)\n"
+    )
+    line = [sys.executable, "-c", script, "--config=configs/quickstart.py", *arguments]
+    return subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "line"),
+    [
+        (["--topology=v5e:2x4", "--topology=h100:8"], 0, ""),
+        (["--topology=h100:1", "--topology=v5e:1", "--shape=qwen3-8b"], 2, ""),
+        (["--topology=h10:1"], 1, "error: --topology: 'h10:1' is none"),
+        ([], 1, "error: --topology: missing"),
+        (["--topology=h100:1", "--shape=qwen3-8"], 1, "error: --shape: no model named 'qwen3-8' (did you mean qwen3-8b"),
+        (["--topology=h100:1", "--compile"], 1, "error: --compile: h100:1 has no TPUs"),
+    ],
+)
+def test_the_exit_status_is_the_verdict_and_no_framework_is_needed(arguments, status, line):
+    done = command(*arguments)
+    assert done.returncode == status and done.stderr.startswith(line) and done.stderr.count("\n") == bool(line)
+    *shown, heavy = done.stdout.splitlines()
+    assert heavy == ""
+    verdicts = [each for each in shown if each.startswith("verdict:")]
+    assert len(verdicts) == (len(arguments) - ("--shape=qwen3-8b" in arguments) if status != 1 else len(verdicts))
+    assert any("does not fit" in each for each in verdicts) == (status == 2)
