@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -175,9 +176,8 @@ class Checks:
     def _check_texts(self, tokenizer: Tokenizer, prompts: PromptSource) -> None:
         from rljax.sanity import template
         from rljax.sanity.prompts import ANSWER
-        from rljax.sanity.rewards import evenly
 
-        some = evenly(list(prompts.epoch(0)), 1000)
+        some = prompts.spread(1000)
         texts = {f"prompt {p.uid}": str(p.fields[ANSWER]) for p in some if isinstance(p.fields.get(ANSWER), str)}
         self._findings += template.check_text(tokenizer, texts)
 
@@ -187,24 +187,22 @@ class Checks:
         from rljax import engine
         from rljax.config.validation import key_of
         from rljax.data import Labels
-        from rljax.hf.tokenizer import prompt_ids_of
         from rljax.sanity.lengths import check_lengths
 
         config = self._config
         room, why = engine.room_for_prompt(config, pools) if pools is not None else (None, "")
-        every = list(prompts.epoch(0))
-        lengths = [len(prompt_ids_of(tokenizer, prompt)) for prompt in every]
+        lengths = _prompt_lengths(tokenizer, prompts.epoch(0))
         limit = None if config.actor.loss == "sft" else room
         self._findings += check_lengths("train_dataset", lengths, limit=limit, why=why, skipped=prompts.skipped)
         if config.warmup.steps or config.actor.loss == "sft":
             most, why = engine.room_for_example(config)
             labels = Labels(config.warmup, tokenizer, most=most, why=why)
-            lengths = [_length(labels, prompt, prompts.where(prompt.uid)) for prompt in every]
+            lengths = [_length(labels, prompt, prompts.where(prompt.uid)) for prompt in prompts.epoch(0)]
             self._findings += check_lengths("labeled examples", lengths, limit=most, why=why)
         sampler = pools.sampler.engine if pools is not None and pools.sampler is not None else ""
         context = engine.find_plugin(sampler).context_length(config) if sampler else None
         for each in held_out:
-            lengths = [len(prompt_ids_of(tokenizer, prompt)) for prompt in each.prompts]
+            lengths = _prompt_lengths(tokenizer, each.prompts)
             limit = None if context is None else context - 1
             self._findings += check_lengths(key_of(each.name), lengths, limit=limit, why=f"{sampler}.context_length={context}")
 
@@ -222,7 +220,7 @@ class Checks:
 
     async def _check_rewards(self, prompts: PromptSource, tokenizer: Tokenizer | None) -> None:
         from rljax.rewards import RewardPool
-        from rljax.rewards.check import check_records
+        from rljax.rewards.check import MOST, check_records
         from rljax.sanity.findings import Finding, Severity
         from rljax.sanity.prompts import ANSWER
         from rljax.sanity.rewards import check_rewards
@@ -235,8 +233,8 @@ class Checks:
                 line = "the workflow does not say that it scores by the rewards of the config, so that none was tried"
                 self._findings.append(Finding(Severity.NOTE, "reward", line))
                 return
-            every, success = list(prompts.epoch(0)), self._config.evaluator.success
-            await check_records(rewards, every, prompts.where, prompts.key)
+            every, success = prompts.spread(MOST), self._config.evaluator.success
+            await check_records(rewards, every, prompts.where, prompts.key, len(prompts))
             self._findings += await check_rewards(rewards, every, tokenizer, field=ANSWER, success=success)
 
     def _workflow(self, tokenizer: Tokenizer, rewards: RewardPool | None = None) -> Workflow:
@@ -278,6 +276,16 @@ class Checks:
                     self._findings.append(Finding(Severity.NOTE, "rollouts", line))
             finally:
                 await sampler.close()
+
+
+def _prompt_lengths(tokenizer: Tokenizer, prompts: Iterable[Prompt]) -> list[int]:
+    """Returns the tokens of each prompt."""
+    from rljax.data.lengths import AT_ONCE
+
+    rest, lengths = iter(prompts), []
+    while part := list(itertools.islice(rest, AT_ONCE)):
+        lengths += tokenizer.prompt_lengths(part)
+    return lengths
 
 
 def _length(labels: Labels, prompt: Prompt, where: str) -> int:

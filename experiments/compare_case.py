@@ -46,11 +46,27 @@ class Greedy:
 
     token_ids: np.ndarray  # [T] int32
     logp: np.ndarray  # [T] float64, nats
+    cut_at: tuple[int, float] | None = None  # the next token and its log-prob, where it stands for a picture
 
     def before(self, token_ids: Sequence[int]) -> Greedy:
         """Returns the part before the first of some tokens."""
         found = np.flatnonzero(np.isin(self.token_ids, token_ids))
-        return self if not len(found) else Greedy(self.token_ids[: found[0]], self.logp[: found[0]])
+        if not len(found):
+            return self
+        at = int(found[0])
+        return Greedy(self.token_ids[:at], self.logp[:at], (int(self.token_ids[at]), float(self.logp[at])))
+
+    def token(self, at: int) -> int | None:
+        """Returns the token at a position up to the length; None if the completion ended before it."""
+        if at < len(self.token_ids):
+            return int(self.token_ids[at])
+        return None if self.cut_at is None else self.cut_at[0]
+
+    def scored(self, at: int, scores: np.ndarray) -> float:
+        """Returns the log-prob of `token(at)`: of scores [T], or as decoded, about the same."""
+        if at < len(self.token_ids):
+            return float(scores[at])
+        return np.nan if self.cut_at is None else self.cut_at[1]
 
 
 class Subject(Protocol):

@@ -65,15 +65,14 @@ class Results:
         )
 
     def _divergence(self, i: int, uid: str, start: int) -> Divergence | None:
-        ours, theirs = self.completions[i].token_ids, self.others[i].token_ids
-        shorter = min(len(ours), len(theirs))
-        different = np.flatnonzero(ours[:shorter] != theirs[:shorter])
-        if not len(different) and len(ours) == len(theirs):
+        ours, theirs = self.completions[i], self.others[i]
+        shorter = min(len(ours.token_ids), len(theirs.token_ids))
+        different = np.flatnonzero(ours.token_ids[:shorter] != theirs.token_ids[:shorter])
+        if not len(different) and len(ours.token_ids) == len(theirs.token_ids):
             return None
         at = int(different[0]) if len(different) else shorter
-        token, other = (int(ids[at]) if at < len(ids) else None for ids in (ours, theirs))
-        lead = np.nan if token is None or other is None else float(self.scores[i][start + at] - self.checks[i][start + at])
-        return Divergence(uid, at, token, other, lead)
+        lead = ours.scored(at, self.scores[i][start:]) - theirs.scored(at, self.checks[i][start:])
+        return Divergence(uid, at, ours.token(at), theirs.token(at), lead)
 
 
 def compare(case: Case, engines: list[str], other_dir: Path, *, with_layers: bool) -> list[Pair]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -15,8 +14,8 @@ from rljax.config import io as config_io
 from rljax.config.allocation import Pool
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.launcher import SglangServers
-from rljax.engines.http.plugin import attach, sampler_of
-from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, base_url, inspect, make_session
+from rljax.engines.http.plugin import attach, sampler_of, token_for
+from rljax.engines.http.remote import Remote, base_url, inspect, make_session
 from rljax.errors import UserError
 from rljax.experiments.compare_case import Case, Greedy
 from rljax.experiments.compare_sampling import complete
@@ -36,7 +35,8 @@ class SglangSubject:
         self._servers: SglangServers | None = None
         self._tokenizer = load_tokenizer(case.model_dir)
         if case.config.rollout.addr:
-            base, token = base_url(case.config.rollout.addr), os.environ.get(TOKEN_VARIABLE)
+            base = base_url(case.config.rollout.addr)
+            token = token_for(base)
             info, _ = inspect(base, token)
             if info.ours:
                 raise UserError(f"rollout.addr: {base} is a server of rljax, not of SGLang (compare jax instead)")

@@ -175,8 +175,8 @@ async def _episodes(
             arguments=config.rollout.workflow_args,
             params=sampling_params(config.gconfig, tokenizer),
         )
-        for each in sets:
-            check_prompts(workflow, each.prompts, each.where)
+        for held_out in sets:
+            check_prompts(workflow, held_out.prompts, held_out.where)
         sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, found.model_dir)
         try:
             done = []

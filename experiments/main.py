@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import logging as standard_logging
 import os
 import re
@@ -29,6 +30,7 @@ from absl import app, flags, logging
 
 from rljax.errors import GuardrailError, RankFailed, TooManyFailures, UserError
 from rljax.process import frames
+from rljax.process.signals import Stopped, end_on_signals
 
 if TYPE_CHECKING:
     from rljax.config.schema import Config
@@ -49,7 +51,7 @@ EXTRAS = {  # package -> extra that has it
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FULL = os.strerror(errno.ENOSPC)
 
-_overrides: list[tuple[str, str]] = []  # of this process's command line, in order
+_overrides: list[tuple[str, str | None]] = []  # of this process's command line, in order; None without a value
 _arguments: list[str] = []  # its positional arguments
 
 
@@ -85,7 +87,7 @@ def config_from_flags() -> Config:
     return config
 
 
-def overrides_from_flags() -> tuple[tuple[str, str], ...]:
+def overrides_from_flags() -> tuple[tuple[str, str | None], ...]:
     """Returns the --config.KEY=VALUE pairs alone, for a config that comes from elsewhere."""
     return tuple(_overrides)
 
@@ -133,8 +135,9 @@ def check_writable(path: Path) -> None:
 def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoReturn:
     """Parses the flags, calls `run` and exits.
 
-    The status is 0, or 1 with one line on stderr for an error that the user can fix. A workflow or
-    reward that always fails shows its frames in the traceback of the first failure before that line, and a lost
+    The status is 0, or 1 with one line on stderr for an error that the user can fix, or 128 and the
+    number of a signal that stopped it. A workflow or
+    reward that always fails shows its frames of the first traceback before that line, and a lost
     rank the end of its output. Where nobody reads stdout any more (`| head`), the binary ends
     without a word, with the status of SIGPIPE. Any other error is a bug and keeps its traceback.
 
@@ -143,9 +146,11 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
         error otherwise.
     """
     logging.get_absl_handler().setFormatter(_Plain())
+    logging.get_absl_handler().python_handler.stream = _Stderr()
     logging.get_absl_handler().addFilter(_is_for_the_screen)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice to install torch
+    end_on_signals()
     try:
         app.run(lambda _: _flushed(run), flags_parser=functools.partial(_parse_flags, takes_arguments=takes_arguments))
     except (UserError, GuardrailError) as error:
@@ -175,8 +180,10 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
             raise
         where = getattr(error, "filename", None) or "disk"
         _fail(f"{where}: {_FULL} (free some, and run the same command again to go on)")
+    except Stopped as stopped:
+        _fail(str(stopped), 128 + stopped.number)
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        _fail("interrupted", 128 + signal.SIGINT)
     sys.exit(0)
 
 
@@ -198,6 +205,16 @@ def _has_no_reader() -> bool:
 def _is_for_the_screen(record: standard_logging.LogRecord) -> bool:
     """Returns False for what engines and backends say about themselves, which log.txt has as well."""
     return record.levelno >= standard_logging.WARNING or not record.name.startswith(("rljax.engines.", "rljax.backends."))
+
+
+class _Stderr(io.TextIOBase):
+    """Stream that writes to whatever sys.stderr is: the live view shows its lines above itself."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 class _Plain(standard_logging.Formatter):
@@ -288,7 +305,7 @@ def _installed(text: str) -> str:
 
 
 def _take_overrides(argv: Sequence[str]) -> list[str]:
-    """Takes out `--config.a.b=v`, `--config.a.b v` and, for true, `--config.a.b`; returns the rest."""
+    """Takes out `--config.a.b=v`, `--config.a.b v` and, of a bool, `--config.a.b`."""
     _overrides.clear()
     rest: list[str] = []
     arguments = iter(range(len(argv)))
@@ -300,7 +317,7 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
         key, value = match[1], match[2]
         if value is None and i + 1 < len(argv) and not argv[i + 1].startswith("--"):
             value = argv[next(arguments)]
-        _overrides.append((key, "true" if value is None else value))
+        _overrides.append((key, value))
     return rest
 
 
@@ -317,6 +334,11 @@ def recorded(run: RunDirectory) -> Iterator[None]:
     try:
         with beating(run.status):
             yield
+    except KeyboardInterrupt as error:  # before the first step or after the last one, or a second signal
+        with contextlib.suppress(UserError):
+            run.stop()
+        _write(handler, str(error) or "interrupted")
+        raise
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (0, None):
             reason = (
@@ -326,11 +348,17 @@ def recorded(run: RunDirectory) -> Iterator[None]:
             )
             with contextlib.suppress(UserError):  # the disk itself may have failed; raise the first error
                 run.fail(" ".join(reason.split()))
+            _write(handler, reason)
         raise
     finally:
         standard_logging.getLogger().removeHandler(handler)
         handler.close()
         run.close()
+
+
+def _write(handler: standard_logging.Handler, line: str) -> None:
+    """Writes an error that the screen shows in its own way to the log of the run alone."""
+    handler.handle(standard_logging.makeLogRecord({"levelno": standard_logging.ERROR, "levelname": "ERROR", "msg": line}))
 
 
 def _log_to(path: Path) -> standard_logging.Handler:

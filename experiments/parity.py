@@ -114,7 +114,7 @@ def make_case(config: Config, model_dir: Path, dtype: str, rows: int, length: in
         proximal_logp=uniform,
         reference_logp=uniform,
     )
-    return Case(config, model_dir, objective, batch.token_ids, compact(batch, kept(batch, objective)), dtype)
+    return Case(config, model_dir, objective, batch.token_ids, compact(batch, kept(batch)), dtype)
 
 
 def with_policies_near(case: Case, logp: np.ndarray) -> Case:

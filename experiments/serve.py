@@ -7,8 +7,9 @@ A run attaches to it with --config.rollout.addr=127.0.0.1:30000.
 Prints its address once it answers, and runs until it is told to stop. It speaks SGLang's native
 protocol, and OpenAI's at /v1 (docs/agents.md). It outlives the runs that attach to it: each
 publishes its own weights. With
---workdir=DIR it begins with the exported model of the run there, DIR/export. With RLJAX_TOKEN in
-the environment, clients must have the same token there.
+--workdir=DIR it begins with the exported model of the run there, DIR/export. Clients need its
+token: that of RLJAX_TOKEN, or the user's own, which is in a file and which runs on this machine
+find.
 """
 
 from __future__ import annotations
@@ -71,12 +72,16 @@ def _initial(config: Config) -> Path:
 
 async def _serve(config: Config, sampler: Sampler, model_dir: Path, tokenizer: HFTokenizer) -> None:
     from rljax.agents import Dialogue, Endpoint, Guest, SamplingPolicy
-    from rljax.engines.http.remote import TOKEN_VARIABLE
     from rljax.engines.http.server import SamplerServer, ServerOptions, is_loopback
     from rljax.errors import UserError
+    from rljax.messaging.token import VARIABLE, UnsafeToken, own_token, token_file
     from rljax.workflows import sampling_params
 
-    settings, token = config.serve, os.environ.get(TOKEN_VARIABLE)
+    settings = config.serve
+    try:
+        token = own_token()
+    except UnsafeToken as error:
+        raise UserError(str(error)) from None
     roots = settings.weight_roots or ("/dev/shm", tempfile.gettempdir())
     guest = Guest(sampler, SamplingPolicy(sampling_params(config.gconfig, tokenizer), fixed=False), token)
     endpoint = Endpoint(
@@ -101,8 +106,10 @@ async def _serve(config: Config, sampler: Sampler, model_dir: Path, tokenizer: H
             host, port = await server.start(settings.host, settings.port)
         except OSError as error:
             raise UserError(f"serve.port: cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
-        if not token and not is_loopback(settings.host):
-            logging.warning("serve.host: anyone who reaches %s can use this server (set %s)", host, TOKEN_VARIABLE)
+        if not is_loopback(settings.host):
+            logging.warning("serve.host: requests and the token travel unencrypted to %s (use a network of your own)", host)
+        if VARIABLE not in os.environ:
+            logging.info("clients need the token in %s (or %s in the environment of both)", token_file(), VARIABLE)
         print(f"serving {model_dir} at {host}:{port}", flush=True)
         await stopped.wait()
     finally:

@@ -19,20 +19,39 @@ from typing import TYPE_CHECKING
 from rljax.experiments import main
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from rljax.config.allocation import Allocation
     from rljax.config.schema import Config
     from rljax.loop import Outcome
     from rljax.multiprocess import Leader
+    from rljax.process.watchdog import Watchdog
     from rljax.sinks import Sinks
     from rljax.sinks.run_directory import RunDirectory
     from rljax.workers.server import WorkerServer
 
-main.define_config_flags()
-
 
 def train() -> None:
+    """Trains as the flags say."""
+    from rljax.process.descendants import adopt_orphans
+
+    adopt_orphans()  # of this binary alone: a caller of `run` may have children of its own
+    run(main.config_from_flags(), main.workdir_from_flags)
+
+
+def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
+    """Trains.
+
+    Args:
+      find_workdir: returns the run directory; called once the config is known to be one.
+
+    Returns:
+      How the run ended; None in a process that only followed rank 0.
+
+    Raises:
+      UserError, GuardrailError, TooManyFailures, RankFailed: the run can't start, or has failed.
+    """
     # --------------------------------------------------------------------------------------------------------------------
     # Config: strict, resolved, and checked for contradictions before anything starts
     # --------------------------------------------------------------------------------------------------------------------
@@ -40,7 +59,6 @@ def train() -> None:
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
 
-    config = main.config_from_flags()
     config_checks.check(config)
     config = config_io.resolve(config)
 
@@ -56,27 +74,30 @@ def train() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     from rljax import multiprocess
 
-    workdir = main.workdir_from_flags()
+    workdir = find_workdir()
     engine.prepare(pools)
     process, processes = multiprocess.find_rank(config, pools.learner)
     if process.rank > 0:
-        return multiprocess.follow(process, workdir)
+        multiprocess.follow(process, workdir)
+        return None
 
     # --------------------------------------------------------------------------------------------------------------------
     # Run directory: locked, so that two runs never share it; status.json records how the run ended
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.process.watchdog import Watchdog
     from rljax.sinks import context
     from rljax.sinks.run_directory import RunDirectory
 
-    run = RunDirectory(workdir)
-    with main.recorded(run):
-        run.begin(config)
-        context.read(run.path)  # refuses a damaged one now, before minutes of work
-        with multiprocess.Leader(process, processes, config, run.path, run.fail) as leader:
-            asyncio.run(leader.watched(_train(config, pools, run, leader)))
+    directory = RunDirectory(workdir)
+    limit, report = config.recover.hang_timeout, directory.path / "hang.txt"
+    with main.recorded(directory), Watchdog(limit, report, directory.fail, status=directory.status, starting=True) as watchdog:
+        directory.begin(config)
+        context.read(directory.path)  # refuses a damaged one now, before minutes of work
+        with multiprocess.Leader(process, processes, config, directory.path, directory.fail) as leader:
+            return asyncio.run(leader.watched(_train(config, pools, directory, leader, watchdog)))
 
 
-async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: Leader) -> Outcome:
+async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: Leader, watchdog: Watchdog) -> Outcome:
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
@@ -92,7 +113,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import engine
+    from rljax import announcement, engine
     from rljax.data import Labels, open_prompts
     from rljax.data.held_out import open_held_out
     from rljax.loop import Labeled, Loop, Run
@@ -101,12 +122,13 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.sanity.start import at_start
     from rljax.workflows import tools_of
 
+    watchdog.watch_tasks()
     added = tools_of(config.rollout)
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer, added_tools=added)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
         most, why = engine.room_for_prompt(config, pools)
         prompts.require_fit(tokenizer, most=most, why=why)
-    labeled = None
+    labeled, learned = None, prompts
     if config.warmup.steps or config.actor.loss == "sft":
         most, why = engine.room_for_example(config)
         labels = Labels(config.warmup, tokenizer, most=most, why=why)
@@ -119,12 +141,12 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             added_tools=added,
         )
         labeled = Labeled(examples, labels)
+        learned = examples if config.actor.loss == "sft" else prompts
     evaluates = config.evaluator.freq_steps or config.evaluator.freq_epochs
     held_out = open_held_out(config, tokenizer, added) if evaluates else []
     at_start(config, prompts, held_out, tokenizer, model_dir)
     resolved = config  # as config.json has it
-    size = len(labeled.prompts) if labeled and config.actor.loss == "sft" else len(prompts)
-    config = dataclasses.replace(config, total_train_steps=total_steps(config, size) - _warmup(config))
+    config = dataclasses.replace(config, total_train_steps=total_steps(config, len(learned)) - _warmup(config))
 
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
@@ -133,7 +155,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.hf.spec import read_vocab_size
     from rljax.planning.run import estimate_of
     from rljax.rewards import RewardPool
-    from rljax.rewards.check import check_records
+    from rljax.rewards.check import MOST, check_records
     from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
     from rljax.workflows import build_workflow, check_prompts, find_filter, sampling_params, scores_by_rewards
@@ -155,7 +177,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             check_prompts(workflow, each.prompts, each.where)
         if scores_by_rewards(workflow):
             if config.actor.loss != "sft":
-                await check_records(rewards, list(prompts.epoch(0)), prompts.where, prompts.key)
+                await check_records(rewards, prompts.spread(MOST), prompts.where, prompts.key, len(prompts))
             for each in held_out:
                 await check_records(rewards, each.prompts, each.where, key_of(each.name))
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)
@@ -170,8 +192,20 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 resolved, first_step=first_step, model_dir=model_dir, data=data, protocols=protocols, devices=devices
             )
             context.append(run, this)
+            announcement.say_where(config, devices)
             estimate = estimate_of(resolved, model_dir, devices, pools.devices, engine.find_plugin)
             return build_sinks(config, run, tokenizer, first_step=first_step, estimate=estimate)
+
+        count = sum(len(each.prompts) for each in evaluations)
+        announcement.say_what(
+            config,
+            run.path,
+            model_dir,
+            prompts=len(learned),
+            skipped=learned.skipped,
+            held_out=count,
+            asked=resolved.total_train_steps,
+        )
 
         # ----------------------------------------------------------------------------------------------------------------
         # Engine, and the loop over it
@@ -192,7 +226,9 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 labeled=labeled,
                 evaluations=evaluations,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,
+                before=run.read_status(),
                 take_metrics=rewards.take_metrics,
+                watchdog=watchdog,
             )
         ).run()
 
@@ -201,7 +237,7 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
     """Makes the server for workers, the run's own and those from elsewhere; None if it needs none."""
     if not config.rollout.workers and not config.rollout.listen:
         return None
-    from rljax.engine import publish_directory
+    from rljax.engine import memory_backed, private_directory
     from rljax.workers.launcher import WorkerProcesses
     from rljax.workers.server import WorkerServer
 
@@ -210,7 +246,7 @@ def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> Worker
         config,
         model_dir,
         token=os.environ.get("RLJAX_TOKEN") or secrets.token_urlsafe(),
-        scratch=publish_directory(run.path, "-worker_server"),
+        scratch=private_directory(memory_backed(), "server"),
         address_file=run.path / "workers.json",
         children=WorkerProcesses(command, config.rollout.workers, run.path / "workers") if config.rollout.workers else None,
     )
@@ -222,4 +258,5 @@ def _warmup(config: Config) -> int:
 
 
 if __name__ == "__main__":
+    main.define_config_flags()
     main.run_main(train)

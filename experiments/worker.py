@@ -97,7 +97,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
             sampler = await asyncio.to_thread(plugin.make_sampler, config, pools.sampler, model_dir)
         patient = RetryingGenerator(
             sampler or remote,
-            timeout=config.rollout.request_timeout,
+            timeout=config.request_timeout,
             retries=config.rollout.request_retries,
             lost=lambda error: parts.lost.update([f"rollout/lost/{error.kind}"]),
         )

@@ -269,7 +269,7 @@ class Driver:
         config = self.config
         generator = RetryingGenerator(
             self._sampler,
-            timeout=config.rollout.request_timeout,
+            timeout=config.request_timeout,
             retries=config.rollout.request_retries,
             lost=lambda error: log.warning("%s", error),
         )

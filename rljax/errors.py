@@ -11,6 +11,10 @@ class UserError(Exception):
     """
 
 
+class IncompleteRun(UserError):
+    """The end of a run that trained far less than it was asked to, because its prompts ran out."""
+
+
 class EpisodeError(Exception):
     """A failed episode. Failures are counted by `kind`, as `rollout/failed/<kind>`."""
 

@@ -19,6 +19,7 @@
     evaluation   its episodes, beside those of training       the sampler
     save         the disk, while sampling goes on             the disk
     all of them  at most recover.hang_timeout                 the watchdog, which ends the run
+    the end      what is closed, at most two minutes          the watchdog: the run's own status
 
 The producer (sampling.py, rollout/producer.py) is a task of the event loop that keeps prompts in
 flight; with rollout workers, a server leases the prompts to them instead (workers/). The tracker
@@ -48,8 +49,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
-import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,18 +57,18 @@ from typing import Any
 
 from rljax import tracing
 from rljax.checkpoints.recovery import Recovery
+from rljax.config.learning_rate import describe_change
 from rljax.config.schema import FrequencyConfig
+from rljax.ending import Ending
 from rljax.engine import ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
 from rljax.evaluator import Evaluator
-from rljax.hf.turn_ends import write_turn_ends
 from rljax.interventions import Interventions
 from rljax.metrics.accumulator import PhaseTimer
 from rljax.metrics.guard_actions import Decision
 from rljax.metrics.mean import Mean, merge
 from rljax.oversight import Oversight, counted
 from rljax.process.signals import on_stop_signal
-from rljax.process.watchdog import Watchdog
 from rljax.reporting import Reporter
 from rljax.rollout.buffer import Buffer, Entry
 from rljax.rollout.limits import limits_of, supervised_total
@@ -91,6 +91,7 @@ def train(run: Run) -> Outcome:
       UserError: the input is bad, the checkpoint is another run's, or the disk is full.
       TooManyFailures: `recover.max_consecutive_failures` groups failed in a row.
       GuardrailError: a metric was out of the bounds of `guard`.
+      IncompleteRun: the prompts ran out long before the steps that were asked for.
     """
     return asyncio.run(Loop(run).run())
 
@@ -105,6 +106,7 @@ class Loop:
         self.recovery = Recovery(config, run.workdir, run.engine.learner, self.buffer)
         self.oversight = Oversight(config, self.recovery.checkpoints)
         self.reporter = Reporter(run, self.buffer, self.oversight)
+        self.ending = Ending(run, self.buffer, self.recovery, self.oversight, self.reporter)
         self.supervised_steps = 0  # finished
         self.supervised_total = supervised_total(config, len(run.prompts))
         self.stop = asyncio.Event()  # set by a signal
@@ -120,10 +122,12 @@ class Loop:
     async def run(self) -> Outcome:
         run = self.parts
         with (
-            Watchdog(self.config.recover.hang_timeout, run.workdir / "hang.txt") as watchdog,
+            run.watched() as watchdog,
             on_stop_signal(self._stop),
             run.traced(),
         ):
+            watchdog.watch_tasks()
+            watchdog.started()
             self.beat, self.timer = watchdog.beat, PhaseTimer(watchdog.beat)
             self.evaluator = Evaluator(run, watchdog.beat)
             try:
@@ -135,11 +139,13 @@ class Loop:
                     await self.sampling.open()
                     await self._train()
                 finally:
+                    watchdog.closing(sys.exception())
                     await self.evaluator.abandon()
                     await self.sampling.close()
                     self.sinks.close()
                     await asyncio.to_thread(self.oversight.close)
             finally:
+                watchdog.closing(sys.exception())
                 self.recovery.close()
                 await run.engine.close()
         return Outcome(self.step, self.buffer.version, finished=not self.stop.is_set())
@@ -158,12 +164,29 @@ class Loop:
         if run.labeled and state["labeled"]:
             run.labeled.prompts.restore(state["labeled"])
         self.reporter.restore(state)
+        self._say_rate()
         if "guard" in state:  # checkpoints from before there were rollbacks lack it
             self.oversight.actions.restore(state["guard"])
             if self.oversight.actions.lr_factor != 1:
                 await self.interventions.scale_lr()
 
+    def _say_rate(self) -> None:
+        """Says what becomes of the learning rate where a run goes on to another number of steps."""
+        config, before = self.config, self.parts.before
+        if before is None or before.total_steps is None:
+            return
+        sft = config.actor.loss == "sft"
+        warmup, updates = (0, 1) if sft else (config.warmup.steps, config.actor.ppo_n_minibatches)
+        totals = [total - self.buffer.undone - warmup for total in (before.total_steps, self.reporter.total_steps)]
+        done = self.supervised_steps if sft else self.buffer.version - self.buffer.undone
+        done, was, now = (count * updates for count in (done, *totals))
+        if line := describe_change(config.actor.optimizer, "actor.optimizer", done=done, before=was, now=now):
+            log.warning("%s", line)
+
     async def _train(self) -> None:
+        if self.ending.was_reached(supervised_done=self.supervised_steps >= self.supervised_total):
+            self.ending.say_nothing_to_do(self.step)
+            return
         self.reporter.status(self.step, RunState.RUNNING)
         try:
             await self._supervise()
@@ -191,13 +214,8 @@ class Loop:
             log.warning("stopped at step %d; %s", self.step, self.recovery.resume_hint(self.step))
             self.reporter.status(self.step, RunState.STOPPED)
             return
-        if self.oversight.guardrails.idle:
-            log.warning("the run ends with steps from which nothing was learned (rollout/reward, rollout/equal_reward_groups)")
-        if self.config.saver.export_final:
-            await asyncio.to_thread(self._export, "export")
-        if self.config.evaluator.best is not None:
-            await asyncio.to_thread(self._export_best)
-        self.reporter.status(self.step, RunState.FINISHED)
+        await self.ending.export(self.step)
+        self.ending.conclude(self.step, self.sampling.first_failure)
 
     async def _supervise(self) -> None:
         """Runs the supervised steps: the warm-up, or all of SFT. Only the learner works."""
@@ -328,6 +346,7 @@ class Loop:
 
     def _stop(self) -> None:
         """Has the run finish its step, save and exit. Called when a signal arrives."""
+        log.warning("stopping: this step is finished and saved first; again to stop now")
         self.stop.set()
         self.buffer.wake()
 
@@ -409,23 +428,3 @@ class Loop:
         by_steps = frequency.freq_steps is not None and self.step % frequency.freq_steps == 0
         every = frequency.freq_epochs
         return by_steps or (every is not None and epochs // every > self.epochs // every)
-
-    def _export(self, name: str) -> None:
-        """Exports the policy to a directory of the run as a HF directory, whole or not at all."""
-        target, temporary = self.parts.workdir / name, self.parts.workdir / f".{name}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        self.parts.engine.learner.export(ExportToDirectory(temporary))
-        write_turn_ends(temporary, self.parts.params.stop_token_ids)
-        shutil.rmtree(target, ignore_errors=True)
-        os.rename(temporary, target)
-
-    def _export_best(self) -> None:
-        """Exports the best checkpoint to WORKDIR/best. The learner has its weights afterwards."""
-        best = self.recovery.checkpoints.best()
-        if best is None:
-            log.warning("evaluator.best: no checkpoint has a score, so there is none to export")
-            return
-        if best.step != self.step:
-            self.parts.engine.learner.restore(best.path / "learner")
-        self._export("best")
-        log.info("%s: step %d, %s %.4g", self.parts.workdir / "best", best.step, self.config.evaluator.best, best.score)

@@ -14,12 +14,15 @@ from rljax.metrics.accumulator import Accumulator, PhaseTimer
 from rljax.metrics.mean import Mean, merge
 from rljax.oversight import Oversight
 from rljax.process import memory
+from rljax.rollout.batch_metrics import TRAINED_TOKENS
 from rljax.rollout.buffer import Buffer
 from rljax.rollout.limits import total_steps
+from rljax.rollout.tracker import GENERATED_TOKENS
 from rljax.run import Run
 from rljax.sinks import RunState, Sink, Status
 from rljax.types import Group, Trajectory
 
+WALL = "timeperf/wall"
 COUNTS = ("rejected", "stale", "stale_tokens", "dropped", "again")  # of the buffer, reported per step
 
 
@@ -48,8 +51,11 @@ class Reporter:
         Args:
           taken: metrics of workers and reward processes since the last step.
         """
-        since = [self.accumulator.drain(), self._timer.drain(), self._wall_time(), _host_memory()]
-        self.add(step, merge([metrics, taken, *since]))
+        since = merge([metrics, taken, self.accumulator.drain(), self._timer.drain(), _host_memory()])
+        wall = self._wall_time()
+        rates = {WALL: Mean(wall, 1)} | _throughput(since, wall)
+        since.pop(GENERATED_TOKENS, None)
+        self.add(step, since | rates)
         self.status(step, RunState.RUNNING)
 
     def add(self, step: int, metrics: Mapping[str, Mean]) -> None:
@@ -83,12 +89,18 @@ class Reporter:
         """Has the buffer's counts so far reported by no step."""
         self._reported = Counter(self._buffer.counts)
 
-    def status(self, step: int, state: RunState) -> None:
+    def status(self, step: int, state: RunState, error: str | None = None) -> None:
         if state is not RunState.RUNNING:
             self._oversight.verdicts.conclude()
         buffer, verdict = self._buffer, self._oversight.verdicts.line
-        total = total_steps(self._run.config, len(self._run.prompts)) + buffer.undone
-        self._sinks.status(Status(state, step=step, version=buffer.version, total_steps=total, verdict=verdict))
+        self._sinks.status(
+            Status(state, step=step, version=buffer.version, total_steps=self.total_steps, error=error, verdict=verdict)
+        )
+
+    @property
+    def total_steps(self) -> int:
+        """Number of steps of the run if no prompt is rejected, those that rollbacks cost included."""
+        return total_steps(self._run.config, len(self._run.prompts)) + self._buffer.undone
 
     def state(self) -> dict[str, Any]:
         """Returns what no step has reported yet, as JSON values."""
@@ -98,10 +110,16 @@ class Reporter:
         self.accumulator.restore(state["accumulator"])
         self._reported = Counter(state["written"])
 
-    def _wall_time(self) -> dict[str, Mean]:
+    def _wall_time(self) -> float:
         """Returns the seconds since the last step, with its waits, evaluations and saves."""
         before, self._last_write = self._last_write, time.perf_counter()
-        return {"timeperf/wall": Mean(self._last_write - before, 1)}
+        return self._last_write - before
+
+
+def _throughput(metrics: Mapping[str, Mean], seconds: float) -> dict[str, Mean]:
+    """Returns tokens per second of wall time of the sampling side and of the learner's."""
+    rates = {"timeperf/generated_tokens_per_s": GENERATED_TOKENS, "timeperf/trained_tokens_per_s": TRAINED_TOKENS}
+    return {rate: Mean(metrics[name].sum, seconds) for rate, name in rates.items() if name in metrics}
 
 
 def _host_memory() -> dict[str, Mean]:

@@ -11,11 +11,12 @@ from rljax import tracing
 from rljax.config.schema import Config
 from rljax.engine import Engine
 from rljax.metrics.mean import Mean
+from rljax.process.watchdog import Watchdog
 from rljax.rollout.buffer import PromptSource
 from rljax.rollout.evaluation import Evaluation
 from rljax.rollout.producer import Filter
 from rljax.rollout.workflow import Workflow
-from rljax.sinks import Sink
+from rljax.sinks import Sink, Status
 from rljax.types import Prompt, SamplingParams, Trajectory
 from rljax.workers.server import WorkerServer
 
@@ -44,7 +45,15 @@ class Run:
     labeled: Labeled | None = None
     evaluations: Sequence[Evaluation] = ()  # one per validation set
     worker_server: WorkerServer | None = None  # leases prompts to rollout workers; None: this process generates
+    before: Status | None = None  # of the run in workdir when this process began; None of a new one, or where nobody kept it
     take_metrics: Callable[[], dict[str, Mean]] = dict  # metrics of the reward processes since the last call
+    watchdog: Watchdog | None = None  # armed by whoever started the run; None: the loop has one of its own
+
+    def watched(self) -> AbstractContextManager[Watchdog]:
+        """Returns the context in which the run is ended if it hangs."""
+        if self.watchdog is not None:
+            return nullcontext(self.watchdog)
+        return Watchdog(self.config.recover.hang_timeout, self.workdir / "hang.txt")
 
     def traced(self) -> AbstractContextManager[None]:
         """Returns the context of the run: traced to WORKDIR/trace.json, if the config says so."""

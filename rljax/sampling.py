@@ -10,6 +10,7 @@ from rljax.metrics.mean import Mean, merge
 from rljax.rollout.buffer import Buffer
 from rljax.rollout.journal import Journals, Record
 from rljax.rollout.producer import GroupRunner, Producer, RetryingGenerator
+from rljax.rollout.result import Failure
 from rljax.rollout.tracker import PromptTracker
 from rljax.run import Run
 from rljax.workers.server import Export, Job
@@ -47,6 +48,12 @@ class Sampling:
         self._run, self._buffer, self._journals, self._accumulator = run, buffer, journals, accumulator
         self._recovered, self._beat, self._export = recovered, beat, export
         self._task: asyncio.Task[None] | None = None
+        self._trackers: list[PromptTracker] = []
+
+    @property
+    def first_failure(self) -> Failure | None:
+        """First failure of a whole group in this process; None if there was none."""
+        return next((tracker.first_failure for tracker in self._trackers if tracker.first_failure), None)
 
     async def open(self) -> None:
         """Lets workers attach, where the run has any."""
@@ -110,7 +117,7 @@ class Sampling:
             return
         generator = RetryingGenerator(
             run.engine.sampler,
-            timeout=config.rollout.request_timeout,
+            timeout=config.request_timeout,
             retries=config.rollout.request_retries,
             lost=lambda error: self._accumulator.count(f"rollout/lost/{error.kind}"),
         )
@@ -128,7 +135,7 @@ class Sampling:
 
     def _tracker(self) -> PromptTracker:
         run = self._run
-        return PromptTracker(
+        tracker = PromptTracker(
             run.config,
             buffer=self._buffer,
             journals=self._journals,
@@ -136,3 +143,5 @@ class Sampling:
             accumulator=self._accumulator,
             beat=self._beat,
         )
+        self._trackers.append(tracker)
+        return tracker

@@ -36,7 +36,7 @@ from rljax.objective.explained_variance import explained_variance
 from rljax.objective.proximal import interpolation
 from rljax.objective.reward_shaping import without_truncated
 from rljax.objective.spec import Objective
-from rljax.rollout.batch_metrics import batch_histograms, batch_metrics, log_ratio_metrics
+from rljax.rollout.batch_metrics import TRAINED_TOKENS, batch_histograms, batch_metrics, log_ratio_metrics
 from rljax.types import Group, Trajectory
 
 Arrays = list[np.ndarray]  # one [T] array per trajectory
@@ -246,12 +246,12 @@ def supervise(learner: Learner, config: Config, examples: Sequence[Trajectory]) 
     """Takes one supervised step: minimizes the mean negative log-likelihood of the trained tokens.
 
     Returns:
-      Metrics under warmup/<name> or sft/<name>, apart from those of the policy objective.
+      Metrics under warmup/<name> or sft/<name>, and the number of trained tokens.
     """
     weights = loss_weights([t.loss_mask for t in examples], "token-mean")
     metrics = learner.update_supervised(packing.batch_of(examples, _pack(examples, config), loss_weight=weights))
     prefix = "sft" if config.actor.loss == "sft" else "warmup"
-    return {
+    return {TRAINED_TOKENS: Mean(sum(int(t.loss_mask.sum()) for t in examples), 1)} | {
         name if name.startswith("timeperf/") else f"{prefix}/{name.rpartition('/')[2]}": mean for name, mean in metrics.items()
     }
 

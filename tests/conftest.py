@@ -4,6 +4,7 @@ for each other's threads most of the time.
 """
 
 import os
+import tempfile
 from pathlib import Path
 
 from hypothesis import settings
@@ -15,3 +16,6 @@ settings.load_profile("rljax")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+# The user's token for servers (rljax/messaging/token.py): tests have one of their own
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="rljax-tests-")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jaxtyping import Array, Bool, Float, Int
 
-from rljax.objective.losses import LOG_RATIO_LIMIT, Term
+from rljax.objective.losses import LOG_RATIO_LIMIT, Surrogate, Term
 
 
 def clipped_surrogate(
@@ -25,7 +25,7 @@ def clipped_surrogate(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None,
-) -> Term:
+) -> Surrogate:
     r"""Clipped surrogate, to be minimized; times `behavior_weight` it is the decoupled objective.
 
     .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad
@@ -42,12 +42,12 @@ def clipped_surrogate(
       dual_clip: c > 1, the bound of r where the advantage is negative; None for no bound.
 
     Returns:
-      Weighted sum over trained tokens, and their number.
+      Weighted sum over trained tokens, their number, and each token's ratio.
     """
     ratio = jnp.exp(log_ratio(logp, proximal_logp, mask))
     advantage = select(advantage, mask)
     used = clipped_ratio(ratio, advantage, clip_low, clip_high, dual_clip)
-    return _total(-used * advantage, mask, weight)
+    return _surrogate(_total(-used * advantage, mask, weight), used, ratio, advantage)
 
 
 def sequence_surrogate(
@@ -61,7 +61,7 @@ def sequence_surrogate(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None,
-) -> Term:
+) -> Surrogate:
     r"""Clipped surrogate of the ratio of whole sequences.
 
     The ratio is taken per token: the geometric mean over the sequence's n trained tokens.
@@ -82,14 +82,15 @@ def sequence_surrogate(
       dual_clip: c > 1, the bound of s where the advantage is negative; None for no bound.
 
     Returns:
-      Weighted sum over trained tokens, and their number.
+      Weighted sum over trained tokens, their number, and each token's sequence's ratio.
     """
     difference = log_ratio(logp, proximal_logp, mask)
     length = over_segments(jnp.ones_like(difference), mask, segment_ids)
     ratio = jnp.exp(over_segments(difference, mask, segment_ids) / length)
     advantage = select(advantage, mask)
     used = clipped_ratio(ratio, advantage, clip_low, clip_high, dual_clip)
-    return _total(-used * advantage, mask, weight)
+    term = _total(-used * advantage, mask, weight)
+    return _surrogate(term, used, jnp.where(mask, ratio, 1.0), advantage)
 
 
 def cispo(
@@ -101,7 +102,7 @@ def cispo(
     *,
     clip_low: float,
     clip_high: float,
-) -> Term:
+) -> Surrogate:
     r"""Log-likelihood weighted by a clipped ratio: no token loses its gradient to the clip.
 
     .. math:: L = -\mathrm{sg}[\mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h)]\, A
@@ -116,11 +117,13 @@ def cispo(
       weight: of each token's loss.
 
     Returns:
-      Weighted sum over trained tokens, and their number.
+      Weighted sum over trained tokens, their number, and each token's ratio.
     """
     ratio = jnp.exp(log_ratio(logp, proximal_logp, mask))
     clipped = stop_gradient(jnp.clip(ratio, 1 - clip_low, 1 + clip_high))
-    return _total(-clipped * select(advantage, mask) * select(logp, mask), mask, weight)
+    advantage = select(advantage, mask)
+    term = _total(-clipped * advantage * select(logp, mask), mask, weight)
+    return _surrogate(term, clipped, ratio, advantage)
 
 
 def behavior_weight(
@@ -153,13 +156,38 @@ def behavior_weight(
     Returns:
       [R, m], 0 where mask is False.
     """
+    return capped(behavior_ratio(proximal_logp, behavior_logp, mask, segment_ids, level=level), cap, mode)
+
+
+def behavior_ratio(
+    proximal_logp: Float[Array, "R m"],
+    behavior_logp: Float[Array, "R m"],
+    mask: Bool[Array, "R m"],
+    segment_ids: Int[Array, "R m"],
+    *,
+    level: str,
+) -> Float[Array, "R m"]:
+    r"""`behavior_weight` before its cap. No gradient.
+
+    Args:
+      proximal_logp, behavior_logp: of the sampled tokens, nats.
+      mask: tokens that are trained on.
+      segment_ids: the sequence of each token, in [1, m] where mask, local to a row; used at level
+        "sequence".
+      level: "token", or "sequence": each token has the product of its sequence's ratios.
+
+    Returns:
+      [R, m], 0 where mask is False.
+    """
     log_weight = log_ratio(stop_gradient(proximal_logp), behavior_logp, mask)
     if level == "sequence":
         log_weight = jnp.clip(over_segments(log_weight, mask, segment_ids), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    weight = jnp.where(mask, jnp.exp(log_weight), 0.0)
-    if cap is None:
-        return weight
-    return jnp.where(weight > cap, cap if mode == "clamp" else 0.0, weight)
+    return jnp.where(mask, jnp.exp(log_weight), 0.0)
+
+
+def capped(weight: Array, cap: float | None, mode: str) -> Array:
+    """Caps weights: those above are the cap, or 0 in mode "mask"."""
+    return weight if cap is None else jnp.where(weight > cap, cap if mode == "clamp" else 0.0, weight)
 
 
 def interpolated_proximal(
@@ -397,3 +425,8 @@ def over_segments(x: Array, mask: Array, segment_ids: Array) -> Array:
 
 def _total(loss: Array, mask: Array, weight: Array) -> Term:
     return Term(jnp.sum(select(weight, mask) * jnp.where(mask, loss, 0.0)), jnp.sum(mask), {})
+
+
+def _surrogate(term: Term, used: Array, ratio: Array, advantage: Array) -> Surrogate:
+    """Adds to a term its ratio, and where a clip changed its loss: not at an advantage of 0."""
+    return Surrogate(*term, stop_gradient(ratio), (used != ratio) & (advantage != 0))

@@ -33,8 +33,13 @@ def join(coordinator: str, size: int, rank: int, local_device: int | None = None
     """
     if jax.distributed.is_initialized():
         return
+    local = coordinator.startswith("127.")  # all are on this host; JAX by itself would listen on all interfaces
     jax.distributed.initialize(
-        coordinator, num_processes=size, process_id=rank, local_device_ids=None if local_device is None else [local_device]
+        coordinator,
+        num_processes=size,
+        process_id=rank,
+        local_device_ids=None if local_device is None else [local_device],
+        coordinator_bind_address=coordinator if local else None,
     )
 
 

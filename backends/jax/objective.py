@@ -7,7 +7,8 @@ from jax.lax import stop_gradient
 from jaxtyping import Array, Bool, Float
 
 from rljax.backends.jax import losses
-from rljax.objective.spec import PREFIX, MeanArrays, Objective, TokenArrays
+from rljax.objective.losses import Surrogate
+from rljax.objective.spec import PREFIX, WITH_ADVANTAGE, MeanArrays, Objective, TokenArrays
 
 
 def policy_objective(
@@ -26,7 +27,8 @@ def policy_objective(
       objective: static under jit.
 
     Returns:
-      sum(loss_weight * token_loss), and metrics by name, unweighted over the trained tokens. The
+      sum(loss_weight * token_loss), and metrics by name, unweighted: over the trained tokens
+      (ppo_actor/update/) and over those that have an advantage (ppo_actor/with_advantage/). The
       loss is not among them, for it is a sum over parts and not a mean: the caller adds it up.
     """
     if objective.loss == "sft":
@@ -34,22 +36,18 @@ def policy_objective(
     mask = tokens.mask
     proximal = proximal_of(logp, tokens, objective)
     weight = jnp.where(mask, losses.wide(tokens.loss_weight), 0.0)
-    weighted = weight
+    ratio, applied = None, jnp.ones_like(weight)
     if objective.decoupled:
-        weighted = weight * losses.behavior_weight(
-            proximal,
-            tokens.behavior_logp,
-            mask,
-            tokens.segment_ids,
-            cap=objective.weight_cap,
-            mode=objective.cap_mode,
-            level=objective.cap_level,
-        )
-    loss = _surrogate(logp, proximal, tokens, weighted, objective)
+        given = (proximal, tokens.behavior_logp, mask, tokens.segment_ids)
+        ratio = losses.behavior_ratio(*given, level=objective.cap_level)
+        applied = losses.capped(ratio, objective.weight_cap, objective.cap_mode)
+    surrogate = _surrogate(logp, proximal, tokens, weight * applied, objective)
+    loss = surrogate.sum
     loss = loss + _kl_terms(logp, tokens, weight, objective)
     if objective.entropy_coef:
         loss = loss + objective.entropy_coef * losses.entropy_bonus(entropy, mask, weight).sum
-    return loss, _metrics(stop_gradient(logp), stop_gradient(entropy), proximal, tokens, objective)
+    metrics = _metrics(stop_gradient(logp), stop_gradient(entropy), proximal, tokens, objective, surrogate)
+    return loss, metrics | ({} if ratio is None else _weight_metrics(ratio, applied, mask, objective))
 
 
 def _kl_terms(logp: Array, tokens: TokenArrays, weight: Array, objective: Objective) -> Array | float:
@@ -129,46 +127,50 @@ def mean(x: Array, mask: Bool[Array, "R m"], spread: bool = False) -> MeanArrays
     return MeanArrays(jnp.sum(jnp.where(mask, x, 0.0)), jnp.sum(mask), low, high)
 
 
-def _surrogate(logp: Array, proximal: Array, tokens: TokenArrays, weight: Array, objective: Objective) -> Array:
+def _surrogate(logp: Array, proximal: Array, tokens: TokenArrays, weight: Array, objective: Objective) -> Surrogate:
     clip = dict(clip_low=objective.clip_low, clip_high=objective.clip_high)
     if objective.loss == "cispo":
-        return losses.cispo(logp, proximal, tokens.advantage, tokens.mask, weight, **clip).sum
+        return losses.cispo(logp, proximal, tokens.advantage, tokens.mask, weight, **clip)
     if objective.ratio_level == "token":
         surrogate = losses.clipped_surrogate
-        return surrogate(logp, proximal, tokens.advantage, tokens.mask, weight, **clip, dual_clip=objective.dual_clip).sum
+        return surrogate(logp, proximal, tokens.advantage, tokens.mask, weight, **clip, dual_clip=objective.dual_clip)
     return losses.sequence_surrogate(
         logp, proximal, tokens.advantage, tokens.mask, weight, tokens.segment_ids, **clip, dual_clip=objective.dual_clip
-    ).sum
+    )
 
 
-def _metrics(logp: Array, entropy: Array, proximal: Array, tokens: TokenArrays, objective: Objective) -> dict[str, MeanArrays]:
+def _metrics(
+    logp: Array, entropy: Array, proximal: Array, tokens: TokenArrays, objective: Objective, surrogate: Surrogate
+) -> dict[str, MeanArrays]:
+    """Measures the surrogate, and how far the policies are apart, over both sets of tokens."""
     mask = tokens.mask
     drift = losses.log_ratio(logp, proximal, mask)
-    if objective.ratio_level == "sequence":
-        drift = losses.over_segments(drift, mask, tokens.segment_ids) / losses.over_segments(
-            jnp.ones_like(drift), mask, tokens.segment_ids
-        )
-    ratio = jnp.exp(drift)
-    dual_clip = objective.dual_clip if objective.loss == "ppo" else None
-    used = losses.clipped_ratio(
-        ratio, losses.select(tokens.advantage, mask), objective.clip_low, objective.clip_high, dual_clip
-    )
-    behave = jnp.exp(losses.log_ratio(proximal, tokens.behavior_logp, mask))
-    metrics = {
-        "importance_weight": mean(ratio, mask, spread=True),
-        "behave_imp_weight": mean(behave, mask, spread=True),
-        "approx_kl": mean(jnp.expm1(drift) - drift, mask),
-        "clip_ratio": mean(used != ratio, mask),
-        "entropy": mean(entropy, mask),
+    of_tokens = {
+        "approx_kl": jnp.expm1(drift) - drift,
+        "clip_ratio": surrogate.clipped,
+        "entropy": entropy,
     }
-    if objective.decoupled and objective.weight_cap is not None:
-        metrics["behave_cap_ratio"] = mean(behave > objective.weight_cap, mask)
-    if objective.kl_coef:
-        metrics["reference_kl"] = mean(
-            losses.kl_penalty(logp, tokens.reference_logp, mask, estimator=objective.kl_estimator), mask
-        )
-    if objective.distill_coef:
-        metrics["teacher_kl"] = mean(losses.kl_penalty(logp, tokens.teacher_logp, mask, estimator="k1"), mask)
+    spreads = {
+        "importance_weight": surrogate.ratio,
+        "behave_imp_weight": jnp.exp(losses.log_ratio(proximal, tokens.behavior_logp, mask)),
+    }
+    if tokens.reference_logp is not None:
+        of_tokens["reference_kl"] = losses.kl_penalty(logp, tokens.reference_logp, mask, estimator=objective.kl_estimator)
+    if tokens.teacher_logp is not None:
+        of_tokens["teacher_kl"] = losses.kl_penalty(logp, tokens.teacher_logp, mask, estimator="k1")
+    active = mask & (tokens.advantage != 0)
+    metrics = {f"{WITH_ADVANTAGE}/share": mean(active, mask)}
+    for prefix, chosen in ((PREFIX, mask), (WITH_ADVANTAGE, active)):
+        metrics |= {f"{prefix}/{name}": mean(x, chosen) for name, x in of_tokens.items()}
+        metrics |= {f"{prefix}/{name}": mean(x, chosen, spread=True) for name, x in spreads.items()}
     if objective.proximal == "interpolated" and tokens.proximal_logp is not None:
-        metrics["proximal_error"] = mean(jnp.abs(proximal - tokens.proximal_logp), mask, spread=True)
-    return {f"{PREFIX}/{name}": value for name, value in metrics.items()}
+        metrics[f"{PREFIX}/proximal_error"] = mean(jnp.abs(proximal - tokens.proximal_logp), mask, spread=True)
+    return metrics
+
+
+def _weight_metrics(ratio: Array, applied: Array, mask: Array, objective: Objective) -> dict[str, MeanArrays]:
+    """Measures the decoupled objective's weights as applied, and the share above the cap."""
+    metrics = {f"{PREFIX}/applied_weight": mean(applied, mask, spread=True)}
+    if objective.weight_cap is not None:
+        metrics[f"{PREFIX}/behave_cap_ratio"] = mean(ratio > objective.weight_cap, mask)
+    return metrics

@@ -12,14 +12,13 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Sharding
 
+from rljax.config.learning_rate import SCHEDULES
 from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
 from rljax.metrics.guardrails import GRAD_NORM, UpdateBound
 from rljax.objective.spec import MeanArrays
 
 Tree = Any  # a pytree of arrays
-
-SCHEDULES = ("constant", "linear", "cosine")
 
 
 class StepStats(NamedTuple):
@@ -51,8 +50,8 @@ def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) ->
     """Learning rate by optimizer step, counted from 0.
 
     It rises linearly over the first `warmup_steps_proportion` of the run, reaching `lr` at the
-    last of those steps, and then falls to `lr * min_lr_ratio` at the last step of the run (not at
-    all when "constant").
+    last of those steps, and then falls towards `lr * min_lr_ratio`, which it would reach one step
+    after the last of the run, so that no step has a rate of 0 (not at all when "constant").
 
     Args:
       total_steps: optimizer steps of the run; None when it is not known, which only a constant
@@ -66,7 +65,7 @@ def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) ->
     if total_steps is None:
         raise UserError(f"total_train_steps: needed for the schedule of {key} (set it, or a constant rate with no warmup)")
     warmup = round(config.warmup_steps_proportion * total_steps)
-    decay = max(total_steps - 1 - max(warmup - 1, 0), 1)  # steps from the peak to the last one
+    decay = max(total_steps - max(warmup - 1, 0), 1)  # steps from the peak to the one after the last
     if config.lr_scheduler_type == "constant":
         tail = optax.constant_schedule(config.lr)
     elif config.lr_scheduler_type == "linear":

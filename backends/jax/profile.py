@@ -42,13 +42,13 @@ def op_times(trace: Path) -> list[tuple[str, float, int]]:
     """(name, milliseconds, calls) of every kernel of the first GPU, longest first; on the CPU, of
     every operation, without the time of those inside it, summed over threads.
     """
-    times: collections.Counter[str] = collections.Counter()
+    times: collections.defaultdict[str, float] = collections.defaultdict(float)
     calls: collections.Counter[str] = collections.Counter()
     for spans in _device_lines(trace):
         for span, alone in own_times(spans):
             times[span.name] += alone / 1e6
             calls[span.name] += 1
-    return [(name, time, calls[name]) for name, time in times.most_common()]
+    return [(name, time, calls[name]) for name, time in sorted(times.items(), key=lambda item: -item[1])]
 
 
 def own_times(spans: list[Span]) -> list[tuple[Span, float]]:

@@ -3,7 +3,8 @@
     DIRECTORY/meta.json   the caller's description, and size and CRC-32 of every file
     DIRECTORY/tree/       DCP
 
-Everything is checked before anything is replaced. Functions with a `rank_mesh` are called by all
+Everything is checked before anything is replaced, and nothing that files say is run
+(checkpoint_reader.py). Functions with a `rank_mesh` are called by all
 ranks at once, and raise on all of them or on none. Writing is not atomic: write to a directory that
 is renamed when it is complete (`rljax/checkpoints/store.py`).
 """
@@ -21,10 +22,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
+from rljax.backends.torch.checkpoint_reader import CheckpointReader, read_metadata
 from rljax.backends.torch.export import to_numpy
 from rljax.backends.torch.mesh import MAX, RankMesh
 from rljax.checkpoints.disk import check_room, reason
@@ -62,10 +64,16 @@ def restore(directory: Path, tensors: Tensors, rank_mesh: RankMesh) -> None:
     """
     directory = directory.absolute()
     what, remedy = f"{directory} can't be restored", "name an older checkpoint"
+    reader = CheckpointReader(directory / TREE)
     on_all_ranks(rank_mesh, what, lambda: verify(directory), first=True)
     with _quiet():
         on_all_ranks(rank_mesh, what, lambda: _compare(directory, tensors), remedy=remedy)
-        on_all_ranks(rank_mesh, what, lambda: state_dict_loader.load(tensors, checkpoint_id=directory / TREE), remedy=remedy)
+        on_all_ranks(
+            rank_mesh,
+            what,
+            lambda: state_dict_loader.load(tensors, storage_reader=reader),
+            remedy=remedy,
+        )
 
 
 def meta_of(directory: Path, rank_mesh: RankMesh) -> dict[str, Any]:
@@ -96,7 +104,7 @@ def read_host(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     with _as_user_error(directory), _quiet():
         stored = _stored(directory)
         tensors = {name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in names}
-        state_dict_loader.load(tensors, checkpoint_id=directory.absolute() / TREE, no_dist=True)
+        state_dict_loader.load(tensors, storage_reader=CheckpointReader(directory.absolute() / TREE), no_dist=True)
     return {name: to_numpy(tensor) for name, tensor in tensors.items()}
 
 
@@ -112,7 +120,7 @@ def _as_user_error(directory: Path) -> Iterator[None]:
 
 def _stored(directory: Path) -> dict[str, Any]:
     """Reads the sizes and dtypes of the stored tensors."""
-    stored: dict[str, Any] = filesystem.FileSystemReader(directory.absolute() / TREE).read_metadata().state_dict_metadata
+    stored: dict[str, Any] = read_metadata(directory.absolute() / TREE).state_dict_metadata
     return stored
 
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rljax.objective.losses import LOG_RATIO_LIMIT, Term
+from rljax.objective.losses import LOG_RATIO_LIMIT, Surrogate, Term
 
 
 def clipped_surrogate(
@@ -24,7 +24,7 @@ def clipped_surrogate(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None,
-) -> Term:
+) -> Surrogate:
     r"""Clipped surrogate, to be minimized; times `behavior_weight` it is the decoupled objective.
 
     .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad
@@ -41,12 +41,12 @@ def clipped_surrogate(
       dual_clip: c > 1, the bound of r where the advantage is negative; None for no bound.
 
     Returns:
-      Weighted sum over trained tokens, and their number.
+      Weighted sum over trained tokens, their number, and each token's ratio.
     """
     ratio = torch.exp(log_ratio(logp, proximal_logp, mask))
     advantage = select(advantage, mask)
     used = clipped_ratio(ratio, advantage, clip_low, clip_high, dual_clip)
-    return _total(-used * advantage, mask, weight)
+    return _surrogate(_total(-used * advantage, mask, weight), used, ratio, advantage)
 
 
 def sequence_surrogate(
@@ -60,7 +60,7 @@ def sequence_surrogate(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None,
-) -> Term:
+) -> Surrogate:
     r"""Clipped surrogate of the ratio of whole sequences.
 
     The ratio is taken per token: the geometric mean over the sequence's n trained tokens.
@@ -81,14 +81,15 @@ def sequence_surrogate(
       dual_clip: c > 1, the bound of s where the advantage is negative; None for no bound.
 
     Returns:
-      Weighted sum over trained tokens, and their number.
+      Weighted sum over trained tokens, their number, and each token's sequence's ratio.
     """
     difference = log_ratio(logp, proximal_logp, mask)
     length = over_segments(torch.ones_like(difference), mask, segment_ids)
     ratio = torch.exp(over_segments(difference, mask, segment_ids) / length)
     advantage = select(advantage, mask)
     used = clipped_ratio(ratio, advantage, clip_low, clip_high, dual_clip)
-    return _total(-used * advantage, mask, weight)
+    term = _total(-used * advantage, mask, weight)
+    return _surrogate(term, used, torch.where(mask, ratio, 1.0), advantage)
 
 
 def cispo(
@@ -100,7 +101,7 @@ def cispo(
     *,
     clip_low: float,
     clip_high: float,
-) -> Term:
+) -> Surrogate:
     r"""Log-likelihood weighted by a clipped ratio: no token loses its gradient to the clip.
 
     .. math:: L = -\mathrm{sg}[\mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h)]\, A
@@ -115,11 +116,13 @@ def cispo(
       weight: of each token's loss.
 
     Returns:
-      Weighted sum over trained tokens, and their number.
+      Weighted sum over trained tokens, their number, and each token's ratio.
     """
     ratio = torch.exp(log_ratio(logp.detach(), proximal_logp, mask))
     clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high)
-    return _total(-clipped * select(advantage, mask) * select(logp, mask), mask, weight)
+    advantage = select(advantage, mask)
+    term = _total(-clipped * advantage * select(logp, mask), mask, weight)
+    return _surrogate(term, clipped, ratio, advantage)
 
 
 def behavior_weight(
@@ -152,13 +155,38 @@ def behavior_weight(
     Returns:
       [R, m], 0 where mask is False.
     """
+    return capped(behavior_ratio(proximal_logp, behavior_logp, mask, segment_ids, level=level), cap, mode)
+
+
+def behavior_ratio(
+    proximal_logp: Float[Tensor, "R m"],
+    behavior_logp: Float[Tensor, "R m"],
+    mask: Bool[Tensor, "R m"],
+    segment_ids: Int[Tensor, "R m"],
+    *,
+    level: str,
+) -> Float[Tensor, "R m"]:
+    r"""`behavior_weight` before its cap. No gradient.
+
+    Args:
+      proximal_logp, behavior_logp: of the sampled tokens, nats.
+      mask: tokens that are trained on.
+      segment_ids: the sequence of each token, in [1, m] where mask, local to a row; used at level
+        "sequence".
+      level: "token", or "sequence": each token has the product of its sequence's ratios.
+
+    Returns:
+      [R, m], 0 where mask is False.
+    """
     log_weight = log_ratio(proximal_logp.detach(), behavior_logp, mask)
     if level == "sequence":
         log_weight = torch.clamp(over_segments(log_weight, mask, segment_ids), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    weight = torch.where(mask, torch.exp(log_weight), 0.0)
-    if cap is None:
-        return weight
-    return torch.where(weight > cap, cap if mode == "clamp" else 0.0, weight)
+    return torch.where(mask, torch.exp(log_weight), 0.0)
+
+
+def capped(weight: Tensor, cap: float | None, mode: str) -> Tensor:
+    """Caps weights: those above are the cap, or 0 in mode "mask"."""
+    return weight if cap is None else torch.where(weight > cap, cap if mode == "clamp" else 0.0, weight)
 
 
 def interpolated_proximal(
@@ -395,3 +423,8 @@ def over_segments(x: Tensor, mask: Tensor, segment_ids: Tensor) -> Tensor:
 
 def _total(loss: Tensor, mask: Tensor, weight: Tensor) -> Term:
     return Term(torch.sum(select(weight, mask) * torch.where(mask, loss, 0.0)), torch.sum(mask), {})
+
+
+def _surrogate(term: Term, used: Tensor, ratio: Tensor, advantage: Tensor) -> Surrogate:
+    """Adds to a term its ratio, and where a clip changed its loss: not at an advantage of 0."""
+    return Surrogate(*term, ratio.detach(), (used != ratio) & (advantage != 0))

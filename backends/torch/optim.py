@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from rljax.config.learning_rate import make_schedule
 from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
 from rljax.metrics.guardrails import GRAD_NORM, UpdateBound
 from rljax.metrics.mean import Mean
-
-SCHEDULES = ("constant", "linear", "cosine")
-Schedule = Callable[[int], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,39 +39,6 @@ class StepStats:
     skipped: bool  # the gradient was not finite, and nothing was changed
     steps: int  # that the moments have seen, this one included
     out_of_bounds: bool | None = None  # a bound was broken, and nothing was changed; None without bounds
-
-
-def make_schedule(config: OptimizerConfig, total_steps: int | None, key: str) -> Schedule:
-    """Returns the learning rate as a function of the optimizer step, counted from 0.
-
-    It rises linearly over the first `warmup_steps_proportion` of the run, reaching `lr` at the last
-    of those steps. Then it falls to `lr * min_lr_ratio` at the last step of the run, or stays if
-    "constant".
-
-    Args:
-      total_steps: optimizer steps of the run; None if not known, which only a constant rate allows.
-      key: config key of `config`, for messages.
-    """
-    kind, peak, floor = config.lr_scheduler_type, config.lr, config.min_lr_ratio
-    if kind not in SCHEDULES:
-        raise UserError(f"{key}.lr_scheduler_type: no schedule named {kind!r} (one of {', '.join(SCHEDULES)})")
-    if kind == "constant" and config.warmup_steps_proportion == 0:
-        return lambda step: peak
-    if total_steps is None:
-        raise UserError(f"total_train_steps: needed for the schedule of {key} (set it, or use a constant rate without warmup)")
-    warmup = round(config.warmup_steps_proportion * total_steps)
-    decay = max(total_steps - 1 - max(warmup - 1, 0), 1)  # steps from the peak to the last one
-
-    def rate(step: int) -> float:
-        if step < warmup - 1:
-            return peak * (step + 1) / warmup
-        done = min((step - max(warmup - 1, 0)) / decay, 1.0)
-        if kind == "constant":
-            return peak
-        left = 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return peak * (floor + (1 - floor) * left)
-
-    return rate
 
 
 def decays(name: str) -> bool:

@@ -172,7 +172,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         that isn't finite is skipped and counted in `ppo_actor/update/skipped`; one that breaks a
         bound whose action is "skip", in `ppo_actor/update/out_of_bounds`.
         """
-        actor, keep = self._reinforcement().actor, kept(batch, self._objective)
+        actor, keep = self._reinforcement().actor, kept(batch)
         began = time.perf_counter()
         means = self._policy_step(actor, batch, keep)
         seconds = time.perf_counter() - began

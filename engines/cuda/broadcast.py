@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-JOIN_TIMEOUT = datetime.timedelta(seconds=300)  # for all servers to join
-BUCKET_TIMEOUT = 240.0  # seconds for one bucket, in which a server may hang
-TIMEOUT = datetime.timedelta(seconds=BUCKET_TIMEOUT + 120)  # torch's own timeout, which ends the process; ours must fire first
 END_TIMEOUT = 15.0  # seconds for a group to end, here and at the servers
 
 log = logging.getLogger(__name__)
@@ -57,9 +54,23 @@ class BroadcastGroup:
     backend: str  # "nccl", "gloo"
     tensor: int = 1  # ranks per server
     host: str = "127.0.0.1"  # address of this process, as the servers see it
+    wait: float = 450.0  # seconds: Config.control_timeout, of which the two below are shares
     group: ProcessGroup | None = None
     name: str = ""
     members: Sequence[object] = ()
+
+    @property
+    def join_timeout(self) -> float:
+        """Seconds for all servers to join."""
+        return self.wait * 2 / 3
+
+    @property
+    def bucket_timeout(self) -> float:
+        """Seconds for one bucket, in which a server may hang.
+
+        torch's own limit, which ends the process, is twice as long.
+        """
+        return self.wait / 2
 
     async def join(self, posts: Sequence[Post]) -> ProcessGroup:
         """Returns the group with these servers, making it if needed. Raises SamplerError."""
@@ -68,20 +79,28 @@ class BroadcastGroup:
             return self.group
         await self.leave(posts)
         self.name, self.members = f"rljax-{os.getpid()}-{next(_names)}", members
-        world, port = 1 + len(posts) * self.tensor, _free_port(self.host)
+        world, listening = 1 + len(posts) * self.tensor, listen_at(self.host)
+        port = listening.getsockname()[1]
         body = {"master_address": self.host, "master_port": port, "world_size": world, "group_name": self.name}
         body |= {"backend": self.backend}
         joining = [
             post("/init_weights_update_group", body | {"rank_offset": 1 + index * self.tensor})
             for index, post in enumerate(posts)
         ]
-        ours = _in_thread(join, self.backend, self.host, port, 0, world, self.name)
+        ours = _in_thread(self._join, listening, world)
         try:
-            self.group, *_ = await asyncio.gather(ours, *joining)
+            async with asyncio.timeout(self.join_timeout):
+                self.group, *_ = await asyncio.gather(ours, *joining)
+        except TimeoutError:
+            await self.leave(posts)
+            raise SamplerError(f"the servers did not join a group of {world} over {self.backend} in time") from None
         except (ServerLost, UserError, RuntimeError) as error:
             await self.leave(posts)
             raise SamplerError(f"the servers did not join a group of {world} over {self.backend}: {error}") from error
         return self.group
+
+    def _join(self, listening: socket.socket, world: int) -> ProcessGroup:
+        return join(self.backend, listening, 0, world, self.name, self.join_timeout, 2 * self.bucket_timeout)
 
     async def leave(self, posts: Sequence[Post] = (), *, broken: bool = False) -> None:
         """Ends the group, here and at the servers. Waits for END_TIMEOUT at most.
@@ -166,7 +185,7 @@ class TorchBroadcast:
         tensors = [tensor for _, tensor in bucket]
         sending = _in_thread(_broadcast, group, tensors)
         try:
-            async with asyncio.timeout(BUCKET_TIMEOUT):
+            async with asyncio.timeout(self.group.bucket_timeout):
                 # A server that refuses never joins the collective, which would wait for it until its own timeout.
                 await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_EXCEPTION)
                 if receiving.done():
@@ -207,18 +226,37 @@ def _broadcast(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
         handle.wait()
 
 
-def join(backend: str, host: str, port: int, rank: int, world: int, name: str) -> ProcessGroup:
+def join(
+    backend: str,
+    store: socket.socket | tuple[str, int],
+    rank: int,
+    world: int,
+    name: str,
+    join_timeout: float = 300.0,
+    timeout: float = 480.0,
+) -> ProcessGroup:
     """Makes a group beside the learner's own, with the store keys that SGLang uses.
 
     Blocks until all ranks have joined. torch has no public call for a second group with outside
     processes; SGLang uses the same helper. The tcp:// rendezvous can't be used: under torchrun rank
     0 would connect to a store there, but it has to serve one.
+
+    Args:
+      store: on rank 0 the listening socket at which it serves the store, else its host and port.
+      join_timeout, timeout: seconds, to join and for a collective.
     """
     import torch.distributed
     from torch.distributed import distributed_c10d as c10d
 
     tcp_store: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public, but unknown to mypy
-    store = tcp_store(host, port, world, is_master=rank == 0, timeout=JOIN_TIMEOUT, multi_tenant=True)
+    patience = datetime.timedelta(seconds=join_timeout)
+    if isinstance(store, socket.socket):  # torch by itself would listen on all interfaces
+        host, port = store.getsockname()[:2]
+        served = tcp_store(
+            host, port, world, is_master=True, timeout=patience, multi_tenant=True, master_listen_fd=store.detach()
+        )
+    else:
+        served = tcp_store(*store, world, is_master=False, timeout=patience, multi_tenant=True)
     helper: Any = c10d._new_process_group_helper
     options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"
     group, _ = helper(
@@ -226,16 +264,15 @@ def join(backend: str, host: str, port: int, rank: int, world: int, name: str) -
         rank,
         [],
         c10d.Backend(backend),
-        c10d.PrefixStore(name, store),
+        c10d.PrefixStore(name, served),
         group_name=name,
-        timeout=TIMEOUT,
+        timeout=datetime.timedelta(seconds=timeout),
         **{options: None},
     )
     c10d._world.pg_group_ranks[group] = {i: i for i in range(world)}
     return group
 
 
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+def listen_at(host: str) -> socket.socket:
+    """Returns a socket that listens at a free port of one address of this host."""
+    return socket.create_server((host, 0), backlog=128)

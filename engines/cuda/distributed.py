@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rljax.backends.torch.mesh import RankMesh
 from rljax.config.allocation import Pool
+from rljax.engine.rank import LOOPBACK
 from rljax.errors import UserError
 
-TIMEOUT = datetime.timedelta(minutes=10)  # for a collective; the first ones wait while other ranks compile kernels
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun's: its agent serves the store
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-def join(pool: Pool, timeout: datetime.timedelta = TIMEOUT) -> RankMesh:
+def join(pool: Pool, timeout: float = 1800.0) -> RankMesh:
     """Joins the processes of the pool and returns their mesh. Blocks until all of them have joined.
 
     A single process needs no environment. Several find each other by RANK, WORLD_SIZE, MASTER_ADDR
-    and MASTER_PORT, which torchrun sets, unless torch.distributed is initialized already.
+    and MASTER_PORT, which torchrun sets, unless torch.distributed is initialized already. On one
+    host they listen on loopback alone.
+
+    Args:
+      timeout: seconds for a collective. A rank may wait that long for rank 0, which waits for
+        servers in a publish, or for one that compiles kernels.
 
     Raises UserError if there are not as many processes as the pool needs, or if they share GPUs.
     """
     device = device_of(pool)
     if not dist.is_initialized():
-        _initialize(pool, device, timeout)
+        _initialize(pool, device, datetime.timedelta(seconds=timeout))
     if dist.get_world_size() != pool.size:
         raise UserError(f"allocation_mode: {pool} needs {pool.size} processes, and there are {dist.get_world_size()}")
     return RankMesh.of(pool, device)
@@ -47,13 +56,30 @@ def _initialize(pool: Pool, device: torch.device, timeout: datetime.timedelta) -
         raise UserError(
             f"allocation_mode: {pool} needs {pool.size} processes; start them with torchrun ({missing[0]} is not set)"
         )
-    dist.init_process_group(backend, timeout=timeout)
+    if os.environ["MASTER_ADDR"] != LOOPBACK or os.environ.get(AGENT_STORE) == "True":
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    for name in INTERFACES:
+        os.environ.setdefault(name, "lo")
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, store=_store(rank, world, timeout), rank=rank, world_size=world, timeout=timeout)
+
+
+def _store(rank: int, world: int, timeout: datetime.timedelta) -> Any:
+    """Returns the ranks' store, which rank 0 serves. torch would listen on all interfaces."""
+    tcp_store: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but unknown to mypy
+    port, served = int(os.environ["MASTER_PORT"]), {}
+    if rank == 0:
+        listening = socket.create_server((LOOPBACK, port), backlog=128)
+        served = {"is_master": True, "master_listen_fd": listening.detach()}
+    return tcp_store(LOOPBACK, port, world, timeout=timeout, multi_tenant=True, **served)
 
 
 def device_of(pool: Pool) -> torch.device:
     """Returns this rank's GPU, or the CPU if there is no GPU.
 
-    Ranks are counted from the pool's first device, over hosts that have equally many.
+    Ranks are counted from the pool's first device, over hosts that have equally many. Raises
+    UserError if they are all on this host, and it has no such device.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -61,7 +87,10 @@ def device_of(pool: Pool) -> torch.device:
     together = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if 1 < here < together:
         raise UserError(f"allocation_mode: {pool} has {together} processes on a host of {here} GPUs")
-    device = torch.device("cuda", (pool.first_device + rank) % here)
+    index, alone = pool.first_device + rank, together == int(os.environ.get("WORLD_SIZE", "1"))
+    if alone and index >= here and (here > 1 or together == 1):
+        raise UserError(f"allocation_mode: {pool} begins at device {pool.first_device}, and this machine has {here}")
+    device = torch.device("cuda", index % here)
     torch.cuda.set_device(device)
     return device
 

@@ -72,7 +72,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         pool.
         """
         super().__init__(config, model_dir)
-        self._rank_mesh: RankMesh = distributed.join(pool)
+        self._rank_mesh: RankMesh = distributed.join(pool, config.recover.hang_timeout)
         self._policy = Policy(config, self._rank_mesh, self._model_dir)
         self._chunk = logit_rows(config.actor.logprob_chunk, self._spec.vocab_size)
         self._publishing: Gathering | None = None
@@ -200,7 +200,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
                 self._route.close()
             gather = distributed.gather if self._rank_mesh.pool.size > 1 else None
             bucket = SglangConfig.of(self._config).bucket_mb << 20
-            self._route = Route(target, bucket_bytes=bucket, gather=gather)
+            self._route = Route(target, bucket_bytes=bucket, wait=self._config.control_timeout, gather=gather)
         return self._route
 
     def _enter(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from rljax.config.schema import Config
 from rljax.engine import Learner, Plugin, PortableState, Sampler, check_lending
 from rljax.engines.cuda import FORMAT
 from rljax.engines.cuda.config import FsdpConfig
+from rljax.engines.cuda.devices import check_fit, visible_gpus
 from rljax.engines.cuda.transports import routes
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.launcher import SglangServers, installed_release, interpreter
 from rljax.engines.http.plugin import TRANSPORTS, sampler_of
-from rljax.engines.http.remote import TOKEN_VARIABLE
 from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 from rljax.hf.spec import is_image_text, takes_pictures
@@ -47,6 +47,7 @@ class SglangPlugin(Plugin):
             )
         if SglangConfig.of(config).release_memory:
             check_lending(config, allocation, "sglang.release_memory")
+        check_fit(dataclasses.replace(allocation, learner=None), visible_gpus(), on_host=self.on_host(config))
 
     def context_length(self, config: Config) -> int | None:
         return SglangConfig.of(config).context_length
@@ -63,7 +64,7 @@ class SglangPlugin(Plugin):
         return SglangConfig.of(config).device == "cpu"
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
-        servers = SglangServers(config, pool, model_dir, os.environ.get(TOKEN_VARIABLE))
+        servers = SglangServers(config, pool, model_dir)
         return sampler_of(config, servers.remotes, version=0, replicas=servers)
 
 
@@ -83,6 +84,7 @@ class FsdpPlugin(Plugin):
         if JaxConfig.of(config).bitwise:
             raise UserError("jax.bitwise: needs the JAX learner (sampler and learner must both be jax)")
         pool = allocation.learner
+        check_fit(dataclasses.replace(allocation, sampler=None), visible_gpus(), on_host=True)
         if not config.actor.init_from_scratch and takes_pictures(config.actor.path) and pool is not None:
             split = [dim for dim, size in (("t", pool.tensor), ("c", pool.context)) if size > 1]
             if split:

@@ -69,6 +69,7 @@ class Route:
     target: ExportToSampler
     host: str = "127.0.0.1"  # address of this process, as the servers see it
     bucket_bytes: int = BUCKET
+    wait: float = 450.0  # seconds: Config.control_timeout
     gather: Gather | None = None  # for ipc, by a learner of several ranks; None for one rank
     _group: BroadcastGroup | None = None
 
@@ -86,7 +87,7 @@ class Route:
         if transport in ("nccl", "gloo"):
             from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast
 
-            self._group = self._group or BroadcastGroup(transport, devices, self.host)
+            self._group = self._group or BroadcastGroup(transport, devices, self.host, self.wait)
             return TorchBroadcast(tensors, self._group, self.bucket_bytes)
         raise UserError(f"{KEY}: {transport} can't send weights from memory (export to a directory)")
 

@@ -20,7 +20,7 @@ from rljax.errors import UserError
 from rljax.metrics.guardrails import update_bounds
 from rljax.metrics.mean import Mean, merge
 from rljax.objective import oracle
-from rljax.objective.spec import PREFIX, Objective, TokenArrays
+from rljax.objective.spec import PREFIX, MeanArrays, Objective, TokenArrays
 from rljax.rollout.batch_metrics import distribution
 
 CHECKPOINT = "learner.safetensors"
@@ -109,18 +109,13 @@ class FakeLearner:
 
     def _step(self, batch: Batch, objective: Objective, optimizer: str) -> dict[str, Mean]:
         own = _rows(batch, self._parts(batch)[self._peers.rank])
-        logp, entropy = self._logp_and_entropy(own)
-        loss, gradient = self.loss_and_gradient(own, objective)
+        _, entropy = self._logp_and_entropy(own)
+        loss, gradient, found = self.loss_and_gradient(own, objective)
         loss, gradient = float(self._peers.sum(np.array(loss))), self._peers.sum(gradient)
         metrics = {"loss": Mean(loss, 1), "grad_norm": Mean(float(np.sqrt((gradient**2).sum())), 1)}
         metrics |= {"lr": Mean(self._adam[optimizer].rate, 1)}
-        token_metrics = {"entropy": _mean(entropy, own.loss_mask)}
-        if objective.loss == "sft":
-            token_metrics["nll"] = _mean(-logp, own.loss_mask)
-        else:
-            token_metrics |= _ratios(logp, _tokens(own), objective)
-        metrics |= self._merged(token_metrics)
-        named = {f"{PREFIX}/{name}": mean for name, mean in metrics.items()}
+        of_tokens = {f"{PREFIX}/entropy": _mean(entropy, own.loss_mask)} | {name: Mean(*mean) for name, mean in found.items()}
+        named = {f"{PREFIX}/{name}": mean for name, mean in metrics.items()} | self._merged(of_tokens)
         bounds = self._bounds if optimizer == "policy" else ()
         broken = any(bound.broken(named) for bound in bounds)
         if bounds:
@@ -168,8 +163,8 @@ class FakeLearner:
         last = _last(batch)
         return table[last, batch.token_ids].astype(np.float32).astype(np.float64), entropy[last]
 
-    def loss_and_gradient(self, batch: Batch, objective: Objective) -> tuple[float, np.ndarray]:
-        """Returns the oracle's loss, and its gradient with respect to the table, [V, V].
+    def loss_and_gradient(self, batch: Batch, objective: Objective) -> tuple[float, np.ndarray, dict[str, MeanArrays]]:
+        """Returns the oracle's loss, its gradient in the table, [V, V], and its metrics.
 
         With z = logits / temperature of a row: d logp / dz = onehot - p and dH / dz = -p (log p +
         H).
@@ -183,7 +178,7 @@ class FakeLearner:
         d_logits[np.arange(len(p)), batch.token_ids[mask]] += d_logp[:, 0]
         gradient = np.zeros(self._table.shape)
         np.add.at(gradient, last[mask], d_logits / self._temperature)
-        return float(result.loss), gradient
+        return float(result.loss), gradient, result.metrics
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """Takes one step on the squared error to the returns, weighted by loss_weight."""
@@ -275,42 +270,6 @@ def _tokens(batch: Batch) -> TokenArrays:
         interpolation=wide(batch.interpolation),
         versions=batch.versions,
     )
-
-
-def _ratios(logp: np.ndarray, tokens: TokenArrays, objective: Objective) -> dict[str, Mean]:
-    """Computes metrics of the importance ratio, unweighted over the trained tokens."""
-    mask, proximal = tokens.mask, oracle.proximal_of(logp, tokens, objective)
-    log_ratio = np.where(mask, logp - proximal, 0.0)
-    ratio = np.exp(log_ratio)
-    clipped = (ratio < 1 - objective.clip_low) | (ratio > 1 + objective.clip_high)
-    behave = np.exp(np.where(mask, proximal - tokens.behavior_logp, 0.0))
-    error = {}
-    if objective.proximal == "interpolated" and tokens.proximal_logp is not None:
-        error["proximal_error"] = Mean.of(np.abs(proximal - tokens.proximal_logp)[mask])
-    return (
-        error
-        | {
-            "importance_weight": Mean.of(ratio[mask]),
-            "behave_imp_weight": Mean.of(behave[mask]),
-            "approx_kl": _mean(ratio - 1 - log_ratio, mask),
-            "clip_ratio": _mean(clipped, mask),
-        }
-        | _reference_kl(logp, tokens)
-        | _teacher_kl(logp, tokens)
-    )
-
-
-def _teacher_kl(logp: np.ndarray, tokens: TokenArrays) -> dict[str, Mean]:
-    """Estimates the KL to the teacher (k1) on the sampled tokens, if the batch has a teacher."""
-    return {} if tokens.teacher_logp is None else {"teacher_kl": _mean(logp - tokens.teacher_logp, tokens.mask)}
-
-
-def _reference_kl(logp: np.ndarray, tokens: TokenArrays) -> dict[str, Mean]:
-    """Estimates the KL to the reference (k3) on the sampled tokens, if the batch has a reference."""
-    if tokens.reference_logp is None:
-        return {}
-    log_ratio = np.where(tokens.mask, tokens.reference_logp - logp, 0.0)
-    return {"reference_kl": _mean(np.expm1(log_ratio) - log_ratio, tokens.mask)}
 
 
 def _mean(x: np.ndarray, mask: np.ndarray) -> Mean:

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import logging
+import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -14,12 +15,14 @@ from typing import Any
 from aiohttp import web
 
 from rljax.engines.http.protocol import BadRequest, parse_json
+from rljax.engines.http.remote import OWNED, OWNER
 from rljax.errors import SamplerError, UserError
 
 log = logging.getLogger(__name__)
 
 BODY_TIMEOUT = 60.0  # seconds for a body to arrive
 OPEN_PATHS = ("/health", "/health_generate")  # answered without a token, as by SGLang: probes have no secrets
+OWNER_SILENCE = 30.0  # seconds without a request of the owner, which checks the server every 5, until it is forgotten
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -40,6 +43,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except (BadRequest, UserError) as error:
         return error_response(400, str(error))
+    except Owned as error:
+        return error_response(OWNED, str(error))
     except SamplerError as error:
         return error_response(503, str(error))
     except web.HTTPException as error:
@@ -77,6 +82,37 @@ def authorize(token: str | None, elsewhere: Sequence[str] = ()) -> Any:
         return await handler(request)
 
     return check
+
+
+class Ownership:
+    """Run that publishes to this server: one at a time, until it releases the server or is silent.
+
+    Two runs on one server would each train on samples of the other's weights.
+    """
+
+    def __init__(self) -> None:
+        self._owner, self._heard = "", 0.0
+
+    def heard(self, request: web.Request) -> None:
+        """Notes that the owner lives, if the request is its."""
+        if self._owner and request.headers.get(OWNER) == self._owner:
+            self._heard = time.monotonic()
+
+    def require(self, request: web.Request) -> None:
+        """Makes the sender of a request the owner, unless there is another. Raises Owned."""
+        sender = request.headers.get(OWNER, "")
+        silent = time.monotonic() - self._heard
+        if self._owner and sender != self._owner and silent < OWNER_SILENCE:
+            raise Owned(f"in use by the run of {self._owner.rpartition(' ')[0]}, last heard {silent:.0f} s ago")
+        self._owner, self._heard = sender, time.monotonic()
+
+    def release(self, request: web.Request) -> None:
+        if request.headers.get(OWNER) == self._owner:
+            self._owner = ""
+
+
+class Owned(Exception):
+    """The server belongs to another run. The message is one line."""
 
 
 async def json_body(request: web.Request) -> dict[str, Any]:

@@ -7,20 +7,24 @@ pause   -->  close the router, then pause every server in place
 load    -->  load the weights on every server; one that fails gets no requests until it has them
 resume  -->  resume every server, then open the router
 
-who                     waits for                                   who unblocks it
-a request               an open router and a usable server          resume, the watch, a publish
-a lost server           an answer that names the present version    the watch (health.py)
+who              waits for                                   who unblocks it
+a request        an open router and a usable server          resume, the watch, a publish
+a call           its server                                  the server, its time limit, or the
+                                                             watch, which calls the server lost
+a lost server    an answer that names the present version    the watch (health.py)
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import random
 import shutil
+import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +36,22 @@ from rljax.engine import Sampler, Sender, WeightsBroadcast, WeightsInDirectory, 
 from rljax.engines.http import protocol
 from rljax.engines.http.continuation import fitted, joined, remaining, shortened
 from rljax.engines.http.health import Watch
-from rljax.engines.http.interfaces import CONTROL_TIMEOUT, PostTo, Replicas
+from rljax.engines.http.interfaces import PostTo, Replicas
 from rljax.engines.http.published_weights import PublishedWeights
-from rljax.engines.http.remote import Remote, ServerLost, describe, make_session
+from rljax.engines.http.remote import Remote, ServerLost, ServerOwned, describe, make_session
 from rljax.engines.http.replies import Reply
 from rljax.engines.http.router import Closed, Router
 from rljax.errors import RequestLost, SamplerError, UserError
+from rljax.process.tasks import Tasks
 from rljax.types import Completion, Finish, Request
 
 log = logging.getLogger(__name__)
 
 MEMORY_TAGS = ("kv_cache", "weights")  # SGLang's names of the memory that is released; its CUDA graphs stay
+CONTROL_TIMEOUT = 450.0  # seconds for a pause, a load or a resume, if the config doesn't say
+OWNER_PATIENCE = 40.0  # seconds to wait for a server that belongs to another run, which may have been killed
 ABORT_GRACE = 10.0  # seconds for aborted requests to return their tokens when the sampler closes
+ABORT_TIMEOUT = 30.0  # seconds for the abort of one request
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0  # seconds
 
 
@@ -72,6 +80,7 @@ class HttpSampler(Sampler):
         recompute: bool = False,
         replicas: Replicas | None = None,
         lends: bool = False,
+        control_timeout: float = CONTROL_TIMEOUT,
     ) -> None:
         """Makes the sampler; connects at the first call.
 
@@ -81,9 +90,10 @@ class HttpSampler(Sampler):
           recompute: `rollout.recompute_kv_on_publish`.
           replicas: restarts servers that we started; None for servers that others run.
           lends: True if the servers lend their memory to a learner on the same devices.
+          control_timeout: seconds for a pause, a load or a resume.
         """
         self._remotes = list(remotes)
-        self.version, self.lends = version, lends
+        self.version, self.lends, self.control_timeout = version, lends, control_timeout
         self._retries, self._recompute, self._replicas = request_retries, recompute, replicas
         self._cache_space = uuid.uuid4().hex  # another run's cache keys must not match ours
         self._loads = 0  # loads begun; part of the cache key, for a version may be loaded twice
@@ -92,7 +102,9 @@ class HttpSampler(Sampler):
         self._published = PublishedWeights()
         self._lacking = asyncio.Event()  # set while a server waits for weights that only a publish can bring
         self._attempts: dict[asyncio.Task[None], tuple[Remote, str]] = {}
-        self._background: set[asyncio.Task[Any]] = set()
+        self._calls: dict[asyncio.Task[Any], tuple[Remote, object]] = {}  # under way, with the server's member when they began
+        self._background = Tasks(self._broke)
+        self._fault: Exception | None = None  # that ended a task of ours
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: aiohttp.ClientSession | None = None
         self._router = Router(self._remotes)
@@ -130,6 +142,7 @@ class HttpSampler(Sampler):
                 with tracing.wait("wait for a server"):
                     remote = await self._router.pick(request.id)
             except Closed:
+                self._raise_fault()
                 break
             try:
                 rest = fitted(remaining(request, done), remote, len(done.token_ids))
@@ -142,14 +155,19 @@ class HttpSampler(Sampler):
             done = joined(shortened(done, request), reply)
             if error is None and done.finish is not Finish.ABORT:
                 return done
+            if self._is_closed():
+                break
             if error is not None:
                 self._suspect(remote, error)
             failures = 0 if reply.token_ids else failures + 1
             if failures > self._retries:
                 raise SamplerError(f"request {request.id}: lost after {failures} attempts: {error or 'aborted'}") from error
-            if failures and not self._closed:
+            if failures:
                 await asyncio.sleep(min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** (failures - 1)) * random.uniform(0.5, 1.5))
         return dataclasses.replace(done, finish=Finish.ABORT)
+
+    def _is_closed(self) -> bool:
+        return self._closed
 
     async def _attempt(self, remote: Remote, rest: Request) -> tuple[Reply, ServerLost | None]:
         """Asks one server for the rest. Returns what arrived, and the loss of the server or None."""
@@ -165,31 +183,41 @@ class HttpSampler(Sampler):
         task = asyncio.ensure_future(remote.generate(self._session, body, reply))
         self._attempts[task] = remote, rid
         try:
-            await asyncio.wait({task})
+            await self._unless_lost(remote, task)
+        except ServerLost as error:
+            return reply, error
         except asyncio.CancelledError:
-            task.cancel()
-            self._run_in_background(self._abort(remote, rid))
+            self._background.start(self._abort(remote, rid), f"abort of {rid}")
             raise
         finally:
             del self._attempts[task]
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, ServerLost):
-            raise error
-        return reply, error
+        return reply, None
+
+    async def _unless_lost(self, remote: Remote, task: asyncio.Task[Any]) -> Any:
+        """Waits for a call to a server. Raises ServerLost as soon as the server is lost."""
+        self._calls[task] = remote, remote.member
+        try:
+            await asyncio.wait({task})
+        finally:
+            del self._calls[task]
+            task.cancel()  # of no effect when it is done
+        if task.cancelled():
+            raise ServerLost(f"{remote.base}: given up: {remote.reason or 'the sampler was closed'}")
+        return task.result()
 
     def _suspect(self, remote: Remote, error: ServerLost) -> None:
         """Stops sending requests to a server; the watch finds out whether it is really gone."""
         if remote.usable:
             log.warning("%s gets no more requests: %s", remote.base, error)
             remote.lost(str(error))
-            self._router.wake()
+            self.servers_changed()
         if self._watch is not None:
             self._watch.check_now()
 
     async def _abort(self, remote: Remote, rid: str) -> None:
         assert self._session is not None
         try:
-            await remote.post(self._session, "/abort_request", {"rid": rid}, 30.0)
+            await remote.post(self._session, "/abort_request", {"rid": rid}, ABORT_TIMEOUT)
         except (ServerLost, UserError) as error:
             log.debug("abort of %s: %s", rid, error)
 
@@ -198,20 +226,33 @@ class HttpSampler(Sampler):
     async def pause(self) -> None:
         """Stops sending requests, and pauses every server between two decode steps.
 
-        Raises SamplerError if no server is left.
+        Raises SamplerError if no server is left, UserError if they belong to another run. One that
+        was killed is forgotten by a server after half a minute, which this waits for.
         """
         self._enter()
+        await self._close_router()
+        until = time.monotonic() + OWNER_PATIENCE
+        while True:
+            try:
+                await self._each(self._pause_one, self._usable())
+                return
+            except ServerOwned:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(OWNER_PATIENCE / 40)
+
+    async def _close_router(self) -> None:
+        """Stops sending requests. A server that is being brought back is left out."""
         self._router.set_open(False)
-        async with self.control:  # wait for a server that is being brought back
+        if self._watch is not None:
+            self._watch.stand_aside()
+        async with self.control:
             self._paused = True
-        await self._each(self._pause_one, self._usable())
 
     async def _pause_one(self, remote: Remote) -> None:
-        session = self._session
-        assert session is not None
-        await remote.post(session, "/pause_generation", {"mode": self._pause_mode(remote)}, CONTROL_TIMEOUT)
+        await self._post(remote, "/pause_generation", {"mode": self._pause_mode(remote)})
         # SGLang acknowledges a pause before its scheduler has seen it. The scheduler answers this request after the pause.
-        await remote.get(session, "/get_server_info", CONTROL_TIMEOUT)
+        await remote.get(self.session, "/get_server_info", self.control_timeout)
 
     def _pause_mode(self, remote: Remote) -> str:
         """Returns SGLang's pause mode.
@@ -285,8 +326,11 @@ class HttpSampler(Sampler):
             raise UserError(f"{directory}: weights can't be read: {error}") from error
         try:
             current = await self._each(lambda remote: self._load_one(remote, str(directory), version), remotes)
-        except BaseException:
+        except BaseException as error:
             await asyncio.to_thread(shutil.rmtree, prepared, ignore_errors=True)
+            if isinstance(error, UserError):
+                remedy = "rollout.publish_dir names a directory that all servers can read"
+                raise UserError(f"{error}; the weights are in {directory} ({remedy})") from None
             raise
         await asyncio.to_thread(self._published.keep, prepared, version)
         return current
@@ -299,15 +343,17 @@ class HttpSampler(Sampler):
         if not remotes:
             raise SamplerError(f"publishing version {version}: no server is left for the broadcast")
         try:
-            posts = [PostTo(self.session, remote, remote.member) for remote in remotes]
+            posts = [PostTo(self._post_unless_lost, remote, remote.member) for remote in remotes]
             await sender.send(posts, version, flush=all(map(self._flushes, remotes)))
         except ServerLost as error:
             raise SamplerError(f"publishing version {version}: {error}") from error
         return list(remotes)
 
     async def _post(self, remote: Remote, path: str, body: dict[str, Any]) -> Any:
-        assert self._session is not None
-        return await remote.post(self._session, path, body, CONTROL_TIMEOUT)
+        return await remote.post(self.session, path, body, self.control_timeout)
+
+    async def _post_unless_lost(self, remote: Remote, path: str, body: dict[str, Any]) -> Any:
+        return await self._unless_lost(remote, asyncio.ensure_future(self._post(remote, path, body)))
 
     async def _each(self, act: Callable[[Remote], Awaitable[Any]], remotes: Sequence[Remote]) -> list[Remote]:
         """Runs an action on all servers at once and returns those where it succeeded.
@@ -315,7 +361,8 @@ class HttpSampler(Sampler):
         A server that fails is left out; if all of them refuse, the request itself is wrong and the
         first refusal is raised.
         """
-        results = await asyncio.gather(*(act(remote) for remote in remotes), return_exceptions=True)
+        calls = (self._unless_lost(remote, asyncio.ensure_future(act(remote))) for remote in remotes)
+        results = await asyncio.gather(*calls, return_exceptions=True)
         failed = {r: e for r, e in zip(remotes, results, strict=True) if isinstance(e, BaseException)}
         for error in failed.values():
             if not isinstance(error, ServerLost | UserError):
@@ -346,14 +393,12 @@ class HttpSampler(Sampler):
         `generate` submits the rest of each aborted request after the next resume.
         """
         self._enter()
-        self._router.set_open(False)
-        async with self.control:
-            self._paused = True
+        await self._close_router()
         await self._each(self._release_one, self._usable())
 
     async def _release_one(self, remote: Remote) -> None:
         await self._post(remote, "/pause_generation", {"mode": "abort"})
-        await remote.get(self.session, "/get_server_info", CONTROL_TIMEOUT)  # answered by the scheduler after the aborts
+        await remote.get(self.session, "/get_server_info", self.control_timeout)  # answered by the scheduler after the aborts
         remote.released = True
         await self._post(remote, "/release_memory_occupation", {"tags": list(MEMORY_TAGS)})
 
@@ -372,6 +417,7 @@ class HttpSampler(Sampler):
         """Makes the sockets and tasks at the first call in an event loop, to which they belong."""
         if self._closed:
             raise SamplerError("the sampler is closed")
+        self._raise_fault()
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return
@@ -381,12 +427,19 @@ class HttpSampler(Sampler):
         self._router.set_open(is_open)
         self.control = asyncio.Lock()
         self._watch = Watch(self, self._remotes, self._replicas)
-        self._run_in_background(self._watch.run())
+        self._background.start(self._watch.run(), "watch over the servers")
 
-    def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+    def _broke(self, error: Exception) -> None:
+        """Fails all requests: without the watch a lost server would be waited for."""
+        self._fault = error
+        for remote in self._remotes:
+            remote.lost("nobody watches over it")
+        self._router.close()
+        self.servers_changed()
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise SamplerError(f"the watch over the servers ended: {describe(self._fault)}") from self._fault
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -406,7 +459,10 @@ class HttpSampler(Sampler):
         self._lacking.set()
 
     def servers_changed(self) -> None:
-        """Wakes waiting requests. Called by the watch when a server is back or gone."""
+        """Wakes waiting requests, and ends the calls to servers that are lost by now."""
+        for task, (remote, member) in tuple(self._calls.items()):
+            if remote.member is not member:
+                task.cancel()
         self._router.wake()
 
     async def close(self) -> None:
@@ -420,13 +476,17 @@ class HttpSampler(Sampler):
         self._router.close()
         if self._loop is asyncio.get_running_loop():
             await self._end_requests()
-            for task in tuple(self._background):
-                task.cancel()
-            await asyncio.gather(*self._background, return_exceptions=True)
+            await asyncio.gather(*map(self._release_ownership, self._remotes))
+            await self._background.close()
             await self.session.close()
         await asyncio.to_thread(self._published.drop)
         if self._replicas is not None:
             await asyncio.to_thread(self._replicas.close)
+
+    async def _release_ownership(self, remote: Remote) -> None:
+        if remote.usable and remote.info.ours:
+            with contextlib.suppress(ServerLost, UserError):  # it forgets a silent run anyway
+                await remote.post(self.session, "/release_ownership", {}, ABORT_TIMEOUT)
 
     async def _end_requests(self) -> None:
         """Aborts all requests at their servers and waits for their tokens.

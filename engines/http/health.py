@@ -6,6 +6,9 @@
 
 A dropped server is still checked, and comes back if it answers after all. /health is not used for
 checks: it samples a token, which a paused server can't.
+
+Nobody waits for a lost server: its requests go elsewhere (`HttpSampler.servers_changed`), and a
+pause doesn't wait until one is back (`stand_aside`).
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ import logging
 import time
 
 from rljax.engines.http.interfaces import Replicas, Watched
-from rljax.engines.http.remote import Remote, ServerLost
+from rljax.engines.http.remote import Remote, ServerLost, describe
 from rljax.engines.http.replies import version_of
 from rljax.errors import SamplerError, UserError
+from rljax.process.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +30,6 @@ INTERVAL = 5.0  # seconds between checks
 SILENCE = 3  # unanswered checks in a row until a server is lost
 CHECK_TIMEOUT = 20.0  # seconds
 PATIENCE = 60.0  # seconds until a silent server that isn't ours is dropped
-LOAD_TIMEOUT = 600.0  # seconds
 
 
 class Watch:
@@ -36,10 +39,20 @@ class Watch:
         self._unanswered: dict[int, int] = {}
         self._lost_since: dict[int, float] = {}
         self._restarts: dict[int, asyncio.Task[None]] = {}
+        self._returning: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def check_now(self) -> None:
         """Checks the servers now, without waiting for the interval."""
         self._check_requested.set()
+
+    def stand_aside(self) -> None:
+        """Gives up bringing servers back for now, and with it the lock `control`.
+
+        Such a server has not proved that it works, so a publish must not wait for it.
+        """
+        for task in self._returning:
+            task.cancel()
 
     async def run(self) -> None:
         """Checks all servers at intervals, until cancelled."""
@@ -52,8 +65,7 @@ class Watch:
                 await asyncio.gather(*(self._check_one(index) for index in range(len(self._remotes))))
                 await asyncio.sleep(INTERVAL / 20)  # don't check a flapping server in a busy loop
         finally:
-            for task in self._restarts.values():
-                task.cancel()
+            self._tasks.cancel()
 
     async def _check_one(self, index: int) -> None:
         if index in self._restarts:
@@ -64,31 +76,53 @@ class Watch:
             return
         remote = self._remotes[index]
         try:
-            await (self._check(remote) if remote.usable else self._bring_back(remote))
+            await (self._version_at(remote) if remote.usable else self._return(remote))
         except (ServerLost, SamplerError, UserError) as error:
             self._failed(index, remote, str(error))
+        except Exception as error:  # a fault of ours: a server that can't be checked gets no requests, and the others do
+            log.exception("the check of %s failed", remote.base)
+            self._failed(index, remote, f"{remote.base}: {describe(error)}")
         else:
             self._unanswered[index] = 0
             if remote.usable:
                 self._lost_since.pop(index, None)
 
-    async def _check(self, remote: Remote) -> None:
-        await remote.get(self._sampler.session, "/get_model_info", CHECK_TIMEOUT)
+    async def _version_at(self, remote: Remote) -> int:
+        """Asks a server for the version of its weights.
 
-    async def _bring_back(self, remote: Remote) -> None:
-        """Makes a server usable again; does nothing while sampling is paused.
+        Raises ServerLost if it doesn't answer, or another program answers in its place.
+        """
+        info = await remote.get(self._sampler.session, "/get_model_info", CHECK_TIMEOUT)
+        if not isinstance(info, dict) or "weight_version" not in info:
+            raise ServerLost(f"{remote.base}: /get_model_info answers, but not as a sampling server: {info!r:.100}")
+        return version_of(str(info["weight_version"]))
+
+    async def _return(self, remote: Remote) -> None:
+        """Makes a server usable again, unless sampling is paused meanwhile.
 
         Raises if the server doesn't answer or can't load the weights.
         """
+        await self._version_at(remote)  # outside the lock: a server that doesn't answer must not delay a publish
+        if self._sampler.paused:
+            return
+        task = asyncio.ensure_future(self._bring_back(remote))
+        self._returning.add(task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._returning.discard(task)
+            task.cancel()
+        if not task.cancelled():
+            task.result()
+
+    async def _bring_back(self, remote: Remote) -> None:
         session = self._sampler.session
-        await self._check(remote)  # outside the lock: a server that doesn't answer must not delay a publish
         async with self._sampler.control:
             if self._sampler.paused:
                 return
             if remote.released:  # the same process, for a restarted server is a new Remote
                 await self._sampler.reclaim_one(remote)
-            info = await remote.get(session, "/get_model_info", CHECK_TIMEOUT)
-            if version_of(str(info["weight_version"])) != self._sampler.version:
+            if await self._version_at(remote) != self._sampler.version:
                 directory = self._sampler.present_weights()
                 if directory is None:
                     remote.reason = f"{remote.base}: has other weights than version {self._sampler.version}"
@@ -96,7 +130,7 @@ class Watch:
                     self._sampler.lack_weights()
                     return
                 body = {"model_path": directory, "weight_version": str(self._sampler.version), "flush_cache": False}
-                await remote.post(session, "/update_weights_from_disk", body, LOAD_TIMEOUT)
+                await remote.post(session, "/update_weights_from_disk", body, self._sampler.control_timeout)
             await remote.post(session, "/continue_generation", {}, CHECK_TIMEOUT)
             remote.usable, remote.behind, remote.dropped, remote.reason = True, False, False, ""
         log.warning("%s is back", remote.base)
@@ -105,7 +139,7 @@ class Watch:
     def _failed(self, index: int, remote: Remote, reason: str) -> None:
         self._unanswered[index] = self._unanswered.get(index, 0) + 1
         since = self._lost_since.setdefault(index, time.monotonic())
-        if remote.usable and self._unanswered[index] >= SILENCE:
+        if (remote.usable or remote.behind) and self._unanswered[index] >= SILENCE:
             log.warning("%s gets no more requests: %s", remote.base, reason)
             remote.lost(reason)
         if not remote.usable:
@@ -123,7 +157,7 @@ class Watch:
         log.warning("%s died and is being restarted: %s", remote.base, why)
         remote.lost(why)
         self._sampler.servers_changed()
-        self._restarts[index] = asyncio.ensure_future(self._restart(index))
+        self._restarts[index] = self._tasks.start(self._restart(index), f"restart of {remote.base}")
 
     async def _restart(self, index: int) -> None:
         assert self._replicas is not None
@@ -131,8 +165,10 @@ class Watch:
             remote = await asyncio.to_thread(self._replicas.restart, index)
             remote.lost("has just been restarted")
             self._remotes[index] = remote
-        except (UserError, SamplerError, ServerLost) as error:
-            log.error("%s is dropped: %s", self._remotes[index].base, error)
+        except (
+            Exception
+        ) as error:  # UserError and ServerLost say why; anything else must not leave a server that nobody restarts
+            log.error("%s is dropped: %s", self._remotes[index].base, describe(error))
             self._remotes[index].dropped, self._remotes[index].reason = True, str(error)
             self._sampler.servers_changed()
         finally:

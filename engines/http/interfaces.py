@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import aiohttp
 
 from rljax.engines.http.remote import Remote
 
-CONTROL_TIMEOUT = 600.0  # seconds for a pause, a load or a resume
-
 
 @dataclasses.dataclass(frozen=True)
 class PostTo:
     """Posts to one server; implements `rljax.engine.Post`. Raises ServerLost if the server is lost."""
 
-    session: aiohttp.ClientSession
+    call: Callable[[Remote, str, dict[str, Any]], Awaitable[Any]]
     remote: Remote
     member: object
 
     def __call__(self, path: str, body: dict[str, Any]) -> Awaitable[Any]:
-        return self.remote.post(self.session, path, body, CONTROL_TIMEOUT)
+        return self.call(self.remote, path, body)
 
 
 class Watched(Protocol):
@@ -31,6 +29,7 @@ class Watched(Protocol):
 
     control: asyncio.Lock  # locked while a server is brought back
     version: int  # of the weights that a server should have
+    control_timeout: float  # seconds for a pause, a load or a resume
 
     @property
     def session(self) -> aiohttp.ClientSession: ...

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -18,11 +19,20 @@ from pathlib import Path
 
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
+from rljax.engine import private_directory, remove_private
 from rljax.engines.http import reaper
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.remote import SPANS_AND_INTERVALS, Remote, ServerLost, fetch, inspect
 from rljax.errors import UserError
+from rljax.process.environment import without_secrets
 
+KEY_VARIABLE = "RLJAX_SERVER_KEY"  # environment variable of a server's key; other users can read command lines, not this
+# SGLang takes its key as an argument; given here, it is in no command line. Otherwise this is `python -m sglang.launch_server`
+_BOOT = f"""
+import os, runpy, sys
+sys.argv[1:1] = ["--api-key", os.environ.pop("{KEY_VARIABLE}")]
+runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
+"""
 GRACE = 3.0  # seconds between SIGTERM and SIGKILL: SGLang would finish its requests first
 PORT_ATTEMPTS = 3  # another process may take a free port before the server binds it
 TAIL = 30  # lines of a log shown in an error
@@ -66,14 +76,15 @@ class Process:
 class SglangServers:
     """The SGLang servers of a pool: `data` of them, each over `tensor` devices.
 
-    They end with this process, however it ends.
+    They end with this process, however it ends, and answer nobody who lacks their key, which is
+    made for them.
 
     Example:
         servers = SglangServers(config, Pool("sglang", data=2), Path("models/SmolLM2-135M"))
         sampler = HttpSampler(servers.remotes, version=0, replicas=servers)
     """
 
-    def __init__(self, config: Config, pool: Pool, model_dir: Path, token: str | None = None) -> None:
+    def __init__(self, config: Config, pool: Pool, model_dir: Path) -> None:
         """Starts all servers at once and returns when all of them answer, which takes minutes.
 
         Raises:
@@ -81,18 +92,20 @@ class SglangServers:
             server is left running then.
         """
         self._config, self._settings = config, SglangConfig.of(config)
-        self._pool, self._model_dir, self._token = pool, model_dir, token
+        self._pool, self._model_dir, self._token = pool, model_dir, secrets.token_urlsafe()
         self._python = interpreter(self._settings)
         self._release = installed_release(self._python)
-        self._logs = Path(self._settings.log_dir or tempfile.mkdtemp(prefix="rljax-sglang-"))
+        self._own_logs = not self._settings.log_dir
+        self._logs = Path(self._settings.log_dir or private_directory(Path(tempfile.gettempdir()), "sglang"))
         self._restarts = [0] * pool.data
         self._processes: list[Process] = []
-        self._closed = False
+        self._closed = self._sound = False
         self._lock = threading.Lock()  # starting a server and closing all exclude each other
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             self._processes = [self._start(index) for index in range(pool.data)]
             self.remotes = [self._ready(index) for index in range(pool.data)]
+            self._sound = True
         except BaseException:
             self.close()
             raise
@@ -127,6 +140,8 @@ class SglangServers:
             process.reaper.stdin.close()  # all at once; then wait for each
         for process in self._processes:
             process.stop()
+        if self._own_logs and self._sound and not any(self._restarts):
+            remove_private(self._logs)  # else they may tell why; a later run removes them
 
     def _start(self, index: int) -> Process:
         port = free_port()
@@ -134,14 +149,13 @@ class SglangServers:
         command = launch_command(self._settings, self._pool, self._model_dir, port, self._release)
         command += ["--random-seed", str((self._config.seed + index) % 2**31)]
         command += ["--enable-deterministic-inference"] if self._config.deterministic else []
-        command += ["--api-key", self._token] if self._token else []
         with log.open("ab") as out:
             process = subprocess.Popen(
                 [sys.executable, reaper.__file__, str(GRACE), self._python, *command],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=environment(self._settings, self._pool, index, os.environ),
+                env=environment(self._settings, self._pool, index, os.environ) | {KEY_VARIABLE: self._token},
                 start_new_session=True,  # Ctrl-C reaches this process only, which then stops the server
             )
         return Process(process, port, log)
@@ -229,7 +243,7 @@ def launch_command(settings: SglangConfig, pool: Pool, model_dir: Path, port: in
         "context-length": settings.context_length,
         "max-running-requests": settings.max_running_requests,
     }
-    command = ["-m", "sglang.launch_server"]
+    command = ["-c", _BOOT]
     for name, value in options.items():
         command += [] if value is None else [f"--{name}", str(value)]
     command += ["--disable-overlap-schedule"] if settings.disable_overlap_schedule else []
@@ -244,10 +258,10 @@ def environment(settings: SglangConfig, pool: Pool, index: int, inherited: Mappi
     """Returns the environment of replica `index`: it sees only its own devices.
 
     The variables of our own launcher (torchrun) are removed: with them torch would take the server
-    for a rank of the learner.
+    for a rank of the learner. So are secrets.
     """
     ours = {name for name in inherited if name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_")}
-    env = {name: value for name, value in inherited.items() if name not in ours}
+    env = {name: value for name, value in without_secrets(inherited).items() if name not in ours}
     if settings.device == "cpu":
         return env | {"SGLANG_USE_CPU_ENGINE": "1"}
     first = pool.first_device + index * pool.tensor

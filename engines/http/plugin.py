@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,8 +13,9 @@ from rljax.engine import Plugin, Sampler
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.interfaces import Replicas
-from rljax.engines.http.remote import TOKEN_VARIABLE, Remote, ServerLost, base_url, inspect
+from rljax.engines.http.remote import Remote, ServerLost, base_url, inspect
 from rljax.errors import SamplerError, UserError
+from rljax.messaging.token import UnsafeToken, token_to_send
 
 ANYWHERE = ("", "directory")  # values of sglang.transport that work with any server
 TRANSPORTS = ("ipc", "nccl", "gloo", "directory")  # of SGLang's servers; ours load from directories only
@@ -29,12 +29,13 @@ def attach(config: Config) -> HttpSampler:
 
     Raises UserError if an address doesn't answer as a sampling server does.
     """
-    token, transport = os.environ.get(TOKEN_VARIABLE), SglangConfig.of(config).transport
+    transport = SglangConfig.of(config).transport
     addresses = [part.strip() for part in config.rollout.addr.split(",") if part.strip()]
     if not addresses:
         raise UserError("rollout.addr: empty (HOST:PORT of a running server; `rljax serve` starts one)")
     found = []
     for base in map(base_url, addresses):
+        token = token_for(base)
         try:
             info, version = inspect(base, token)
         except (ServerLost, SamplerError) as error:
@@ -63,7 +64,16 @@ def sampler_of(config: Config, remotes: Sequence[Remote], version: int, replicas
         recompute=rollout.recompute_kv_on_publish,
         replicas=replicas,
         lends=SglangConfig.of(config).release_memory,
+        control_timeout=config.control_timeout,
     )
+
+
+def token_for(base: str) -> str | None:
+    """Returns the token that a server is sent. Raises UserError if its file is not safe."""
+    try:
+        return token_to_send(to_this_machine=_is_here(base))
+    except UnsafeToken as error:
+        raise UserError(str(error)) from None
 
 
 def _is_here(base: str) -> bool:
@@ -88,6 +98,9 @@ class HttpPlugin(Plugin):
         always works.
         """
         return (SglangConfig.of(config).transport or "directory",)
+
+    def is_here(self, config: Config) -> bool:
+        return all(_is_here(base_url(part.strip())) for part in config.rollout.addr.split(","))
 
     def check(self, config: Config, allocation: Allocation) -> None:
         bases = [base_url(part.strip()) for part in config.rollout.addr.split(",")]

@@ -1,8 +1,8 @@
 """Runs a command that must not outlive its parent: `python reaper.py GRACE COMMAND...`.
 
 The parent keeps the other end of stdin open. When it closes that end or dies, the command's whole
-process group gets SIGTERM, and SIGKILL after GRACE seconds. Exits with the command's status.
-Imports nothing of rljax, so that it starts fast.
+process group gets SIGTERM, and SIGKILL after GRACE seconds; so does, on Linux, what left the group.
+Exits with the command's status. Imports nothing of rljax, so that it starts fast.
 """
 
 import contextlib
@@ -37,8 +37,21 @@ def stop(process: "subprocess.Popen[bytes]", grace: float) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def end_orphans() -> None:
+    """Kills and reaps what the command left behind, which became this process's children."""
+    with contextlib.suppress(ChildProcessError, OSError):  # no more children, or no /proc
+        while True:
+            with open(f"/proc/self/task/{os.getpid()}/children") as children:
+                for pid in children.read().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+            os.waitpid(-1, 0)
+
+
 def main() -> int:
     grace, command = float(sys.argv[1]), sys.argv[2:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     die = functools.partial(die_with, os.getpid())
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die)
 
@@ -56,6 +69,7 @@ def main() -> int:
     threading.Thread(target=watch_parent, daemon=True).start()
     status = process.wait()
     stop(process, 0.0)  # children that it left behind
+    end_orphans()
     return status if status >= 0 else 128 - status
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import socket
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +18,22 @@ import aiohttp
 
 from rljax.engines.http.replies import Reply, version_of
 from rljax.errors import SamplerError, UserError
+from rljax.messaging.token import VARIABLE
 
-TOKEN_VARIABLE = "RLJAX_TOKEN"  # environment variable of the bearer token, for client and server
 SPANS_AND_INTERVALS = (0, 5, 23)  # first release of SGLang with stream_interval per request and a safe flush after a retract
+OWNER = "X-Rljax-Run"  # header that names the run which publishes to a server, as "HOST process PID ID"
+OWNED = 409  # status of a server that belongs to another run
 OURS = "rljax"  # how the version that our server reports begins
 SERVERS_KEEP = 5.0  # seconds that SGLang keeps an idle connection (uvicorn's default); our server keeps it longer
 _LINE_LIMIT = 1 << 26  # bytes of one chunk
 _ERROR_LENGTH = 500  # characters of a server's message shown in an error
+
+
+_RUN = f"{socket.gethostname()} process {os.getpid()} {uuid.uuid4().hex}"
+
+
+class ServerOwned(UserError):
+    """Raised if another run publishes to a server."""
 
 
 class ServerLost(Exception):
@@ -64,7 +76,7 @@ def base_url(address: str) -> str:
 
 
 def headers(token: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"} if token else {}
+    return {OWNER: _RUN} | ({"Authorization": f"Bearer {token}"} if token else {})
 
 
 def fetch(base: str, path: str, token: str | None, timeout: float) -> Any:
@@ -82,7 +94,7 @@ def fetch(base: str, path: str, token: str | None, timeout: float) -> Any:
         return json.loads(body) if body else None
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
-            raise UserError(f"{base}: the server wants a bearer token (set {TOKEN_VARIABLE})") from None
+            raise UserError(f"{base}: the server wants a bearer token (set {VARIABLE} to the server's)") from None
         raise ServerLost(f"{base}{path}: status {error.code}") from None
     except (OSError, ValueError) as error:
         raise ServerLost(f"{base}{path}: {error}") from None
@@ -175,7 +187,9 @@ class Remote:
             return
         message = f"{self.base}{path}: {_message(text)} (status {status})"
         if status in (401, 403):
-            raise UserError(f"{self.base}: the server wants a bearer token (set {TOKEN_VARIABLE})")
+            raise UserError(f"{self.base}: the server wants a bearer token (set {VARIABLE} to the server's)")
+        if status == OWNED:
+            raise ServerOwned(f"rollout.addr: {self.base}: {_message(text)} (a server belongs to one run at a time)")
         if status >= 500 or status in (408, 425, 429):
             raise ServerLost(message)
         raise UserError(message)

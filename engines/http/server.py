@@ -6,6 +6,7 @@
     POST /pause_generation, /continue_generation, /abort_request, /flush_cache
     POST /update_weights_from_disk
     POST /release_memory_occupation, /resume_memory_occupation
+    POST /release_ownership (not SGLang's)
     and those of rljax/agents/endpoint.py under /v1, if it is given one
 
 Bodies and replies are SGLang's (rljax/engines/http/protocol.py). Endpoints that take pickles or
@@ -16,9 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from rljax.agents import PATHS, Endpoint
 from rljax.engine import Sampler, WeightsInDirectory
 from rljax.engines.http import protocol
 from rljax.engines.http.access import (
+    Ownership,
     answer_errors,
     authorize,
     error_response,
@@ -55,6 +59,7 @@ UNSUPPORTED = (
 )
 MEMORY_TAGS = ("kv_cache", "weights", "cuda_graph")
 MAX_VERSION = 2**31 - 1
+PARSERS = 2  # threads that parse requests: a long text takes seconds, and many of them must not take all cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +91,11 @@ class SamplerServer:
         """
         self._sampler, self._options, self._tokenizer, self._endpoint = sampler, options, tokenizer, endpoint
         self._generations: dict[str, Generation] = {}
+        self._arriving = 0  # requests that are being parsed
+        self._parsers = ThreadPoolExecutor(PARSERS, "parser")
         self._control = asyncio.Lock()  # one pause, load or resume at a time
         self._runner: web.AppRunner | None = None
+        self._ownership = Ownership()
 
     def application(self) -> web.Application:
         elsewhere = PATHS if self._endpoint is not None else ()
@@ -109,6 +117,7 @@ class SamplerServer:
         app.router.add_post("/abort_request", self.abort)
         app.router.add_post("/flush_cache", self.flush_cache)
         app.router.add_post("/update_weights_from_disk", self.load_weights)
+        app.router.add_post("/release_ownership", self.release_ownership)
         app.router.add_post("/release_memory_occupation", self.release)
         app.router.add_post("/resume_memory_occupation", self.reclaim)
         for path in UNSUPPORTED:
@@ -132,19 +141,25 @@ class SamplerServer:
             self._endpoint.sessions.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        self._parsers.shutdown(wait=False, cancel_futures=True)
 
     # Completions
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         encode = self._tokenizer.encode_document if self._tokenizer else None
         stop_ids = self._tokenizer.eos_token_ids if self._tokenizer else ()
-        body = await json_body(request)  # text is tokenized in a thread: a long one takes seconds
-        parsed = await asyncio.to_thread(protocol.parse_generate, body, encode=encode, default_stop_ids=stop_ids)
+        if len(self._generations) + self._arriving >= self._options.max_requests:
+            return error_response(503, f"{self._options.max_requests} requests are under way (the limit is serve.max_requests)")
+        self._arriving += 1
+        try:
+            body = await json_body(request)
+            parse = functools.partial(protocol.parse_generate, body, encode=encode, default_stop_ids=stop_ids)
+            parsed = await asyncio.get_running_loop().run_in_executor(self._parsers, parse)
+        finally:
+            self._arriving -= 1
         rid = parsed.request.id
         if rid in self._generations:
             raise BadRequest(f"rid: {rid!r} is in use by a request under way (use another)")
-        if len(self._generations) >= self._options.max_requests:
-            return error_response(503, f"{self._options.max_requests} requests are under way (the limit is serve.max_requests)")
         generation = self._generations[rid] = Generation(parsed, self._sampler)
         try:
             if parsed.stream:
@@ -218,6 +233,7 @@ class SamplerServer:
     # Control
 
     async def pause(self, request: web.Request) -> web.Response:
+        self._ownership.require(request)
         mode = (await json_body(request)).get("mode", "abort")
         if mode not in PAUSE_MODES:
             raise BadRequest(f"mode: must be one of {', '.join(PAUSE_MODES)}")
@@ -229,6 +245,7 @@ class SamplerServer:
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def resume(self, request: web.Request) -> web.Response:
+        self._ownership.require(request)
         await json_body(request)
         async with self._control:
             await self._sampler.resume()
@@ -240,6 +257,7 @@ class SamplerServer:
         Requests in flight continue. flush_cache changes nothing: no cache of older weights serves
         later requests either way, and the sampler decides about requests in flight.
         """
+        self._ownership.require(request)
         body = await json_body(request)
         directory = await asyncio.to_thread(weight_directory, body.get("model_path"), self._options.weight_roots)
         async with self._control:
@@ -253,6 +271,7 @@ class SamplerServer:
 
         Refused while a request is running, as with SGLang.
         """
+        self._ownership.require(request)
         _check_tags(await json_body(request))
         if self._generations:
             raise BadRequest(f"release_memory_occupation: {len(self._generations)} requests are under way (abort them first)")
@@ -261,10 +280,15 @@ class SamplerServer:
         return web.json_response(None)
 
     async def reclaim(self, request: web.Request) -> web.Response:
+        self._ownership.require(request)
         _check_tags(await json_body(request))
         async with self._control:
             await self._sampler.reclaim()
         return web.json_response(None)
+
+    async def release_ownership(self, request: web.Request) -> web.Response:
+        self._ownership.release(request)
+        return web.json_response({})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
         await json_body(request)
@@ -279,6 +303,7 @@ class SamplerServer:
         return web.Response()
 
     async def model_info(self, request: web.Request) -> web.Response:
+        self._ownership.heard(request)
         info = {
             "model_path": self._options.model_path,
             "tokenizer_path": self._options.model_path,

@@ -1,8 +1,7 @@
-"""Compaction: leaves out of a batch the tokens that have no gradient, before the unembedding.
+"""Compaction: leaves out of a batch the tokens that are not trained on, before the unembedding.
 
-The unembedding is most of a small model's arithmetic, and prompt tokens, padding and (without a KL
-or entropy term) tokens of advantage 0 need none of it. Rows are kept, so that a batch sharded by
-rows stays sharded by rows.
+The unembedding is most of a small model's arithmetic, and prompt tokens and padding need none of
+it. Rows are kept, so that a batch sharded by rows stays sharded by rows.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import dataclasses
 import numpy as np
 
 from rljax.batching.batch import Batch
-from rljax.objective.spec import Objective, TokenArrays
+from rljax.objective.spec import TokenArrays
 
 BUCKETS = 8  # most widths per row length, and so most compilations
 
@@ -50,31 +49,19 @@ def bucket(count: int, length: int) -> int:
     return min(max(-(-count // step), 1) * step, length)
 
 
-def kept(batch: Batch, objective: Objective) -> np.ndarray:
-    """Returns the tokens an update needs, [R, T] bool: those that have a gradient.
+def kept(batch: Batch) -> np.ndarray:
+    """Returns the tokens an update needs, [R, T] bool: all that are trained on.
 
-    An objective over whole sequences keeps whole sequences. A minibatch without any advantage keeps
-    all trained tokens: it moves nothing, but its metrics (importance weight, entropy) show why.
+    Those of advantage 0 may have no gradient, but the update's metrics are of all trained tokens.
     """
-    needed = batch.loss_mask & (batch.loss_weight != 0)
-    if objective.trains_zero_advantage:
-        return needed
-    useful = needed & (batch.advantage != 0)
-    if not useful.any():
-        return needed
-    if objective.by_token:
-        return useful
-    whole = np.zeros_like(needed)
-    for row in range(needed.shape[0]):
-        whole[row] = needed[row] & np.isin(batch.segment_ids[row], np.unique(batch.segment_ids[row][useful[row]]))
-    return whole
+    return batch.loss_mask & (batch.loss_weight != 0)
 
 
 def compact(batch: Batch, keep: np.ndarray, width: int | None = None) -> Compacted:
     """Gathers the kept tokens of each row.
 
     Args:
-      keep: [R, T] bool: `kept(batch, objective)` for an update, `batch.loss_mask` for a score
+      keep: [R, T] bool: `kept(batch)` for an update, `batch.loss_mask` for a score
         pass.
       width: m; None: the least bucket that holds the fullest row. Ranks that run one program must
         agree on it.

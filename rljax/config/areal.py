@@ -20,6 +20,7 @@ from absl import logging
 
 from rljax.config import defaults
 from rljax.config.areal_keys import ONLY, OURS, READ, REPEATED, SAME, SGLANG_FLAGS, UNUSED
+from rljax.config.areal_objective import objective
 from rljax.config.registry import nearest
 from rljax.errors import UserError
 
@@ -176,7 +177,7 @@ def _checked(theirs: Flat, location: str) -> list[str]:
             if not key.endswith(_LABELS):
                 raise UserError(f"{location}: {key}: {value!r} is not {first} ({said!r}), and it must be")
             unused[key] = None
-        elif key not in known and not (value is None and _is_section(key)):
+        elif key not in known and not (value in (None, {}) and _is_section(key)):
             branch = next((name for name in UNUSED if key == name or key.startswith(f"{name}.")), None)
             if branch is None:
                 raise UserError(f"{location}: {key}: no such key of AReaL's ({_nearest(key)})")
@@ -228,6 +229,12 @@ def _sampling(theirs: Flat) -> Flat:
         if value not in (None, False, ""):
             extra += [flag] if value is True else [flag, str(value)]
     prompt, completion = theirs.get("train_dataset.max_length"), theirs.get("gconfig.max_new_tokens", 16384)
+    most = theirs.get("gconfig.max_tokens", 32768)
+    if most < completion + (prompt or 1):
+        raise UserError(
+            f"gconfig.max_tokens: {most} would cut completions that gconfig.max_new_tokens={completion} "
+            f"allows behind prompts of train_dataset.max_length={prompt} (a smaller max_new_tokens)"
+        )
     context = {"jax.context_length": prompt + completion} if isinstance(prompt, int) and isinstance(completion, int) else {}
     synchronous = {"rollout.max_head_offpolicyness": 0} if theirs.get("async_training") is False else {}
     return {
@@ -250,8 +257,13 @@ def _evaluation(theirs: Flat) -> Flat:
     defaults = {"n_samples": 1, "temperature": 1.0, "greedy": False, "top_p": 1.0, "top_k": 0}
     params = {key: theirs.get(f"eval_gconfig.{key}", theirs.get(f"gconfig.{key}", value)) for key, value in defaults.items()}
     params["top_k"] = _top_k(int(params["top_k"] or 0))
+    params["max_new_tokens"] = theirs.get("eval_gconfig.max_new_tokens")
     if params["greedy"]:
         params["n_samples"] = 1
+    for key in ("stop", "stop_token_ids"):
+        ours = _several(theirs.get(f"gconfig.{key}"))
+        if f"eval_gconfig.{key}" in theirs and (others := _several(theirs[f"eval_gconfig.{key}"])) != ours:
+            raise UserError(f"eval_gconfig.{key}: {others} is not gconfig.{key} {ours}: an evaluation stops as training does")
     off = {} if theirs.get("valid_dataset.path") else {"evaluator.freq_steps": None, "evaluator.freq_epochs": None}
     return {f"evaluator.{key}": value for key, value in params.items()} | off
 
@@ -262,70 +274,32 @@ def _optimizers(theirs: Flat) -> Flat:
         kind = theirs.get(f"{part}.optimizer.type", "adam")
         if kind != "adam":
             raise UserError(f"{part}.optimizer.type: {kind!r} is not implemented (adam, which is AdamW)")
+        if not theirs.get(f"{part}.optimizer.gradient_clipping", 1.0):
+            raise UserError(
+                f"{part}.optimizer.gradient_clipping: 0 makes every gradient 0 there, and is no bound here (a bound)"
+            )
         ours[f"{part}.optimizer.type"] = "adamw"
+        if theirs.get(f"{part}.optimizer.lr_scheduler_type") == "linear":
+            ours[f"{part}.optimizer.min_lr_ratio"] = 0.0  # theirs is for cosine alone
     return ours
 
 
 def _learner(theirs: Flat) -> Flat:
-    """Converts the learner's arithmetic and the choice of advantage estimator."""
+    """Converts what the learner needs beside the objective: memory, adapters, determinism."""
     row = theirs.get("actor.mb_spec.max_tokens_per_mb")
     longest = (theirs.get("train_dataset.max_length") or 0) + theirs.get("gconfig.max_new_tokens", 16384)
-    decoupled = theirs.get("actor.use_decoupled_loss", False)
-    method = {"loglinear": "loglinear"}.get(theirs.get("actor.prox_logp_method", "recompute"), "recompute")
-    recompute = theirs.get("actor.recompute_logprob", theirs.get("actor.recompute_logprobs", False))
-    critic = any(key.startswith("critic.") for key in theirs)
     modules = theirs.get("actor.target_modules") or "all-linear"
     every = modules in ("all-linear", ["all-linear"])
-    by_sequence = theirs.get("actor.importance_sampling_level") == "sequence"
     return {
         **({} if row else {"actor.mb_spec.max_tokens_per_row": max(longest, 4096)}),
         "actor.gradient_checkpointing": "full" if theirs.get("actor.gradient_checkpointing", False) else "none",
         "actor.lora.rank": theirs.get("actor.lora_rank", 32) if theirs.get("actor.use_lora", False) else 0,
         "actor.lora.alpha": theirs.get("actor.lora_alpha", 16),
         **({} if every else {"actor.lora.target_modules": _several(modules)}),
-        "actor.prox_logp_method": method,
-        "actor.recompute_logprob": (decoupled and method == "recompute") or bool(recompute),
-        "actor.kl_placement": "reward",
-        "actor.adv_estimator": "gae" if critic else "grpo",
-        **({"actor.loss_aggregation": "seq-mean-token-mean"} if by_sequence else {}),
-        **({"rollout.should_accept_fn": "mixed_rewards"} if theirs.get("actor.dynamic_sampling") else {}),
         "deterministic": any(
             theirs.get(f"actor.{engine}.use_deterministic_algorithms", False) for engine in ("megatron", "archon")
         ),
     }
-
-
-def _decoupled_weight(theirs: Flat) -> Flat:
-    """Converts the cap on the decoupled weight from its three spellings; the default mode is mask."""
-    section = {key.rpartition(".")[2]: value for key, value in theirs.items() if key.startswith("actor.rejection_sampling.")}
-    mode = theirs.get("actor.behave_imp_weight_mode", "token_mask")
-    cap = theirs.get("actor.behav_imp_weight_cap", theirs.get("actor.behave_imp_weight_cap"))
-    if section:
-        where = "actor.rejection_sampling"
-        if section.get("metric", "ratio") != "ratio":
-            raise UserError(f"{where}.metric: {section['metric']!r} is not implemented (ratio)")
-        if section.get("lower"):
-            raise UserError(f"{where}.lower: {section['lower']} is not implemented (null; upper alone bounds the weight)")
-        cap, mode = section.get("upper", 5.0), f"{section.get('level', 'token')}_{section.get('action', 'mask')}"
-    modes = {"token_mask": "mask", "token_truncate": "clamp", "token_clamp": "clamp", "disabled": "mask"}
-    if mode not in modes:
-        raise UserError(f"actor: weights are capped by token here (level token), not by {mode!r}: theirs is a geometric mean")
-    return {"actor.behav_imp_weight_cap": None if mode == "disabled" else cap, "actor.behav_imp_weight_mode": modes[mode]}
-
-
-def _norms(theirs: Flat) -> Flat:
-    """Converts both norms: a missing norm is off, a missing level of a given norm is the batch."""
-    ours: Flat = {}
-    for norm in ("reward_norm", "adv_norm"):
-        prefix = f"actor.{norm}."
-        there = any(key.startswith(prefix) for key in theirs)
-        old = bool(theirs.get(f"actor.group_{norm}", False))  # before v0.3.4
-        default = "group" if old else "batch" if there else None
-        for level in ("mean_level", "std_level"):
-            ours[prefix + level] = theirs.get(prefix + level, default) or "none"
-        ours[prefix + "mean_leave1out"] = theirs.get(prefix + "mean_leave1out", False)
-        ours[prefix + "eps"] = theirs.get(prefix + "eps", 1e-5)
-    return ours
 
 
 def _data(theirs: Flat) -> Flat:
@@ -333,10 +307,8 @@ def _data(theirs: Flat) -> Flat:
     ours: Flat = {}
     for part in ("train_dataset", "valid_dataset"):
         if "gsm8k" in Path(str(theirs.get(f"{part}.path") or "")).name.lower():
-            ours[f"{part}.type"] = "gsm8k"
+            ours[f"{part}.type"] = "gsm8k" if theirs.get(f"{part}.type") == "sft" else "areal_gsm8k"
             ours["reward.name"] = "gsm8k"
-    if theirs.get("train_dataset.type") == "sft":
-        ours["actor.loss"] = "sft"
     return ours
 
 
@@ -359,8 +331,7 @@ CONVERSIONS = (
     _evaluation,
     _optimizers,
     _learner,
-    _decoupled_weight,
-    _norms,
+    objective,
     _data,
     _recovery_and_sinks,
 )

@@ -29,7 +29,6 @@ SAME: Mapping[str, tuple[str, Any]] = {
     "rollout.consumer_batch_size": ("rollout.consumer_batch_size", None),
     "rollout.max_head_offpolicyness": ("rollout.max_head_offpolicyness", 0),
     "rollout.enable_rollout_tracing": ("rollout.enable_rollout_tracing", False),
-    "rollout.request_timeout": ("rollout.request_timeout", 3600.0),
     "rollout.request_retries": ("rollout.request_retries", 3),
     "actor.path": ("actor.path", OURS),
     "actor.dtype": ("actor.dtype", "bfloat16"),
@@ -42,15 +41,8 @@ SAME: Mapping[str, tuple[str, Any]] = {
     "actor.reward_bias": ("actor.reward_bias", 0.0),
     "actor.reward_clip": ("actor.reward_clip", 20.0),
     "actor.overlong_reward_penalty": ("actor.overlong_reward_penalty", False),
-    "actor.overlong_tokens": ("actor.overlong_tokens", OURS),
-    "actor.overlong_penalty_factor": ("actor.overlong_penalty_factor", OURS),
-    "actor.mask_no_eos_with_zero": ("actor.mask_no_eos", False),
-    "actor.discount": ("actor.discount", 1.0),
-    "actor.gae_lambda": ("actor.gae_lambda", 1.0),
     "actor.kl_ctl": ("actor.kl_ctl", 0.1),
     "actor.kl_estimator": ("actor.kl_estimator", "k1"),
-    "actor.use_decoupled_loss": ("actor.use_decoupled_loss", False),
-    "actor.importance_sampling_level": ("actor.importance_sampling_level", "token"),
     "critic.ppo_n_minibatches": ("critic.ppo_n_minibatches", 4),
     "critic.eps_clip": ("critic.eps_clip_value", 0.5),
     "train_dataset.path": ("train_dataset.path", OURS),
@@ -98,6 +90,10 @@ READ = (
     "allocation_mode",
     "async_training",
     "gconfig.top_k",
+    "gconfig.max_tokens",
+    "eval_gconfig.max_new_tokens",
+    "eval_gconfig.stop",
+    "eval_gconfig.stop_token_ids",
     "eval_gconfig.n_samples",
     "eval_gconfig.temperature",
     "eval_gconfig.greedy",
@@ -116,6 +112,14 @@ READ = (
     "actor.lora_rank",
     "actor.lora_alpha",
     "actor.target_modules",
+    "actor.overlong_tokens",
+    "actor.overlong_penalty_factor",
+    "actor.mask_no_eos_with_zero",
+    "actor.discount",
+    "actor.gae_lambda",
+    "actor.use_decoupled_loss",
+    "actor.importance_sampling_level",
+    "actor.rejection_sampling",
     "actor.recompute_logprob",
     "actor.recompute_logprobs",
     "actor.prox_logp_method",
@@ -124,7 +128,7 @@ READ = (
     "actor.behave_imp_weight_mode",
     *(f"actor.rejection_sampling.{key}" for key in ("level", "action", "metric", "agg", "upper", "lower")),
     *(f"actor.{norm}.{key}" for norm in ("reward_norm", "adv_norm") for key in ("mean_level", "std_level", "eps")),
-    *(f"actor.{norm}.mean_leave1out" for norm in ("reward_norm", "adv_norm")),
+    *(f"actor.{norm}.{key}" for norm in ("reward_norm", "adv_norm") for key in ("mean_leave1out", "std_unbiased")),
     "actor.group_reward_norm",
     "actor.group_adv_norm",
     "actor.dynamic_sampling",
@@ -142,6 +146,8 @@ READ = (
 ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "gconfig.frequency_penalty": ((0, 0.0), "the learner scores the softmax without penalties"),
     "gconfig.ignore_eos": ((False,), "a completion ends at EOS"),
+    "eval_gconfig.frequency_penalty": ((0, 0.0), "an evaluation samples as training does"),
+    "eval_gconfig.ignore_eos": ((False,), "a completion ends at EOS"),
     "gconfig.use_beam_search": ((False,), "a policy samples"),
     "actor.init_from_scratch": (
         (False,),
@@ -210,13 +216,10 @@ UNUSED = (
         for key in ("max_tokens", "skip_special_tokens", "lora_name", "max_workers", "interruptable_processpool")
     ),
     *(
-        f"eval_gconfig.{key}"
-        for key in ("max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "frequency_penalty", "ignore_eos")
-    ),
-    *(
         f"rollout.{key}"
         for key in (
             "queue_size",
+            "request_timeout",  # of one attempt there; here a request with all its attempts is bounded by its episode
             "check_trajectory_format",
             "tokenizer_path",
             "dump_to_file",
@@ -306,7 +309,6 @@ UNUSED = (
     "actor.sapo_tau_neg",
     "actor.icepop_alpha",
     "actor.icepop_beta",
-    *(f"actor.{norm}.std_unbiased" for norm in ("reward_norm", "adv_norm")),
     *(
         f"{part}.{key}"
         for part in ("train_dataset", "valid_dataset")
@@ -338,6 +340,7 @@ REPEATED: Mapping[str, str] = {
         for key in ("experiment_name", "trial_name")
     },
     **{f"{part}.fileroot": "cluster.fileroot" for part in ("rollout", "saver", "recover", "evaluator", "stats_logger")},
+    "eval_gconfig.min_new_tokens": "gconfig.min_new_tokens",
     "actor.temperature": "gconfig.temperature",
     "actor.max_new_tokens": "gconfig.max_new_tokens",
     "actor.group_size": "gconfig.n_samples",

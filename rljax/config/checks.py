@@ -117,6 +117,11 @@ RL_RULES: tuple[Rule, ...] = (
         "recover.hang_timeout={c.recover.hang_timeout:g}, which would end the run before the episode",
     ),
     Rule(
+        lambda c: c.request_timeout >= c.episode_timeout,
+        "rollout.request_timeout: {c.rollout.request_timeout:g} s is not less than "
+        "rollout.episode_timeout={c.episode_timeout:g}, which would end the episode before its request",
+    ),
+    Rule(
         lambda c: c.actor.ppo_n_minibatches > c.batch_size,
         "actor.ppo_n_minibatches: {c.actor.ppo_n_minibatches} minibatches of a batch of {c.batch_size} prompts: "
         "some would be empty (fewer, or a larger rollout.consumer_batch_size)",

@@ -44,13 +44,14 @@ T = typing.TypeVar("T")
 # Reading -----------------------------------------------------------------------------------------------------------------
 
 
-def load(location: str, overrides: Sequence[tuple[str, str]] = ()) -> Config:
+def load(location: str, overrides: Sequence[tuple[str, str | None]] = ()) -> Config:
     """Runs a config file's `get_config()` (or reads a YAML file), applies overrides and converts.
 
     Args:
       location: a Python file or the name of one that comes with rljax, or "FILE:ARGUMENT" for a
         get_config that takes one string; or a YAML file of AReaL's.
       overrides: (dotted key, text) pairs, as in `--config.actor.eps_clip=0.3`; the last one wins.
+        The text may be None for a bool, which is True then.
 
     Raises:
       UserError: on anything that isn't a config.
@@ -83,7 +84,7 @@ def _plain_of(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
-def changed(config: Config, overrides: Sequence[tuple[str, str]]) -> Config:
+def changed(config: Config, overrides: Sequence[tuple[str, str | None]]) -> Config:
     """Applies command-line overrides to a config. Raises UserError."""
     tree = to_dict(config)
     for key, text in overrides:
@@ -142,6 +143,7 @@ def resolve(config: Config) -> Config:
             consumer_batch_size=config.batch_size,
             max_concurrent_rollouts=config.max_in_flight,
             episode_timeout=config.episode_timeout,
+            request_timeout=config.request_timeout,
         ),
         actor=dataclasses.replace(
             config.actor, eps_clip_higher=config.clip_high, loss_aggregation_constant=config.aggregation_constant
@@ -205,8 +207,8 @@ def _descend(tree: dict[str, Any], path: str) -> dict[str, Any] | None:
 # Overrides ---------------------------------------------------------------------------------------------------------------
 
 
-def apply_override(tree: dict[str, Any], key: str, text: str) -> None:
-    """Sets one key of the tree from its text on the command line."""
+def apply_override(tree: dict[str, Any], key: str, text: str | None) -> None:
+    """Sets one key of the tree from its text on the command line; None sets a bool to True."""
     key = ALIASES.get(key, key)
     schema: Any = Config
     names = key.split(".")
@@ -245,9 +247,13 @@ def _set(tree: dict[str, Any], names: Sequence[str], value: Any) -> None:
     tree[last] = value
 
 
-def _read(schema: Any, text: str, key: str) -> Any:
+def _read(schema: Any, text: str | None, key: str) -> Any:
     """Converts a command-line text to the type of its field."""
     optional, schema = unwrap_optional(schema)
+    if text is None:
+        if schema is not bool:
+            raise UserError(f"{key}: needs a value (--config.{key}=VALUE)")
+        return True
     if optional and text in ("None", "none", "null"):
         return None
     if schema is str:
@@ -388,11 +394,15 @@ def _schema_of(schema: type, path: str, name: str) -> Any:
 def _unknown_key(schema: type, path: str, name: str) -> UserError:
     """Makes the error for an unknown key.
 
-    It names the nearest key beside it; else keys of that name elsewhere; else all keys there.
+    It names the keys of that name in other sections, those of this section's alone if it has any;
+    else the nearest key beside it; else all keys there.
     """
     siblings = list(types_of(schema))
     engines = entry_points.names() if schema is Config else []
-    close = difflib.get_close_matches(name, siblings + engines, n=1) or [k for k in leaves() if k.rpartition(".")[2] == name]
+    elsewhere = [key for key in leaves() if key.rpartition(".")[2] == name]
+    below = [key for key in elsewhere if path and key.startswith(f"{path}.")]
+    close = below or difflib.get_close_matches(name, siblings + engines, n=1, cutoff=0.8) or elsewhere
+    close = close or difflib.get_close_matches(name, siblings + engines, n=1)
     if close:
         remedy = f"did you mean {' or '.join(close)}"
     else:

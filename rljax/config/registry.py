@@ -1,13 +1,17 @@
 """Objects that a config names: one of rljax's by a short name, or the user's own.
 
-The user's are named by "package.module:attribute".
+The user's are named by "package.module:attribute". An object that only the calling program has (of
+a script, or a notebook's cell) gets such a name by `provide`.
 """
 
 from __future__ import annotations
 
+import base64
 import difflib
 import importlib
 import inspect
+import pickle
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,12 +40,58 @@ def resolve(
     """
     if name not in shipped and ":" not in name:
         raise UserError(f"{key}: no {kind} named {name!r} ({nearest(name, shipped)}, or 'package.module:attribute')")
-    found = _import(key, shipped.get(name, name), kind)
+    found = _provided[name] if name in _provided else _import(key, shipped.get(name, name), kind)
     if takes:
         _check_call(key, name, found, kind, takes)
     if not may_be_async and (inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__)):
         raise UserError(f"{key}: {name} is async, and a {kind} is called without await (make it a plain function)")
     return found
+
+
+_provided: dict[str, Any] = {}  # objects that no module has under their name
+
+
+def provide(found: Any) -> str:
+    """Returns a name for an object, by which this process can `resolve` it.
+
+    It is "module:attribute" where a module has it under that name, which any process can import.
+    """
+    of = found if hasattr(found, "__qualname__") else type(found)
+    name = f"{of.__module__}:{of.__qualname__}"
+    module = None if of.__module__ == "__main__" else sys.modules.get(of.__module__)
+    if getattr(module, of.__qualname__, None) is not found:
+        _provided[name] = found
+    return name
+
+
+def is_provided(name: str) -> bool:
+    """Returns whether a name stands for an object of this process alone."""
+    return name in _provided
+
+
+def packed(key: str, names: Iterable[str]) -> str:
+    """Returns the objects among the names that were provided, for `unpack` in a child process.
+
+    It is empty if there are none.
+
+    Raises UserError, about `key`, for an object that can't be sent.
+    """
+    objects = {name: _provided[name] for name in names if name in _provided}
+    if not objects:
+        return ""
+    import cloudpickle
+
+    try:
+        return base64.b64encode(cloudpickle.dumps(objects)).decode()
+    except Exception as error:  # of whatever the object refers to
+        raise UserError(
+            f"{key}: {', '.join(objects)} cannot be sent to another process: {' '.join(str(error).split())}"
+        ) from error
+
+
+def unpack(text: str) -> None:
+    """Takes the objects that the parent process has `packed`, and from nobody else."""
+    _provided.update(pickle.loads(base64.b64decode(text)))
 
 
 def _check_call(key: str, name: str, found: Any, kind: str, takes: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ FIXED: Mapping[str, str] = {
 REWARD = "eval-rollout/reward"  # scores the checkpoints of a run without evaluator.best
 
 # Keys that may change, but not between kinds of values.
-KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+KINDS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     "actor.loss": (lambda word: word == "sft", "supervised steps are no steps of reinforcement"),
     "actor.adv_estimator": (lambda word: word == "gae", "the checkpoints hold a critic, or none"),
     "evaluator.best": (lambda metric: metric or REWARD, f"the checkpoints are scored by it ({REWARD} where it is not set)"),

@@ -83,6 +83,9 @@ class RewardConfig:
     memory_mb: int = key(0, "Limit of a process's address space. 0: no limit.", NOT_NEGATIVE, unit="MiB")
     retries: int = key(1, "Times an episode is scored again after an error or a timeout, before it is dropped.", NOT_NEGATIVE)
     weights: tuple[float, ...] = key((), "Weight of each reward of reward.name. Empty: 1 each.")
+    environment: tuple[str, ...] = key(
+        (), "Variables that rewards get although their names say that they are secret (docs/security.md), as OPENAI_API_KEY."
+    )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,12 +131,20 @@ class RolloutConfig:
         None, "Time limit of one episode, tools and rewards included. None: two thirds of recover.hang_timeout.", POSITIVE,
         unit="seconds",
     )  # fmt: skip
-    request_timeout: float = key(3600.0, "Time limit of one request.", POSITIVE, unit="seconds")
+    request_timeout: float | None = key(
+        None, "Time limit of one request with all its attempts. None: three quarters of rollout.episode_timeout.", POSITIVE,
+        unit="seconds",
+    )  # fmt: skip
     request_retries: int = key(3, "Times a request is sent again after a sampler lost it.", NOT_NEGATIVE)
     workers: int = key(
         0, "Worker processes, which run workflow, tokenizer and rewards. 0: the trainer's own process does.", NOT_NEGATIVE
     )
     listen: str = key("", '"HOST:PORT" to listen on for workers from elsewhere (docs/runtime.md). Empty: none.')
+    publish_dir: str = key(
+        "",
+        "Directory below which weights are handed to servers as files. Empty: memory (/dev/shm) if it has room, else the "
+        "directory for temporary files; WORKDIR for servers on other machines.",
+    )
     addr: str = key("", '"HOST:PORT" of a running server to attach to, several with commas between. Empty: start a sampler.')
 
 
@@ -194,6 +205,9 @@ class StatsLoggerConfig:
     wandb: bool = key(False, "Log to Weights & Biases.")
     wandb_project: str = key("rljax", "Project name in W&B.")
     live: bool = key(True, "Show progress on a terminal.")
+    line_every: float = key(
+        5.0, "Least time between two lines of progress in a log or a pipe; 0: a line per step.", NOT_NEGATIVE, unit="seconds"
+    )
     verdict: bool = key(True, "Diagnose the run as it goes on, in at most 1% of its time, and show the verdict.")
     samples_per_step: int = key(4, "Trajectories per step in samples.jsonl.", NOT_NEGATIVE)
 
@@ -213,7 +227,7 @@ class FlightConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ServeConfig:
-    """The server of `experiments.serve`. Its bearer token is in the environment as RLJAX_TOKEN."""
+    """The server of `experiments.serve`. Who may use it: docs/security.md."""
 
     # Unreachable from other machines; use a token with any other address
     host: str = key("127.0.0.1", "Address to listen on.")
@@ -309,6 +323,16 @@ class Config:
     def episode_timeout(self) -> float:
         """Seconds that an episode may take; less than what ends the run for hanging."""
         return self.rollout.episode_timeout or self.recover.hang_timeout * 2 / 3
+
+    @property
+    def request_timeout(self) -> float:
+        """Seconds that a request may take; less than the episode that it belongs to."""
+        return self.rollout.request_timeout or self.episode_timeout * 3 / 4
+
+    @property
+    def control_timeout(self) -> float:
+        """Seconds for each of the pause, the load and the resume of a publish."""
+        return self.recover.hang_timeout / 4
 
     @property
     def clip_high(self) -> float:

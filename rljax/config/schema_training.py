@@ -23,7 +23,7 @@ class OptimizerConfig:
     lr_scheduler_type: str = key(
         "constant", "Shape of the schedule after its warm-up.", choices=("constant", "linear", "cosine")
     )
-    min_lr_ratio: float = key(0.0, "Learning rate at the end, as a share of `lr`.", UNIT)
+    min_lr_ratio: float = key(0.0, "Learning rate after the last step, as a share of `lr`.", UNIT)
     warmup_steps_proportion: float = key(0.0, "Share of all optimizer steps in which the rate rises from 0.", UNIT)
     gradient_clipping: float = key(1.0, "Largest global norm of a gradient. 0: no clipping.", NOT_NEGATIVE)
 
@@ -77,6 +77,7 @@ class NormConfig:
     std_leave1out: bool = key(False, "Leave the sample itself out of its standard deviation.")
     eps: float = key(1e-6, "Added to the standard deviation.", NOT_NEGATIVE)
     std_floor: float = key(1e-3, "Smallest divisor: a smaller standard deviation counts as this.", NOT_NEGATIVE)
+    std_unbiased: bool = key(False, "Divide squares by n - 1 (of the sample, as torch.std does), not by n (of the population).")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +164,9 @@ class ActorConfig:
     reward_bias: float = key(0.0, "Added to a reward.")
     reward_scaling: float = key(1.0, "Factor of a reward, after the bias.")
     reward_clip: float | None = key(None, "Largest magnitude of a shaped reward. None: no clip.", POSITIVE)
-    overlong_reward_penalty: bool = key(False, "Subtract from the reward of completions close to max_new_tokens (DAPO).")
+    overlong_reward_penalty: bool = key(
+        False, "Subtract from the reward of completions close to max_new_tokens (DAPO), before bias and scale."
+    )
     overlong_tokens: int = key(
         0, "Tokens before gconfig.max_new_tokens over which the penalty rises.", NOT_NEGATIVE, unit="tokens"
     )

@@ -20,6 +20,7 @@ Messages = tuple[Message, ...]
 Format = Callable[[Mapping[str, Any], str], tuple[Messages, dict[str, Any]]]
 
 FORMATS = {
+    "areal_gsm8k": "rljax.data.formats:areal_gsm8k",
     "gsm8k": "rljax.data.formats:gsm8k",
     "prompt_answer": "rljax.data.formats:prompt_answer",
     "task": "rljax.data.formats:prompt_answer",
@@ -28,6 +29,7 @@ FORMATS = {
 }
 
 
+AREAL_REQUEST = "Please put your final answer within \\boxed{}."  # as in AReaL's areal/dataset/gsm8k.py
 _GSM8K = re.compile(r"\n#### [^\n]+\s*\Z")
 
 
@@ -65,6 +67,12 @@ def gsm8k(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, An
         raise UserError(f"{where}: the answer has no line '#### N' (format gsm8k)")
     fields = {"question": question, "answer": answer, "final": final.strip().replace(",", "")}
     return ({"role": "user", "content": question},), fields
+
+
+def areal_gsm8k(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:
+    """GSM8K as AReaL asks it: with a request for a boxed answer in a line of its own."""
+    (question,), fields = gsm8k(record, where)
+    return ({**question, "content": f"{question['content']}\n{AREAL_REQUEST}"},), fields
 
 
 def prompt_answer(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]]:

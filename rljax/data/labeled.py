@@ -59,6 +59,11 @@ class Labels:
         self._kept: dict[str, tuple[Prompt, Trajectory]] = {}  # by index in the dataset, the first to be made first
         self._kept_tokens = 0
 
+    @property
+    def identity(self) -> list[str | int]:
+        """Settings that decide which examples fit."""
+        return [self._warmup.field, self._warmup.turns, self.most]
+
     def __call__(self, prompt: Prompt) -> Trajectory:
         """Makes the labeled example of a prompt, or returns that of the record's earlier epochs."""
         index = prompt.uid.rpartition("/")[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,19 +14,17 @@ import numpy as np
 
 from rljax.config.schema import DatasetConfig
 from rljax.data.formats import Format, find_format, told_by_columns, with_system
-from rljax.data.labeled import Labels, bytes_of
+from rljax.data.labeled import Labels
+from rljax.data.lengths import AT_ONCE, PromptLengths
 from rljax.data.records import Records, open_records
 from rljax.data.selection import Selection
 from rljax.data.tasks import PREFIX, make_task
 from rljax.errors import UserError
 from rljax.hf.messages import Message, Tool, joined_tools, parse_messages, parse_template_kwargs, parse_tools, text_of
-from rljax.hf.pictures import has_pictures
-from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
+from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 
 log = logging.getLogger(__name__)
-
-TEMPLATE = 128  # tokens that a chat template may put around a message, and before the first
 
 
 class Examples:
@@ -155,6 +154,10 @@ class PromptSource:
         """Yields the prompts of one epoch, in order. The stream's own position does not change."""
         return (self._at(number * len(self) + i) for i in range(len(self)))
 
+    def spread(self, most: int) -> list[Prompt]:
+        """Returns at most that many prompts of the first epoch, taken evenly, in order."""
+        return [self._at(i * len(self) // min(most, len(self))) for i in range(min(most, len(self)))]
+
     def prompt(self, uid: str) -> Prompt:
         """Returns the prompt of a uid, as the stream gave it out. Raises UserError."""
         epoch, _, index = uid.partition("/")
@@ -171,14 +174,12 @@ class PromptSource:
 
         Raises UserError, which ends with `why`.
         """
-        lengths = {}
-        for index in self._kept:
-            prompt = self._examples[index]
-            # A token is at least a byte: a prompt short in bytes need not be tokenized, unless it has pictures.
-            may_be = bytes_of(prompt) + TEMPLATE * (len(prompt.messages) + 1 + 8 * bool(prompt.tools)) > most
-            if may_be or has_pictures(prompt.messages):
-                lengths[int(index)] = len(prompt_ids_of(tokenizer, prompt))
-        long = {index: length for index, length in lengths.items() if length > most}
+        lengths = PromptLengths(tokenizer, self._examples.where, most)
+        long: dict[int, int] = {}
+        for start in range(0, len(self._kept), AT_ONCE):
+            part = [int(index) for index in self._kept[start : start + AT_ONCE]]
+            counted = lengths.of([self._examples[index] for index in part])
+            long |= {index: tokens for index, tokens in zip(part, counted, strict=True) if tokens > most}
         if long:
             index, length = next(iter(long.items()))
             others = f" (and {len(long) - 1} more are too long)" if len(long) > 1 else ""
@@ -243,34 +244,31 @@ def open_prompts(
         raise UserError(f"{key}.type: 'task' needs a path such as task:addition, not {dataset.path!r}")
     else:
         records = open_records(dataset.path, dataset.split, key)
-    examples = Examples(
-        records,
-        _format(dataset, records, key, said=labels is not None),
-        dataset.system_prompt,
-        _tools(dataset.tools, key),
-        added_tools,
-    )
-    selection = Selection(examples, dataset, tokenizer, labels, key)
+    name, tools = _format_name(dataset, records, key, said=labels is not None), _tools(dataset.tools, key)
+    examples = Examples(records, find_format(name, key), dataset.system_prompt, tools, added_tools)
+    # A format of users' may read whatever it likes
+    identity = None if ":" in name else json.dumps([records.digest, name, dataset.system_prompt, tools, [*added_tools]])
+    selection = Selection(examples, dataset, tokenizer, labels, key, identity)
     selection.log()
     return PromptSource(
         examples, selection.kept, key=key, seed=seed, shuffle=dataset.shuffle, skipped=selection.skipped, shard=shard
     )
 
 
-def _format(dataset: DatasetConfig, records: Records, key: str, *, said: bool) -> Format:
-    """Returns the format of `type`; without one, what the first record's columns tell, and says so.
+def _format_name(dataset: DatasetConfig, records: Records, key: str, *, said: bool) -> str:
+    """Returns `type`; without one, what the first record's columns tell, and says so.
 
     Args:
       said: not again, as for the labeled examples of a set whose prompts were opened before.
     """
     if dataset.type:
-        return find_format(dataset.type, key)
+        return dataset.type
     if dataset.path.startswith(PREFIX):
-        return find_format("task", key)
+        return "task"
     name = told_by_columns(records[0], records.where(0))
     if not said:
         log.warning("%s.type: not set; read as %r, by the columns %s", key, name, ", ".join(records[0]))
-    return find_format(name, key)
+    return name
 
 
 def _tools(path: str, key: str) -> tuple[Tool, ...]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 
 from rljax.config.schema import DatasetConfig
-from rljax.data.labeled import Labels, shape_of
+from rljax.data.labeled import Labels
+from rljax.data.lengths import AT_ONCE, PromptLengths, told_where
+from rljax.data.remembered import LEAST, Memory, Selected
 from rljax.errors import UserError
 from rljax.hf.messages import text_of
-from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
+from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 
 
@@ -34,12 +35,21 @@ class Selection:
     """Examples that are used, and how many of the others were left out for what."""
 
     def __init__(
-        self, examples: Examples, dataset: DatasetConfig, tokenizer: Tokenizer | None, labels: Labels | None, key: str
+        self,
+        examples: Examples,
+        dataset: DatasetConfig,
+        tokenizer: Tokenizer | None,
+        labels: Labels | None,
+        key: str,
+        identity: str | None = None,
     ) -> None:
         """Selects the first `limit` examples that are not too long.
 
         One prompt of each shape is rendered, so that a chat template refuses at the start what it
-        will not take.
+        will not take. Of a large data set the selection is remembered.
+
+        Args:
+          identity: of the examples; None if nothing tells them from others.
 
         Raises:
           UserError: begins with file and line.
@@ -57,7 +67,18 @@ class Selection:
         self.long_prompts = 0
         self.long_examples = 0  # with their answers
         self._strange: list[tuple[int, str]] = []  # examples with a character that has no token
-        self.kept = np.array(list(self._select()), np.int64)  # [n] indices of the examples, rising
+        memory = self._memory(identity)
+        if memory is None or (selected := memory.recall()) is None:
+            kept = np.array(list(self._select()), np.int64)
+            selected = Selected(kept, self.long_prompts, self.long_examples, tuple(self._strange))
+            if memory is not None:
+                memory.keep(selected)
+        self.kept = selected.kept  # [n] indices of the examples, rising
+        self.long_prompts, self.long_examples, self._strange = (
+            selected.long_prompts,
+            selected.long_examples,
+            [*selected.strange],
+        )
         if not len(self.kept):
             self._refuse()
 
@@ -65,6 +86,22 @@ class Selection:
     def skipped(self) -> int:
         """Number of examples that are left out for their length."""
         return self.count - len(self.kept)
+
+    def _memory(self, identity: str | None) -> Memory | None:
+        """Returns the place of this selection; None if it is not worth one."""
+        if identity is None or self.count < LEAST:
+            return None
+        labels = None if self._labels is None else self._labels.identity
+        tokenizer = None if self._tokenizer is None else self._tokenizer.digest
+        return Memory(
+            {
+                "examples": identity,
+                "count": self.count,
+                "max_length": self._dataset.max_length,
+                "tokenizer": tokenizer,
+                "labels": labels,
+            }
+        )
 
     def log(self) -> None:
         """Says what was left out, and which characters the policy can't see.
@@ -84,43 +121,22 @@ class Selection:
             log.warning("%s: the model's tokenizer has no token for %r%s: the policy can't see it", where, character, more)
 
     def _select(self) -> Iterator[int]:
-        length_of_prompt = self._prompt_length()
         length_of_example = self._labels.measure() if self._labels else lambda prompt: 0
         most_of_prompt = self._dataset.max_length
-        for index in range(self.count):
-            prompt = self._examples[index]
-            if self._labels:
-                self._labels.require(prompt, self._examples.where(index))
-            with _told_where(self._examples, index):
-                if most_of_prompt is not None and length_of_prompt(prompt) > most_of_prompt:
-                    self.long_prompts += 1
-                elif self._labels and (tokens := length_of_example(prompt)) > self._labels.most:
-                    self._leave_out(tokens, self._labels)
-                else:
-                    if most_of_prompt is None:
-                        length_of_prompt(prompt)  # for what it refuses
-                    self._look_for_unknown(index, prompt)
-                    yield index
-
-    def _prompt_length(self) -> Callable[[Prompt], int]:
-        """Returns a function that counts a prompt's tokens; without `max_length`, of one a shape."""
-        shapes: set[str] = set()
-        tokenizer, counts = self._tokenizer, self._dataset.max_length is not None
-
-        def length(prompt: Prompt) -> int:
-            if tokenizer is None:
-                return 0
-            empty = not any(text_of(message) for message in prompt.messages)
-            new = tokenizer.has_chat_template and not {shape_of(prompt)} <= shapes
-            if not (counts or new or empty):
-                return 0
-            shapes.add(shape_of(prompt))
-            tokens = len(prompt_ids_of(tokenizer, prompt))
-            if not tokens:
-                raise UserError("the prompt is empty, and sampling needs a token to begin with (leave it out)")
-            return tokens
-
-        return length
+        lengths = PromptLengths(self._tokenizer, self._examples.where, most_of_prompt)
+        for start in range(0, self.count, AT_ONCE):
+            prompts = [self._examples[index] for index in range(start, min(start + AT_ONCE, self.count))]
+            for index, (prompt, tokens) in enumerate(zip(prompts, lengths.of(prompts), strict=True), start):
+                if self._labels:
+                    self._labels.require(prompt, self._examples.where(index))
+                with told_where(self._examples.where, prompt):
+                    if most_of_prompt is not None and tokens > most_of_prompt:
+                        self.long_prompts += 1
+                    elif self._labels and (whole := length_of_example(prompt)) > self._labels.most:
+                        self._leave_out(whole, self._labels)
+                    else:
+                        self._look_for_unknown(index, prompt)
+                        yield index
 
     def _leave_out(self, tokens: int, labels: Labels) -> None:
         """Counts an example that is too long, where `max_length` says that such are left out."""
@@ -139,12 +155,3 @@ class Selection:
             return
         found = next(filter(None, (self._tokenizer.unknown(text_of(message)) for message in prompt.messages)), "")
         self._strange += [(index, found)] if found else []
-
-
-@contextlib.contextmanager
-def _told_where(examples: Examples, index: int) -> Iterator[None]:
-    """Puts the place of an example before what is wrong with it."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{examples.where(index)}: {error}") from error

@@ -124,7 +124,7 @@ def severity_by_held_out(history: History) -> Severity:
 
 
 def lost_share(history: History) -> float:
-    """Returns how far the mean reward is below its best, or its first, level, as a share of its range.
+    """Returns how far the mean reward is below its best, or first, level, as a share of its range.
 
     0 if that is within noise.
     """

@@ -30,7 +30,7 @@ from rljax.engine.plugins import (
     room_for_prompt,
     transport_of,
 )
-from rljax.engine.storage import memory_backed, publish_directory
+from rljax.engine.storage import memory_backed, private_directory, remove_private
 from rljax.engine.weights import (
     ExportTarget,
     ExportToDirectory,
@@ -73,7 +73,8 @@ __all__ = [
     "memory_backed",
     "portable_plugin",
     "prepare",
-    "publish_directory",
+    "private_directory",
+    "remove_private",
     "require_both",
     "room_for_example",
     "room_for_prompt",

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from rljax import tracing
+from rljax.engine import storage
 from rljax.engine.interface import Learner, Sampler
-from rljax.engine.weights import ExportTarget, ExportToDirectory, ExportToSampler, WeightsInDirectory
+from rljax.engine.weights import ExportTarget, ExportToDirectory, ExportToSampler, WeightsInDirectory, WeightSource
 from rljax.errors import SamplerError
 
 log = logging.getLogger(__name__)
@@ -42,10 +43,11 @@ class Engine:
 
         Raises:
           SamplerError: the weights could not be published.
+          UserError: there is no room for them, or no sampler takes them.
         """
         target = self.in_memory or self._directory_of(version)
         with tracing.span("export"):
-            source = await asyncio.to_thread(self.learner.export, target)
+            source = await self._export(target)
         with tracing.span("pause"):
             await self.sampler.pause()
         whole = True  # False while parts of the sampler may have a mix of new and old weights
@@ -58,7 +60,7 @@ class Engine:
                     raise
                 log.warning("publishing by %s failed, now through a directory: %s", self.in_memory.transport, error)
                 whole = False
-                source = await asyncio.to_thread(self.learner.export, self._directory_of(version))
+                source = await self._export(self._directory_of(version))
                 await self.sampler.load_weights(source, version)
                 whole = True
         finally:
@@ -68,8 +70,16 @@ class Engine:
         if isinstance(source, WeightsInDirectory):
             await asyncio.to_thread(shutil.rmtree, source.directory)
 
+    async def _export(self, target: ExportTarget) -> WeightSource:
+        try:
+            return await asyncio.to_thread(self.learner.export, target)
+        except Exception as error:
+            if (full := storage.no_room(error, self.publish_dir)) is None:
+                raise
+            raise full from error
+
     def _directory_of(self, version: int) -> ExportTarget:
-        self.publish_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        storage.require_private(self.publish_dir)
         return ExportToDirectory(self.publish_dir / str(version))
 
     @contextlib.asynccontextmanager
@@ -99,4 +109,4 @@ class Engine:
             try:
                 await asyncio.to_thread(self.learner.close)
             finally:
-                await asyncio.to_thread(shutil.rmtree, self.publish_dir, ignore_errors=True)
+                await asyncio.to_thread(storage.remove_private, self.publish_dir)

@@ -80,6 +80,10 @@ class Plugin:
         """Returns whether its sampler uses none of the devices that `allocation_mode` counts."""
         return False
 
+    def is_here(self, config: Config) -> bool:
+        """Returns whether its sampler is on this machine, and reads its files and memory."""
+        return True
+
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
         """Returns the `transports` that can be used with this config and allocation, best first.
 

@@ -17,7 +17,7 @@ from rljax.config.schema import Config
 from rljax.engine.engine import Engine
 from rljax.engine.interface import Learner
 from rljax.engine.plugin import Plugin
-from rljax.engine.storage import publish_directory
+from rljax.engine.storage import private_directory, publish_parent
 from rljax.engine.weights import ExportToSampler
 from rljax.errors import UserError
 
@@ -106,20 +106,24 @@ def build(
     """Makes a sampler and a learner from the same model directory. Blocks; both may compile.
 
     Args:
-      workdir: directory of the run, which no other run uses; weights are published through a
-        directory named after it.
+      workdir: directory of the run, which no other run uses; weights for servers elsewhere are
+        published through one below it.
       make_learner: replaced by that of a `Leader` for a learner that may live in several processes
         (rljax/multiprocess).
 
     Raises:
-      UserError: the allocation lacks one of them, or they have no transport in common.
+      UserError: the allocation lacks one of them, they have no transport in common, or there is no
+        room for weights on their way.
     """
     samples, learns = require_both(allocation)
     transport = transport_of(config, allocation)
+    needed = sum(file.stat().st_size for file in model_dir.glob("*.safetensors")) if transport == DIRECTORY else 0
+    here = find_plugin(samples.engine).is_here(config)
+    parent = publish_parent(config.rollout.publish_dir, workdir, here=here, needed=needed)
     learner = make_learner(config, learns, model_dir)
     sampler = find_plugin(samples.engine).make_sampler(config, samples, model_dir)
     in_memory = None if transport == DIRECTORY else ExportToSampler(transport, samples)
-    return Engine(sampler, learner, in_memory, publish_directory(workdir))
+    return Engine(sampler, learner, in_memory, private_directory(parent, "publish"))
 
 
 def transport_of(config: Config, allocation: Allocation) -> str:

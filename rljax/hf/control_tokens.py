@@ -72,6 +72,16 @@ class ControlTokens:
             return ids[len(newline) :] if ids[: len(newline)] == newline else self._encode(text)
         return self._encode(text)
 
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        """Returns the number of ids that `encode` gives for each text, faster for many of them."""
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        if backend is None:
+            return [len(self._encode(text)) for text in texts]
+        plain = [i for i, text in enumerate(texts) if self._mark not in text]
+        encoded = backend.encode_batch_fast([texts[i] for i in plain], add_special_tokens=False)
+        of_plain = {i: len(ids) for i, ids in zip(plain, encoded, strict=True)}
+        return [of_plain[i] if i in of_plain else len(self._encode(text)) for i, text in enumerate(texts)]
+
     def find(self, text: str, ids: Collection[int]) -> tuple[int, int] | None:
         """Returns begin and end of the first of some control tokens in a rendered text, or None."""
         return next((match.span() for match in self._tokens.finditer(text) if self.ids[match[0]] in ids), None)

@@ -47,7 +47,7 @@ def parse_messages(value: Any, where: str) -> tuple[Message, ...]:
 
 
 def joined_tools(own: Sequence[Tool], added: Sequence[Tool]) -> tuple[Tool, ...]:
-    """Returns the tools of a prompt with those that are added to it; its own stand for others of their name."""
+    """Returns the tools of a prompt and those added to it that have other names."""
     named = {tool["function"]["name"] for tool in own}
     return (*own, *(tool for tool in added if tool["function"]["name"] not in named))
 

@@ -10,6 +10,8 @@ transformers renders the chat template, in its sandbox, so that a prompt has the
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -44,6 +46,11 @@ class Tokenizer(Protocol):
     vocab_size: int  # ids are below it
     has_chat_template: bool  # False: of those below, `encode` and `decode` alone
 
+    @property
+    def digest(self) -> str:
+        """Digest of all that decides the ids of a conversation."""
+        ...
+
     def encode(self, text: str, *, as_text: bool = False) -> list[int]:
         """Returns the ids of the text alone: no BOS, no EOS.
 
@@ -73,6 +80,13 @@ class Tokenizer(Protocol):
 
         A prompt that ends with an assistant's turn is a turn to be continued. Raises UserError for
         a prompt with pictures.
+        """
+        ...
+
+    def prompt_lengths(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Returns the tokens of prompts, with or without pictures; many at once on all cores.
+
+        Raises UserError for one that the template refuses.
         """
         ...
 
@@ -145,6 +159,7 @@ class HFTokenizer:
         self._pictured: OrderedDict[str, tuple[Prompt, EncodedPictures]] = OrderedDict()  # the same of those with pictures
         self._processor: PictureProcessor | None = None  # loaded for the first prompt with pictures
         self._chat_template_kwargs = dict(rollout.chat_template_kwargs)
+        self._settings = sorted(rollout.chat_template_kwargs.items()), rollout.allow_control_tokens
         turn_end = self._template.turn_end() if self._template.source else None
         known = list(dict.fromkeys([*eos_token_ids, *([] if turn_end is None else [turn_end])]))
         if not known:
@@ -154,6 +169,15 @@ class HFTokenizer:
         self.pad_token_id: int = self.eos_token_id if inner.pad_token_id is None else int(inner.pad_token_id)
         self.vocab_size: int = 1 + max(inner.get_vocab().values())
         self.has_chat_template = bool(self._template.source)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Digest of all that decides the ids of a conversation."""
+        files = (path for path in sorted(self.directory.iterdir()) if path.suffix in (".json", ".jinja", ".model", ".txt"))
+        digest = hashlib.blake2b(repr(self._settings).encode(), digest_size=16)
+        for path in files:
+            digest.update(path.name.encode() + hashlib.blake2b(path.read_bytes()).digest())
+        return digest.hexdigest()
 
     @property
     def transformers(self) -> Any:
@@ -184,9 +208,29 @@ class HFTokenizer:
 
     def unknown(self, text: str) -> str:
         unknown = self._inner.unk_token_id
-        if unknown is None or unknown not in self.encode(text):
+        if unknown is None or self._can_write(text) or unknown not in self.encode(text):
             return ""
         return next((character for character in text if unknown in self.encode(character)), text)
+
+    def _can_write(self, text: str) -> bool:
+        """Returns True if each byte of a text has a token: none of it is unknown. False: perhaps."""
+        missing = self._missing_bytes
+        encoded = b"" if missing is None else text.encode()
+        return missing is not None and len(encoded.translate(None, missing)) == len(encoded)
+
+    @functools.cached_property
+    def _missing_bytes(self) -> bytes | None:
+        """Bytes without a token of their own; None if texts are not written by bytes at all."""
+        backend, vocabulary = getattr(self._inner, "backend_tokenizer", None), self._inner.get_vocab()
+        if backend is not None and "ByteLevel(" in str(backend.pre_tokenizer):
+            from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+            names = bytes_to_unicode()
+        elif getattr(getattr(backend, "model", None), "byte_fallback", False):
+            names = {byte: f"<0x{byte:02X}>" for byte in range(256)}
+        else:
+            return None
+        return bytes(byte for byte, name in names.items() if name not in vocabulary)
 
     def decode(self, token_ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = True) -> str:
         ids = [int(i) for i in token_ids]
@@ -206,7 +250,7 @@ class HFTokenizer:
     def encode_prompt(self, prompt: Prompt) -> np.ndarray:
         if has_pictures(prompt.messages):
             raise UserError(
-                f"prompt {prompt.uid}: has pictures, and this workflow takes text (rlvr takes them; docs/vision.md has one of your own)"
+                f"prompt {prompt.uid}: has pictures, and this workflow takes text (rlvr takes them; docs/vision.md has another)"
             )
         # The samples of a prompt ask for the same ids, one after another
         known = self._encoded.get(prompt.uid)
@@ -218,6 +262,12 @@ class HFTokenizer:
         while len(self._encoded) > KEPT_PROMPTS:
             self._encoded.pop(next(iter(self._encoded), ""), None)  # of several threads, one finds it gone
         return ids
+
+    def prompt_lengths(self, prompts: Sequence[Prompt]) -> list[int]:
+        pictured = {i: len(self.encode_pictures(p).token_ids) for i, p in enumerate(prompts) if has_pictures(p.messages)}
+        texts = {i: self._opened(prompt) for i, prompt in enumerate(prompts) if i not in pictured}
+        lengths = pictured | dict(zip(texts, self._control.counts(list(texts.values())), strict=True))
+        return [lengths[i] for i in range(len(prompts))]
 
     def encode_pictures(self, prompt: Prompt) -> EncodedPictures:
         known = self._pictured.get(prompt.uid)

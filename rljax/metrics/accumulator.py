@@ -26,6 +26,7 @@ class Accumulator:
     def __init__(self) -> None:
         self._counts: dict[str, float] = {}
         self._values: dict[str, list[float]] = {}
+        self._shares: dict[str, list[int]] = {}  # hits and tries
 
     def count(self, name: str, amount: float = 1) -> None:
         self._counts[name] = self._counts.get(name, 0) + amount
@@ -33,22 +34,29 @@ class Accumulator:
     def observe(self, name: str, values: Iterable[float]) -> None:
         self._values.setdefault(name, []).extend(values)
 
+    def share(self, name: str, hit: bool) -> None:
+        """Counts a try, and whether it was a hit: the metric is the share of hits."""
+        hits, tries = self._shares.get(name, (0, 0))
+        self._shares[name] = [hits + hit, tries + 1]
+
     def drain(self) -> dict[str, Mean]:
         """Returns all metrics since the last call, and clears them.
 
         Counters that were used once are reported as 0 from then on.
         """
         counts = {name: Mean(float(n), 1) for name, n in self._counts.items()}
-        drained = counts | {name: Mean.of(values) for name, values in self._values.items()}
-        self._values, self._counts = {}, dict.fromkeys(self._counts, 0)
+        shares = {name: Mean(hits, tries) for name, (hits, tries) in self._shares.items()}
+        drained = counts | shares | {name: Mean.of(values) for name, values in self._values.items()}
+        self._values, self._shares, self._counts = {}, {}, dict.fromkeys(self._counts, 0)
         return drained
 
     def state(self) -> dict[str, Any]:
         """Returns the state as JSON values."""
-        return {"counts": self._counts, "values": self._values}
+        return {"counts": self._counts, "values": self._values, "shares": self._shares}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._counts, self._values = dict(state["counts"]), {name: list(values) for name, values in state["values"].items()}
+        self._shares = dict(state.get("shares", {}))  # older checkpoints have none
 
 
 class PhaseTimer:

@@ -60,8 +60,19 @@ FAMILIES = (
             ),
             Metric("rollout/group_reward_std", REWARD, "Standard deviation of the rewards within a group.", True),
             Metric("rollout/equal_reward_groups", "share of groups", "Groups whose rewards are all equal: they teach nothing."),
+            Metric(
+                "rollout/all_right_groups",
+                "share of groups",
+                "Of all that finished since the last step, rejected ones too: every reward is at least `evaluator.success`.",
+            ),
+            Metric("rollout/all_wrong_groups", "share of groups", "Of the same: no reward is."),
             Metric("rollout/reward_length_corr", "correlation", "Pearson's correlation of reward and length over the batch."),
             Metric("rollout/groups", PER_STEP, "Groups in the batch."),
+            Metric(
+                "rollout/prompt_tokens", "tokens " + PER_STEP, "Of the batch that no policy sampled: prompts, tool results."
+            ),
+            Metric("rollout/completion_tokens", "tokens " + PER_STEP, "Of the batch that the policy sampled."),
+            Metric("rollout/trained_tokens", "tokens " + PER_STEP, "In the loss; of supervised steps too."),
             Metric(
                 "rollout/group_size",
                 "episodes",
@@ -106,7 +117,7 @@ FAMILIES = (
     ),
     Family(
         "The update",
-        "at every RL step, over its minibatches",
+        "at every RL step, over its minibatches; means over tokens are over all trained ones",
         (
             Metric("ppo_actor/advantage", "standard deviations, or reward units", "Advantage of a trained token.", True),
             Metric("ppo_actor/kl_reward", REWARD, "KL penalty in the reward, with `actor.kl_placement=reward`."),
@@ -120,13 +131,28 @@ FAMILIES = (
                 "share of updates",
                 "Left out by a guardrail, where a bound's action is `skip`.",
             ),
-            Metric("ppo_actor/update/importance_weight", "1", "Ratio of current to proximal policy.", True),
-            Metric("ppo_actor/update/behave_imp_weight", "1", "Ratio of proximal to behavior policy.", True),
-            Metric("ppo_actor/update/behave_cap_ratio", "share of tokens", "Above `actor.behav_imp_weight_cap`."),
-            Metric("ppo_actor/update/clip_ratio", "share of tokens", "Clipped."),
-            Metric("ppo_actor/update/approx_kl", NATS, "KL divergence of the current from the proximal policy (k3)."),
+            Metric(
+                "ppo_actor/update/importance_weight",
+                "1",
+                "Ratio of current to proximal policy before the clip, of a token or, at that level, of its sequence.",
+                True,
+            ),
+            Metric("ppo_actor/update/behave_imp_weight", "1", "Ratio of proximal to behavior policy, of a token.", True),
+            Metric(
+                "ppo_actor/update/applied_weight",
+                "1",
+                "Weight by that ratio that multiplied a token's loss: at `actor.behav_imp_weight_level`, capped.",
+                True,
+            ),
+            Metric(
+                "ppo_actor/update/behave_cap_ratio",
+                "share of tokens",
+                "Whose weight, at its level, is above `actor.behav_imp_weight_cap`.",
+            ),
+            Metric("ppo_actor/update/clip_ratio", "share of tokens", "Whose loss the clip changed."),
+            Metric("ppo_actor/update/approx_kl", NATS, "KL divergence of the current from the proximal policy (k3), by token."),
             Metric("ppo_actor/update/entropy", NATS, "Entropy of the policy."),
-            Metric("ppo_actor/update/reference_kl", NATS, "KL divergence from the reference, where `actor.kl_ctl` is not 0."),
+            Metric("ppo_actor/update/reference_kl", NATS, "KL divergence from the reference, where it is in the loss."),
             Metric("ppo_actor/update/teacher_kl", NATS, "KL divergence from the teacher, in distillation."),
             Metric(
                 "ppo_actor/update/proximal_error",
@@ -134,6 +160,19 @@ FAMILIES = (
                 "Error of an interpolated proximal policy, with `actor.prox_logp_error`.",
                 True,
             ),
+            *(
+                Metric(f"ppo_actor/with_advantage/{name}", unit, "The same over the tokens whose advantage is not 0.", spread)
+                for name, unit, spread in (
+                    ("importance_weight", "1", True),
+                    ("behave_imp_weight", "1", True),
+                    ("clip_ratio", "share of them", False),
+                    ("approx_kl", NATS, False),
+                    ("entropy", NATS, False),
+                    ("reference_kl", NATS, False),
+                    ("teacher_kl", NATS, False),
+                )
+            ),
+            Metric("ppo_actor/with_advantage/share", "share of trained tokens", "Tokens whose advantage is not 0."),
             Metric("ppo_actor/update/nll", NATS, "Negative log-likelihood, of a learner's supervised update."),
         ),
     ),
@@ -232,7 +271,13 @@ FAMILIES = (
                 )
             ),
             Metric("timeperf/reward", "s per completion", "Scoring, without the wait for a process.", True),
-            Metric("timeperf/update_tokens_per_s", "tokens/s", "Trained on in updates."),
+            Metric("timeperf/update_tokens_per_s", "tokens/s", "Through updates, while they ran."),
+            Metric(
+                "timeperf/generated_tokens_per_s",
+                "tokens/s",
+                "Sampled in groups that finished, wanted or not, per second of `timeperf/wall`.",
+            ),
+            Metric("timeperf/trained_tokens_per_s", "tokens/s", "`rollout/trained_tokens` per second of `timeperf/wall`."),
             Metric("timeperf/update_mfu", "share of the peak", "Model FLOPs of updates, where the device's peak is known."),
             Metric("timeperf/rank_spread", SHARE, "How uneven the work of several ranks was.", True),
             Metric("rollout/wait/learner", SECONDS, "The learner waited for a batch."),

@@ -139,7 +139,8 @@ def follow(process: ProcessRank, workdir: Path) -> None:
     def watched(method: str, on_hang: OnHang) -> Iterator[None]:
         current.append(method)
         try:
-            with Watchdog(HANG_SHARE * found.hang_timeout, workdir / f"hang.rank{process.rank}.txt", on_hang) as watchdog:
+            report = workdir / f"hang.rank{process.rank}.txt"
+            with Watchdog(HANG_SHARE * found.hang_timeout, report, lambda line: on_hang()) as watchdog:
                 watchdog.beat(method)
                 yield
         finally:

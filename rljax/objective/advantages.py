@@ -93,7 +93,8 @@ def advantages_of(
 def normalized(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig, episodes: np.ndarray | None = None) -> np.ndarray:
     """Normalizes to (x - mean) / (max(std, std_floor) + eps), each over the batch or x's own group.
 
-    Mean and population std may also be left out. Leave-one-out takes them over the other episodes.
+    Mean and std may also be left out. The std is the population's, or with `std_unbiased` the
+    sample's (1 for a sample of one). Leave-one-out takes them over the other episodes.
     Where those do not vary, as for the one winner of a group, their std would blow the winner up
     without bound: there it is the whole set's, the winner included. Members of a set that are all
     equal get exactly 0 where the mean is taken over that set, whatever the std.
@@ -104,8 +105,8 @@ def normalized(x: np.ndarray, group_ids: np.ndarray, norm: NormConfig, episodes:
       episodes: [N] int, the episode of each, whose members count as one together; None: one each.
     """
     episodes = np.arange(len(x)) if episodes is None else episodes
-    mean, _, equal = _moments(x, group_ids, episodes, norm.mean_level, norm.mean_leave1out, norm.std_floor)
-    _, std, _ = _moments(x, group_ids, episodes, norm.std_level, norm.std_leave1out, norm.std_floor)
+    mean, _, equal = _moments(x, group_ids, episodes, norm.mean_level, norm.mean_leave1out, norm)
+    _, std, _ = _moments(x, group_ids, episodes, norm.std_level, norm.std_leave1out, norm)
     centered = x if norm.mean_level == "none" else np.where(equal, 0.0, x - mean)
     return centered if norm.std_level == "none" else centered / (np.maximum(std, norm.std_floor) + norm.eps)
 
@@ -156,7 +157,7 @@ def _scores(shaped: np.ndarray, group_ids: np.ndarray, episodes: np.ndarray, est
 
 
 def _moments(
-    x: np.ndarray, group_ids: np.ndarray, episodes: np.ndarray, level: str, leave_one_out: bool, floor: float
+    x: np.ndarray, group_ids: np.ndarray, episodes: np.ndarray, level: str, leave_one_out: bool, norm: NormConfig
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns mean and std for each member of x, and whether all members of its set are equal.
 
@@ -165,6 +166,8 @@ def _moments(
 
         mean' = mean - D / (n - 1),  D = sum over e of w d
         (n - 1) std'^2 = sum over all of w d^2 - sum over e of w d^2 - D^2 / (n - 1)
+
+    With `norm.std_unbiased`, squares are divided by one less than the number of episodes.
     """
     _, ids = np.unique(np.zeros_like(group_ids) if level == "batch" else group_ids, return_inverse=True)
     weight = 1.0 / np.bincount(episodes)[episodes]
@@ -175,15 +178,16 @@ def _moments(
     low, high = np.full(len(n), np.inf), np.full(len(n), -np.inf)
     np.minimum.at(low, ids, x)
     np.maximum.at(high, ids, x)
-    std, equal = np.sqrt(squares / n)[ids], (low == high)[ids]
+    std = np.where(n > norm.std_unbiased, np.sqrt(squares / np.maximum(n - norm.std_unbiased, 1)), 1.0)[ids]
+    equal = (low == high)[ids]
     if not leave_one_out:
         return mean[ids], std, equal
     others = np.maximum(n - 1, 1)[ids]
     own, own_squares = (np.bincount(episodes, weight * power)[episodes] for power in (deviation, deviation**2))
     mean_of_others = np.where(n[ids] > 1, mean[ids] - own / others, x)
     squares_of_others = squares[ids] - own_squares - own**2 / others
-    std_of_others = np.sqrt(np.maximum(squares_of_others, 0.0) / others)
-    return mean_of_others, np.where(std_of_others > np.maximum(floor, 1e-6 * std), std_of_others, std), equal
+    std_of_others = np.sqrt(np.maximum(squares_of_others, 0.0) / np.maximum(others - norm.std_unbiased, 1))
+    return mean_of_others, np.where(std_of_others > np.maximum(norm.std_floor, 1e-6 * std), std_of_others, std), equal
 
 
 def _kl_of(

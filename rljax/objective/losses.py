@@ -31,6 +31,16 @@ class Term(NamedTuple):
     grads: dict[str, Array]  # of sum by argument name; only the oracle has any
 
 
+class Surrogate(NamedTuple):
+    """A `Term` of the policy's ratio, with what it did to each token; these have no gradient."""
+
+    sum: Any
+    count: Any
+    grads: dict[str, Array]
+    ratio: Any  # [R, m]: r, or s of the token's sequence, before any clip; 1 where mask is False
+    clipped: Any  # [R, m] bool: the clip changed the token's loss
+
+
 def clipped_surrogate(
     logp: Array,
     proximal_logp: Array,
@@ -41,7 +51,7 @@ def clipped_surrogate(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None,
-) -> Term:
+) -> Surrogate:
     r"""Clipped surrogate, to be minimized; times `behavior_weight` it is the decoupled objective.
 
     .. math:: L = -\min(r A, \mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h) A),\quad
@@ -58,14 +68,15 @@ def clipped_surrogate(
       dual_clip: c > 1, the bound of r where the advantage is negative; None for no bound.
 
     Returns:
-      Weighted sum over trained tokens, and their number.
+      Weighted sum over trained tokens, their number, and each token's ratio.
     """
     difference, inside = log_ratio(logp, proximal_logp, mask)
     ratio = np.exp(difference)
     advantage, weight = select(advantage, mask), select(weight, mask)
     used = clipped_ratio(ratio, advantage, clip_low, clip_high, dual_clip)
     slope = np.where(inside & (used == ratio), -ratio * advantage, 0.0)
-    return _term(-used * advantage, mask, weight, logp=weight * slope)
+    term = _term(-used * advantage, mask, weight, logp=weight * slope)
+    return Surrogate(*term, ratio.real, changed(used, ratio, advantage))
 
 
 def sequence_surrogate(
@@ -79,7 +90,7 @@ def sequence_surrogate(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None,
-) -> Term:
+) -> Surrogate:
     r"""Clipped surrogate of the ratio of whole sequences.
 
     The ratio is taken per token: the geometric mean over the sequence's n trained tokens.
@@ -100,7 +111,7 @@ def sequence_surrogate(
       dual_clip: c > 1, the bound of s where the advantage is negative; None for no bound.
 
     Returns:
-      Weighted sum over trained tokens, and their number.
+      Weighted sum over trained tokens, their number, and each token's sequence's ratio.
     """
     difference, inside = log_ratio(logp, proximal_logp, mask)
     length = over_segments(np.ones_like(difference), mask, segment_ids)
@@ -109,7 +120,8 @@ def sequence_surrogate(
     used = clipped_ratio(ratio, advantage, clip_low, clip_high, dual_clip)
     by_sequence = np.where(used == ratio, -weight * advantage * ratio, 0.0)
     grad = np.where(inside & mask, over_segments(by_sequence, mask, segment_ids) / length, 0.0)
-    return _term(-used * advantage, mask, weight, logp=grad)
+    term = _term(-used * advantage, mask, weight, logp=grad)
+    return Surrogate(*term, np.where(mask, ratio.real, 1.0), changed(used, ratio, advantage))
 
 
 def cispo(
@@ -121,7 +133,7 @@ def cispo(
     *,
     clip_low: float,
     clip_high: float,
-) -> Term:
+) -> Surrogate:
     r"""Log-likelihood weighted by a clipped ratio: no token loses its gradient to the clip.
 
     .. math:: L = -\mathrm{sg}[\mathrm{clip}(r, 1-\epsilon_l, 1+\epsilon_h)]\, A
@@ -136,12 +148,14 @@ def cispo(
       weight: of each token's loss.
 
     Returns:
-      Weighted sum over trained tokens, and their number.
+      Weighted sum over trained tokens, their number, and each token's ratio.
     """
     ratio = np.exp(log_ratio(logp, proximal_logp, mask)[0]).real
     clipped = np.clip(ratio, 1 - clip_low, 1 + clip_high)
-    slope = -clipped * select(advantage, mask)
-    return _term(slope * select(logp, mask), mask, weight, logp=select(weight, mask) * slope)
+    advantage = select(advantage, mask)
+    slope = -clipped * advantage
+    term = _term(slope * select(logp, mask), mask, weight, logp=select(weight, mask) * slope)
+    return Surrogate(*term, ratio, changed(clipped, ratio, advantage))
 
 
 def behavior_weight(
@@ -174,13 +188,31 @@ def behavior_weight(
     Returns:
       [R, m], 0 where mask is False.
     """
+    return capped(behavior_ratio(proximal_logp, behavior_logp, mask, segment_ids, level=level), cap, mode)
+
+
+def behavior_ratio(proximal_logp: Array, behavior_logp: Array, mask: Array, segment_ids: Array, *, level: str) -> Array:
+    r"""`behavior_weight` before its cap. No gradient.
+
+    Args:
+      proximal_logp, behavior_logp: of the sampled tokens, nats.
+      mask: tokens that are trained on.
+      segment_ids: the sequence of each token, in [1, m] where mask, local to a row; used at level
+        "sequence".
+      level: "token", or "sequence": each token has the product of its sequence's ratios.
+
+    Returns:
+      [R, m], 0 where mask is False.
+    """
     log_weight = log_ratio(proximal_logp, behavior_logp, mask)[0]
     if level == "sequence":
         log_weight = np.clip(over_segments(log_weight, mask, segment_ids), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    weight = np.where(mask, np.exp(log_weight), 0.0)
-    if cap is None:
-        return weight
-    return np.where(weight > cap, cap if mode == "clamp" else 0.0, weight)
+    return np.where(mask, np.exp(log_weight), 0.0)
+
+
+def capped(weight: Array, cap: float | None, mode: str) -> Array:
+    """Caps weights: those above are the cap, or 0 in mode "mask"."""
+    return weight if cap is None else np.where(weight > cap, cap if mode == "clamp" else 0.0, weight)
 
 
 def interpolated_proximal(logp: Array, behavior_logp: Array, interpolation: Array, mask: Array) -> Array:
@@ -393,6 +425,11 @@ def clipped_ratio(ratio: Array, advantage: Array, clip_low: float, clip_high: fl
     upper = np.where(advantage >= 0, 1 + clip_high, np.inf if dual_clip is None else dual_clip)
     lower = np.where(advantage >= 0, 0.0, 1 - clip_low)
     return np.where(ratio.real > upper, upper, np.where(ratio.real < lower, lower, ratio))
+
+
+def changed(used: Array, ratio: Array, advantage: Array) -> Array:
+    """Returns where a clip of the ratio changed the loss: a token of advantage 0 has none."""
+    return (used != ratio) & (advantage != 0)
 
 
 def over_segments(x: Array, mask: Array, segment_ids: Array) -> Array:

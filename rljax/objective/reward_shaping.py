@@ -1,4 +1,4 @@
-"""Reward shaping before advantages: bias, scale, clip, and a penalty on overlong completions.
+"""Reward shaping before advantages: a penalty on overlong completions, then bias, scale and clip.
 
 The unshaped reward stays on the trajectory and is logged unchanged; each change is logged under a
 name of its own.
@@ -21,21 +21,23 @@ def shaped_rewards(
 ) -> tuple[np.ndarray, dict[str, Mean]]:
     """Returns shaped rewards, [N] float64, and their metrics.
 
-    clip((reward + bias) * scaling, +-clip) - overlong penalty
+    clip((reward - overlong penalty + bias) * scaling, +-clip)
+
+    The penalty is a part of the reward (DAPO, arXiv:2503.14476, eq. 13), and is scaled with it.
 
     Args:
       weights: [N], the share of each trajectory in its episode, for the metrics.
     """
     task = np.array([t.reward for t in trajectories], dtype=np.float64)
-    shaped = (task + actor.reward_bias) * actor.reward_scaling
-    if actor.reward_clip is not None:
-        shaped = np.clip(shaped, -actor.reward_clip, actor.reward_clip)
     metrics = {"ppo/actor/task_reward": Mean.weighted(task, weights)}
+    penalty = np.zeros(len(task))
     if actor.overlong_reward_penalty:
         lengths = np.array([np.count_nonzero(t.versions != PROMPT_VERSION) for t in trajectories])
         penalty = overlong_penalty(lengths, max_new_tokens, actor.overlong_tokens, actor.overlong_penalty_factor)
-        shaped = shaped - penalty
         metrics["reward/overlong_penalty"] = Mean.weighted(penalty, weights)
+    shaped = (task - penalty + actor.reward_bias) * actor.reward_scaling
+    if actor.reward_clip is not None:
+        shaped = np.clip(shaped, -actor.reward_clip, actor.reward_clip)
     return shaped, metrics | {"ppo/actor/shaped_reward": Mean.weighted(shaped, weights)}
 
 

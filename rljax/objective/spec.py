@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from rljax.config.schema import ActorConfig, Config
 
-PREFIX = "ppo_actor/update"  # prefix of metric names
+PREFIX = "ppo_actor/update"  # prefix of the names of metrics over all trained tokens
+WITH_ADVANTAGE = "ppo_actor/with_advantage"  # of the same over those whose advantage is not 0
 
 
 class TokenArrays(NamedTuple):
@@ -102,11 +103,6 @@ class Objective:
         The fused log-prob op may then cut rows anywhere.
         """
         return self.ratio_level == "token" and not (self.decoupled and self.cap_level == "sequence")
-
-    @property
-    def trains_zero_advantage(self) -> bool:
-        """True if a token of advantage 0 still has a gradient, so that compaction must keep it."""
-        return self.kl_coef != 0 or self.distill_coef != 0 or self.entropy_coef != 0 or self.loss == "sft"
 
     def needs_score(self, n_minibatches: int) -> bool:
         """Returns whether a forward pass must supply proximal log-probs.

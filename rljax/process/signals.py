@@ -1,4 +1,4 @@
-"""Signals that ask a run to save and exit."""
+"""Signals that ask a run to save and exit, and any other command to end."""
 
 from __future__ import annotations
 
@@ -7,8 +7,46 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+_waiting: list[Callable[[], None]] = []  # one per block of `on_stop_signal` in this process, whatever its thread
+
+
+def request_stop() -> None:
+    """Does what a first stop signal does, from any thread."""
+    for stop in list(_waiting):
+        stop()
+
+
+class Stopped(KeyboardInterrupt):
+    """The end of a command by a signal. Its message is one line."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+
+def end_on_signals() -> None:
+    """Has stop signals raise `Stopped` in the main thread, at once.
+
+    Signals that the process was started to ignore (nohup) stay ignored.
+    """
+    for number in _handled():
+        signal.signal(number, _raise)
+
+
+def _raise(number: int, frame: FrameType | None) -> NoReturn:
+    raise Stopped(number)
+
+
+def _handled() -> list[signal.Signals]:
+    """Returns the stop signals that are not ignored; none outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
@@ -16,21 +54,30 @@ def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
     """Calls `callback` on the event loop at the first stop signal within the block.
 
     A second signal ends the process as usual. Signals that the process was started to ignore
-    (nohup) stay ignored. Outside the main thread nothing is handled.
+    (nohup) stay ignored. Outside the main thread no signal is handled: there `request_stop` asks.
     """
     loop = asyncio.get_running_loop()
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    handled = [number for number in STOP_SIGNALS if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.getsignal(number) for number in _handled()}
+    signaled = False
 
     def stop() -> None:
+        nonlocal signaled
+        signaled = True
         callback()
-        for number in handled:
+        for number in before:
             loop.remove_signal_handler(number)
 
-    for number in handled:
+    def from_any_thread() -> None:
+        loop.call_soon_threadsafe(stop)
+
+    for number in before:
         loop.add_signal_handler(number, stop)
+    _waiting.append(from_any_thread)
     try:
         yield
     finally:
-        for number in handled:
+        _waiting.remove(from_any_thread)
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            if not signaled:
+                signal.signal(number, handler)

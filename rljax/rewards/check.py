@@ -12,13 +12,19 @@ from rljax.types import Prompt
 log = logging.getLogger(__name__)
 
 
-async def check_records(rewards: RewardPool, prompts: Sequence[Prompt], where: Callable[[str], str], key: str) -> None:
-    """Checks every prompt against what the rewards say that they read.
+MOST = 20_000  # records that are checked, spread over the data: parsing a gold answer takes up to 30 ms
+
+
+async def check_records(
+    rewards: RewardPool, prompts: Sequence[Prompt], where: Callable[[str], str], key: str, total: int | None = None
+) -> None:
+    """Checks prompts against what the rewards say that they read.
 
     A record that lacks a field is refused. Those whose field holds what the reward can't read (a
     gold answer that is no mathematics) are counted in one warning, and their samples are rejected.
 
     Args:
+      total: number of records that the prompts were taken from; None if these are all.
       where: returns the origin of a prompt by its uid, as PromptSource.where.
       key: the config section of the data, for messages.
 
@@ -33,7 +39,8 @@ async def check_records(rewards: RewardPool, prompts: Sequence[Prompt], where: C
         return
     index, fault = next(((i, f) for i, f in faults.items() if f.lacks_field), next(iter(faults.items())))
     line = f"reward.name: {where(prompts[index].uid)}: {fault.reason}"
-    count = f"{len(faults)} of {len(prompts)} records of {key}"
+    looked_at = "" if total is None or total == len(prompts) else f", {len(prompts)} of {total} looked at"
+    count = f"{len(faults)} of {len(prompts)} records of {key}{looked_at}"
     if fault.lacks_field or len(faults) == len(prompts):
         raise UserError(f"{line} ({count}; use another reward, or a {key}.type that makes what it reads)")
     log.warning("%s (%s are like it, and their samples are rejected)", line, count)

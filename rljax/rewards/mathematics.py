@@ -33,7 +33,12 @@ _DOLLARS = re.compile(r"\A(\$\$?|\\\(|\\\[)(?P<inner>[^$]+)(\$\$?|\\\)|\\\])\Z",
 
 
 def _check(field: str) -> Any:
-    return lambda prompt: _gold(str(prompt.fields[field]))
+    def check(prompt: Prompt) -> None:
+        answer = str(prompt.fields[field])
+        if not _WITH_UNIT.fullmatch(answer.strip()):  # a number is mathematics
+            _gold(answer)
+
+    return check
 
 
 @reads("answer", check=_check("answer"))

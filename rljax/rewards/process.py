@@ -11,10 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rljax.config import registry
 from rljax.config.schema import RewardConfig
 from rljax.errors import UserError
+from rljax.process.descendants import MARK, end_all, new_mark
+from rljax.process.environment import without_secrets
+from rljax.rewards.process_main import MAX_ANSWER
 
 START_TIMEOUT = 120.0  # seconds; imports of the user's module may take long
+LAST_WORDS = 2.0  # seconds for what a process has written to arrive after its end
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 # multiprocessing would import the parent's main module, and jax with it. The import path is the parent's.
 _BOOT = """
@@ -43,8 +48,8 @@ class RewardProcess:
     Made by `start`; `ask` may be called any number of times at once, `kill` at any time.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, process: asyncio.subprocess.Process, exited: asyncio.Event) -> None:
+        self._process, self._exited = process, exited
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._number = 0
         self._killed = False
@@ -63,25 +68,27 @@ class RewardProcess:
         package = str(Path(__file__).resolve().parents[2])
         path = [p or os.getcwd() for p in sys.path]
         arguments = json.dumps([[*path, package], config.names, config.weights, config.memory_mb, config.timeout, os.getpid()])
-        process = await asyncio.create_subprocess_exec(
+        loop, exited, mark = asyncio.get_running_loop(), asyncio.Event(), new_mark()
+        transport, protocol = await loop.subprocess_exec(
+            lambda: _Pipes(limit=2 * MAX_ANSWER, loop=loop, exited=exited, mark=mark),
             sys.executable,
             "-c",
             _BOOT,
             arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            limit=1 << 22,  # bytes of an answer's line
-            env={**os.environ, **_ONE_THREAD},
+            stderr=None,
+            env=without_secrets(os.environ, config.environment) | _ONE_THREAD | {MARK: mark},
             start_new_session=True,  # a process group of its own: Ctrl-C does not reach it, and kill includes its children
         )
-        started = cls(process)
+        started = cls(asyncio.subprocess.Process(transport, protocol, loop), exited)
         try:
             await started._greet(config)
         except BaseException:
             started.kill()
             await started.ended()
             raise
-        started._reader = asyncio.create_task(started._read())
+        started._reader = asyncio.create_task(started._read(), name="answers of a reward process")
         return started
 
     @property
@@ -126,43 +133,82 @@ class RewardProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def ended(self) -> None:
-        """Waits until the process is gone and reaped."""
-        await self._process.wait()
+        """Waits until the process is gone and reaped, with all that it started."""
+        await self._exited.wait()
         if self._reader is not None:
             await self._reader
 
     async def _greet(self, config: RewardConfig) -> None:
-        assert self._process.stdout is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(registry.packed("reward.name", config.names).encode() + b"\n")
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), START_TIMEOUT)
         except TimeoutError:
             raise UserError(f"reward.name: {config.name} was not imported within {START_TIMEOUT:.0f} s") from None
         if not line:
             limit = f" (reward.memory_mb is {config.memory_mb})" if config.memory_mb else ""
-            await self._process.wait()
+            await self._exited.wait()
             raise UserError(f"reward.name: {config.name}: its process {self._how_it_ended()} while it started{limit}")
         greeting = json.loads(line)
         if "refused" in greeting:
-            await self._process.wait()
+            await self._exited.wait()
             raise UserError(greeting["refused"])
         ready = greeting["ready"]
         self.is_async, self.at_once = ready["async"], ready["at_once"]
         self.reads_ids, self.checks = ready["reads_ids"], ready["checks"]
 
     async def _read(self) -> None:
+        """Hands out answers until the process has ended, which fails the calls that still wait.
+
+        The end of its pipe is not waited for: something that it started may hold the other end.
+        """
+        reading = asyncio.ensure_future(self._read_answers())
+        exit_ = asyncio.ensure_future(self._exited.wait())
+        try:
+            await asyncio.wait({reading, exit_}, return_when=asyncio.FIRST_COMPLETED)
+            if not exit_.done():
+                self.kill()  # it closed its pipe, or what it writes is no answer
+                await exit_
+            await asyncio.wait({reading}, timeout=LAST_WORDS)
+            broken = reading.exception() if reading.done() else None
+            how = f"wrote no answer: {broken}" if broken is not None else self._how_it_ended()
+        finally:
+            reading.cancel()
+            exit_.cancel()
+        for waiting in list(self._waiting.values()):
+            if not waiting.done():
+                waiting.set_exception(ProcessDied(f"the reward process {how}", self._killed and broken is None))
+
+    async def _read_answers(self) -> None:
+        """Reads to the end of the pipe. Raises ValueError for a line that is no answer."""
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             answer = json.loads(line)
             waiting = self._waiting.get(answer["id"])  # missing if the call was given up
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
-        await self._process.wait()
-        for waiting in list(self._waiting.values()):
-            if not waiting.done():
-                waiting.set_exception(ProcessDied(f"the reward process {self._how_it_ended()}", self._killed))
 
     def _how_it_ended(self) -> str:
         code = self._process.returncode
         if code is not None and code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with status {code}"
+
+
+class _Pipes(asyncio.subprocess.SubprocessStreamProtocol):
+    """Pipes of a process whose end is noted when it ends, not when the last holder of a pipe does."""
+
+    def __init__(self, limit: int, loop: asyncio.AbstractEventLoop, exited: asyncio.Event, mark: str) -> None:
+        super().__init__(limit=limit, loop=loop)
+        self._exited_event, self._mark = exited, mark
+        self._pid = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._pid = transport.get_pid()
+
+    def process_exited(self) -> None:
+        end_all(self._pid, self._mark)
+        self._exited_event.set()
+        super().process_exited()

@@ -7,10 +7,11 @@
     {"id": 8, "check": [{...}, ...]}      prompts, before the run starts
     ->  {"id": 8, "faults": {"3": ["exact reads the field 'answer', ...", true]}}
 
-A score is null for a sample that is rejected. It ends with its input. The first line out is
-{"ready": {...}}, what the rewards read, or {"refused": "why"}. The process imports neither jax nor
-torch. Plain functions have the process for themselves, and a call that does not end is killed with
-it. Where all rewards are async, calls run side by side and are cancelled one by one.
+A score is null for a sample that is rejected. It ends with its input. The first line in has the
+rewards that only the parent's program has (rljax/config/registry.py), or is empty. The first line
+out is {"ready": {...}}, what the rewards read, or {"refused": "why"}. The process imports neither
+jax nor torch. Plain functions have the process for themselves, and a call that does not end is
+killed with it. Where all rewards are async, calls run side by side and are cancelled one by one.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ import signal
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
+from rljax.config import registry
 from rljax.errors import Rejected, UserError
 from rljax.process import frames
 from rljax.process.parent import die_with
 from rljax.rewards.score import Sampled, Score, score_of, weighted
 from rljax.rewards.shapes import Call, Fault, Reward, Sample, find_rewards
 from rljax.types import Prompt
+
+MAX_ANSWER = 1 << 20  # bytes of an answer: a score and its components
 
 _REJECTED = object()  # in place of what a call that raised Rejected returns
 
@@ -40,6 +44,8 @@ def main(names: Sequence[str], weights: Sequence[float], memory_mb: int, timeout
     if memory_mb:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     try:
+        if packed := jobs.readline().strip():
+            registry.unpack(packed.decode())
         scorer = Scorer(find_rewards(names), weights or [1.0] * len(names))
     except UserError as error:
         return _say(answers, {"refused": str(error)})
@@ -172,7 +178,11 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def _say(answers: BinaryIO, message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message).encode() + b"\n")
+    line = json.dumps(message).encode()
+    if len(line) > MAX_ANSWER and "id" in message:
+        reason = f"what the reward returned takes {len(line)} bytes, and {MAX_ANSWER} are allowed (fewer components)"
+        line = json.dumps({"id": message["id"], "error": f"ValueError: {reason}", "traceback": ""}).encode()
+    answers.write(line + b"\n")
     answers.flush()
 
 

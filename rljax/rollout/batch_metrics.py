@@ -19,6 +19,7 @@ from rljax.types import PROMPT_VERSION, Group, Trajectory, episode_weights
 
 NGRAM = 4  # tokens
 LOG_RATIO = "ppo_actor/behave_log_ratio"
+TRAINED_TOKENS = "rollout/trained_tokens"
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # an odd multiplier, for hashes of n-grams
 
 
@@ -83,6 +84,9 @@ def batch_metrics(groups: Sequence[Group], version: int) -> dict[str, Mean]:
     weights = episode_weights(groups)
     lags = version - tokens.versions[tokens.mask]
     metrics = {
+        "rollout/prompt_tokens": Mean(len(tokens.token_ids) - len(completions.token_ids), 1),
+        "rollout/completion_tokens": Mean(len(completions.token_ids), 1),
+        TRAINED_TOKENS: Mean(int(tokens.mask.sum()), 1),
         "rollout/reward": Mean.weighted(rewards, weights),  # rollout/finished_reward has the rejected ones too
         "rollout/staleness": distribution(lags),
         "rollout/repetition": distribution(repetition(completions)),

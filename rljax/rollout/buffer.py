@@ -31,6 +31,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rljax.errors import UserError
 from rljax.types import Group, Prompt, Trajectory
 
 NEVER = np.iinfo(np.int32).max  # oldest version of a group without a token to train on
@@ -115,6 +116,7 @@ class Buffer:
         self._running: dict[int, Ticket] = {}  # by index
         self._ready: list[Entry] = []  # a heap
         self._waiters: list[asyncio.Future[None]] = []
+        self._follows = False  # others publish: `follow`
 
     # Counts
 
@@ -161,11 +163,22 @@ class Buffer:
     @property
     def complete(self) -> bool:
         """True if nothing is left to generate: no more groups become ready."""
+        if self._trained_enough:
+            return True  # a run that goes on with fewer steps may have more groups ready than it takes
         if self._running:
             return False
         if self.limits.groups is not None and self.accepted >= self.limits.groups:
             return True  # even with requeued prompts: a run resumed with fewer steps never admits them
         return self._drained and not self._requeued
+
+    @property
+    def over(self) -> bool:
+        """True if nothing is left to train on."""
+        return self._trained_enough or (self.complete and not self._ready)
+
+    @property
+    def _trained_enough(self) -> bool:
+        return self.limits.groups is not None and self.consumed >= self.limits.groups
 
     # The producer's side
 
@@ -184,8 +197,12 @@ class Buffer:
         return ticket
 
     def finish(self, ticket: Ticket, group: Group) -> None:
-        """Accepts a group. If it is too old by now, the stale policy applies at once."""
+        """Accepts a group. If it is too old by now, the stale policy applies at once.
+
+        Raises UserError if it has tokens of a version that was not published.
+        """
         oldest = oldest_version(group.trajectories)
+        self._check_published(group, self.version + 1)  # plus one: a publish may be in progress
         if oldest == NEVER:
             raise ValueError(f"group {group.uid} has no token to train on: reject it")
         del self._running[ticket.index]
@@ -220,15 +237,22 @@ class Buffer:
     def take(self) -> list[Entry] | None:
         """Takes the oldest `batch_size` groups, or what is left at the end of the data.
 
-        Returns None if there are not enough yet. Each token to train on is at most `max_lag`
-        versions old, from now until the next `publish`.
+        Returns None if there are not enough yet, or the run has had all its groups. Each token to
+        train on is at most `max_lag` versions old, from now until the next `publish`, and none is
+        newer than this version.
         """
         size = self.limits.batch_size
+        if self._trained_enough:
+            return None
+        if self.limits.groups is not None:
+            size = min(size, self.limits.groups - self.consumed)
         if len(self._ready) < size:
             if not (self._ready and self.complete):
                 return None
             size = len(self._ready)
         taken = [heapq.heappop(self._ready) for _ in range(size)]
+        for entry in taken:
+            self._check_published(entry.group, self.version)
         self.consumed += size
         return taken
 
@@ -244,6 +268,7 @@ class Buffer:
 
         It makes no room for prompts; `make_room` does, after each `take`.
         """
+        self._follows = True
         while self.version < version:
             self.publish()
             self.undone += 1
@@ -252,6 +277,13 @@ class Buffer:
         """Makes room for one more batch without new weights."""
         self.undone -= 1
         self.wake()
+
+    def _check_published(self, group: Group, newest: int) -> None:
+        if not self._follows and (found := newest_version(group.trajectories)) > newest:
+            raise UserError(
+                f"rollout.addr: tokens of version {found}, and this run has published {self.version}:"
+                " another one publishes to the same servers (a server belongs to one run at a time)"
+            )
 
     @property
     def _floor(self) -> int:

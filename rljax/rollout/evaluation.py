@@ -85,7 +85,7 @@ async def run(generator: Generator, evaluation: Evaluation, config: Config, beat
     lost: Counter[str] = Counter()
     retrying = RetryingGenerator(
         generator,
-        timeout=config.rollout.request_timeout,
+        timeout=config.request_timeout,
         retries=config.rollout.request_retries,
         lost=lambda error: lost.update([error.kind]),
     )

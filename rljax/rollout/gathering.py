@@ -78,6 +78,8 @@ class Gathering:
         items, calls = zip(*waiting.values(), strict=True)
         try:
             results: Sequence[Any] = await calls[0](items)
+            if len(results) != len(items):
+                raise ValueError(f"{len(results)} results for {len(items)} episodes")
         except Exception as error:
             for future in waiting:
                 if not future.done():

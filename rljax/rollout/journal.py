@@ -15,6 +15,10 @@ checkpoints are made.
 
 There is one file per checkpoint, `<directory>/<step>.journal`, deleted with the checkpoint. The
 finished groups inside a checkpoint have the same format.
+
+A group is with the kernel when `append` returns, so the death of the process loses none. A thread
+of the journal syncs the file to the disk at most SYNC_INTERVAL later: a power cut, or the death of
+the machine, loses what was finished since, which is generated again.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import dataclasses
 import logging
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +42,7 @@ from rljax.rollout.buffer import Entry, Ticket, newest_version, oldest_version, 
 from rljax.types import Finish, Group, Trajectory, episode_rewards
 
 UNVERSIONED = struct.Struct("<4sIQI")  # start of a record before version 1: RLJ1, two lengths, CRC-32 of the rest
+SYNC_INTERVAL = 2.0  # seconds between two syncs
 ARRAYS = (("token_ids", "<i4"), ("loss_mask", "|b1"), ("behavior_logp", "<f4"), ("versions", "<i4"))
 
 log = logging.getLogger(__name__)
@@ -168,14 +174,54 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         os.ftruncate(self._file, whole)
         os.lseek(self._file, whole, os.SEEK_SET)
+        _sync_entries(path.parent)
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._unsynced = False
+        self._syncing: threading.Thread | None = None
+        self._failed: OSError | None = None  # of a sync
 
     def append(self, record: Record) -> None:
+        """Writes a record. Raises OSError, also of a sync that has failed since the last one."""
+        if self._failed is not None:
+            raise self._failed
         data = memoryview(encode(record))
         while data:
             data = data[os.write(self._file, data) :]
+        with self._lock:
+            self._unsynced = True
+            if self._syncing is None:
+                self._syncing = threading.Thread(target=self._sync_later, name="journal", daemon=True)
+                self._syncing.start()
+
+    def _sync_later(self) -> None:
+        """Syncs what was appended, off the event loop: a disk may take seconds."""
+        while True:
+            self._closed.wait(SYNC_INTERVAL)
+            with self._lock:
+                if not self._unsynced:
+                    self._syncing = None
+                    return
+                self._unsynced = False
+            try:
+                os.fsync(self._file)
+            except OSError as error:
+                self._failed = error
 
     def close(self) -> None:
+        """Closes the file. What was appended is on the disk then."""
+        self._closed.set()
+        if (syncing := self._syncing) is not None:
+            syncing.join()
         os.close(self._file)
+
+
+def _sync_entries(directory: Path) -> None:
+    """Syncs a directory, so that a file that was made in it is found after a power cut."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read(path: Path) -> list[Record]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 from rljax.config.schema import Config
-from rljax.rollout.buffer import Limits
+from rljax.rollout.buffer import Buffer, Limits
+
+LEAST_SHARE = 0.1  # of the prompts that a run over whole epochs has to train on, to count as finished
 
 
 def limits_of(config: Config, prompts_per_epoch: int) -> Limits:
@@ -34,3 +36,22 @@ def total_steps(config: Config, prompts_per_epoch: int) -> int:
     if config.total_train_steps is not None:
         steps = min(steps, config.total_train_steps)
     return steps if config.actor.loss == "sft" else steps + config.warmup.steps
+
+
+def shortfall(buffer: Buffer) -> tuple[str, bool]:
+    """Describes what a run that ends did not train on.
+
+    Returns:
+      One line, empty if nothing is missing, and whether the run is incomplete: it has fewer steps
+      than it was asked for or, where epochs bound it, trained on less than LEAST_SHARE of the
+      prompts. Prompts that a filter rejects are no shortfall of an epoch otherwise.
+    """
+    limits, counts = buffer.limits, buffer.counts
+    assert limits.prompts is not None
+    by_steps = limits.groups is not None and limits.groups < limits.prompts
+    asked = limits.groups if by_steps and limits.groups is not None else limits.prompts
+    if buffer.consumed >= asked:
+        return "", False
+    lost = [f"{counts[name]} {name}" for name in ("rejected", "dropped") if counts[name]]
+    line = f"trained on {buffer.consumed} of {asked} groups, as the {limits.prompts} prompts ran out ({', '.join(lost)})"
+    return line, by_steps or buffer.consumed < LEAST_SHARE * asked

@@ -21,8 +21,9 @@ from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Ticket, oldest_version
 from rljax.rollout.journal import Journals, Record
 from rljax.rollout.result import Failure, Result
-from rljax.types import Group, episode_rewards
+from rljax.types import PROMPT_VERSION, Group, Trajectory, episode_rewards
 
+GENERATED_TOKENS = "generated_tokens"  # counted in this process, for the rate; no metric of its own, as a kill loses some
 WARN_REJECTED = 64  # groups rejected in a row before a warning
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class PromptTracker:
         self._beat = beat
         self._start_version: dict[int, int] = {}  # version when generation began, by index
         self._failures: list[Failure] = []  # since the last group that did not fail
+        self.first_failure: Failure | None = None  # of a whole group
         self._rejected = 0  # groups since the last accepted one
         self._rejected_rewards: list[float] = []  # mean rewards of the last rejected groups
 
@@ -85,6 +87,7 @@ class PromptTracker:
         self._failures = []
         group = Group(ticket.prompt.uid, result.trajectories)
         self._journals.append(ticket, group, accepted=result.wanted)
+        self._accumulator.count(GENERATED_TOKENS, sampled_tokens(group.trajectories))
         self._end(ticket, group if result.wanted else None, episode_rewards(group.trajectories))
 
     def _check_staleness(self, result: Result, start_version: int) -> Result:
@@ -114,7 +117,7 @@ class PromptTracker:
         """Accepts the group, or rejects the prompt if there is none."""
         if group is not None:
             rewards = episode_rewards(group.trajectories)
-        self._accumulator.observe("rollout/finished_reward", rewards)
+        self._observe(rewards)
         self._beat(f"group {ticket.prompt.uid}")
         if group is None:
             self._buffer.reject(ticket)
@@ -124,6 +127,14 @@ class PromptTracker:
             tracing.begin(waiting_in_buffer(ticket.index), "wait in buffer", lane="buffer", uid=ticket.prompt.uid)
             self._buffer.finish(ticket, group)
         self._count()
+
+    def _observe(self, rewards: Sequence[float]) -> None:
+        """Observes the rewards of a finished group, wanted or not."""
+        self._accumulator.observe("rollout/finished_reward", rewards)
+        if rewards:
+            success = self._config.evaluator.success
+            self._accumulator.share("rollout/all_right_groups", min(rewards) >= success)
+            self._accumulator.share("rollout/all_wrong_groups", max(rewards) < success)
 
     def _count_rejected(self, rewards: Sequence[float]) -> None:
         self._rejected += 1
@@ -151,6 +162,7 @@ class PromptTracker:
     def _failed(self, ticket: Ticket, failures: Sequence[Failure]) -> None:
         """Requeues or drops a prompt all of whose episodes failed."""
         first = failures[0]
+        self.first_failure = self.first_failure or first
         self._beat(f"failed group {ticket.prompt.uid}")
         if not self._failures:
             log.warning("prompt %s failed: %s", ticket.prompt.uid, first.reason)
@@ -179,3 +191,8 @@ class PromptTracker:
 def waiting_in_buffer(index: int) -> tuple[str, int]:
     """Returns the key in the trace of the time that a group, by its ticket's index, is ready."""
     return "wait in buffer", index
+
+
+def sampled_tokens(trajectories: Iterable[Trajectory]) -> int:
+    """Counts the tokens that a sampler drew."""
+    return sum(int((t.versions != PROMPT_VERSION).sum()) for t in trajectories)

@@ -32,6 +32,7 @@ class RunState(enum.StrEnum):
     RUNNING = "running"
     STOPPED = "stopped"  # saved after a signal; the same command resumes it
     FINISHED = "finished"
+    INCOMPLETE = "incomplete"  # the prompts ran out long before the steps that were asked for
     FAILED = "failed"
 
 
@@ -46,8 +47,13 @@ class Status:
     step: int  # training steps finished
     version: int  # of the sampling weights
     total_steps: int | None = None
-    error: str | None = None  # one line, if the run failed
+    error: str | None = None  # one line, if the run failed or is incomplete
     verdict: str = ""  # one line of the doctor's; empty if it has not judged
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the run came to its end by itself."""
+        return self.state in (RunState.FINISHED, RunState.INCOMPLETE)
 
 
 class Sink(Protocol):

@@ -11,7 +11,7 @@ from rljax.hf.tokenizer import Tokenizer
 from rljax.sinks import Sink, Sinks
 from rljax.sinks.live import LineSink, LiveSink
 from rljax.sinks.planned import PlanSink
-from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
+from rljax.sinks.run_directory import RunDirectory, RunDirectorySink, newest_step
 
 
 def build(
@@ -33,6 +33,10 @@ def build(
       UserError: a sink's package is not installed, or a file can't be written.
     """
     logger = config.stats_logger
+    if logger.wandb:
+        from rljax.sinks.wandb import forget_lost_steps
+
+        forget_lost_steps(run, newest_step(run.path / "metrics.jsonl"), first_step)
     sinks: list[Sink] = [RunDirectorySink(run, tokenizer, first_step=first_step, samples_per_step=logger.samples_per_step)]
     if estimate is not None:
         sinks.append(PlanSink(run, estimate))
@@ -44,5 +48,5 @@ def build(
         from rljax.sinks.wandb import WandbSink
 
         sinks.append(WandbSink(run, config))
-    sinks.append(LiveSink() if logger.live and sys.stdout.isatty() else LineSink())
+    sinks.append(LiveSink() if logger.live and sys.stdout.isatty() else LineSink(every=logger.line_every))
     return Sinks(sinks)

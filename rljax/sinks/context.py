@@ -110,7 +110,10 @@ def read(workdir: Path) -> list[Any]:
 
 
 def append(run: RunDirectory, this: Session) -> None:
-    """Appends a session to context.json. Raises UserError as `read` does, or if the disk can't be written."""
+    """Appends a session to context.json.
+
+    Raises UserError as `read` does, or if the disk can't be written.
+    """
     run.write_text(FILE, dump({"sessions": [*read(run.path), dataclasses.asdict(this)]}) + "\n")
 
 

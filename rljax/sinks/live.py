@@ -1,7 +1,9 @@
-"""Progress of a run: live on a terminal, or as one plain line per step."""
+"""Progress of a run: live on a terminal, or as a plain line every few seconds."""
 
 from __future__ import annotations
 
+import datetime
+import math
 import os
 import sys
 import time
@@ -33,17 +35,28 @@ SHOWN = {
     "rollout/staleness": "lag (versions)",
     "critic/explained_variance": "explained variance",
 }
+RATES = ("timeperf/generated_tokens_per_s", "timeperf/trained_tokens_per_s")  # the first that there is
+WALL = "timeperf/wall"
 ON_A_LINE = ("rollout/reward", "eval-rollout/reward", "warmup/loss", "sft/loss", "ppo_actor/update/loss", "rollout/staleness")
 
 
 class LineSink:
-    """Sink for logs and pipes: one line per step, and one for metrics that follow it."""
+    """Sink for logs and pipes: a line every few seconds, with means since the last one.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    The first step has a line, and so have a new verdict and the end.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, every: float = 0.0) -> None:
+        """
+        Args:
+          every: least seconds between two lines; 0 for a line per step.
+        """
         self._stream = stream or sys.stdout
+        self._every = every
         self._latest: dict[str, Mean] = {}  # not printed yet
         self._status: Status | None = None
-        self._last_line = time.monotonic()
+        self._first: tuple[int, float] | None = None  # a step, and when it was done
+        self._last_line = -math.inf
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         self._latest = merge([self._latest, metrics])
@@ -66,16 +79,30 @@ class LineSink:
             self._write(f"verdict: {status.verdict}")
 
     def _print(self, status: Status) -> None:
-        """Prints the metrics of ON_A_LINE since the last line; no line if there are none."""
+        """Prints the metrics of ON_A_LINE since the last line, if a line is due and there are any."""
+        now, running = time.monotonic(), status.state is RunState.RUNNING
         shown = [f"{SHOWN[name]} {self._latest[name].value:.4g}" for name in ON_A_LINE if name in self._latest]
-        self._latest = {}
-        if status.state is RunState.RUNNING and not shown:
+        if running and (not shown or now - self._last_line < self._every):
             return
+        if running and self._first is None:
+            self._first = (status.step, now)
         step = f"step {status.step}" + (f"/{status.total_steps}" if status.total_steps else "")
-        now = time.monotonic()
-        end = [] if status.state is RunState.RUNNING else [str(status.state)]
-        self._write("  ".join([step, *shown, f"{now - self._last_line:.1f} s", *end]))
-        self._last_line = now
+        rest = self._pace(status, now) if running else [str(status.state)]
+        self._write("  ".join([time.strftime("%H:%M:%S"), step, *shown, *rest]))
+        self._latest, self._last_line = {}, now
+
+    def _pace(self, status: Status, now: float) -> list[str]:
+        """Returns tokens per second, seconds per step and the time that is left, where known."""
+        rates = [self._latest[name] for name in RATES if name in self._latest and self._latest[name].count]
+        found = [f"{rates[0].value:.4g} tokens/s"] if rates else []
+        if (wall := self._latest.get(WALL)) is not None:
+            found.append(f"{wall.value:.3g} s/step")
+        assert self._first is not None
+        step, since = self._first
+        if status.total_steps and status.step > step:
+            left = (status.total_steps - status.step) * (now - since) / (status.step - step)
+            found.append(f"{datetime.timedelta(seconds=round(left))} left")
+        return found
 
     def _write(self, line: str) -> None:
         try:
@@ -101,7 +128,8 @@ class LiveSink:
         )
         self._task = self._progress.add_task("starting", total=None)
         self._verdict = ""
-        self._live = Live(self._progress, refresh_per_second=4)
+        # What is written to sys.stderr meanwhile goes above the table, unless it is redirected to a file
+        self._live = Live(self._progress, refresh_per_second=4, redirect_stderr=sys.stderr.isatty())
         self._live.start()
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:

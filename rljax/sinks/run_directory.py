@@ -1,6 +1,7 @@
 """Run directory, and the sink that writes its files.
 
-config.json       resolved config
+config.json       resolved config of the newest step
+configs/          each config that the run had, by its first step (config_record.py)
 plan.json         memory and time as estimated, and as measured since (sinks/planned.py)
 context.json      code, packages, hardware, model, data and evaluation of each session (context.py)
 metrics.jsonl     one object per step, `step` strictly increasing; null is NaN or infinite
@@ -25,6 +26,7 @@ import dataclasses
 import fcntl
 import itertools
 import json
+import logging
 import math
 import os
 import time
@@ -34,8 +36,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from rljax.config import io as config_io
-from rljax.config import resume
 from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
@@ -44,7 +44,10 @@ from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.process.liveness import Identity
 from rljax.sinks import RunState, Status
+from rljax.sinks.config_record import ConfigRecord
 from rljax.types import Trajectory
+
+log = logging.getLogger(__name__)
 
 
 class RunDirectory:
@@ -56,6 +59,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.configs: ConfigRecord | None = None  # from `begin` on
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("a+")
@@ -94,7 +98,8 @@ class RunDirectory:
         return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
 
     def begin(self, config: Config) -> None:
-        """Writes config.json and, of a new run, a status that names this process: it may be killed at once.
+        """Checks a config against that of the run in the directory, and opens its record; a new run
+        has a status that names this process.
 
         Raises:
           UserError: the directory has a run and `recover.mode` is "fresh", or that run's config
@@ -102,15 +107,13 @@ class RunDirectory:
         """
         if config.recover.mode == "fresh" and self.holds_a_run:
             raise UserError(f"--workdir: {self.path} holds a run (choose another, or recover.mode=auto to go on with it)")
-        if any(self.checkpoints.glob("[0-9]*")):
-            resume.check(self.path / "config.json", config)
-        self.write_text("config.json", config_io.to_json(config))
+        self.configs = ConfigRecord(self.path, config, self.write_text)
         if not self.status.exists():
             self.write_status(self.read_status())
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a small file atomically: readers see the old content or the new."""
-        temporary = self.path / f".{name}.tmp"
+        temporary = (self.path / name).with_name(f".{Path(name).name}.tmp")
         try:
             temporary.write_text(text)
             os.replace(temporary, self.path / name)
@@ -124,12 +127,18 @@ class RunDirectory:
     def fail(self, error: str) -> None:
         """Marks the run as failed, at the step of status.json.
 
-        A finished run stays finished: the failed command did not change it.
+        A run that has ended by itself stays so: the failed command did not change it.
         """
         status = self.read_status()
-        if status.state is RunState.FINISHED:
+        if status.has_ended:
             return
         self.write_status(dataclasses.replace(status, state=RunState.FAILED, error=error))
+
+    def stop(self) -> None:
+        """Marks a run that was running as stopped, at the step of status.json."""
+        status = self.read_status()
+        if status.state is RunState.RUNNING:
+            self.write_status(dataclasses.replace(status, state=RunState.STOPPED))
 
     def read_status(self) -> Status:
         """Reads status.json. A new directory is running at step 0."""
@@ -156,7 +165,9 @@ class RunDirectorySink:
     """
 
     def __init__(self, run: RunDirectory, tokenizer: Tokenizer, *, first_step: int, samples_per_step: int) -> None:
-        self._run = run
+        self._run, self._first_step = run, first_step
+        if run.configs is not None:
+            run.configs.cut(first_step)
         self._tokenizer = tokenizer
         self._samples_per_step = samples_per_step
         self._sampled = (first_step, 0)  # a step, and the number of its samples written
@@ -173,6 +184,8 @@ class RunDirectorySink:
         """Appends the step's line, or merges the metrics into it if it is the last line."""
         if self._step is not None and step < self._step:
             raise ValueError(f"metrics of step {step} after those of step {self._step}")
+        if step > self._first_step and self._run.configs is not None:
+            self._run.configs.made(step)
         if step != self._step:
             self._start, self._step, self._scalars, self._means = self._metrics_file.seek(0, os.SEEK_END), step, {}, {}
         self._means = merge([self._means, metrics])
@@ -255,20 +268,39 @@ def _run_lengths(values: Sequence[Any]) -> list[list[Any]]:
 def cut(path: Path, step: int) -> tuple[int, int | None, dict[str, Any]]:
     """Cuts a JSONL file after its last complete line of a step up to `step`.
 
+    Damaged lines before that one are left as they are, and told.
+
     Returns:
       The position of the last line in bytes, its step (None in an empty file) and its other keys.
     """
     if not path.exists():
         return 0, None, {}
     start, end, last = 0, 0, {}
+    damaged: list[int] = []
     with path.open("rb+") as file:
-        for line in file:
+        position, unreadable = 0, list[int]()  # where the line begins; numbers of those since the last readable one
+        for number, line in enumerate(file, 1):
             entry = _entry(line)
-            if entry is None or entry["step"] > step:
+            if entry is None:
+                unreadable.append(number)
+            elif entry["step"] > step:
                 break
-            start, end, last = end, end + len(line), entry
+            else:
+                damaged, unreadable = damaged + unreadable, []
+                start, end, last = position, position + len(line), entry
+            position += len(line)
         file.truncate(end)
+    if damaged:
+        log.warning("%s: line %s can't be read; left as it is", path, ", ".join(map(str, damaged)))
     return start, last.pop("step", None), last
+
+
+def newest_step(path: Path) -> int | None:
+    """Returns the largest step of a JSONL file's lines; None if it has none."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        return max((entry["step"] for line in file if (entry := _entry(line)) is not None), default=None)
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import numpy as np
 from rljax.errors import UserError
 from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
-from rljax.metrics.mean import Mean, flatten
+from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import Status
 from rljax.types import Trajectory
 
@@ -34,12 +34,18 @@ class TensorBoardSink:
         self._tensor, self._string = tensor_pb2.TensorProto, types_pb2.DT_STRING
         self._text = metadata.create_summary_metadata(display_name="verdict", description="of the doctor")
         self._verdict = ""
+        self._step: int | None = None
+        self._means: dict[str, Mean] = {}  # of that step
         self._writer = EventFileWriter(str(directory))
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._writer.add_event(self._event(wall_time=time.time(), step=first_step + 1, session_log=start))
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
-        self._write(step, [self._summary.Value(tag=name, simple_value=value) for name, value in flatten(metrics).items()])
+        """Writes a step's metrics, merged with what that step has already under their names."""
+        self._means = merge([self._means, metrics]) if step == self._step else dict(metrics)
+        self._step = step
+        scalars = flatten({name: self._means[name] for name in metrics})
+        self._write(step, [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()])
 
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         found = {f"{name}/histogram": self._proto(histogram) for name, histogram in histograms.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +19,28 @@ from rljax.sinks import Status
 from rljax.sinks.run_directory import RunDirectory
 from rljax.types import Trajectory
 
+ID = "wandb_id"  # file of a run directory: the id of its W&B run
+
+
+def forget_lost_steps(run: RunDirectory, newest: int | None, first_step: int) -> None:
+    """Has the next `WandbSink` begin a W&B run of its own if steps were lost with a killed process.
+
+    Call it before the lines of those steps are cut from metrics.jsonl.
+
+    Args:
+      newest: step of the last line of metrics.jsonl; None without any.
+      first_step: finished steps that the run goes on from.
+    """
+    if newest is not None and newest > first_step:
+        (run.path / ID).unlink(missing_ok=True)
+
 
 class WandbSink:
     """Sink that writes scalars and histograms to W&B, under the names of metrics.jsonl.
 
-    WORKDIR/wandb_id has the id of the W&B run, which a resumed run continues.
+    WORKDIR/wandb_id has the id of the W&B run, which a resumed run continues. W&B can't take back
+    steps that a killed process logged after its last checkpoint. A run that lost some goes on in
+    another W&B run of the same group, which is told all of metrics.jsonl first.
     """
 
     def __init__(self, run: RunDirectory, config: Config) -> None:
@@ -31,11 +49,13 @@ class WandbSink:
         except ImportError:
             raise UserError("stats_logger.wandb: not installed (pip install 'rljax[wandb]>=0.1')") from None
         self._histogram = wandb.Histogram
-        id_file = run.path / "wandb_id"
-        if not id_file.exists():
-            run.write_text("wandb_id", secrets.token_hex(4))
+        id_file = run.path / ID
+        is_new = not id_file.exists()
+        if is_new:
+            run.write_text(ID, secrets.token_hex(4))
         self._run: Any = wandb.init(
             project=config.stats_logger.wandb_project,
+            group=run.path.name,
             name=run.path.name,
             id=id_file.read_text(),
             resume="allow",
@@ -44,6 +64,18 @@ class WandbSink:
         )
         self._step: int | None = None
         self._means: dict[str, Mean] = {}
+        if is_new:
+            self._tell_past(run)
+
+    def _tell_past(self, run: RunDirectory) -> None:
+        """Logs the lines that metrics.jsonl has already."""
+        metrics = run.path / "metrics.jsonl"
+        for line in metrics.read_text().splitlines() if metrics.exists() else ():
+            try:
+                scalars = json.loads(line)
+            except ValueError:  # a damaged line, which the run directory's sink tells of
+                continue
+            self._run.log({name: value for name, value in scalars.items() if name != "step"}, step=scalars["step"])
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Logs a step's metrics, merged, since W&B overwrites values of the same step."""

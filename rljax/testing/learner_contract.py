@@ -27,6 +27,7 @@ from rljax.engine import ExportToDirectory, Learner, WeightsInDirectory
 from rljax.errors import UserError
 from rljax.metrics.mean import Mean, merge
 from rljax.objective.explained_variance import explained_variance
+from rljax.objective.spec import WITH_ADVANTAGE
 from rljax.testing import models
 from rljax.testing.models import VOCABULARY
 from rljax.types import PROMPT_VERSION
@@ -241,7 +242,10 @@ class LearnerContract(abc.ABC):
         """The proximal policy is the current one if no proximal log-probs are given."""
         learner = self.make(config_of(), model_dir)
         items = episodes(8)
+        for item in items[::2]:
+            item.arrays["advantage"][:] = 0  # metrics are of all trained tokens, and by name of those with an advantage
         means = learner.update(pack(items, first_fit(items, 64), 64))
+        assert means[f"{WITH_ADVANTAGE}/entropy"].count == sum(int(e.arrays["loss_mask"].sum()) for e in items[1::2])
         ratio = means[f"{UPDATE}/importance_weight"]
         assert (ratio.value, ratio.min, ratio.max) == (1.0, 1.0, 1.0)
         assert ratio.count == sum(int(e.arrays["loss_mask"].sum()) for e in items)

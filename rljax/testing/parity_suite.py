@@ -90,6 +90,9 @@ class ParitySuite(LogprobSuite):
             assert abs(loss - expected.loss) <= VALUE[dtype] * (1 + 100 * abs(expected.loss))
             assert_close(grads[0], expected.d_logp, GRADIENT[dtype])
             assert_close(grads[1], expected.d_entropy, GRADIENT[dtype])
+            if dtype == "float64":
+                _, metrics = type(self).policy_objective(ours["logp"], ours["entropy"], tokens_of(ours), objective)
+                self._assert_same(metrics, expected.metrics)
 
     @quick
     @given(masks)
@@ -198,6 +201,39 @@ class ParitySuite(LogprobSuite):
                 if np.isfinite(self.numpy(mean.min)):
                     np.testing.assert_allclose((self.numpy(mean.min), self.numpy(mean.max)), (x.min(), x.max()), rtol=1e-12)
 
+    def test_metrics_of_a_capped_sequence_are_those_of_the_sequence(self) -> None:
+        """100 tokens of log-weight 0.05 are a weight of e^5: above the cap, so nothing is trained."""
+        objective = Objective(weight_cap=5.0, cap_mode="mask", cap_level="sequence")
+        case = _row(100, proximal_logp=0.05, advantage=1.0)
+        assert not self._exact(case, objective).d_logp.any()
+        found = self._found(case, objective)
+        assert found["behave_cap_ratio"] == (1.0, 100.0) and found["applied_weight"] == (0.0, 100.0)
+        np.testing.assert_allclose(found["behave_imp_weight"][0], np.exp(0.05), rtol=1e-12)  # of a token
+        assert self._found(case, dataclasses.replace(objective, cap_level="token"))["behave_cap_ratio"] == (0.0, 100.0)
+
+    def test_clip_ratio_is_of_what_the_loss_clipped(self) -> None:
+        """CISPO clips either side whatever the sign of the advantage; PPO only against it."""
+        case = _row(4, logp=np.log([3, 3, 0.3, 0.3]), advantage=np.array([-1.0, -1, 1, 1]))
+        plain = Objective(clip_low=0.2, clip_high=0.28)
+        for changes, share in (
+            ({"loss": "cispo"}, 1),
+            ({}, 0),
+            ({"dual_clip": 2.0}, 0.5),
+            ({"ratio_level": "sequence"}, 0),  # the geometric mean is 0.95: within the clip
+        ):
+            assert self._found(case, dataclasses.replace(plain, **changes))["clip_ratio"] == (share, 4.0), changes
+
+    def test_metrics_are_over_all_trained_tokens_and_over_those_with_an_advantage(self) -> None:
+        """A term that trains the others too moves no curve."""
+        entropy = np.array([1.0, 2, 3, 6])
+        case = _row(4, logp=np.log([1.0, 1, 2, 2]), entropy=entropy, advantage=np.array([0.5, -0.5, 0, 0]))
+        plain, bonus = (self._found(case, Objective(entropy_coef=coef)) for coef in (0.0, 0.1))
+        assert plain == bonus
+        assert plain["entropy"] == (3.0, 4.0) and plain["with_advantage/entropy"] == (1.5, 2.0)
+        np.testing.assert_allclose(plain["importance_weight"][0], 1.5, rtol=1e-12)
+        assert plain["with_advantage/importance_weight"] == (1.0, 2.0) and plain["with_advantage/share"] == (0.5, 4.0)
+        assert plain["clip_ratio"] == (0.0, 4.0)  # an advantage of 0 leaves nothing to clip
+
     def test_the_shortcuts_error_is_measured_where_both_are_known(self) -> None:
         with self.precision("float64"):
             ours, exact = self._rounded(inputs("stale", 8), "float64")
@@ -286,11 +322,39 @@ class ParitySuite(LogprobSuite):
         total, grads = self.gradient(function, [ours["logp"], ours["entropy"]], tokens_of(ours))
         return float(self.numpy(total)), [self.numpy(grad) for grad in grads]
 
+    def _found(self, case: dict[str, np.ndarray], objective: Objective) -> dict[str, tuple[float, float]]:
+        """Returns (mean, tokens) of each metric by its short name; they are the oracle's."""
+        with self.precision("float64"):
+            ours, exact = self._rounded(case, "float64")
+            _, metrics = type(self).policy_objective(ours["logp"], ours["entropy"], tokens_of(ours), objective)
+            self._assert_same(metrics, self._exact(exact, objective).metrics)
+            means = {name: [float(self.numpy(x)) for x in mean[:2]] for name, mean in metrics.items()}
+            short = {name.removeprefix(f"{PREFIX}/").removeprefix("ppo_actor/"): mean for name, mean in means.items()}
+            return {name: (total / count, count) for name, (total, count) in short.items()}
+
+    def _exact(self, exact: dict[str, np.ndarray], objective: Objective) -> objective_oracle.LossAndGradient:
+        return objective_oracle.policy_objective(exact["logp"], exact["entropy"], tokens_of(exact), objective)
+
+    def _assert_same(self, metrics: dict[str, Any], expected: dict[str, Any]) -> None:
+        """Asserts that all metrics are the oracle's: sums, counts, and where kept the extremes."""
+        assert metrics.keys() == expected.keys()
+        for name, mean in metrics.items():
+            ours = np.array([float(self.numpy(x)) for x in mean])
+            np.testing.assert_allclose(ours, np.array(expected[name]), rtol=1e-10, atol=1e-13, err_msg=name)
+
     def _kl(self, *arrays: Any, estimator: str) -> Any:
         return self.losses.kl_loss(*arrays, estimator=estimator).sum
 
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+
+
+def _row(length: int, **values: Any) -> dict[str, np.ndarray]:
+    """Returns one row of one sequence; what is not given is 0, and a loss weight 1."""
+    zeros = {name: np.zeros((1, length)) for name in inputs("ordinary")}
+    given = {name: np.broadcast_to(np.asarray(value, np.float64), (1, length)) for name, value in values.items()}
+    ones = np.ones((1, length))
+    return zeros | {"weight": ones, "interpolation": ones, "mask": ones > 0, "segment_ids": ones.astype(np.int32)} | given
 
 
 def _masked(case: dict[str, np.ndarray], mask: np.ndarray) -> dict[str, np.ndarray]:

@@ -14,7 +14,6 @@ import itertools
 import logging
 import os
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,11 +23,12 @@ from pathlib import Path
 from rljax import tracing
 from rljax.config import io as config_io
 from rljax.config.schema import Config
-from rljax.engine import Generator, Sampler, WeightsInDirectory, memory_backed
+from rljax.engine import Generator, Sampler, WeightsInDirectory, memory_backed, private_directory, remove_private
 from rljax.errors import UserError
 from rljax.messaging.framing import UNPROVED, Message
 from rljax.messaging.handshake import HandshakeError, Refused, connect_async
 from rljax.metrics.mean import Mean
+from rljax.process.tasks import Tasks
 from rljax.rollout.buffer import Ticket, ticket_from_json
 from rljax.rollout.producer import GroupRunner, retry_delay
 from rljax.tracing import Outbox, Process, Tracer
@@ -37,7 +37,6 @@ from rljax.workers.connection import PROTOCOL, STREAM_BUFFER, Connection, PeerEr
 from rljax.workers.files import ReceivedFiles
 from rljax.workers.messages import decode_completion, encode_group, encode_request, encode_trace
 
-SCRATCH = "rljax-worker-"  # prefix, before the process's id, of directories for received weights
 TRACE_INTERVAL = 0.5  # seconds between two messages with what was traced
 MAX_SEARCH_DELAY = 5.0  # seconds between two attempts to find a trainer
 
@@ -135,12 +134,13 @@ def _describe(error: Exception, address: str) -> str:
 
 async def _work(connection: Connection, config: Config, build: Build, *, own_sampler: bool) -> None:
     """Works until the run ends. Raises PeerError, or an error of `build`."""
-    scratch = _scratch()
+    scratch = private_directory(memory_backed(), "worker")
     outbox = Outbox()
     tracer = Tracer(outbox, Process(os.getpid(), "worker")) if config.rollout.enable_rollout_tracing else None
-    background = [asyncio.create_task(connection.keep_alive())]
+    background = Tasks(on_error=lambda error: connection.abort())  # which ends the work: a trainer is looked for again
+    background.start(connection.keep_alive(), "heartbeats")
     if tracer is not None:
-        background.append(asyncio.create_task(_send_traces(connection, tracer, outbox)))
+        background.start(_send_traces(connection, tracer, outbox), "traces")
     try:
         files, remote = ReceivedFiles(scratch), TrainerGenerator(connection)
         await files.receive(connection)
@@ -155,11 +155,10 @@ async def _work(connection: Connection, config: Config, build: Build, *, own_sam
             with tracing.recording(tracer):
                 await Session(connection, parts, remote, files).run()
     finally:
-        for task in background:
-            task.cancel()
+        background.cancel()
         if tracer is not None:
             connection.send(encode_trace(os.getpid(), outbox.take()))
-        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+        await asyncio.to_thread(remove_private, scratch)
 
 
 async def _send_traces(connection: Connection, tracer: Tracer, outbox: Outbox) -> None:
@@ -169,15 +168,6 @@ async def _send_traces(connection: Connection, tracer: Tracer, outbox: Outbox) -
         tracer.tell_open()
         if events := outbox.take():
             connection.send(encode_trace(os.getpid(), events))
-
-
-def _scratch() -> Path:
-    """Makes a directory for this process, and deletes those of workers that were killed."""
-    for left in memory_backed().glob(f"{SCRATCH}*"):
-        pid = left.name.removeprefix(SCRATCH).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=memory_backed()))
 
 
 async def _load_weights(sampler: Sampler, directory: Path, version: int) -> None:
@@ -228,7 +218,7 @@ class Session:
 
     def __init__(self, connection: Connection, parts: WorkerParts, remote: TrainerGenerator, files: ReceivedFiles) -> None:
         self._connection, self._parts, self._remote, self._files = connection, parts, remote, files
-        self._groups: set[asyncio.Task[None]] = set()
+        self._groups = Tasks(on_error=lambda error: connection.abort())  # its prompt is generated again elsewhere
 
     async def run(self) -> None:
         """Handles messages until the run ends. Raises PeerError."""
@@ -239,7 +229,7 @@ class Session:
                     case "lease":
                         self._start(ticket_from_json(message.fields["ticket"]))
                     case "revoke":
-                        await self._give_up()
+                        await self._groups.end()
                         self._connection.send(Message("revoked"))
                     case "completion":
                         self._remote.resolve(message)
@@ -250,13 +240,7 @@ class Session:
                     case "end":
                         return
         finally:
-            await self._give_up()
-
-    async def _give_up(self) -> None:
-        """Cancels all groups."""
-        for task in self._groups:
-            task.cancel()
-        await asyncio.gather(*self._groups, return_exceptions=True)
+            await self._groups.close()
 
     async def _load_new_weights(self, version: int) -> None:
         previous = self._files.complete()
@@ -265,9 +249,7 @@ class Session:
         await asyncio.to_thread(shutil.rmtree, previous, ignore_errors=True)
 
     def _start(self, ticket: Ticket) -> None:
-        task = asyncio.create_task(self._group(ticket), name=f"group {ticket.prompt.uid}")
-        self._groups.add(task)
-        task.add_done_callback(self._groups.discard)
+        self._groups.start(self._group(ticket), f"group {ticket.prompt.uid}")
 
     async def _group(self, ticket: Ticket) -> None:
         result = await self._parts.runner.run(ticket)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import logging
 import os
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rljax.errors import TooManyFailures, UserError, WorkerLost
+from rljax.process.descendants import MARK, end_all, new_mark
+from rljax.process.tasks import Tasks
 from rljax.rollout.producer import retry_delay
 
 MAX_DEATHS = 5  # deaths of workers without a finished group in between that end the run
@@ -35,6 +35,7 @@ class WorkerProcesses:
         self._command, self._count, self._logs = list(command), count, logs
         self._keepers: list[asyncio.Task[None]] = []
         self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._mark = new_mark()
         self._deaths = 0  # since the last finished group
         self._closing = False
 
@@ -43,13 +44,14 @@ class WorkerProcesses:
 
         Args:
           address, token: of the trainer.
-          failed: called once, with UserError or TooManyFailures, if workers can't be kept running.
+          failed: called with UserError or TooManyFailures if workers can't be kept running.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         command = [*self._command, f"--attach={address}", f"--parent={os.getpid()}"]
         environment = os.environ | {"RLJAX_TOKEN": token}
+        tasks = Tasks(failed)
         for index in range(self._count):
-            self._keepers.append(asyncio.create_task(self._keep(index, command, environment, failed)))
+            self._keepers.append(tasks.start(self._keep(index, command, environment, failed), f"keeper of worker {index}"))
 
     def reset_deaths(self) -> None:
         """Forgets the deaths so far. Call it when a group was finished."""
@@ -61,19 +63,20 @@ class WorkerProcesses:
         if not self._keepers:
             return
         await asyncio.wait(self._keepers, timeout=GRACE)
-        for process in self._processes.values():
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):  # gone just now
-                    os.killpg(process.pid, signal.SIGKILL)
+        for index, process in self._processes.items():
+            end_all(process.pid, self._mark_of(index))
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         await asyncio.gather(*(process.wait() for process in self._processes.values()))
 
+    def _mark_of(self, index: int) -> str:
+        return f"{self._mark}/{index}"
+
     async def _keep(
         self, index: int, command: Sequence[str], environment: dict[str, str], failed: Callable[[BaseException], None]
     ) -> None:
-        path = self._logs / f"{index}.log"
+        path, environment = self._logs / f"{index}.log", environment | {MARK: self._mark_of(index)}
         while True:
             with path.open("ab") as out:
                 process = await asyncio.create_subprocess_exec(
@@ -89,8 +92,7 @@ class WorkerProcesses:
             status = await process.wait()
             if self._closing:
                 return
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # ends the processes that it started
-                os.killpg(process.pid, signal.SIGKILL)
+            end_all(process.pid, self._mark_of(index))
             lines = _tail(path)
             last = lines[-1] if lines else ""
             if status == 1 and last.startswith("error: "):  # bad input: a restart would fail again

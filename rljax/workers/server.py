@@ -37,7 +37,7 @@ from typing import Any
 from rljax import tracing
 from rljax.config import io as config_io
 from rljax.config.schema import Config
-from rljax.engine import Generator
+from rljax.engine import Generator, remove_private
 from rljax.errors import SamplerError, UserError, WorkerLost
 from rljax.messaging.framing import Message
 from rljax.messaging.listener import Listener
@@ -249,7 +249,7 @@ class WorkerServer:
         if self._children is not None:
             await self._children.close()
         self._address_file.unlink(missing_ok=True)
-        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+        await asyncio.to_thread(remove_private, self._scratch)
 
     # Leases
 

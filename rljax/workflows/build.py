@@ -37,6 +37,10 @@ def build_workflow(
       UserError: the name is no workflow, or it does not take one of the arguments.
     """
     cls = registry.resolve("rollout.workflow", name, WORKFLOWS, "workflow")
+    if hasattr(cls, "episode") and not inspect.isclass(cls):  # an object that a program has made (registry.provide)
+        if arguments:
+            raise UserError(f"rollout.workflow_args: {name} is made already, and takes none")
+        return _checked(name, cls)
     if params is not None and hasattr(cls, "arun_episode") and not hasattr(cls, "episode"):
         return areal_workflow.build(cls, name, tokenizer, rewards, params, arguments)
     try:
@@ -44,7 +48,10 @@ def build_workflow(
     except TypeError as error:
         takes = ", ".join(p for p in inspect.signature(cls).parameters if p not in ("tokenizer", "rewards")) or "none"
         raise UserError(f"rollout.workflow_args: {name}: {error} (it takes: {takes})") from error
-    workflow = cls(tokenizer=tokenizer, rewards=rewards, **arguments)
+    return _checked(name, cls(tokenizer=tokenizer, rewards=rewards, **arguments))
+
+
+def _checked(name: str, workflow: Any) -> Workflow:
     if not inspect.iscoroutinefunction(getattr(workflow, "episode", None)):
         raise UserError(f"rollout.workflow: {name} has no 'async def episode' (see rljax/rollout/workflow.py)")
     return cast(Workflow, workflow)

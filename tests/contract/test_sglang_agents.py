@@ -68,9 +68,12 @@ def serving(model: Path, workdir: Path, **flags: Any) -> Iterator[str]:
 def test_two_turns_with_a_tool_reach_the_learner_bit_for_bit(model, tmp_path):
     with serving(model, tmp_path) as address:
         episodes = asyncio.run(_episodes(address, [*SUMS, *SUMS]))
-    for episode in episodes:
+    called = [episode for episode in episodes if episode["replies"][0].choices[0].finish_reason == "tool_calls"]
+    assert 2 * len(called) > len(episodes)  # it samples, and may answer at once
+    least = []
+    for episode in called:
         first, second = episode["replies"]
-        assert first.choices[0].finish_reason == "tool_calls" and second.choices[0].finish_reason == "stop"
+        assert second.choices[0].finish_reason == "stop"
         (trajectory,) = episode["trajectories"]
         assert trajectory["components"]["prefix_breaks"] == 0
         ids, mask = np.array(trajectory["token_ids"]), np.array(trajectory["loss_mask"], bool)
@@ -82,7 +85,8 @@ def test_two_turns_with_a_tool_reach_the_learner_bit_for_bit(model, tmp_path):
         behavior = np.array(trajectory["behavior_logp"])
         exact = EXACT[str(sglang_flags()["sglang.dtype"])]
         np.testing.assert_allclose(behavior[mask], _logp(model, ids)[mask], atol=exact)
-        assert behavior[mask].min() < -0.3  # one of two answers is a choice
+        least.append(behavior[mask].min())
+    assert min(least) < -0.3  # one of two answers is a choice
 
 
 async def _episodes(address: str, sums: list[str]) -> list[dict[str, Any]]:
@@ -102,7 +106,9 @@ async def _episodes(address: str, sums: list[str]) -> list[dict[str, Any]]:
                 replies.append(reply)
                 message = reply.choices[0].message
                 messages.append(message)
-                for call in message.tool_calls or ():
+                if not message.tool_calls:
+                    break
+                for call in message.tool_calls:
                     result = str(eval(json.loads(call.function.arguments)["expression"]))
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
             found = await client.get("/trajectories", cast_to=dict)

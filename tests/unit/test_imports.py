@@ -4,6 +4,8 @@ of rljax as the rule's table says, and what is optional is imported when it is u
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,22 @@ def test_every_arrow_of_the_table_is_there():
         and module.split(".")[1] in ROOMS
         and module.split(".")[1] != parts[1].removesuffix(".py")
     }
+
+
+# Distributions whose module has another name
+MODULES = {"absl-py": "absl", "orbax-checkpoint": "orbax", "pyyaml": "yaml"}
+
+
+def test_the_product_imports_what_it_depends_on():
+    """What is not imported belongs to the extra of those who do."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    names = [re.split(r"[\[<>=~!; ]", dependency)[0] for dependency in project["dependencies"]]
+    imported = {
+        module.partition(".")[0]
+        for file in sources()
+        for module, *_ in imports_of(file.read_text(), ".".join(file.relative_to(REPOSITORY).parts[:-1]))
+    }
+    assert [name for name in names if MODULES.get(name, name.replace("-", "_")) not in imported] == []
 
 
 def test_files_import_each_other_in_no_circle():

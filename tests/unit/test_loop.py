@@ -13,7 +13,7 @@ import pytest
 
 from rljax import loop, reporting
 from rljax.engines.fake.sampler import FakeSampler, Trouble
-from rljax.errors import RewardTimeout, TooManyFailures, UserError
+from rljax.errors import IncompleteRun, RewardTimeout, TooManyFailures, UserError
 from rljax.metrics.mean import Mean
 from rljax.rollout.trajectories import trajectory_of
 from rljax.sinks import RunState, Status
@@ -361,9 +361,77 @@ def test_nothing_to_train_is_counted_and_the_batch_filled_from_later_prompts(tmp
     assert sum(line["rollout/rejected"] for line in lines) in (11, 12)  # one may be rejected after the last step
 
 
-def test_a_filter_that_wants_nothing_ends_without_a_step(tmp_path):
-    run = make_run(tmp_path, {}, accept=lambda group: False)
-    assert loop.train(run) == loop.Outcome(step=0, version=0, finished=True)
+ENDED = Status(RunState.FINISHED, step=3, version=3, total_steps=3)
+
+
+class Without(Repeat):
+    """Gives no trajectory: None, or an error."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self._error = error
+
+    async def episode(self, sampler, prompt, params, seed):
+        if self._error:
+            raise self._error
+        return None
+
+
+@pytest.mark.parametrize("how", ["filter", "workflow"])
+def test_a_run_whose_groups_are_all_rejected_is_not_finished(tmp_path, how):
+    """However many prompts recover.max_consecutive_rejected allows."""
+    options = {"accept": lambda group: False} if how == "filter" else {"workflow": Without()}
+    with pytest.raises(IncompleteRun, match=r"^incomplete at step 0: trained on 0 of 12 groups, as .*\(12 rejected\)"):
+        loop.train(make_run(tmp_path, {}, **options))
+
+
+def test_a_run_that_did_less_than_it_was_asked_to_is_not_finished(tmp_path, caplog):
+    def half(group):
+        return int(group.uid.split("/")[1]) % 2 == 0
+
+    def ended(name, overrides, accept=half, **options):
+        sinks = Sinks()
+        run = make_run(tmp_path / name, {"saver.export_final": True} | overrides, accept=accept, sink=sinks, **options)
+        try:
+            loop.train(run)
+        except IncompleteRun as error:
+            assert str(error) == sinks.opened[-1].statuses[-1].error
+            return sinks.opened[-1].statuses[-1].state, str(error)
+        return sinks.opened[-1].statuses[-1].state, caplog.messages[-1]
+
+    state, line = ended("steps", {"total_train_steps": 2})  # of 12 prompts 6 are wanted, and 8 are asked for
+    assert state == "incomplete" and line.startswith(
+        "incomplete at step 2: trained on 6 of 8 groups, as the 12 prompts ran out"
+    )
+    with caplog.at_level("INFO"):
+        state, line = ended("epoch", {})  # an epoch was asked for
+    assert (
+        state == "finished" and line == "finished at step 2; trained on 6 of 12 groups, as the 12 prompts ran out (6 rejected)"
+    )
+    state, line = ended("failing", {"recover.max_prompt_failures": 1}, n_prompts=3, workflow=Without(RewardTimeout("slow")))
+    assert state == "incomplete" and "(3 dropped) (the first failure: reward_timeout: RewardTimeout: slow; " in line
+    assert not (tmp_path / "failing" / "export").exists() and (tmp_path / "steps" / "export").exists()
+
+
+def test_a_limit_on_steps_holds_where_a_run_goes_on_with_more_groups_ready(tmp_path):
+    sinks = Sinks(at=3, act=_kill)
+    with pytest.raises(Killed):
+        loop.train(make_run(tmp_path, ASYNC | {"total_train_epochs": 4, "saver.freq_steps": 1}, sink=sinks))
+    outcome = loop.train(make_run(tmp_path, ASYNC | {"total_train_epochs": 4, "total_train_steps": 3}, sink=sinks))
+    assert outcome.step == 3 and max(sinks.lines()) == 3
+
+
+def test_a_run_that_had_ended_has_nothing_to_do(tmp_path, caplog):
+    overrides = {"evaluator.freq_steps": 1, "saver.export_final": True}
+    loop.train(make_run(tmp_path, overrides))
+    sinks = Sinks()
+    with caplog.at_level("INFO"):
+        again = dataclasses.replace(make_run(tmp_path, overrides, sink=sinks), before=ENDED)
+        assert loop.train(again).step == 3
+    assert caplog.messages[-1].startswith("nothing to do: the run ended at step 3 (")
+    assert not sinks.lines() and [status.state for status in sinks.opened[0].statuses] == ["finished"]
+    more = dataclasses.replace(make_run(tmp_path, overrides | {"total_train_epochs": 2}, sink=sinks), before=ENDED)
+    assert loop.train(more).step == 6
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])

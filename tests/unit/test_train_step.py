@@ -96,7 +96,7 @@ def test_split_invariance_of_the_gradient_over_packing(tmp_path, aggregation):
         overrides["actor.loss_aggregation"] = aggregation
         learner, _ = _learn(tmp_path, overrides)
         (batch,) = learner.named("update")
-        _, gradient = FakeLearner(make_config(overrides), tmp_path / "model").loss_and_gradient(batch, learner._objective)
+        _, gradient, _ = FakeLearner(make_config(overrides), tmp_path / "model").loss_and_gradient(batch, learner._objective)
         tables.append(gradient)
     for other in tables[1:]:
         np.testing.assert_allclose(other, tables[0], atol=1e-12)

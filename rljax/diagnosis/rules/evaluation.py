@@ -182,8 +182,8 @@ def _gap(history: History, *, early: bool) -> Gap | None:
 def _comparable(history: History) -> list[tuple[str, str]]:
     """Returns the scores of training and of evaluations that mean the same, by name.
 
-    The rewards, where they have the same components, or one range if they have none; else the scores
-    that both have among their components. What a workflow counts, as turns, is no score.
+    The rewards, where they have the same components, or one range if they have none; else the
+    scores that both have among their components. What a workflow counts, as turns, is no score.
     """
     ours, theirs = (
         {name.removeprefix(prefix) for name in history.names(prefix)}

@@ -55,8 +55,8 @@ def _recomputes(config: Config) -> bool:
 def kl(history: History) -> Sign | None:
     """Tells large steps that go on, or cost reward, from those that a run has behind it.
 
-    The first steps of a run are often the largest: the policy has most to learn, and the optimizer's
-    moments have seen little. They are a strain until they have lasted.
+    The first steps of a run are often the largest: the policy has most to learn, and the
+    optimizer's moments have seen little. They are a strain until they have lasted.
     """
     series = history[names.APPROX_KL]
     fatal, large, long = _fatal(series), above(series, LARGE_KL, Severity.BROKEN), _over_target(series)

@@ -140,7 +140,9 @@ def _are_identical(history: History) -> bool:
     "Most groups have equal rewards, so that most of a batch teaches nothing.",
     needs=(names.EQUAL_REWARD_GROUPS, names.REWARD),
     least=PATIENCE,
-    applies=lambda config: config.actor.adv_estimator in ("grpo", "rloo") and config.gconfig.n_samples > 1,
+    applies=lambda config: (
+        config.actor.adv_estimator in ("grpo", "rloo") and config.gconfig.n_samples > 1 and learns_from_reward(config)
+    ),
     causes=("the task is solved", "the task is too hard", "gconfig.n_samples is small"),
     next="filter such groups out (rollout.should_accept_fn=mixed_rewards), or raise gconfig.n_samples",
 )
@@ -249,7 +251,7 @@ def scale(history: History) -> Sign | None:
 
 
 def _is_normalized(config: Config | None) -> bool:
-    """Returns whether a standard deviation divides rewards or advantages, and no critic follows the returns."""
+    """Returns whether rewards or advantages are divided by their spread, without a critic."""
     if config is None or config.actor.adv_estimator == "gae":
         return False
     return any(norm.std_level != "none" for norm in (config.actor.reward_norm, config.actor.adv_norm))
@@ -303,7 +305,7 @@ def tail_of(edges: np.ndarray, counts: np.ndarray) -> tuple[float, float] | None
       counts: [n], rewards in each bin.
 
     Returns:
-      None if there is no long tail: of two kinds of rewards, or of successes that are rare and alike.
+      None if there is no long tail, as of two kinds of rewards, or of rare successes alike.
     """
     occupied = np.flatnonzero(counts)
     if len(occupied) < 3:

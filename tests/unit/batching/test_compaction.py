@@ -69,20 +69,20 @@ def test_the_objective_of_the_kept_tokens_is_that_of_the_batch(seed, objective):
     tokens = TokenArrays(batch.loss_weight, batch.loss_mask, **{name: getattr(batch, name) for name in names})
     whole = oracle.policy_objective(logp, entropy, tokens, objective)
 
-    small = compact(batch, kept(batch, objective))
+    small = compact(batch, kept(batch))
     rows = np.arange(len(logp))[:, None]
     part = oracle.policy_objective(logp[rows, small.source + 1], entropy[rows, small.source + 1], small.tokens, objective)
     np.testing.assert_allclose(small.scatter(part.d_logp), whole.d_logp, atol=1e-12)
     np.testing.assert_allclose(small.scatter(part.d_entropy), whole.d_entropy, atol=1e-12)
     assert small.tokens.segment_ids.max() <= small.labels.shape[1]
-    assert (small.labels[small.tokens.mask] == batch.token_ids[kept(batch, objective)]).all()
+    assert (small.labels[small.tokens.mask] == batch.token_ids[kept(batch)]).all()
 
 
-def test_prompts_padding_and_tokens_of_no_advantage_are_left_out():
+def test_prompts_and_padding_are_left_out():
     batch = batch_of(1)
-    keep = kept(batch, Objective())
-    assert (keep == (batch.loss_mask & (batch.advantage != 0))).all() and keep.sum() < batch.loss_mask.sum()
-    assert (kept(batch, Objective(kl_coef=0.1)) == batch.loss_mask).all()
+    assert (kept(batch) == batch.loss_mask).all() and batch.loss_mask.sum() < np.count_nonzero(batch.segment_ids)
+    unweighted = batch.replace(loss_weight=np.zeros_like(batch.loss_weight))
+    assert not kept(unweighted).any()
 
 
 def test_a_score_pass_puts_every_trained_token_back():
@@ -112,10 +112,3 @@ def test_ranks_may_agree_on_a_width_and_a_row_must_fit_it():
     broken = dataclasses.replace(batch, loss_mask=np.ones(batch.shape, bool))
     with pytest.raises(ValueError, match="token 0"):
         compact(broken, broken.loss_mask)
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES[:1] + OBJECTIVES[2:3])
-def test_a_batch_in_which_nothing_has_an_advantage_keeps_its_metrics(objective):
-    batch = batch_of(0)
-    batch = batch.replace(advantage=np.zeros_like(batch.advantage))
-    np.testing.assert_array_equal(kept(batch, objective), batch.loss_mask & (batch.loss_weight != 0))

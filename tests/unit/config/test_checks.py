@@ -120,6 +120,7 @@ BROKEN = [
     (["actor.overlong_reward_penalty=true", "actor.overlong_tokens=64"], "actor.overlong_penalty_factor: 0 makes"),
     (["evaluator.freq_steps=5"], "valid_dataset.path: the evaluator is on and has no data"),
     (["rollout.episode_timeout=1800"], "rollout.episode_timeout: 1800 s is not less than recover.hang_timeout"),
+    (["rollout.request_timeout=1200"], "rollout.request_timeout: 1200 s is not less than rollout.episode_timeout=1200"),
     (["evaluator.best=eval-rollout/reward"], "evaluator.best: chooses among evaluations, of which there are none"),
     ([*EVALUATED, "evaluator.best=x", "evaluator.overlap=true"], "evaluator.best: scores one checkpoint"),
     ([*EVALUATED, "evaluator.overlap=true", "rollout.max_head_offpolicyness=0"], "evaluator.overlap: a synchronous run"),

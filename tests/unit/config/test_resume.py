@@ -72,6 +72,8 @@ def test_what_was_done_may_not_change(begun, key):
 def test_how_to_go_on_may_change_and_is_told(begun, key, caplog):
     with _opened(begun) as run:
         run.begin(make_config({key: ALLOWED[key]}))
+        assert config_io.from_json((begun / "config.json").read_text()) == make_config()  # no step was made yet
+        run.configs.made(4)
     assert "the run goes on with another config: " in caplog.text and f"{key} " in caplog.text
     assert config_io.from_json((begun / "config.json").read_text()) == make_config({key: ALLOWED[key]})
 

@@ -215,7 +215,7 @@ GOOD = '{"prompt": "a", "answer": "1"}\n'
         ("a.jsonl", '{"messages": [], "answer": "1"}', {}, "{}:1: messages must be a list"),
         ("a.jsonl", GOOD, {"type": "gsm8k"}, "{}:1: no field 'question' (it has: prompt, answer)"),
         ("a.jsonl", '{"question": "a", "answer": "72"}', {"type": "gsm8k"}, "{}:1: the answer has no line '#### N'"),
-        ("a.jsonl", GOOD, {"type": "gsm8"}, "train_dataset.type: no format named 'gsm8' (did you mean gsm8k?"),
+        ("a.jsonl", GOOD, {"type": "gsm8"}, "train_dataset.type: no format named 'gsm8' (did you mean gsm8k"),
         ("a.jsonl", GOOD, {"type": "task"}, "train_dataset.type: 'task' needs a path such as task:addition"),
         ("a.jsonl", GOOD, {"limit": 0}, "train_dataset.limit: 0 leaves no example"),
         ("a.jsonl", GOOD, {"max_length": 0}, "train_dataset.max_length: every prompt is longer than 0 tokens"),

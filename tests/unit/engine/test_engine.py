@@ -4,7 +4,11 @@ have.
 
 import asyncio
 import dataclasses
+import functools
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +110,7 @@ def register(monkeypatch, tmp_path):
     points = []
     monkeypatch.setattr(entry_points, "installed", lambda: points)
     monkeypatch.setattr(storage, "memory_backed", lambda: tmp_path)
+    monkeypatch.setattr(storage, "SPARE", 0)
     return lambda name, plugin, value="package:PLUGIN": points.append(EntryPoint(name, value, plugin))
 
 
@@ -186,14 +191,13 @@ def test_publish_by_directory_pauses_loads_resumes_and_leaves_nothing(register):
     assert built.sampler.version == 7
     export, load = ("export", ExportToDirectory(directory)), ("load", WeightsInDirectory(directory))
     assert built.sampler.log == [export, "pause", load, "resume"]
-    assert list(built.publish_dir.iterdir()) == []
+    assert [path.name for path in built.publish_dir.iterdir()] == [storage.LOCK]
 
 
 @pytest.mark.parametrize("broken", ["sampler", "learner"])
 def test_what_a_side_raises_in_closing_stops_neither_the_other_nor_the_cleaning_up(register, broken):
     register("one", ThirdParty(("directory",)))
     built = build("one:d1")
-    built.publish_dir.mkdir(parents=True)
 
     def fail():
         raise OSError("cannot close")
@@ -211,17 +215,99 @@ def test_what_a_side_raises_in_closing_stops_neither_the_other_nor_the_cleaning_
     assert other in built.sampler.log and not built.publish_dir.exists()
 
 
-def test_a_killed_run_leaves_no_weights_in_memory(register, tmp_path):
+KILLED = """
+import os, sys
+from pathlib import Path
+from rljax.engine import private_directory
+directory = private_directory(Path(sys.argv[1]), "publish")
+(directory / "3").mkdir()
+print(directory, flush=True)
+if sys.argv[2] == "lives":
+    sys.stdin.read()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_killed_run_leaves_no_weights_in_memory_and_a_living_one_keeps_its_own(register, tmp_path):
     register("one", ThirdParty(("directory",)))
-    killed = build("one:d1")
-    (killed.publish_dir / "3").mkdir(parents=True)
-    again = build("one:d1")
-    assert again.publish_dir == killed.publish_dir and not again.publish_dir.exists()
-    asyncio.run(again.publish(4))
-    assert again.publish_dir.stat().st_mode & 0o777 == 0o700  # weights are nobody else's to read
-    asyncio.run(again.close())
-    assert again.sampler.log[-2:] == ["sampler closed", "learner closed"]
-    assert list(tmp_path.iterdir()) == []
+    killed, living = (
+        subprocess.Popen(
+            [sys.executable, "-c", KILLED, tmp_path, end], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for end in ("killed", "lives")
+    )
+    left, kept = (Path(process.stdout.readline().strip()) for process in (killed, living))
+    killed.wait()
+    built = build("one:d1")
+    assert kept.exists() and not left.exists() and built.publish_dir.parent == tmp_path
+    asyncio.run(built.publish(4))
+    assert built.publish_dir.stat().st_mode & 0o777 == 0o700  # weights are nobody else's to read
+    asyncio.run(built.close())
+    assert built.sampler.log[-2:] == ["sampler closed", "learner closed"]
+    living.communicate()
+    build("one:d1").learner.close()
+    assert not kept.exists() and not built.publish_dir.exists()
+
+
+def test_a_directory_that_others_made_first_takes_no_weights(register, tmp_path):
+    register("one", ThirdParty(("directory",)))
+    built = build("one:d1")
+    storage.remove_private(built.publish_dir)
+    (tmp_path / "elsewhere").mkdir()
+    built.publish_dir.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"^rollout\.publish_dir: .* belongs to others, or they can write to it"):
+        asyncio.run(built.publish(1))
+    built.publish_dir.unlink()
+    built.publish_dir.mkdir()
+    built.publish_dir.chmod(0o777)
+    with pytest.raises(UserError, match="belongs to others"):
+        asyncio.run(built.publish(1))
+
+
+def test_a_place_that_is_too_small_is_named_before_anything_is_made(monkeypatch, tmp_path):
+    """The usual memory of a container, 64 MB, beside a model of 300 MB, and a disk that is as small."""
+    small, large, usage = tmp_path / "small", tmp_path / "large", shutil.disk_usage(tmp_path)
+    small.mkdir()
+    large.mkdir()
+    monkeypatch.setattr(storage, "memory_backed", lambda: small)
+    free = {small: 64 << 20, large: 2 << 30}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free[Path(path)]))
+    monkeypatch.setattr(storage.tempfile, "gettempdir", lambda: str(large))
+    place = functools.partial(storage.publish_parent, workdir=tmp_path, here=True, needed=300 << 20)
+    assert place("") == large
+    for configured in (str(small), ""):
+        monkeypatch.setattr(storage.tempfile, "gettempdir", lambda: str(small))
+        with pytest.raises(UserError, match=r"^rollout\.publish_dir: .*/small has 64 MB free, .* need 616 MB there"):
+            place(configured)
+    with pytest.raises(UserError, match="no such directory: /nowhere"):
+        place("/nowhere")
+
+
+def test_servers_elsewhere_get_weights_below_the_workdir(tmp_path):
+    place = functools.partial(storage.publish_parent, "", tmp_path, needed=0)
+    assert place(here=False) == tmp_path and place(here=True) == storage.memory_backed()
+    plugin = engine.find_plugin("http")
+    for address, here in (("127.0.0.1:1,localhost:2", True), ("127.0.0.1:1,10.0.0.4:2", False)):
+        assert plugin.is_here(config_io.changed(CONFIG, [("rollout.addr", address)])) == here
+
+
+def test_a_full_place_is_named(register):
+    """safetensors' own error has the system's words, and no name."""
+
+    class Full(ThirdParty):
+        def make_learner(self, config, pool, model_dir):
+            learner = super().make_learner(config, pool, model_dir)
+            learner.export = lambda target: (_ for _ in ()).throw(
+                RuntimeError("I/O error: No space left on device (os error 28)")
+            )
+            return learner
+
+    register("one", Full(("directory",)))
+    built = build("one:d1")
+    with pytest.raises(
+        UserError, match=rf"^rollout\.publish_dir: {built.publish_dir}: No space left on device for the weights"
+    ):
+        asyncio.run(built.publish(1))
 
 
 def test_publish_that_fails_resumes_the_sampler(register):
@@ -261,7 +347,7 @@ def test_a_publish_that_a_server_breaks_is_done_through_a_directory_with_nothing
     export, load = ("export", ExportToDirectory(directory)), ("load", WeightsInDirectory(directory))
     steps = ["pause", "half a load", export, load, "resume"]
     assert built.sampler.log == [("export", ExportToSampler("nccl", Pool("one"))), *steps]
-    assert list(built.publish_dir.iterdir()) == []
+    assert [path.name for path in built.publish_dir.iterdir()] == [storage.LOCK]
 
 
 def test_where_the_directory_fails_too_nothing_is_sampled_any_more(register):

@@ -183,6 +183,19 @@ def test_a_completion_counts_up_to_a_picture_that_is_not_there(marks, left):
     assert before.token_ids.tolist() == [5, 7, 6, 8][:left] and len(before.logp) == left
 
 
+@pytest.mark.parametrize("cut", ["first", "other"])
+def test_a_picture_that_is_not_there_is_a_token_that_may_be_a_near_tie(case, cut):
+    """Where the completions part, one has the token that stands for a picture, and is cut before it."""
+    case = dataclasses.replace(case, uids=("0/0",), prompts=(np.array([1, 2]),))
+    whole = results(0.015)
+    (first,), (other,) = whole.completions, whole.others
+    first, other = (first.before((8,)), other) if cut == "first" else (first, other.before((5,)))
+    scores, checks = whole.scores[0][: 2 + len(first.token_ids)], whole.checks[0][: 2 + len(other.token_ids)]
+    pair = Results([first], [scores], [other], [scores], [checks]).pair("a", "b", case, None)
+    (divergence,) = pair.divergences
+    assert (divergence.token, divergence.other) == (8, 5) and divergence.lead == pytest.approx(0.015)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_pictures_reach_transformers_and_jax_refuses_them(tmp_path):

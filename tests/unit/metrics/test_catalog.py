@@ -35,6 +35,7 @@ RUNS = {
     "interpolated": {"actor.prox_logp_method": "loglinear", "actor.prox_logp_error": True, "actor.recompute_logprob": False},
     "overlong": {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 2, "actor.overlong_penalty_factor": 1.0},
     "KL in the reward": {"actor.kl_ctl": 0.1, "actor.kl_estimator": "k1", "actor.kl_placement": "reward"},
+    "KL in the loss": {"actor.kl_ctl": 0.1},
     "skipping": {"guard.actions": {"max_grad_norm": "skip"}, "guard.max_grad_norm": 1e-9},
 }
 
@@ -53,7 +54,7 @@ def written_by_fake(tmp_path) -> set[str]:
     table = np.zeros((VOCAB, VOCAB), np.float32)
     table[:, STOP] = 7.0
     model.write(tmp_path / "teacher", table)
-    taught = {"actor.distill.teacher": str(tmp_path / "teacher"), "actor.reward_scaling": 0.0}
+    taught = {"actor.distill.teacher": str(tmp_path / "teacher")}
     loop.train(make_run(tmp_path / "taught", short | taught, sink=sink))
     troubled = Trouble(np.random.default_rng(1), failure_rate=0.2)
     loop.train(make_run(tmp_path / "troubled", {"rollout.request_retries": 9}, n_prompts=24, trouble=troubled, sink=sink))

@@ -97,6 +97,15 @@ def test_leave_one_out_is_what_its_name_says(rewards):
         np.testing.assert_allclose(got, (x[i] - others.mean()) / max(std, 1e-3), rtol=1e-9, atol=1e-9)
 
 
+def test_an_unbiased_std_is_the_samples():
+    x, ids = np.array([1.0, 0, 0, 0, 2, 5, 3]), np.array([0, 0, 0, 0, 1, 2, 2])
+    norm = dataclasses.replace(GROUP, std_unbiased=True, eps=0.0)
+    expected = np.concatenate([(g - g.mean()) / (g.std(ddof=1) if len(g) > 1 else 1.0) for g in (x[:4], x[4:5], x[5:])])
+    np.testing.assert_allclose(normalized(x, ids, norm), expected, rtol=1e-12)
+    others = normalized(x[:4], ids[:4], dataclasses.replace(norm, std_leave1out=True))
+    np.testing.assert_allclose(others[1], (0 - 0.25) / np.std([1, 0, 0], ddof=1), rtol=1e-12)
+
+
 def test_group_membership_is_by_id_never_by_stride():
     """A group of three, one having failed, then one of four: each is normalized over its own."""
     whole = advantages_of(groups_of([1, 0, 1], [0, 0, 5, 1]), config_of())

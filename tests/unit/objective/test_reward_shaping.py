@@ -47,6 +47,12 @@ def test_the_overlong_penalty_is_a_ramp_and_is_logged_apart():
     assert metrics["reward/overlong_penalty"].sum == 0.25
 
 
+def test_the_penalty_is_a_part_of_the_reward_that_is_scaled_and_clipped():
+    actor = actor_of(overlong_reward_penalty=True, reward_bias=-0.5, reward_scaling=10.0, reward_clip=4.0)
+    shaped, _ = shaped_rewards([trajectory(r, 14) for r in (1.0, 0.5, 0.0)], actor, 16, np.ones(3))
+    np.testing.assert_allclose(shaped, [2.5, -2.5, -4.0])  # a quarter off, then 10 (r - 1/2) within 4
+
+
 def test_truncated_completions_keep_their_reward_and_lose_their_mask():
     group = Group("0/0", (trajectory(1.0, 3, Finish.LENGTH), trajectory(0.0, 5)))
     cut, whole = without_truncated([group])[0].trajectories

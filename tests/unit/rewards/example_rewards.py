@@ -37,6 +37,18 @@ def act(prompt, completion):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         Path(argument).write_text(f"{os.getpid()} {child.pid}")
         time.sleep(3600)
+    if word == "fork":  # a daemon in a session of its own, with all that is open here; then dies
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                Path(argument).write_text(str(os.getpid()))
+                time.sleep(3600)
+            os._exit(0)
+        while not Path(argument).exists() or not Path(argument).read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if word == "many":  # components
+        return {"reward": 1.0} | {f"component {i}": 0.0 for i in range(int(argument))}
     if word == "pid":
         return float(os.getpid())
     if word == "print":

@@ -137,6 +137,32 @@ def test_a_timeout_takes_the_processes_that_the_reward_started(tmp_path):
     run(main)
 
 
+def test_a_process_that_dies_is_waited_for_not_its_pipe(tmp_path):
+    """A daemon that it forked holds the pipe open; it ends too, and the death is no timeout."""
+    pid = tmp_path / "pid"
+
+    async def main():
+        async with pool(timeout=3600.0) as rewards:
+            with pytest.raises(RewardError, match="was killed by SIGKILL"):
+                await rewards.score(PROMPT, f"fork {pid}")
+            wait_until(lambda: not running(int(pid.read_text())))
+            assert (await rewards.score(PROMPT, "value 1")).reward == 1.0
+
+    run(main)
+
+
+def test_an_answer_of_megabytes_is_an_error_of_that_call():
+    async def main():
+        async with pool(timeout=60.0) as rewards:
+            process = (await rewards.score(PROMPT, "pid")).reward
+            for components in (60_000, 200_000):
+                with pytest.raises(RewardError, match=r"what the reward returned takes [0-9]+ bytes, and 1048576 are allowed"):
+                    await rewards.score(PROMPT, f"many {components}")
+            assert (await rewards.score(PROMPT, "pid")).reward == process
+
+    run(main)
+
+
 def test_retries_hide_a_failure_that_does_not_come_again(tmp_path):
     async def main():
         async with pool(retries=1) as rewards:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljax.errors import UserError
 from rljax.rollout.buffer import NEVER, Buffer, Limits, oldest_version
 from rljax.testing.harness import Numbers
 from rljax.types import Finish, Group, Trajectory
@@ -214,3 +215,22 @@ def test_waiters_are_woken_by_what_they_wait_for():
             await asyncio.wait_for(asyncio.gather(*waiters), 5)
 
     asyncio.run(scenario())
+
+
+def test_a_token_that_was_never_published_ends_the_run():
+    """Another trainer publishes to the same servers: each would train on samples of the other's weights."""
+    buffer = Buffer(Numbers(1000), _limits(batch_size=1))
+    tickets = _admit_all(buffer)
+    buffer.finish(tickets[0], _group(tickets[0], [0, 1]))  # of a publish that is in progress
+    with pytest.raises(UserError, match=r"^rollout\.addr: tokens of version 2, and this run has published 0: another one"):
+        buffer.finish(tickets[1], _group(tickets[1], [0], [0, 2]))
+    with pytest.raises(UserError, match="tokens of version 1, and this run has published 0"):
+        buffer.take()  # the publish is over, or never was
+
+
+def test_a_buffer_that_follows_a_sampler_takes_what_others_publish():
+    buffer = Buffer(Numbers(1000), _limits(batch_size=1))
+    buffer.follow(3)
+    (ticket, *_) = _admit_all(buffer)
+    buffer.finish(ticket, _group(ticket, [3, 7]))
+    assert len(buffer.take()) == 1

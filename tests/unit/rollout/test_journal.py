@@ -1,6 +1,9 @@
 """Records come back as they were, whatever was being written when the process died."""
 
+import errno
+import os
 import struct
+import threading
 import zlib
 
 import numpy as np
@@ -195,3 +198,52 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     log._journal._file = journal.os.open("/dev/full", journal.os.O_WRONLY)
     with pytest.raises(UserError, match="No space left"):
         log.append(*_ticket(0, 0), accepted=True)
+
+
+def _record():
+    tokens = np.arange(3, dtype=np.int32)
+    trajectory = Trajectory(tokens, tokens > 0, np.zeros(3, np.float32), np.array([-1, 0, 0], np.int32), 1.0, {}, Finish.STOP)
+    return journal.Record(Ticket(0, Prompt("0/0", (), {})), Group("0/0", (trajectory,)))
+
+
+def _watched_syncs(monkeypatch):
+    """Notes each fsync: the size that the file had, by its inode. Returns the sizes and an event that is set by each."""
+    synced, happened, fsync = {}, threading.Event(), os.fsync
+
+    def note(handle):
+        fsync(handle)
+        found = os.fstat(handle)
+        synced[found.st_ino] = found.st_size
+        happened.set()
+
+    monkeypatch.setattr(os, "fsync", note)
+    return synced, happened
+
+
+def test_what_is_appended_is_synced_soon_and_all_of_it_when_the_journal_closes(tmp_path, monkeypatch):
+    synced, happened = _watched_syncs(monkeypatch)
+    monkeypatch.setattr(journal, "SYNC_INTERVAL", 0.01)
+    written = journal.Journal(tmp_path / "0.journal")
+    inode = (tmp_path / "0.journal").stat().st_ino
+    assert tmp_path.stat().st_ino in synced  # the file's own entry
+    for _ in range(2):
+        happened.clear()
+        written.append(_record())
+        assert happened.wait(30) and synced[inode] == (tmp_path / "0.journal").stat().st_size
+    monkeypatch.setattr(journal, "SYNC_INTERVAL", 3600.0)
+    for _ in range(3):
+        written.append(_record())
+    written.close()
+    assert synced[inode] == (tmp_path / "0.journal").stat().st_size
+
+
+def test_a_sync_that_fails_is_the_next_appends_error(tmp_path, monkeypatch):
+    written = journal.Journals(tmp_path)
+    written.begin(0, 0)
+    monkeypatch.setattr(journal, "SYNC_INTERVAL", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.EIO, os.strerror(errno.EIO))))
+    ticket = _record().ticket
+    with pytest.raises(UserError, match=r"journal: cannot write to .*: Input/output error"):
+        while True:
+            written.append(ticket, _record().group, accepted=True)
+    written.close()

@@ -1,16 +1,22 @@
 """TensorBoard, W&B, plain lines and the live view show the numbers that metrics.jsonl holds."""
 
 import io
+import json
+import logging
 import math
 import os
+import sys
 
 import pytest
+import rich
 
 from rljax.config import io as config_io
 from rljax.configs import base
+from rljax.experiments import main
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
-from rljax.sinks import RunState, Status
+from rljax.sinks import RunState, Status, live
+from rljax.sinks.build import build
 from rljax.sinks.live import LineSink, LiveSink, sparkline
 from rljax.sinks.run_directory import RunDirectory
 from rljax.sinks.tensorboard import TensorBoardSink
@@ -31,8 +37,9 @@ def test_tensorboard_reads_back_what_was_written_and_resume_purges(tmp_path):
     sink.close()
     sink = TensorBoardSink(tmp_path, first_step=2)
     sink.write(3, {"rollout/reward": Mean.of([0.0, 5.0])})
+    sink.write(3, {"rollout/reward": Mean.of([1.0])})  # the step's mean, as metrics.jsonl has it
     sink.close()
-    assert scalars(tmp_path)["rollout/reward/avg"] == [(1, 0.5), (2, 1.0), (3, 2.5)]
+    assert scalars(tmp_path)["rollout/reward/avg"] == [(1, 0.5), (2, 1.0), (3, 2.5), (3, 2.0)]
 
 
 def test_tensorboard_reads_back_the_bins_of_a_histogram(tmp_path):
@@ -53,7 +60,7 @@ def test_plain_lines_that_nobody_reads_any_more_end_no_run():
     with open(write, "w") as stream:
         sink = LineSink(stream)
         sink.status(Status(RunState.FINISHED, step=1, version=1))
-        assert os.read(read, 100).startswith(b"step 1")
+        assert b"step 1" in os.read(read, 100)
         os.close(read)
         for step in (2, 3):
             sink.status(Status(RunState.FINISHED, step=step, version=step))
@@ -68,22 +75,41 @@ def test_plain_lines_merge_a_step_and_name_the_end():
     sink.status(Status(RunState.RUNNING, step=4, version=4, total_steps=9))  # nothing new: no line
     sink.write(4, {"eval-rollout/reward": Mean(0.5, 1)})  # an evaluation comes after its step's line
     sink.status(Status(RunState.FINISHED, step=9, version=9, total_steps=9))
-    first, second, last = stream.getvalue().splitlines()
-    assert first.startswith("step 4/9  reward 0.25  ")
-    assert second.startswith("step 4/9  eval reward 0.5  ")
-    assert last.startswith("step 9/9  ") and last.endswith("  finished")
+    assert [line[10:] for line in stream.getvalue().splitlines()] == [
+        "step 4/9  reward 0.25",
+        "step 4/9  eval reward 0.5",
+        "step 9/9  finished",
+    ]
+
+
+def test_a_line_every_few_seconds_has_means_rates_clock_and_what_is_left(monkeypatch):
+    """300 steps of 0.1 s are six lines at 5 s each, whose means are those of the steps since the last."""
+    clock, stream = [0.0], io.StringIO()
+    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
+    sink = LineSink(stream, every=5.0)
+    for step in range(1, 301):
+        clock[0] += 0.1
+        tokens = {"timeperf/trained_tokens_per_s": Mean(50, 0.1), "timeperf/wall": Mean(0.1, 1)}
+        sink.write(step, {"warmup/loss": Mean(float(step), 1)} | tokens)
+        sink.status(Status(RunState.RUNNING, step=step, version=0, total_steps=1000))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 6 and all(line[2] == line[5] == ":" for line in lines)
+    assert lines[0][10:] == "step 1/1000  warm-up loss 1  500 tokens/s  0.1 s/step"
+    first, second = (int(line.split("step ")[1].split("/")[0]) for line in lines[1:3])
+    assert lines[2][10:].startswith(f"step {second}/1000  warm-up loss {(first + 1 + second) / 2:g}  500 tokens/s  0.1 s/step")
+    assert lines[2].endswith(f"  0:01:{round((1000 - second) / 10) - 60:02} left")
 
 
 VERDICTS = ("", "policy broke first", "policy broke first", "no link is broken")
 
 
 def test_the_verdict_is_a_line_when_it_changes_in_the_log_and_on_the_screen(capsys):
-    stream, live = io.StringIO(), LiveSink()
+    stream, screen = io.StringIO(), LiveSink()
     sink = LineSink(stream)
     for step, verdict in enumerate(VERDICTS, 1):
-        for each in (sink, live):
+        for each in (sink, screen):
             each.status(Status(RunState.RUNNING, step=step, version=step, verdict=verdict))
-    live.close()
+    screen.close()
     assert stream.getvalue().splitlines() == ["verdict: policy broke first", "verdict: no link is broken"]
     assert "verdict: no link is broken" in capsys.readouterr().out
 
@@ -99,6 +125,43 @@ def test_tensorboard_has_the_verdict_as_text_when_it_changes(tmp_path):
     found = [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors("verdict")]
     assert found == [(2, "policy broke first"), (4, "no link is broken")]
     assert events.SummaryMetadata("verdict").plugin_data.plugin_name == "text"
+
+
+class Terminal(io.StringIO):
+    """The output of a terminal: stdout and stderr in one."""
+
+    def isatty(self):
+        return True
+
+
+def test_warnings_stand_whole_above_the_live_view_in_a_terminal(monkeypatch):
+    pyte = pytest.importorskip("pyte")
+    terminal = Terminal()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, terminal)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rich, "_console", None)
+    log, handler = logging.getLogger("rljax.test"), logging.StreamHandler(main._Stderr())
+    log.addHandler(handler)
+    monkeypatch.setattr(log, "propagate", False)
+    warnings = [f"warning {n}: " + " ".join(f"word{n}.{k}" for k in range(20)) for n in range(3)]
+    sink = LiveSink()
+    for step in range(1, 31):
+        sink.write(step, {"rollout/reward": Mean(step / 30, 1)})
+        sink.status(Status(RunState.RUNNING, step=step, version=step, total_steps=30))
+        if step % 10 == 0:
+            sink._live.refresh()  # as its thread does four times a second
+            log.warning(warnings[step // 10 - 1])
+            sink._live.refresh()
+    sink.close()
+    log.removeHandler(handler)
+    screen = pyte.HistoryScreen(80, 24, history=1000)
+    pyte.Stream(screen).feed(terminal.getvalue().replace("\n", "\r\n"))
+    rows = ["".join(row[x].data for x in range(80)) for row in screen.history.top] + list(screen.display)
+    shown = " ".join("".join(rows).split())
+    assert [shown.count(" ".join(line.split())) for line in warnings] == [1, 1, 1]
+    assert sum(row.startswith("reward ") for row in rows) == sum("30/30" in row for row in rows) == 1
 
 
 def test_live_view_shows_the_latest_values(capsys):
@@ -119,21 +182,57 @@ def test_sparkline_spans_the_finite_values():
     assert sparkline([]) == ""
 
 
-def test_wandb_goes_on_in_the_same_run_and_merges_a_step(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="W&B's client is not installed")
-    from rljax.sinks.wandb import WandbSink
+def history_of(directory) -> dict[int, dict[str, float]]:
+    """Reads what an offline W&B run logged, from its own log: the values by step.
 
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    config = config_io.from_dict(base.get_config())
-    for step in (1, 2):
+    The log is LevelDB's: blocks of 32 KiB, in which each part of a record has a header of 7 bytes.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (path,) = directory.glob("*.wandb")
+    data, at, found, whole = path.read_bytes(), 7, {}, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:  # a block's end holds no header
+            at += left
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (2, 3):  # first or middle part
+            continue
+        record, whole = Record.FromString(whole), b""
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            found[int(items["_step"])] = {name: value for name, value in items.items() if not name.startswith("_")}
+    return found
+
+
+def test_wandb_shows_what_metrics_jsonl_shows_after_a_stop_and_after_a_kill(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="W&B's client is not installed")
+    tree = base.get_config().to_dict()
+    for key, value in (("stats_logger.wandb", "True"), ("stats_logger.live", "False")):
+        config_io.apply_override(tree, key, value)
+    config = config_io.from_dict(tree)
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_SILENT", "true")):
+        monkeypatch.setenv(name, value)
+
+    def session(first_step, last_step, value):
         run = RunDirectory(tmp_path)
-        sink = WandbSink(run, config)
-        sink.write(step, {"rollout/reward": Mean.of([0.0, 1.0])})
-        sink.write(step, {"rollout/reward": Mean.of([1.0])})
-        sink._run.log({}, step=step + 1)  # W&B writes a step's summary when the next one begins
-        assert sink._run.summary["rollout/reward/avg"] == pytest.approx(2 / 3)
-        sink.close()
+        sinks = build(config, run, None, first_step=first_step)
+        for step in range(first_step + 1, last_step + 1):
+            sinks.write(step, {"rollout/reward": Mean.of([0.0, value])})
+            sinks.write(step, {"rollout/reward": Mean.of([value + step])})
+        sinks.close()
         run.close()
-    assert {path.name.rpartition("-")[2] for path in tmp_path.glob("wandb/offline-run-*")} == {
-        (tmp_path / "wandb_id").read_text()
-    }
+        return (tmp_path / "wandb_id").read_text()
+
+    first = session(0, 3, 1.0)
+    assert session(3, 7, 2.0) == first  # stopped, and on
+    second = session(5, 9, 3.0)  # killed after 7, and on from 5
+    assert second != first
+    shown = {}
+    for directory in sorted(tmp_path.glob(f"wandb/offline-run-*-{second}")):
+        shown |= history_of(directory)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 10))
+    assert shown == {line.pop("step"): pytest.approx(line) for line in lines}

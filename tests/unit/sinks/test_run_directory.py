@@ -246,7 +246,54 @@ def test_recover_mode_fresh_refuses_what_auto_goes_on_with(tmp_path):
     with pytest.raises(UserError, match="holds a run"):
         run.begin(fresh)
     run.begin(auto)
+    sink_of(run, first_step=1).write(2, {})
     assert config_io.from_json((tmp_path / "config.json").read_text()) == auto
+
+
+def test_configs_are_those_that_steps_were_made_with(tmp_path):
+    def config_with(rate):
+        tree = base.get_config().to_dict()
+        config_io.apply_override(tree, "actor.optimizer.lr", str(rate))
+        return config_io.from_dict(tree)
+
+    def kept():
+        found = {int(path.stem): path for path in (tmp_path / "configs").glob("*.json")} | {0: tmp_path / "config.json"}
+        return {step: config_io.from_json(path.read_text()).actor.optimizer.lr for step, path in found.items()}
+
+    def session(rate, first_step, steps):
+        run = RunDirectory(tmp_path)
+        run.begin(config_with(rate))
+        sink = sink_of(run, first_step=first_step)
+        for step in steps:
+            sink.write(step, {})
+        sink.close()
+        run.close()
+
+    session(1e-3, 0, [1, 2, 3])
+    assert kept() == {1: 1e-3, 0: 1e-3}
+    for rate, steps in ((2e-3, []), (3e-3, [3])):  # a start that fails, and one that only evaluates, make no step
+        session(rate, 3, steps)
+        assert kept() == {1: 1e-3, 0: 1e-3}
+    session(1e-3, 3, [4])
+    session(4e-3, 4, [5, 6])
+    session(4e-3, 6, [7])
+    assert kept() == {1: 1e-3, 5: 4e-3, 0: 4e-3}
+    session(5e-3, 2, [3])  # killed, and on from an older checkpoint
+    assert kept() == {1: 1e-3, 3: 5e-3, 0: 5e-3}
+
+
+@pytest.mark.parametrize("damage", [b"{", b"\0" * 40, b'{"step": null}'])
+def test_a_damaged_line_is_kept_and_told_and_a_torn_last_one_goes(tmp_path, damage, caplog):
+    path = tmp_path / "metrics.jsonl"
+    whole = [json.dumps({"step": step, "x": step}).encode() for step in range(1, 45)]
+    path.write_bytes(b"\n".join([*whole[:4], damage, *whole[5:], whole[0][:5]]))
+    sink = sink_of(RunDirectory(tmp_path), first_step=44)
+    sink.write(44, {"y": Mean(2.0, 1)})
+    sink.write(45, {"x": Mean(1.0, 1)})
+    found = path.read_bytes().splitlines()
+    assert found[4] == damage and [json.loads(line)["step"] for line in found[:4] + found[5:]] == [1, 2, 3, 4, *range(6, 46)]
+    assert json.loads(found[43]) == {"step": 44, "x": 44, "y": 2.0}
+    assert "metrics.jsonl: line 5 can't be read; left as it is" in caplog.text
 
 
 def test_a_workdir_that_is_a_file_is_one_line(tmp_path):

@@ -1,12 +1,16 @@
 """Checkpoints of named tensors: round trips, and one line for what is broken."""
 
+import dataclasses
 import json
+import os
+import pickle
 import subprocess
 import sys
 import textwrap
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from rljax.backends.torch import checkpoint
 from rljax.checkpoints import integrity
@@ -67,6 +71,50 @@ def test_a_damaged_file_is_named(saved, rank_mesh, damage):
     with pytest.raises(UserError, match="restored" if damage == "swap" else file.name) as caught:
         checkpoint.restore(directory, checkpoint.empty_like(written), rank_mesh)
     assert "\n" not in str(caught.value)
+
+
+class RunsCommand:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+def _harmful(metadata, command):
+    entry = next(iter(metadata.state_dict_metadata))
+    place = next(iter(metadata.storage_data))
+    elsewhere = dataclasses.replace(metadata.storage_data[place], relative_path="../../elsewhere")
+    return {
+        "alone": RunsCommand(command),
+        "inside": dataclasses.replace(metadata, planner_data=RunsCommand(command)),
+        "as bytes": dataclasses.replace(
+            metadata, state_dict_metadata=metadata.state_dict_metadata | {entry: BytesStorageMetadata()}
+        ),
+        "elsewhere": dataclasses.replace(metadata, storage_data=metadata.storage_data | {place: elsewhere}),
+    }
+
+
+@pytest.mark.parametrize("harm", ["alone", "inside", "as bytes", "elsewhere"])
+def test_nothing_of_a_checkpoint_is_run(saved, rank_mesh, tmp_path, harm):
+    """Checksums are right: whoever writes a checkpoint writes them too."""
+    directory, written = saved
+    file = directory / "tree" / ".metadata"
+    harmful = _harmful(pickle.loads(file.read_bytes()), f"touch {tmp_path / 'ran'}")[harm]
+    file.write_bytes(pickle.dumps(harmful))
+    meta = integrity.read_meta(directory) | {"files": _recorded(directory / "tree")}
+    (directory / "meta.json").write_text(json.dumps(meta))
+    reads = [
+        lambda: checkpoint.restore(directory, checkpoint.empty_like(written), rank_mesh),
+        lambda: checkpoint.read_host(directory, written),
+        lambda: checkpoint.stored_names(directory),
+    ]
+    for read in reads:
+        with pytest.raises(UserError, match=r"can't be restored: \.metadata") as caught:
+            read()
+        assert "\n" not in str(caught.value) and not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("change", ["shape", "extra", "missing"])

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from rljax.backends.jax import optim as jax_optim
-from rljax.backends.torch.optim import SCHEDULES, Optimizer, TrainedParameter, decays, make_schedule
+from rljax.backends.torch.optim import Optimizer, TrainedParameter, decays
+from rljax.config.learning_rate import SCHEDULES, make_schedule
 from rljax.errors import UserError
 from tests.unit.backends.jax.test_optim import CONFIG, adamw
 
@@ -41,7 +42,7 @@ def test_steps_follow_the_equations_with_no_decay_of_norms_and_biases(clipping, 
         grads.update({name: torch.from_numpy(g) for name, g in gradient.items()})
         stats = optimizer.step()
         assert stats.grad_norm == pytest.approx(math.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradient.values())))
-    lrs = [config.lr / 2, config.lr, config.lr / 2, 0.0]  # 2 steps up, then down to zero at the last of 4
+    lrs = [config.lr * share for share in (1 / 2, 1, 2 / 3, 1 / 3)]  # 2 steps up, then down to zero after the last of 4
     want, mu, nu = adamw(config, start, [{n: g.astype(np.float64) for n, g in step.items()} for step in sequence], lrs)
     for index, name in enumerate(SHAPES):
         for got, expected in ((values[name], want), (optimizer.mu[index], mu), (optimizer.nu[index], nu)):

@@ -7,19 +7,22 @@ import datetime
 import gc
 import itertools
 import multiprocessing
+import os
 import threading
 import time
 import weakref
 from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
-from rljax.engines.cuda import broadcast  # noqa: E402
+from rljax.engine.rank import LOOPBACK, free_port  # noqa: E402
+from rljax.engines.cuda import broadcast, distributed  # noqa: E402
 from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast  # noqa: E402
 from rljax.engines.http.remote import ServerLost  # noqa: E402
 from rljax.errors import SamplerError, UserError  # noqa: E402
@@ -32,7 +35,7 @@ def receive(pipe: Connection) -> None:
         path, body = pipe.recv()
         if path == "/init_weights_update_group":
             name, place = body["group_name"], (body["master_address"], body["master_port"])
-            groups[name] = broadcast.join(body["backend"], *place, body["rank_offset"], body["world_size"], name)
+            groups[name] = broadcast.join(body["backend"], place, body["rank_offset"], body["world_size"], name)
             pipe.send(None)
         else:
             tensors = {}
@@ -128,8 +131,7 @@ def test_a_group_forms_under_torchrun_too(monkeypatch):
     """torchrun's variables say that another process serves the store."""
     for name, value in {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(broadcast, "JOIN_TIMEOUT", datetime.timedelta(seconds=20))
-    receiver, group = Receiver(), BroadcastGroup("gloo")
+    receiver, group = Receiver(), BroadcastGroup("gloo", wait=30.0)
     try:
         asyncio.run(TorchBroadcast(iter(WEIGHTS), group).send([receiver], 1, flush=False))
         assert set(receiver.tensors) == {name for name, _ in WEIGHTS}
@@ -160,8 +162,7 @@ class Stuck:
 
 @pytest.mark.parametrize("trouble", ["refuses", "hangs", "cancelled"])
 def test_over_nccl_a_broken_group_is_aborted_off_the_loop_and_the_next_publish_joins_anew(monkeypatch, trouble):
-    monkeypatch.setattr(broadcast, "BUCKET_TIMEOUT", 0.5)
-    stuck, group, calls, ticks = Stuck(monkeypatch), BroadcastGroup("nccl"), [], []
+    stuck, group, calls, ticks = Stuck(monkeypatch), BroadcastGroup("nccl", wait=1.0), [], []
 
     class Server:
         member = "the same process"
@@ -276,3 +277,23 @@ def test_a_group_that_does_not_end_is_left_as_it_is(monkeypatch, caplog):
 
     asyncio.run(leave())
     assert group.group is None and "did not end within 0.2 s" in caplog.text
+
+
+def _listening():
+    return {connection.laddr for connection in psutil.Process().net_connections() if connection.status == "LISTEN"}
+
+
+@pytest.mark.parametrize("served", ["the ranks' store", "the servers' group"])
+def test_stores_listen_on_loopback_alone(monkeypatch, served):
+    """torch by itself listens on all interfaces, and whoever reaches a store can end or mislead the run."""
+    before = _listening()
+    if served == "the ranks' store":
+        monkeypatch.setenv("MASTER_PORT", str(free_port(LOOPBACK)))
+        held = distributed._store(0, 1, datetime.timedelta(seconds=20))
+    else:
+        held = broadcast.join("gloo", broadcast.listen_at(LOOPBACK), 0, 1, f"alone {os.getpid()}")
+    listening = {
+        connection.laddr for connection in psutil.Process().net_connections() if connection.status == "LISTEN"
+    } - before
+    assert listening and {address.ip for address in listening} == {LOOPBACK}
+    del held

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from rljax.config.allocation import Pool
+from rljax.config.allocation import Pool, parse
 from rljax.engine import allocate, check, find_plugin
 from rljax.engines.cuda import distributed
+from rljax.engines.cuda.devices import check_fit, visible_gpus
 from rljax.errors import UserError
 from rljax.testing.models import config_of
 
@@ -30,19 +31,52 @@ def test_fsdp_does_not_sample_and_has_no_bitwise_mode(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("first", "rank", "visible", "device"),
+    ("first", "rank", "visible", "local", "device"),
     [
-        (4, 3, 8, 7),  # one host: d4 samples on 0 to 3
-        (8, 11, 8, 3),  # two hosts of 8: the second one, and the third that follows it
-        (5, 0, 1, 0),  # a launcher shows each process its own GPU
+        (4, 3, 8, 4, 7),  # one host: d4 samples on 0 to 3
+        (8, 11, 8, 8, 3),  # two hosts of 8: the second one, and the third that follows it
+        (5, 0, 1, 4, 0),  # a launcher shows each process its own GPU
+        (2, 0, 2, 2, None),  # sglang:d2+fsdp:f2 on one host of 2
+        (1, 0, 1, 1, None),  # sglang:d1+fsdp:d1 on one GPU
     ],
 )
-def test_the_pools_devices_are_counted_over_hosts(monkeypatch, first, rank, visible, device):
+def test_the_pools_devices_are_counted_over_hosts(monkeypatch, first, rank, visible, local, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setenv("RANK", str(rank))
-    assert distributed.device_of(Pool("fsdp", first_device=first)) == torch.device("cuda", device)
+    for name, value in {"RANK": rank, "WORLD_SIZE": 16 if local == 8 else local, "LOCAL_WORLD_SIZE": local}.items():
+        monkeypatch.setenv(name, str(value))
+    if device is None:
+        with pytest.raises(UserError, match=f"begins at device {first}, and this machine has {visible}"):
+            distributed.device_of(Pool("fsdp", first_device=first))
+    else:
+        assert distributed.device_of(Pool("fsdp", first_device=first)) == torch.device("cuda", device)
+
+
+@pytest.mark.parametrize(
+    ("mode", "visible", "local", "needed"),
+    [
+        ("sglang:d2+fsdp:f2", 2, "", 4),
+        ("sglang:d2+fsdp:f2", 4, "", None),
+        ("sglang:d2|fsdp:f2", 2, "", None),
+        ("sglang:d1t4|fsdp:f4", 2, "", 4),
+        ("sglang:d2+fsdp:f6", 4, "2", None),  # two hosts or more: two ranks here beside the servers
+        ("sglang:d2+fsdp:f6", 3, "2", 4),
+        ("sglang:d1+fsdp:f2", 1, "2", None),  # each process sees its own
+        ("sglang:d2+fsdp:f2", None, "", None),
+    ],
+)
+def test_pools_that_do_not_fit_the_machine_are_refused(mode, visible, local, needed):
+    allocation = parse(mode, find_plugin)
+    names = "" if visible is None else ",".join(map(str, range(visible)))
+    count = visible_gpus({"CUDA_VISIBLE_DEVICES": names})
+    assert count == visible
+    environment = {"LOCAL_WORLD_SIZE": local} if local else {}
+    if needed is None:
+        check_fit(allocation, count, on_host=False, environment=environment)
+    else:
+        with pytest.raises(UserError, match=f"needs {needed} devices on this machine, and it has {visible}"):
+            check_fit(allocation, count, on_host=False, environment=environment)
 
 
 def test_processes_that_are_not_there_are_asked_for(monkeypatch):

@@ -59,7 +59,7 @@ def _batch(random, n=6):
 def test_the_gradient_is_the_slope_of_the_loss(model_dir, objective, temperature):
     learner = FakeLearner(make_config({"gconfig.temperature": temperature}), model_dir)
     batch = _batch(np.random.default_rng(1))
-    _, gradient = learner.loss_and_gradient(batch, objective)
+    _, gradient, _ = learner.loss_and_gradient(batch, objective)
     table, step = learner._table.astype(np.float64), 1e-2
     for row, column in np.random.default_rng(2).integers(0, VOCAB, (8, 2)):
         slopes = []

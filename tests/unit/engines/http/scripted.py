@@ -51,6 +51,8 @@ class ScriptedServer:
         self.headers: list[str | None] = []
         self.script: Callable[[ScriptedServer, int], Any] = lambda server, token: None
         self.refuse_load = False
+        self.silent: set[str] = set()  # names of calls that are accepted and never answered; "*" for all
+        self.info_body: object = None  # what /get_model_info answers; None: what it should
         self.step = 0.0005  # seconds
         self.incremental = False
         self.spans = False
@@ -62,7 +64,7 @@ class ScriptedServer:
         self.base = ""
 
     async def start(self, port: int = 0) -> str:
-        app = web.Application()
+        app = web.Application(middlewares=[self.fall_silent])
         app.router.add_post("/generate", self.generate)
         app.router.add_get("/get_model_info", self.info)
         app.router.add_get("/get_server_info", self.info)
@@ -77,7 +79,16 @@ class ScriptedServer:
         if self.runner is not None:
             await self.runner.cleanup()
 
+    @web.middleware
+    async def fall_silent(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+        while self.silent & {"*", request.path.removeprefix("/")}:
+            await asyncio.sleep(0.01)
+        response: web.StreamResponse = await handler(request)
+        return response
+
     async def info(self, request: web.Request) -> web.Response:
+        if self.info_body is not None:
+            return web.json_response(self.info_body)
         return web.json_response({"weight_version": str(self.version), "model_path": "", "version": "0.5.17"})
 
     async def control(self, request: web.Request) -> web.Response:
@@ -115,6 +126,8 @@ class ScriptedServer:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._running.wait(), 0.01)
             harm = self.script(self, len(tokens))
+            while "*" in self.silent:
+                await asyncio.sleep(0.01)
             if harm == "break":
                 assert request.transport is not None
                 request.transport.abort()

@@ -511,6 +511,88 @@ async def test_a_publish_while_the_only_server_is_away_waits_for_it_with_the_wei
         await sampler.close()
 
 
+def stopped_at(token: int):
+    """Returns a script that stops a server, as SIGSTOP does, before a token: it accepts and never answers."""
+    return lambda server, at: server.silent.add("*") if at == token else None
+
+
+@with_servers(2)
+async def test_what_a_silent_server_had_goes_elsewhere_when_it_is_lost(one, two, monkeypatch):
+    """No request timeout is needed for that: requests, and the tokens that came, are given up to others at once."""
+    monkeypatch.setattr(health, "CHECK_TIMEOUT", 0.05)
+    one.script = stopped_at(5)
+    sampler = client_of(one, two)
+    is_whole(await sampler.generate(request()))
+    assert two.bodies[0]["input_ids"] == PROMPT + continuation(PROMPT, 5)
+    one.silent.clear()
+    await sampler.close()
+
+
+@pytest.mark.parametrize("call", ["pause_generation", "get_server_info", "update_weights_from_disk", "continue_generation"])
+@with_servers(2)
+async def test_a_publish_waits_for_no_server_that_is_lost(one, two, tmp_path, monkeypatch, call):
+    """The server falls silent in the middle of the publish, which goes on when the watch calls it lost."""
+    monkeypatch.setattr(health, "CHECK_TIMEOUT", 0.05)
+    sampler = client_of(one, two)
+    await sampler.generate(request())
+    one.silent = {call, "get_model_info"}
+    await publish(sampler, WeightsInDirectory(tmp_path), 1)
+    assert two.version == sampler.version == 1
+    is_whole(await sampler.generate(request("0/2#0")))
+    one.silent.clear()
+    await sampler.close()
+
+
+@with_servers(2)
+async def test_a_pause_waits_for_no_server_that_is_being_brought_back(one, two, tmp_path):
+    (tmp_path / "1").mkdir()
+    sampler = client_of(one, two)
+    one.refuse_load = True
+    await publish(sampler, WeightsInDirectory(tmp_path / "1"), 1)
+    one.refuse_load, one.silent = False, {"update_weights_from_disk"}  # it answers checks, and loads for ever
+    while not sampler.control.locked():
+        await asyncio.sleep(0.01)
+    await publish(sampler, WeightsInDirectory(tmp_path / "1"), 2)
+    assert (one.version, two.version) == (0, 2)
+    one.silent.clear()
+    while one.version != 2:
+        await asyncio.sleep(0.01)
+    await sampler.close()
+
+
+@pytest.mark.parametrize(
+    "body", [[], "fine", {"status": "ok"}, {"weight_version": "mine"}], ids=["list", "text", "other", "name"]
+)
+@with_servers(2)
+async def test_checks_go_on_after_another_program_answered_one(one, two, body):
+    sampler = client_of(one, two)
+    await sampler.generate(request())
+    home, other = (one, two) if one.bodies else (two, one)
+    home.info_body = body
+    while len(other.bodies) < 1:  # once it counts as lost, requests go to the other
+        await sampler.generate(request())
+    home.info_body, before = None, len(home.bodies)
+    while len(home.bodies) == before:
+        await sampler.generate(request(f"{time.monotonic()}#0"))
+    await sampler.close()
+
+
+@with_servers(1)
+async def test_the_end_of_the_watch_is_an_error_of_every_request(server, monkeypatch):
+    """Without it a lost server would be waited for in silence."""
+
+    async def breaks(self, index):
+        raise ArithmeticError("a fault of ours")
+
+    monkeypatch.setattr(health.Watch, "_check_one", breaks)
+    server.silent.add("generate")
+    sampler = client_of(server)
+    with pytest.raises(SamplerError, match="watch over the servers ended: ArithmeticError: a fault of ours"):
+        await sampler.generate(request())
+    server.silent.clear()
+    await sampler.close()
+
+
 @with_servers(1)
 async def test_closing_keeps_tokens_and_lets_a_paused_server_go_on(server):
     server.step = 0.005

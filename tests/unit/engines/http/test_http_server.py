@@ -19,10 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rljax.engine import Sampler, WeightSource
+from rljax.engines.http import access, client
 from rljax.engines.http.access import weight_directory
+from rljax.engines.http.plugin import attach
 from rljax.engines.http.protocol import BadRequest
+from rljax.engines.http.remote import OWNER
 from rljax.engines.http.server import UNSUPPORTED, SamplerServer, ServerOptions, is_loopback
 from rljax.errors import SamplerError, UserError
+from rljax.testing.harness import make_config
 from rljax.testing.sampler_contract import Loop
 from rljax.types import Completion, Finish, Piece, Request
 
@@ -467,3 +471,42 @@ def test_after_all_that_the_server_works_and_holds_nothing(fuzzed):
     assert fuzzed.post("/generate", GENERATE)[0] == 200
     assert fuzzed.sampler.under_way == 0
     assert len(os.listdir("/proc/self/fd")) < 200
+
+
+def test_a_server_has_one_owner_at_a_time_named_in_the_refusal(served, monkeypatch):
+    monkeypatch.setattr(access, "OWNER_SILENCE", 3600.0)
+    one, two = ({OWNER: f"{name} process 7 {name}-id"} for name in ("box-one", "box-two"))
+    control = ["/pause_generation", "/continue_generation", "/update_weights_from_disk", "/release_memory_occupation"]
+    assert served.post("/pause_generation", {}, headers=one)[0] == 200
+    for path in (*control, "/resume_memory_occupation"):
+        for headers in (two, {}):
+            status, text = served.post(path, {}, headers=headers)
+            assert status == 409 and "in use by the run of box-one process 7, last heard 0 s ago" in text, path
+    assert served.post("/continue_generation", {}, headers=one)[0] == 200
+    assert served.post("/release_ownership", {}, headers=two)[0] == 200  # not its own to release
+    assert served.post("/pause_generation", {}, headers=two)[0] == 409
+    served.post("/release_ownership", {}, headers=one)
+    assert served.post("/continue_generation", {}, headers=two)[0] == 200
+    monkeypatch.setattr(access, "OWNER_SILENCE", 0.0)  # the run was killed half a minute ago
+    assert served.post("/continue_generation", {}, headers=one)[0] == 200
+
+
+def test_a_trainer_waits_for_a_run_that_may_have_been_killed_and_names_one_that_lives(served, monkeypatch):
+    monkeypatch.setattr(client, "OWNER_PATIENCE", 0.2)
+    monkeypatch.setattr(access, "OWNER_SILENCE", 0.1)
+    other = {OWNER: "box-one process 7 id"}
+
+    async def pause():
+        sampler = attach(make_config({"rollout.addr": served.base}))
+        try:
+            await sampler.pause()
+            await sampler.resume()
+        finally:
+            await sampler.close()
+
+    served.post("/continue_generation", {}, headers=other)
+    served.loop.run(asyncio.to_thread(lambda: asyncio.run(pause())))  # it was silent for long enough meanwhile
+    monkeypatch.setattr(access, "OWNER_SILENCE", 3600.0)
+    served.post("/continue_generation", {}, headers=other)
+    with pytest.raises(UserError, match=r"^rollout\.addr: .*: in use by the run of box-one process 7"):
+        served.loop.run(asyncio.to_thread(lambda: asyncio.run(pause())))

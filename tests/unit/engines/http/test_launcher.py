@@ -49,6 +49,9 @@ if os.path.exists(os.path.join(here, "mute")):
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.path != "/health" and self.headers["Authorization"] != "Bearer " + args["--api-key"]:
+            self.send_error(401)
+            return
         info = {"version": "0.5.23", "model_path": args["--model-path"], "weight_version": args["--weight-version"],
                 "disable_overlap_schedule": False, "context_length": 64}
         body = b"" if self.path == "/health" else json.dumps(info).encode()
@@ -99,6 +102,8 @@ def test_servers_start_on_their_own_ports_and_stop_with_their_children(stand_in,
     assert len({remote.base for remote in servers.remotes}) == 2
     assert servers.remotes[0].info.overlapped and servers.remotes[0].info.context_length == 64
     assert servers.died(0) is None and len(started) == 6  # a reaper, a server and its child, twice
+    key = servers.remotes[0]._token
+    assert key and not any(key in " ".join(psutil.Process(pid).cmdline()) for pid in started)
     servers.close()
     assert gone(started)
 

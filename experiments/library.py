@@ -1,0 +1,86 @@
+"""Trains from a program or a notebook: `rljax.train`."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from rljax.config import io as config_io
+from rljax.config import registry
+from rljax.config.schema import Config
+from rljax.errors import UserError
+from rljax.experiments import train as binary
+from rljax.process.signals import request_stop
+from rljax.run import Outcome
+
+
+def train(
+    config: ConfigDict | Config | str,
+    *,
+    workdir: str | Path,
+    reward: Callable[..., Any] | str | None = None,
+    workflow: Any = None,
+) -> Outcome | None:
+    """Trains as `python -m experiments.train` does; the same call with the same workdir goes on.
+
+    It blocks until the run has ended. Inside a running event loop, as notebooks have it, the run
+    has a thread of its own. Ctrl-C, or a notebook's interrupt, saves and stops it.
+
+    Args:
+      config: a config as `get_config()` of a config file returns it, or such a file's name.
+      reward: in place of `reward.name`: a function, which may be one of the calling script or of a
+        notebook's cell. It runs in the reward processes, to which it is sent with what it refers
+        to.
+      workflow: in place of `rollout.workflow`: a class, as there, or an object of one.
+
+    Returns:
+      How the run ended; None in a process that only followed rank 0.
+
+    Raises:
+      UserError: in one line, what is wrong with the config, the data or the reward.
+      GuardrailError, TooManyFailures, RankFailed: the run has failed.
+    """
+    resolved = _with(_config_of(config), reward, workflow)
+    if not _in_event_loop():
+        return binary.run(resolved, lambda: Path(workdir))
+    with concurrent.futures.ThreadPoolExecutor(1, "rljax.train") as thread:
+        run = thread.submit(binary.run, resolved, lambda: Path(workdir))
+        try:
+            return run.result()
+        except KeyboardInterrupt:
+            request_stop()
+            return run.result()
+
+
+def _config_of(config: ConfigDict | Config | str) -> Config:
+    if isinstance(config, Config):
+        return config
+    return config_io.load(config) if isinstance(config, str) else config_io.from_dict(config)
+
+
+def _with(config: Config, reward: Callable[..., Any] | str | None, workflow: Any) -> Config:
+    """Returns the config with names for a reward and a workflow."""
+    given = {"reward.name": reward, "rollout.workflow": workflow}
+    names = {
+        key: value if isinstance(value, str) else registry.provide(value) for key, value in given.items() if value is not None
+    }
+    for key, name in names.items():
+        if config.rollout.workers and registry.is_provided(name):
+            raise UserError(f"{key}: {name} is of this program alone, and rollout.workers are others (put it into a module)")
+    scoring = dataclasses.replace(config.reward, name=names.get("reward.name", config.reward.name))
+    rollout = dataclasses.replace(config.rollout, workflow=names.get("rollout.workflow", config.rollout.workflow))
+    return dataclasses.replace(config, reward=scoring, rollout=rollout)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

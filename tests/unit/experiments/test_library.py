@@ -1,0 +1,141 @@
+"""rljax.train: the page's call, functions and workflows of the caller, an event loop that runs already."""
+
+import asyncio
+import json
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+import rljax
+from rljax.config import io as config_io
+from rljax.config import registry
+from rljax.configs import quickstart
+from rljax.errors import UserError
+from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
+from rljax.process.signals import request_stop
+from rljax.rollout.trajectories import trajectory_of
+from rljax.workflows.rlvr import generate
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "library.md"
+
+
+@pytest.fixture
+def config():
+    config = quickstart.get_config()
+    config.allocation_mode = "fake:d1"
+    config.warmup.steps = 0
+    config.total_train_steps = 2
+    config.train_dataset.batch_size = 2
+    config.gconfig.n_samples = 2
+    config.evaluator.freq_steps = None
+    config.valid_dataset.path = ""
+    config.reward.workers = 1
+    return config
+
+
+def last_metrics(workdir):
+    return json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+class Counting:
+    """A workflow of the caller's, with a reward of its own."""
+
+    def __init__(self, tokenizer, rewards, *, most=3):
+        self.tokenizer, self.rewards, self.most, self.episodes = tokenizer, rewards, most, 0
+
+    async def episode(self, generator, prompt, params, seed):
+        self.episodes += 1
+        ids = self.tokenizer.encode_prompt(prompt)
+        completion = await generate(generator, f"{prompt.uid}#{seed}", ids, params, seed)
+        return trajectory_of(ids, completion, float(self.most), {"most": self.most})
+
+
+def test_the_page_trains_within_a_running_event_loop(config, tmp_path, monkeypatch):
+    """As in a notebook's cell: the block runs on the loop's own thread."""
+    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    monkeypatch.setattr(quickstart, "get_config", lambda: config)
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+
+    async def cell():
+        exec(compile(block, str(PAGE), "exec"), names)
+
+    asyncio.run(cell())
+    assert names["outcome"].finished and names["outcome"].step == 2
+    assert "reward/right/avg" in last_metrics(tmp_path / "runs/mine")
+    assert json.loads((tmp_path / "runs/mine/config.json").read_text())["reward"]["name"] == "__main__:reward"
+
+
+def test_a_function_goes_to_the_reward_processes_with_what_it_refers_to(config, tmp_path):
+    import os
+
+    parent, part = os.getpid(), 0.25
+
+    def reward(prompt, completion):
+        return {"reward": part, "elsewhere": float(os.getpid() != parent)}
+
+    assert rljax.train(config, workdir=tmp_path / "run", reward=reward).finished
+    metrics = last_metrics(tmp_path / "run")
+    assert (metrics["rollout/reward/avg"], metrics["reward/elsewhere/min"]) == (part, 1.0)
+
+
+def test_a_reward_that_cannot_be_sent_is_one_line(config, tmp_path):
+    lock = threading.Lock()
+    with pytest.raises(UserError, match=r"reward.name: .*lambda> cannot be sent to another process: .*lock"):
+        rljax.train(config, workdir=tmp_path / "run", reward=lambda prompt, completion: float(lock.locked()))
+
+
+def test_a_workflow_may_be_an_object(config, tmp_path):
+    build_char_tokenizer(tmp_path)
+    workflow = Counting(load_tokenizer(tmp_path), None, most=5)
+    assert rljax.train(config, workdir=tmp_path / "run", workflow=workflow).finished
+    assert last_metrics(tmp_path / "run")["reward/most/avg"] == 5
+    assert workflow.episodes >= 8
+    config.rollout.workflow_args = {"most": 6}
+    with pytest.raises(UserError, match=r"rollout.workflow_args: .*Counting is made already, and takes none"):
+        rljax.train(config, workdir=tmp_path / "other", workflow=workflow)
+
+
+def test_what_is_importable_keeps_its_name_and_goes_to_workers(config, tmp_path):
+    assert registry.provide(generate) == "rljax.workflows.rlvr:generate"
+    assert not registry.is_provided("rljax.workflows.rlvr:generate")
+    config.rollout.workers = 1
+    with pytest.raises(UserError, match=r"reward.name: .*lambda.* is of this program alone"):
+        rljax.train(config, workdir=tmp_path / "run", reward=lambda prompt, completion: 0.0)
+
+
+def test_a_stop_from_another_thread_saves_and_ends_the_run(config, tmp_path):
+    """What a notebook's interrupt does."""
+    config.total_train_steps = 1000
+
+    def reward(prompt, completion):
+        return 1.0
+
+    class Stopping(Counting):
+        async def episode(self, generator, prompt, params, seed):
+            if self.episodes == 20:
+                threading.Thread(target=request_stop).start()
+            return await super().episode(generator, prompt, params, seed)
+
+    async def cell():
+        return rljax.train(config, workdir=tmp_path / "run", reward=reward, workflow=Stopping)
+
+    outcome = asyncio.run(cell())
+    assert not outcome.finished and 0 < outcome.step < 1000
+    assert last_metrics(tmp_path / "run")["reward/most/avg"] == 3  # the class's default
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "stopped"
+    config.total_train_steps = outcome.step + 1
+    assert rljax.train(config_io.from_dict(config), workdir=tmp_path / "run", reward=reward, workflow=Counting).finished
+
+
+def test_what_is_wrong_is_one_line(config, tmp_path):
+    config.actor.eps_clip_highr = 0.3
+    with pytest.raises(UserError, match=r"actor.eps_clip_highr: no such key \(did you mean eps_clip_higher"):
+        rljax.train(config, workdir=tmp_path / "run")
+
+
+def test_a_name_that_the_package_lacks_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        getattr(rljax, "tarin")  # noqa: B009
