@@ -68,7 +68,9 @@ class JaxPlanner:
     def smaller(self, config: Config) -> Mapping[str, object]:
         settings = JaxConfig.of(config)
         room = settings.cache_tokens or settings.slots * settings.context_length
-        found = {"jax.slots": settings.slots // 2, "jax.cache_tokens": room // 2}
+        found: dict[str, object] = {"jax.slots": settings.slots // 2} if settings.slots > 1 else {}
+        if room // 2 >= settings.context_length:
+            found["jax.cache_tokens"] = room // 2
         return found | ({"jax.cache_dtype": "bfloat16"} if settings.cache_dtype != "bfloat16" else {})
 
     def _known(self, chip: Chip) -> int | None:
@@ -209,15 +211,22 @@ def _sampler(job: Job, memory: float) -> SamplerPlan:
     size = SIZES["float32" if settings.bitwise else settings.sampler_dtype]
     matrices = elements(spec, pool, lambda p: p.path[-1] != "scale")
     weights = size * matrices + 4 * (elements(spec, pool) - matrices)  # norms stay float32
+    if settings.slots % shards:
+        raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {shards} data shards of its pool")
     slots = settings.slots // shards
     token = cache_bytes(spec, settings.cache_dtype, pool.tensor)
     page = settings.page_size
     columns = math.ceil(settings.context_length / page)
     if settings.cache_tokens is not None:
         pages = settings.cache_tokens // (page * shards)
+        if pages < columns:
+            raise UserError(
+                f"jax.cache_tokens: {settings.cache_tokens} tokens have no room for one request in every data shard"
+            )
     else:
         free = settings.cache_memory_fraction * max(memory - job.beside - weights, 0.0)
         pages = slots * columns if math.isinf(free) else min(slots * columns, int(free / (page * token)))
+        pages = max(pages, columns)  # with less than one request's, a run would not start
     widths = Widths.of(spec, pool.tensor)
     joined = size * spec.num_layers * spec.hidden_size * (widths.queries + 2 * widths.keys + 2 * widths.mlp)
     prefill = size * settings.prefill_chunk * (widths.everything + widths.hidden)

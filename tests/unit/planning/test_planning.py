@@ -177,6 +177,16 @@ def test_a_sampler_is_as_large_as_measured():
     assert decoding == pytest.approx(62.2e9, rel=0.02)
 
 
+def test_a_cache_takes_what_is_free_beside_a_learner_and_at_least_one_request_s_room():
+    keys = {"jax.slots": 512, "jax.context_length": 8192}
+    roomy, tight = (plan_of("jax:d1", shape=shape, topology="h100:1", **keys) for shape in ("qwen3-1.7b", "qwen3-8b"))
+    sampler, learner = roomy.sampler.footprint.resident, roomy.learner.footprint
+    (group,) = roomy.groups
+    free = group.usable - learner.held - sampler["sampler's weights"]
+    assert sampler["KV cache"] == pytest.approx(0.9 * free, rel=1e-3)
+    assert tight.sampler.room == 8192 and not tight.fits
+
+
 def test_moments_of_two_sides_coincide_unless_one_lends_its_memory():
     first = Footprint({"a": 1.0}, {"x": {"b": 2.0}, "y": {"b": 4.0}})
     second = Footprint({"c": 8.0}, {"z": {"d": 16.0}})
@@ -265,6 +275,7 @@ def test_each_chip_is_found_by_the_name_that_its_framework_reports():
         ("jax:d9", "h100:8", "allocation_mode: jax:d9 needs 9 devices, and h100:8 has 8"),
         ("fsdp:d1", "v5e:2x4", "--topology: v5e is a TPU, and fsdp"),
         ("jax:t3", "h100:8", "allocation_mode: tensor size 3 does not divide the attention heads 16"),
+        ("jax:d3", "h100:8", "jax.slots: 64 is not a multiple of the 3 data shards"),
         ("fsdp:t3", "h100:8", "allocation_mode: t3 does not divide the model's 16 attention heads"),
         ("fake:d1", "h100:8", "allocation_mode: the engine fake can't be planned for"),
     ],
