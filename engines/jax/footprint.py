@@ -220,9 +220,7 @@ def _sampler(job: Job, memory: float) -> SamplerPlan:
     if settings.cache_tokens is not None:
         pages = settings.cache_tokens // (page * shards)
         if pages < columns:
-            raise UserError(
-                f"jax.cache_tokens: {settings.cache_tokens} tokens have no room for one request in every data shard"
-            )
+            raise UserError(f"jax.cache_tokens: {settings.cache_tokens} tokens are less than one request in each data shard")
     else:
         free = settings.cache_memory_fraction * max(memory - job.beside - weights, 0.0)
         pages = slots * columns if math.isinf(free) else min(slots * columns, int(free / (page * token)))

@@ -152,3 +152,11 @@ def test_a_missing_kernel_is_named():
     x = jax.ShapeDtypeStruct((8, 128), jax.numpy.float32, sharding=jax.sharding.SingleDeviceSharding(device))
     with pytest.raises(UserError, match=r"twice: compiled without write_pages.*attention pallas_tpu"):
         topology.compile_target(topology.Target("twice", "pallas_tpu", jax.jit(lambda x: 2 * x).lower(x), ("write_pages",)))
+
+
+@needs_libtpu
+def test_a_program_that_a_device_has_no_memory_for_is_named():
+    device = topology.topology_devices("v5e:2x2")[0]
+    x = jax.ShapeDtypeStruct((1 << 17, 1 << 16), jax.numpy.float32, sharding=jax.sharding.SingleDeviceSharding(device))
+    with pytest.raises(topology.OutOfMemory, match=r"^twice: does not fit a device"):
+        topology.compile_target(topology.Target("twice", "xla", jax.jit(lambda x: 2 * x).lower(x), ()))
