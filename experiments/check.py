@@ -83,6 +83,7 @@ class Checks:
         builds = tokenizer is None or workflow is not None
         if workflow is not None:
             self._attempt("rollout.workflow", lambda: self._check_prompts(workflow, prompts, held_out))
+        self._attempt("rollout.should_accept_fn", lambda: asyncio.run(self._check_filter()))
         if prompts is not None:
             from rljax.sanity import start
 
@@ -217,6 +218,14 @@ class Checks:
         remarks = await check_environments(list(prompts.epoch(0)))
         self._findings += [Finding(Severity(remark.severity), "environment", remark.line, remark.remedy) for remark in remarks]
         return bool(remarks)
+
+    async def _check_filter(self) -> None:
+        from rljax.sanity.filters import check_filter
+        from rljax.workflows import find_filter
+
+        if (name := self._config.rollout.should_accept_fn) is not None:
+            accept = find_filter(name, mask_no_eos=self._config.actor.mask_no_eos)
+            self._findings += await check_filter(accept, self._config.gconfig.n_samples)
 
     async def _check_rewards(self, prompts: PromptSource, tokenizer: Tokenizer | None) -> None:
         from rljax.rewards import RewardPool

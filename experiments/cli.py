@@ -36,6 +36,8 @@ MENUS = {
         "publish",
         "buffer",
         "packing",
+        "tracing",
+        "verifiers",
         "gpu_run",
         "tpu_compile",
         "curves",

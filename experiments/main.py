@@ -136,10 +136,10 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
     """Parses the flags, calls `run` and exits.
 
     The status is 0, or 1 with one line on stderr for an error that the user can fix, or 128 and the
-    number of a signal that stopped it. A workflow or
-    reward that always fails shows its frames of the first traceback before that line, and a lost
-    rank the end of its output. Where nobody reads stdout any more (`| head`), the binary ends
-    without a word, with the status of SIGPIPE. Any other error is a bug and keeps its traceback.
+    number of a signal that stopped it. A workflow or reward that always fails shows its frames of
+    the first traceback before that line, and a lost rank the end of its output. Where nobody reads
+    stdout any more (`| head`), the binary ends without a word, with the status of SIGPIPE. Any
+    other error is a bug and keeps its traceback.
 
     Args:
       takes_arguments: the binary takes positional arguments (`arguments_from_flags`); they are an

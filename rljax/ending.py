@@ -66,7 +66,7 @@ class Ending:
         if self.oversight.guardrails.idle:
             log.warning("the run ends with steps from which nothing was learned (rollout/reward, rollout/equal_reward_groups)")
         if step and self.run.config.saver.export_final:
-            await asyncio.to_thread(self._export, "export")
+            await asyncio.to_thread(self.export_to, "export")
         if self.run.config.evaluator.best is not None:
             await asyncio.to_thread(self._export_best, step)
 
@@ -91,9 +91,11 @@ class Ending:
         self.reporter.status(step, RunState.INCOMPLETE, error)
         raise IncompleteRun(error)
 
-    def _export(self, name: str) -> None:
+    def export_to(self, name: str) -> None:
         """Exports the policy to a directory of the run as a HF directory, whole or not at all."""
-        target, temporary = self.run.workdir / name, self.run.workdir / f".{name}.tmp"
+        target = self.run.workdir / name
+        temporary = target.with_name(f".{target.name}.tmp")
+        target.parent.mkdir(exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         self.run.engine.learner.export(ExportToDirectory(temporary))
         write_turn_ends(temporary, self.run.params.stop_token_ids)
@@ -108,5 +110,5 @@ class Ending:
             return
         if best.step != step:
             self.run.engine.learner.restore(best.path / "learner")
-        self._export("best")
+        self.export_to("best")
         log.info("%s: step %d, %s %.4g", self.run.workdir / "best", best.step, self.run.config.evaluator.best, best.score)

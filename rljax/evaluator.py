@@ -21,8 +21,8 @@ from rljax.config.validation import best_set
 from rljax.errors import UserError
 from rljax.evaluation import uses
 from rljax.evaluation.results import FOLDER
-from rljax.metrics.mean import Mean, merge
-from rljax.rollout.evaluation import PREFIX, evaluate
+from rljax.metrics.mean import merge
+from rljax.rollout.evaluation import PREFIX, Evaluated, evaluate
 from rljax.run import Run
 
 
@@ -34,7 +34,7 @@ class Evaluator:
         if evaluator.is_new(step):
             evaluator.begin(step)
             await asyncio.wait([evaluator.task])
-            metrics = evaluator.take()
+            evaluated = evaluator.take()
     """
 
     def __init__(self, run: Run, beat: Callable[[str], None]) -> None:
@@ -44,7 +44,7 @@ class Evaluator:
         self._metric = (judge.best or f"{PREFIX}/reward").removesuffix("/avg")
         self._step: int | None = None  # of the newest evaluation
         self._score = math.nan  # of that evaluation
-        self.task: asyncio.Task[dict[str, Mean]] | None = None  # the evaluation that runs
+        self.task: asyncio.Task[Evaluated] | None = None  # the evaluation that runs
 
     def is_new(self, step: int) -> bool:
         """Returns whether the run has evaluations and none was begun at this step."""
@@ -65,25 +65,27 @@ class Evaluator:
         uses.record(self._run.workdir / FOLDER, made)
         self.task = asyncio.create_task(self._evaluate(), name="evaluation")
 
-    async def _evaluate(self) -> dict[str, Mean]:
+    async def _evaluate(self) -> Evaluated:
         run = self._run
         several = [evaluate(run.engine.sampler, each, run.config, self._beat) for each in run.evaluations]
-        return merge(await asyncio.gather(*several))
+        found = await asyncio.gather(*several)
+        return Evaluated(merge(each.metrics for each in found), [sample for each in found for sample in each.samples])
 
-    def take(self) -> dict[str, Mean] | None:
-        """Returns the metrics of an evaluation that has ended, once; None if there is none.
+    def take(self) -> Evaluated | None:
+        """Returns an evaluation that has ended, once; None if there is none.
 
-        Raises UserError if they lack the metric of `evaluator.best`.
+        Raises UserError if its metrics lack that of `evaluator.best`.
         """
         if self.task is None or not self.task.done():
             return None
         task, self.task = self.task, None
-        metrics = task.result()
+        evaluated = task.result()
+        metrics = evaluated.metrics
         if self._metric not in metrics:
             raise UserError(f"evaluator.best: an evaluation has no metric {self._metric!r} ({nearest(self._metric, metrics)})")
         if not self._run.config.evaluator.overlap:
             self._score = metrics[self._metric].value
-        return metrics
+        return evaluated
 
     async def abandon(self) -> None:
         """Ends the evaluation that runs, if there is one; its step has no score."""

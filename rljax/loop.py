@@ -191,7 +191,8 @@ class Loop:
         try:
             await self._supervise()
             attached = bool(self.config.rollout.addr)  # else the sampler was made with the initial weights
-            if (self.step or attached) and not self.stop.is_set():
+            begins_with_adapter = bool(self.config.actor.lora.path)
+            if (self.step or attached or begins_with_adapter) and not self.stop.is_set():
                 await self.parts.engine.publish(self.buffer.version)
             if self.buffer.version == 0:
                 await self._evaluate(overlap=True)
@@ -241,6 +242,7 @@ class Loop:
                 await self._evaluate(overlap=True)
             if (self._due(self.config.saver, epochs) or self._may_be_best()) and not self.oversight.guardrails.suspect:
                 await self._save()
+            await self._export_step()
             self.epochs = epochs
         self.epochs = self.epochs if sft else 0
         if not self.stop.is_set():
@@ -326,6 +328,7 @@ class Loop:
         self._report_evaluation()
         if (self._due(self.config.saver, epochs) or self._may_be_best()) and not self.oversight.guardrails.suspect:
             await self._save(epochs)
+        await self._export_step()
         self.epochs = epochs
 
     def _learn(self, groups: Sequence[Group], version: int) -> Learned:
@@ -396,9 +399,10 @@ class Loop:
         self._report_evaluation()
 
     def _report_evaluation(self) -> None:
-        """Writes the metrics of an evaluation that has ended, with those of the last step."""
-        if (metrics := self.evaluator.take()) is not None:
-            self.reporter.add(self.step, metrics | self.timer.drain())
+        """Writes an evaluation that has ended; its metrics are with those of the last step."""
+        if (evaluated := self.evaluator.take()) is not None:
+            self.reporter.evaluated(self.step, evaluated)
+            self.reporter.add(self.step, evaluated.metrics | self.timer.drain())
 
     async def _save(self, epochs: int | None = None, *, failed: bool = False) -> None:
         labeled = self.parts.labeled
@@ -428,3 +432,10 @@ class Loop:
         by_steps = frequency.freq_steps is not None and self.step % frequency.freq_steps == 0
         every = frequency.freq_epochs
         return by_steps or (every is not None and epochs // every > self.epochs // every)
+
+    async def _export_step(self) -> None:
+        """Exports the policy of this step, if `saver.export_freq_steps` says so."""
+        every = self.config.saver.export_freq_steps
+        if every and self.step % every == 0:
+            async with self.learner_lock:
+                await asyncio.to_thread(self.ending.export_to, f"exports/{self.step}")

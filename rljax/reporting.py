@@ -16,6 +16,7 @@ from rljax.oversight import Oversight
 from rljax.process import memory
 from rljax.rollout.batch_metrics import TRAINED_TOKENS
 from rljax.rollout.buffer import Buffer
+from rljax.rollout.evaluation import Evaluated
 from rljax.rollout.limits import total_steps
 from rljax.rollout.tracker import GENERATED_TOKENS
 from rljax.run import Run
@@ -64,7 +65,7 @@ class Reporter:
         self._oversight.verdicts.write(step, metrics)
 
     def samples(self, step: int, groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> None:
-        """Writes some of a step's trajectories, as many as the config says.
+        """Writes some of a step's trajectories and whole groups, as many as the config says.
 
         Args:
           advantages: of the groups' trajectories in order, [T] each.
@@ -72,6 +73,14 @@ class Reporter:
         samples = itertools.islice(interleaved(groups, advantages), self._run.config.stats_logger.samples_per_step)
         for uid, trajectory, advantage in samples:
             self._sinks.sample(step, uid, trajectory, advantage)
+        following = iter(advantages)
+        for group in groups[: self._run.config.stats_logger.groups_per_step]:
+            self._sinks.group(step, group, list(itertools.islice(following, len(group.trajectories))))
+
+    def evaluated(self, step: int, evaluated: Evaluated) -> None:
+        """Writes an evaluation: some of its trajectories. Its metrics go to `add`."""
+        for name, uid, trajectory in evaluated.samples:
+            self._sinks.evaluated(step, name, uid, trajectory)
 
     def buffer_metrics(self, groups: int) -> dict[str, Mean]:
         """Returns counts of prompts by outcome since the last step, and of those in flight.

@@ -13,7 +13,7 @@ Example:
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from rljax.backends.jax.multihost import Place, put
 from rljax.backends.jax.parameters import nested, parameters
 from rljax.backends.jax.sharding import fit, single_device_mesh
 from rljax.errors import UserError
+from rljax.hf.adapter import A, B
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import layer_tensor, projections
 from rljax.hf.weights import write_json, write_tensors
@@ -46,9 +47,10 @@ def add(
     mesh: Mesh | None = None,
     dtype: jnp.dtype | type = jnp.float32,
     place: Place = put,
+    given: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Adapters for the projections in `targets`, all layers. B starts at zero, so nothing changes
-    before training.
+    before training, unless an adapter is given.
 
     Args:
       params: of the base model, as from `hf.load`; not copied.
@@ -57,6 +59,7 @@ def add(
       mesh: the base's; None is the first device alone.
       dtype: stored.
       place: `describe` where nothing but shapes is wanted.
+      given: factors to begin with, as rljax/hf/adapter.py reads them.
 
     Returns:
       Graph definition for `nnx.merge(graphdef, params, adapters)`, and {"layers": {target:
@@ -78,6 +81,12 @@ def add(
         generator = np.random.default_rng([seed, zlib.crc32(parameter.tensor.encode())])
         a = generator.uniform(-bound, bound, (layers, inputs, rank)).astype(dtype)
         b = np.zeros((layers, rank, outputs), dtype)
+        if given is not None:
+            projection = next(name for name in projections(model.spec) if name.endswith(f".{parameter.path[1]}"))
+            a, b = (
+                np.stack([given[layer_tensor(layer, f"{projection}.{factor}")].T for layer in range(layers)]).astype(dtype)
+                for factor in (A, B)
+            )
         into, out = parameter.axes[1:]
         for name, value, axes in (("lora_a", a, (None, into, None)), ("lora_b", b, (None, None, out))):
             leaves[(*parameter.path[:2], name)] = place(value, NamedSharding(mesh, fit(axes, value.shape, mesh.shape)))

@@ -18,11 +18,11 @@ from torch.distributed.tensor import DTensor
 from rljax.backends.torch.mesh import local, local_slices
 from rljax.config.schema import LoraConfig
 from rljax.errors import UserError
+from rljax.hf.adapter import A, B, read_adapter
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import layer_tensor, projections
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-A, B = "lora_A.weight", "lora_B.weight"  # after the projection's name
 
 
 def adder(config: LoraConfig) -> Callable[[nn.Module], None]:
@@ -58,8 +58,10 @@ def adder(config: LoraConfig) -> Callable[[nn.Module], None]:
 def initialize(parameters: Mapping[str, DTensor], spec: ModelSpec, config: LoraConfig, seed: int) -> None:
     """Fills this rank's shards of the factors.
 
-    They depend on seed and name only, not on the ranks or the framework.
+    They are those of `config.path`, or depend on seed and name only, not on the ranks or the
+    framework. Raises UserError for an adapter that can't be gone on from.
     """
+    given = read_adapter(config.path, spec, config) if config.path else None
     for projection, (_, inputs, _) in projections(spec).items():
         if projection.split(".")[-1] not in config.target_modules:
             continue
@@ -68,8 +70,14 @@ def initialize(parameters: Mapping[str, DTensor], spec: ModelSpec, config: LoraC
         stacked = generator.uniform(-bound, bound, (spec.num_layers, inputs, config.rank)).astype(np.float32)
         for layer in range(spec.num_layers):
             a = parameters[layer_tensor(layer, f"{projection}.{A}")]
-            local(a).copy_(torch.from_numpy(np.ascontiguousarray(stacked[layer].T[local_slices(a)])))
-            local(parameters[layer_tensor(layer, f"{projection}.{B}")]).zero_()
+            b = parameters[layer_tensor(layer, f"{projection}.{B}")]
+            if given is None:
+                local(a).copy_(torch.from_numpy(np.ascontiguousarray(stacked[layer].T[local_slices(a)])))
+                local(b).zero_()
+                continue
+            for factor, name in ((a, A), (b, B)):
+                whole = given[layer_tensor(layer, f"{projection}.{name}")]
+                local(factor).copy_(torch.from_numpy(np.ascontiguousarray(whole[local_slices(factor)])))
 
 
 def merged(name: str, weight: Tensor, whole: Callable[[str], Tensor], parameters: Mapping[str, Any], scale: float) -> Tensor:

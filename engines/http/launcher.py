@@ -149,7 +149,8 @@ class SglangServers:
         command = launch_command(self._settings, self._pool, self._model_dir, port, self._release)
         command += ["--random-seed", str((self._config.seed + index) % 2**31)]
         command += ["--enable-deterministic-inference"] if self._config.deterministic else []
-        with log.open("ab") as out:
+        # SGLang writes its arguments into it, the key among them
+        with os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as out:
             process = subprocess.Popen(
                 [sys.executable, reaper.__file__, str(GRACE), self._python, *command],
                 stdin=subprocess.PIPE,

@@ -20,6 +20,7 @@ from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.tuning import longest_row, remat_of, unrolled
+from rljax.hf.adapter import read_adapter
 from rljax.hf.spec import ModelSpec
 
 Tree = Any  # a pytree of arrays
@@ -70,6 +71,7 @@ class Policy:
                 seed=config.seed,
                 mesh=mesh,
                 place=describe if described else put,
+                given=read_adapter(actor.lora.path, self.spec, actor.lora) if actor.lora.path else None,
             )
             self.trained, self.frozen = adapters, params
         dtype = MASTER if settings.bitwise else jnp.dtype(settings.sampler_dtype)

@@ -4,10 +4,12 @@
     python -m experiments.bench.broken_runs --run=lr_x100 --seed=1 --workdir=runs/lr_x100
     python -m experiments.bench.broken_runs --all --jobs=32 --out=runs/library
     python -m experiments.bench.broken_runs --judge=tests/data/runs
+    python -m experiments.bench.broken_runs --live=tests/data/runs
 
 --run makes one run, and first the model that it starts from (two minutes, once). --all makes every
 run with seeds 1 and 2 and keeps OUT/tuning.jsonl.xz, OUT/judging.jsonl.xz and OUT/runs.log.
---judge asks the doctor about kept runs and prints the page docs/doctor_table.md.
+--judge asks the doctor about kept runs and prints the page docs/doctor_table.md; --live asks about
+the healthy ones as they went on (a minute).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ SCRATCH = flags.DEFINE_string("scratch", None, "With --all: directory for models
 JOBS = flags.DEFINE_integer("jobs", os.cpu_count() or 1, "With --all: runs at once.", lower_bound=1)
 MINUTES = flags.DEFINE_float("minutes", 60.0, "With --all: minutes after which no run is started and those that run are ended.")
 JUDGE = flags.DEFINE_string("judge", None, "Directory of kept runs to judge.")
+LIVE = flags.DEFINE_string("live", None, "Directory of kept runs, of which the healthy ones are judged as they went on.")
 PAGE = flags.DEFINE_string("page", None, "With --judge: file to write the page to.")
 
 
@@ -46,8 +49,10 @@ def bench() -> None:
         _run_all()
     elif JUDGE.value is not None:
         _judge(Path(JUDGE.value))
+    elif LIVE.value is not None:
+        _judge_live(Path(LIVE.value))
     else:
-        raise UserError("--list, --run, --all or --judge: missing (--help says what each does)")
+        raise UserError("--list, --run, --all, --judge or --live: missing (--help says what each does)")
 
 
 def _list() -> None:
@@ -91,6 +96,18 @@ def _judge(directory: Path) -> None:
             print(f"{half}: {line}")
     if PAGE.value is not None:
         Path(PAGE.value).write_text(page)
+
+
+def _judge_live(directory: Path) -> None:
+    from rljax.experiments.bench.run_library import kept
+    from rljax.experiments.bench.run_library.live import judge_live
+    from rljax.experiments.bench.run_library.pool import HALVES
+    from rljax.experiments.bench.run_library.recipes import HEALTHY
+
+    names = [recipe.name for recipe in HEALTHY]
+    for half in HALVES.values():
+        for verdicts in judge_live(kept.read(directory / f"{half}{kept.SUFFIX}", names)):
+            print(verdicts, flush=True)
 
 
 if __name__ == "__main__":

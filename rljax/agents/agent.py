@@ -21,13 +21,13 @@ import contextlib
 import inspect
 import json
 import os
-import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rljax.agents.session import Session
 from rljax.config import registry
 from rljax.errors import AgentError, UserError
+from rljax.process.child import Child
 from rljax.types import Prompt
 
 KEY = "rollout.workflow_args"
@@ -115,26 +115,20 @@ class ProcessAgent:
         }
         environment = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": session.key, "OPENAI_MODEL": self._model}
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, **environment},
-                start_new_session=True,  # a process group of its own, which ends with it
-            )
+            inherited = {name: value for name, value in os.environ.items() if name != "RLJAX_TOKEN"}  # the run's own
+            child = await Child.start(self._command, inherited | environment, stderr=asyncio.subprocess.PIPE)
         except OSError as error:
             raise UserError(f"{KEY}.command: {self._command[0]}: {error.strerror}") from None
+        process = child.process
         try:
             assert process.stdin and process.stdout and process.stderr
             output, errors, _ = await asyncio.gather(
                 _tail(process.stdout), _tail(process.stderr), _feed(process.stdin, json.dumps(given).encode())
             )
-            status = await process.wait()
+            status = await child.ended()
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            child.kill()
+            await child.ended()
         if status:
             raise AgentError(f"the agent's process ended with status {status}: {_last_line(errors) or 'no output'}")
         return _printed(output)

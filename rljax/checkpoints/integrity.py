@@ -19,11 +19,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rljax import json_fields
 from rljax.checkpoints.disk import reason
 from rljax.errors import UserError
 
 META, TREE = "meta.json", "tree"
 MANIFEST = "manifest.json"
+_MANIFEST: json_fields.Schema = {
+    "step": json_fields.integer(0, 2**62),
+    "score": json_fields.number(-1e300, 1e300),
+    "files": json_fields.RECORDS,
+}
 _CHUNK = 1 << 24  # bytes read at once
 
 Records = Mapping[str, tuple[int, int]]  # size in bytes and CRC-32, by path relative to a directory
@@ -85,14 +91,14 @@ def read_meta(directory: Path) -> dict[str, Any]:
     """
     path = directory / META
     try:
-        meta = json.loads(path.read_text())
+        meta = json_fields.read_object(path, {"files": json_fields.RECORDS})
     except FileNotFoundError:
         raise UserError(
             f"checkpoint: {directory} has no meta.json, so it is not a checkpoint (name another, or start in a new directory)"
         ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"checkpoint: {path} can't be read: {reason(error)} (name an older checkpoint)") from error
-    if not isinstance(meta, dict) or not isinstance(meta.get("files"), dict):
+    except UserError as error:
+        raise UserError(f"checkpoint: {error} (name an older checkpoint)") from None
+    if not isinstance(meta.get("files"), dict):
         raise UserError(f"checkpoint: {path} is not a checkpoint's meta.json (name another checkpoint)")
     return meta
 
@@ -140,8 +146,11 @@ def _recorded(directory: Path) -> set[Path]:
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Reads manifest.json. Raises Corrupt if it is missing or can't be read."""
     try:
-        manifest = json.loads((directory / MANIFEST).read_text())
-        files = {name: (int(size), int(checksum)) for name, (size, checksum) in manifest["files"].items()}
-        return {"step": int(manifest["step"]), "score": manifest["score"], "files": files}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        manifest = json_fields.read_object(directory / MANIFEST, _MANIFEST, needed=("files", "step"))
+    except FileNotFoundError as error:
         raise Corrupt(f"{directory / MANIFEST} can't be read: {reason(error)}") from error
+    except UserError as error:
+        path = directory / MANIFEST
+        raise Corrupt(f"{path} can't be read: {str(error).removeprefix(f'{path}: ')}") from None
+    files = {name: (size, checksum) for name, (size, checksum) in manifest["files"].items()}
+    return {"step": manifest["step"], "score": manifest.get("score"), "files": files}

@@ -168,6 +168,16 @@ RL_RULES: tuple[Rule, ...] = (
         lambda c: c.actor.loss == "cispo" and c.actor.c_clip is not None,
         "actor.c_clip: the dual clip belongs to actor.loss=ppo; None with cispo",
     ),
+    # Adapters
+    Rule(
+        lambda c: bool(c.actor.lora.path) and c.actor.lora.rank == 0,
+        "actor.lora.rank: 0 trains all weights, and actor.lora.path={c.actor.lora.path} is an adapter (its rank and alpha)",
+    ),
+    Rule(
+        lambda c: bool(c.actor.lora.path) and c.actor.kl_ctl != 0,
+        "actor.kl_ctl: the reference of a LoRA run is its base, without the adapter of actor.lora.path that it begins with "
+        "(0, or merge the adapter into actor.path)",
+    ),
     # Critic
     Rule(
         lambda c: c.actor.adv_estimator == "gae" and c.critic.optimizer.lr == 0,

@@ -181,6 +181,9 @@ class SaverConfig(FrequencyConfig):
     freq_steps: int | None = key(50, "Steps between checkpoints. None: not by steps.", POSITIVE)
     keep_last: int = key(2, "Number of checkpoints to keep.", POSITIVE)
     export_final: bool = key(True, "Write Hugging Face safetensors and tokenizer to WORKDIR/export at the end.")
+    export_freq_steps: int | None = key(
+        None, "Steps between Hugging Face directories in WORKDIR/exports/STEP, which are all kept. None: none.", POSITIVE
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,6 +213,8 @@ class StatsLoggerConfig:
     )
     verdict: bool = key(True, "Diagnose the run as it goes on, in at most 1% of its time, and show the verdict.")
     samples_per_step: int = key(4, "Trajectories per step in samples.jsonl.", NOT_NEGATIVE)
+    groups_per_step: int = key(1, "Whole groups per step in groups.jsonl.", NOT_NEGATIVE)
+    samples_per_evaluation: int = key(8, "Trajectories per evaluation and set in eval_samples.jsonl.", NOT_NEGATIVE)
 
 
 @dataclasses.dataclass(frozen=True)

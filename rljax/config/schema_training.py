@@ -57,6 +57,7 @@ class LoraConfig:
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         "Projections that get an adapter, by their Hugging Face names.",
     )
+    path: str = key("", "Directory of an adapter, as peft writes it, that the run begins with. Empty: a new one.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Tasks whose examples are made in memory: "task:addition", "task:count_objects" (pictures),
-"task:reasoning_gym/<dataset>", "task:environment/<name>".
+"task:reasoning_gym/<dataset>", "task:environment/<name>", "task:verifiers/<name>".
 
 A task is a function of (split, **arguments) that returns records in the prompt_answer format.
 Splits are disjoint whatever their sizes and seeds, since a question's own hash decides which split
@@ -17,7 +17,7 @@ from typing import Any
 from rljax.config.registry import nearest
 from rljax.data.count_objects import count_objects
 from rljax.data.records import InMemory
-from rljax.environments import tasks
+from rljax.environments import tasks, verifiers
 from rljax.errors import UserError
 
 PREFIX = "task:"
@@ -47,11 +47,14 @@ def make_task(path: str, split: str, arguments: Mapping[str, Any], key: str) -> 
             records = reasoning_gym(name.removeprefix("reasoning_gym/"), split, **arguments)
         elif name.startswith("environment/"):
             records = tasks.environment(name.removeprefix("environment/"), split, **arguments)
+        elif name.startswith("verifiers/"):
+            records = verifiers.examples(name.removeprefix("verifiers/"), split, **arguments)
         elif name in TASKS:
             _check_arguments(TASKS[name], arguments)
             records = TASKS[name](split, **arguments)
         else:
-            raise UserError(f"no task {name!r} ({nearest(name, [*TASKS, 'reasoning_gym/<dataset>', 'environment/<name>'])})")
+            families = ("reasoning_gym/<dataset>", "environment/<name>", "verifiers/<name>")
+            raise UserError(f"no task {name!r} ({nearest(name, [*TASKS, *families])})")
     except UserError as error:
         raise UserError(f"{key}: {path}: {error}") from error.__cause__
     return InMemory(path, records)

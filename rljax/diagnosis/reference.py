@@ -87,7 +87,9 @@ rules were changed; the 19 others say that fewer than 15 in 100 such runs have a
 power of 19 is 0.05). They are small: sums and a game of several turns, by several algorithms, workflows and kinds of
 training. For others the rate is not known.
 
-Not all that is said of a live run whose end is healthy is false: one that loses half of its reward and finds back was broken.
+As they went on, judged at every second step, 40 of the 44 healthy runs never had more than a note; two had a warning that
+the reward does not move, before it did; and the two of `guess_number`, whose reward fell by half and came back, were broken
+when it had fallen (`python -m experiments.bench.broken_runs --live=tests/data/runs`).
 
 The rules that audit for reward hacking are signs to read samples by, not proofs: a reward that pays for something that
 rises together with the task escapes them, and a task that wants long or uniform completions can raise them. With held-out

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rljax.errors import UserError
+from rljax.hf.rope import rope_fields
 from rljax.hf.spec import CONFIG, ModelSpec, read_config, takes_pictures
 from rljax.hf.turn_ends import write_turn_ends
 from rljax.hf.weights import write_json
@@ -43,13 +44,28 @@ def write_companions(directory: Path, spec: ModelSpec, dtype: str, source: Path 
     try:
         directory.mkdir(parents=True, exist_ok=True)
         config: dict[str, Any] = spec.to_config() if source is None else _config(source)
-        config.pop("torch_dtype", None)  # the name before transformers 5
-        write_json(directory / CONFIG, config | {"dtype": dtype})
+        write_json(directory / CONFIG, config | {"dtype": dtype} | _before_5(config, spec, dtype))
         if source is not None:
             copy_tokenizer(source, directory)
         write_turn_ends(directory, source=source)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written: {error.strerror or error}") from None
+
+
+def _before_5(config: dict[str, Any], spec: ModelSpec, dtype: str) -> dict[str, Any]:
+    """Returns what transformers before 5 reads in place of `dtype` and `rope_parameters`.
+
+    Without them it takes its defaults for both, in silence.
+    """
+    if not isinstance(config.get("rope_parameters"), dict):
+        return {"torch_dtype": dtype}
+    scaling = {key: value for key, value in rope_fields(spec.ropes[0]).items() if key != "rope_theta"}
+    rope: dict[str, Any] = {"rope_theta": spec.ropes[0].theta, "rope_scaling": scaling}
+    if spec.ropes[0].type == "default":
+        rope["rope_scaling"] = None
+    if len(spec.ropes) > 1:
+        rope["rope_local_base_freq"] = spec.ropes[1].theta
+    return {"torch_dtype": dtype, **rope}
 
 
 def _config(source: Path) -> dict[str, Any]:

@@ -9,9 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from rljax import json_fields
 from rljax.errors import UserError
 
 TYPES = ("default", "linear", "llama3", "yarn")
+_FACTOR = json_fields.number(1e-3, 1e6)
+SCHEMA: json_fields.Schema = {
+    **dict.fromkeys(("rope_type", "type"), json_fields.TEXT),
+    "rope_theta": json_fields.number(1, 1e12),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), _FACTOR),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), json_fields.number(0, 1e6)),
+    "attention_factor": json_fields.number(0, 1e6),
+    "original_max_position_embeddings": json_fields.integer(1, 2**31),
+    "truncate": json_fields.TRUTH,
+    **dict.fromkeys(("full_attention", "sliding_attention"), json_fields.OBJECT),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +57,7 @@ def parse_rope(fields: Mapping[str, Any], theta: float, max_length: int, where: 
     Raises:
       UserError: a type that is not implemented, or a field of it that is missing.
     """
+    json_fields.check(fields, SCHEMA, f"{where}: rope")
     kind = fields.get("rope_type") or fields.get("type") or "default"
     theta = float(fields.get("rope_theta") or theta)
     if kind not in TYPES:
@@ -60,6 +73,8 @@ def parse_rope(fields: Mapping[str, Any], theta: float, max_length: int, where: 
         original = int(fields.get("original_max_position_embeddings") or max_length)
         if kind == "llama3":
             low, high = float(fields["low_freq_factor"]), float(fields["high_freq_factor"])
+            if low >= high:
+                raise UserError(f"{where}: rope: low_freq_factor {low:g} is not below high_freq_factor {high:g}")
             return RopeSpec(theta, kind, float(fields["factor"]), original, low_freq_factor=low, high_freq_factor=high)
         factor = float(fields.get("factor") or max_length / original)
         return RopeSpec(
@@ -74,6 +89,8 @@ def parse_rope(fields: Mapping[str, Any], theta: float, max_length: int, where: 
         )
     except KeyError as error:
         raise UserError(f"{where}: rope type {kind!r} needs {error.args[0]!r}") from None
+    except TypeError:
+        raise UserError(f"{where}: rope type {kind!r} has null in place of a number") from None
 
 
 def rope_fields(rope: RopeSpec) -> dict[str, Any]:

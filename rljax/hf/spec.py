@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rljax import json_fields
 from rljax.errors import UserError
 from rljax.hf.rope import RopeSpec, parse_rope, rope_fields
 
@@ -50,6 +51,28 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "hidden_activation": "gelu_pytorch_tanh",
     },
+}
+_SIZE, _COUNT = json_fields.integer(1, 2**24), json_fields.integer(1, 2**16)
+SCHEMA: json_fields.Schema = {  # fields of config.json that are read, beside those of ropes (rope.py)
+    "model_type": json_fields.TEXT,
+    "architectures": json_fields.TEXTS,
+    "quantization_config": json_fields.OBJECT,
+    "text_config": json_fields.OBJECT,
+    "vision_config": json_fields.OBJECT,
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "head_dim"), _SIZE),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_hidden_layers", "sliding_window_pattern"), _COUNT),
+    "max_position_embeddings": json_fields.integer(1, 2**31),
+    "sliding_window": json_fields.integer(1, 2**31),
+    "max_window_layers": json_fields.integer(0, 2**16),
+    **dict.fromkeys(("hidden_act", "hidden_activation"), json_fields.TEXT),
+    "rms_norm_eps": json_fields.number(0, 1),
+    **dict.fromkeys(("rope_theta", "rope_local_base_freq"), json_fields.number(1, 1e12)),
+    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"), json_fields.TRUTH),
+    "use_bidirectional_attention": json_fields.TRUTH,
+    "query_pre_attn_scalar": json_fields.number(1e-6, 1e9),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), json_fields.number(1e-6, 1e9)),
+    "layer_types": json_fields.TEXTS,
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), json_fields.OBJECT),
 }
 COMMON: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
@@ -127,12 +150,8 @@ def read_config(directory: Path | str) -> dict[str, Any]:
         raise UserError(f"{directory}: no such model directory (a HF directory with {CONFIG} and *.safetensors)")
     if not path.is_file():
         raise UserError(f"{directory}: no {CONFIG} (a HF model directory has one beside its *.safetensors)")
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: not a JSON object")
+    config = json_fields.read_object(path, SCHEMA)
+    json_fields.check(config.get("text_config") or {}, SCHEMA, f"{path}: text_config")
     return _text_part(config)
 
 
@@ -175,7 +194,7 @@ def read_vocab_size(directory: Path | str) -> int | None:
     if not (Path(directory) / CONFIG).is_file():
         return None
     config = read_config(directory)
-    size = config["text_config"].get("vocab_size") if "text_config" in config else config.get("vocab_size")
+    size = (config.get("text_config") or config).get("vocab_size")
     return size if isinstance(size, int) else None
 
 
@@ -229,11 +248,14 @@ class _Fields:
 
 
 def _parse(config: Mapping[str, Any], where: str) -> ModelSpec:
+    json_fields.check(config, SCHEMA, where)
     architecture = _architecture(config, where)
     fields = _Fields(config, architecture, where)
     gemma = architecture == "gemma3"
     hidden, heads, layers = (fields.size(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     head_dim = fields.size("head_dim") if fields.optional("head_dim") else hidden // heads
+    if head_dim < 1:
+        raise UserError(f"{where}: hidden_size {hidden} is less than num_attention_heads {heads}")
     kv_heads = fields.size("num_key_value_heads") if fields.optional("num_key_value_heads") else heads
     if heads % kv_heads:
         raise UserError(f"{where}: {heads} attention heads are no multiple of {kv_heads} key/value heads")

@@ -20,6 +20,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from rljax import json_fields
 from rljax.config.schema import RolloutConfig
 from rljax.errors import UserError
 from rljax.hf.chat_template import Chat, ChatTemplate
@@ -469,11 +470,10 @@ def _eos_ids(directory: Path, inner: Any) -> list[int]:
         path = directory / name
         if not path.is_file():
             continue
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{path}: not JSON: {error}") from None
+        content = json_fields.read_object(path, {"eos_token_id": json_fields.TOKEN_IDS, "text_config": json_fields.OBJECT})
         for section in (content, content.get("text_config")):
+            if section is not None:
+                json_fields.check(section, {"eos_token_id": json_fields.TOKEN_IDS}, f"{path}: text_config")
             found = section.get("eos_token_id") if isinstance(section, dict) else None
             ids += found if isinstance(found, list) else [] if found is None else [found]
     if inner.eos_token_id is not None:

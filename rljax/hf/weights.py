@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from rljax import json_fields
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import UNEMBEDDING, tensors
@@ -108,13 +109,8 @@ def _name_in_text_model(name: str) -> str:
 def _weight_files(directory: Path) -> list[Path]:
     index = directory / INDEX
     if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{index}: not an index of safetensors files (a JSON object with weight_map)") from None
-        outside = [name for name in names if Path(name).name != name]
-        if outside:
-            raise UserError(f"{index}: {outside[0]!r} is not the name of a file in {directory}")
+        content = json_fields.read_object(index, {"weight_map": json_fields.FILE_NAMES}, needed=("weight_map",))
+        names = sorted(set(content["weight_map"].values()))
         return [directory / name for name in names]
     if (directory / SINGLE).is_file():
         return [directory / SINGLE]

@@ -1,10 +1,11 @@
 """Equality as mathematics: 1 if the completion's final answer equals the gold answer (math-verify).
 
-The final answer is the number after the last "####" that a number follows, as in GSM8K's own
-solutions; else what is in the last \\boxed{}; else what math-verify finds: "the answer is ...", or
-the last expression. Alternatives ("17 or 18") are no answer. If the gold answer is a number, the
-final answer must be a number too, not an expression: "9 + 9" equals 18, and a policy soon finds
-that the question equals its answer.
+The final answer stands behind the last </think>, if there is one. It is the number after the last
+"####" that a number follows, as in GSM8K's own solutions; else what is in the last \\boxed{}; else
+the words of "the answer is Monday."; else what math-verify finds: "the answer is 18", or the last
+expression. Alternatives ("17 or 18") are no answer. If the gold answer is a number, the final
+answer must be a number too, not an expression: "9 + 9" equals 18, and a policy soon finds that the
+question equals its answer.
 
 A gold answer is LaTeX, with or without dollars, or a number with its unit. Samples of one that is
 not understood are rejected.
@@ -28,6 +29,12 @@ _LEADING_AMOUNT = re.compile(rf"[\s*_($]*{_AMOUNT}")
 _ALTERNATIVE = re.compile(rf"\W*(?:(?:or|and|to)\b)?\W*?{_AMOUNT}", re.IGNORECASE)  # what may follow "17" in "17 or 18"
 _GOES_ON = re.compile(r"\s*[-+*/^×÷]\s*[\d(]")  # what follows in "9 + 9"
 _LAST_ALTERNATIVES = re.compile(rf"(?P<first>{_NUMBER})\W*\sor\s+\W*{_AMOUNT}\D*\Z", re.IGNORECASE)
+_NEGATED = re.compile(rf"(?:\A|[.\n])[^\d.\n]*\bnot\s+\W*{_AMOUNT}\W*\Z", re.IGNORECASE)  # "it is not 18."
+_STATED = re.compile(r"\banswer(?:\s+is)?\W*?\s*(?P<text>\(?[A-Za-z][A-Za-z ]*\)?)[.*]*\s*\Z", re.IGNORECASE)  # "is Monday."
+_STATED_NUMBER = re.compile(rf"\banswer(?:\s+is)?[\s:*]*{_AMOUNT}(?:\s+[A-Za-z]+)*[\s.*]*\Z", re.IGNORECASE)  # "is 18 dollars."
+_WORDS = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z0-9]+)+")  # June 20
+_TEXT = re.compile(r"\\(?:text|mathrm|textbf)\{(?P<inner>[^{}]*)\}")
+_ESCAPED_DOLLAR = re.compile(r"\\\$(?=\s?\d)")
 _WITH_UNIT = re.compile(rf"{_AMOUNT}(?:\s+[A-Za-z]{{2,}}\.?)*")  # 18 dollars
 _DOLLARS = re.compile(r"\A(\$\$?|\\\(|\\\[)(?P<inner>[^$]+)(\$\$?|\\\)|\\\])\Z", re.DOTALL)
 
@@ -101,16 +108,30 @@ def _is_worked_out(expression: Any) -> bool:
 
 def _final_answer(completion: str) -> list[Any]:
     """Returns the final answer of a completion, parsed; nothing if it has none."""
+    completion = completion.rpartition("</think>")[2]  # what was thought before is no answer
     for match in reversed(list(_HASHES.finditer(completion))):
         line = match["line"].rpartition("=")[2]
         if amount := _LEADING_AMOUNT.match(line):
             return _parse_number(amount) if _ends_there(amount, line) else []
     box = _last_box(completion)
     if box is not None:
-        return _parse(f"\\boxed{{{box}}}")
+        return _parse_box(box.strip())
+    if stated := _STATED.search(completion):
+        return _parse_box(stated["text"].strip())
+    if amount := _STATED_NUMBER.search(completion):
+        return _parse_number(amount)
+    if _NEGATED.search(completion):
+        return []
     if (hedge := _LAST_ALTERNATIVES.search(completion)) and _plain(hedge["number"]) != _plain(hedge["first"]):
         return []
-    return _parse(completion)
+    return _parse(_ESCAPED_DOLLAR.sub("", completion))
+
+
+def _parse_box(box: str) -> list[Any]:
+    """Parses what is in a box; words there are text, and an amount in text is a number."""
+    if (text := _TEXT.fullmatch(box)) and (amount := _WITH_UNIT.fullmatch(text["inner"].strip())):
+        return _parse_number(amount)
+    return _parse(f"\\boxed{{\\text{{{box}}}}}" if _WORDS.fullmatch(box) else f"\\boxed{{{box}}}")
 
 
 def _ends_there(amount: re.Match[str], line: str) -> bool:
@@ -154,6 +175,8 @@ def _gold(answer: str) -> tuple[Any, ...]:
         text = match["inner"]
     amount = _WITH_UNIT.fullmatch(text)
     gold = _parse_number(amount) if amount else _parse(f"${_escaped(text)}$")
+    if amount and amount["number"].endswith("%"):  # who answers 12.5 to "how many percent" is right
+        gold += _parse(f"${amount['sign']}{amount['number'].rstrip(' %').rstrip(chr(92))}$")
     if all(isinstance(part, str) for part in gold):  # text that no expression was made of
         raise ValueError(f"the gold answer {answer!r} is not understood as mathematics")
     return tuple(gold)

@@ -201,7 +201,7 @@ class RewardPool:
             try:
                 process = await supervisor.running()
                 began = time.monotonic()
-                with tracing.span("reward call", lane=f"reward process {supervisor.number}", uid=uid):
+                with tracing.wait("reward call", lane=f"reward process {supervisor.number}", uid=uid):
                     answer = await self._ask(process, job, limit)
                 break
             except ProcessDied as died:

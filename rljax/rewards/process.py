@@ -14,7 +14,7 @@ from typing import Any
 from rljax.config import registry
 from rljax.config.schema import RewardConfig
 from rljax.errors import UserError
-from rljax.process.descendants import MARK, end_all, new_mark
+from rljax.process.child import Child
 from rljax.process.environment import without_secrets
 from rljax.rewards.process_main import MAX_ANSWER
 
@@ -48,8 +48,8 @@ class RewardProcess:
     Made by `start`; `ask` may be called any number of times at once, `kill` at any time.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, exited: asyncio.Event) -> None:
-        self._process, self._exited = process, exited
+    def __init__(self, child: Child) -> None:
+        self._child, self._process = child, child.process
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._number = 0
         self._killed = False
@@ -68,20 +68,9 @@ class RewardProcess:
         package = str(Path(__file__).resolve().parents[2])
         path = [p or os.getcwd() for p in sys.path]
         arguments = json.dumps([[*path, package], config.names, config.weights, config.memory_mb, config.timeout, os.getpid()])
-        loop, exited, mark = asyncio.get_running_loop(), asyncio.Event(), new_mark()
-        transport, protocol = await loop.subprocess_exec(
-            lambda: _Pipes(limit=2 * MAX_ANSWER, loop=loop, exited=exited, mark=mark),
-            sys.executable,
-            "-c",
-            _BOOT,
-            arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=None,
-            env=without_secrets(os.environ, config.environment) | _ONE_THREAD | {MARK: mark},
-            start_new_session=True,  # a process group of its own: Ctrl-C does not reach it, and kill includes its children
-        )
-        started = cls(asyncio.subprocess.Process(transport, protocol, loop), exited)
+        environment = without_secrets(os.environ, config.environment) | _ONE_THREAD
+        command = [sys.executable, "-c", _BOOT, arguments]
+        started = cls(await Child.start(command, environment, line_limit=2 * MAX_ANSWER))
         try:
             await started._greet(config)
         except BaseException:
@@ -128,13 +117,11 @@ class RewardProcess:
         Calls of `ask` that wait raise ProcessDied.
         """
         self._killed = True
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # ended by itself
-                os.killpg(self._process.pid, signal.SIGKILL)
+        self._child.kill()
 
     async def ended(self) -> None:
         """Waits until the process is gone and reaped, with all that it started."""
-        await self._exited.wait()
+        await self._child.ended()
         if self._reader is not None:
             await self._reader
 
@@ -147,11 +134,11 @@ class RewardProcess:
             raise UserError(f"reward.name: {config.name} was not imported within {START_TIMEOUT:.0f} s") from None
         if not line:
             limit = f" (reward.memory_mb is {config.memory_mb})" if config.memory_mb else ""
-            await self._exited.wait()
+            await self._child.ended()
             raise UserError(f"reward.name: {config.name}: its process {self._how_it_ended()} while it started{limit}")
         greeting = json.loads(line)
         if "refused" in greeting:
-            await self._exited.wait()
+            await self._child.ended()
             raise UserError(greeting["refused"])
         ready = greeting["ready"]
         self.is_async, self.at_once = ready["async"], ready["at_once"]
@@ -163,7 +150,7 @@ class RewardProcess:
         The end of its pipe is not waited for: something that it started may hold the other end.
         """
         reading = asyncio.ensure_future(self._read_answers())
-        exit_ = asyncio.ensure_future(self._exited.wait())
+        exit_ = asyncio.ensure_future(self._child.ended())
         try:
             await asyncio.wait({reading, exit_}, return_when=asyncio.FIRST_COMPLETED)
             if not exit_.done():
@@ -193,22 +180,3 @@ class RewardProcess:
         if code is not None and code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with status {code}"
-
-
-class _Pipes(asyncio.subprocess.SubprocessStreamProtocol):
-    """Pipes of a process whose end is noted when it ends, not when the last holder of a pipe does."""
-
-    def __init__(self, limit: int, loop: asyncio.AbstractEventLoop, exited: asyncio.Event, mark: str) -> None:
-        super().__init__(limit=limit, loop=loop)
-        self._exited_event, self._mark = exited, mark
-        self._pid = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        assert isinstance(transport, asyncio.SubprocessTransport)
-        self._pid = transport.get_pid()
-
-    def process_exited(self) -> None:
-        end_all(self._pid, self._mark)
-        self._exited_event.set()
-        super().process_exited()

@@ -115,18 +115,27 @@ async def run(generator: Generator, evaluation: Evaluation, config: Config, beat
     return Episodes(evaluation, [results[start : start + n] for start in range(0, len(results), n)], lost)
 
 
-async def evaluate(
-    generator: Generator, evaluation: Evaluation, config: Config, beat: Callable[[str], None]
-) -> dict[str, Mean]:
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """Metrics and some trajectories of evaluations."""
+
+    metrics: dict[str, Mean]
+    samples: Sequence[tuple[str, str, Trajectory]]  # name of the set, uid of the prompt, the first part of an episode
+
+
+async def evaluate(generator: Generator, evaluation: Evaluation, config: Config, beat: Callable[[str], None]) -> Evaluated:
     """Evaluates on one set.
 
     Returns:
-      Metrics under `eval-rollout/` and `eval-reward/`; those of a set with a name under
-      `eval-rollout/NAME/` and `eval-reward/NAME/`.
+      Metrics under `eval-rollout/` and `eval-reward/`, those of a set with a name under
+      `eval-rollout/NAME/` and `eval-reward/NAME/`; and a trajectory of each of the first
+      `stats_logger.samples_per_evaluation` prompts that have one.
     """
     episodes = await run(generator, evaluation, config, beat)
     episodes.warn()
-    return metrics_of(episodes, config)
+    prompts = zip(evaluation.prompts, episodes.by_prompt(), strict=True)
+    samples = [(evaluation.name, prompt.uid, row[0][0]) for prompt, row in prompts if row]
+    return Evaluated(metrics_of(episodes, config), samples[: config.stats_logger.samples_per_evaluation])
 
 
 def metrics_of(episodes: Episodes, config: Config) -> dict[str, Mean]:

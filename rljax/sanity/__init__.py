@@ -5,6 +5,7 @@
     prompts.py     duplicates, contradictions, prompts shared by training and validation
     template.py    chat template, EOS, pad, vocabulary, the model's own files
     rewards.py     rewards of gold answers and of wrong ones
+    filters.py     the filter of groups, on a made-up one
     rollouts.py    rewards of real episodes
 
 experiments.check makes all of them; what is cheap is made at every start of a run (`at_start`).

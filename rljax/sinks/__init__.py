@@ -5,6 +5,8 @@ sinks = build(config, run, tokenizer, first_step=12)
 sinks.write(13, metrics)                      # may be called several times for step 13
 sinks.histograms(13, histograms)
 sinks.sample(13, "0/17", trajectory, advantage)
+sinks.group(13, group, advantages)
+sinks.evaluated(13, "math", "17", trajectory)
 sinks.event(Event(13, "max_approx_kl", ...))  # an action of a guardrail
 sinks.status(Status(RunState.RUNNING, step=13, version=13, total_steps=100))
 sinks.close()
@@ -23,7 +25,7 @@ import numpy as np
 from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
-from rljax.types import Trajectory
+from rljax.types import Group, Trajectory
 
 
 class RunState(enum.StrEnum):
@@ -75,6 +77,22 @@ class Sink(Protocol):
         """
         ...
 
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Writes a whole group of a batch. A sink may drop it.
+
+        Args:
+          advantages: of its trajectories, [T] each; only those of trained tokens mean anything.
+        """
+        ...
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Writes a trajectory of an evaluation. A sink may drop it.
+
+        Args:
+          name: of the set; empty for valid_dataset.
+        """
+        ...
+
     def event(self, event: Event) -> None:
         """Writes an action of a guardrail. A sink may drop it."""
         ...
@@ -109,6 +127,16 @@ class Sinks:
         with self._lock:
             for sink in self._sinks:
                 sink.sample(step, uid, trajectory, advantage)
+
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        with self._lock:
+            for sink in self._sinks:
+                sink.group(step, group, advantages)
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        with self._lock:
+            for sink in self._sinks:
+                sink.evaluated(step, name, uid, trajectory)
 
     def event(self, event: Event) -> None:
         with self._lock:

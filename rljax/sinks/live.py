@@ -16,7 +16,7 @@ from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
 from rljax.sinks import RunState, Status
-from rljax.types import Trajectory
+from rljax.types import Group, Trajectory
 
 # Metrics on the terminal, in this order, and their short names.
 SHOWN = {
@@ -69,6 +69,12 @@ class LineSink:
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
 
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Groups are in groups.jsonl."""
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Samples of evaluations are in eval_samples.jsonl."""
+
     def event(self, event: Event) -> None:
         """Events are in guard.jsonl, and in the log."""
 
@@ -93,7 +99,7 @@ class LineSink:
 
     def _pace(self, status: Status, now: float) -> list[str]:
         """Returns tokens per second, seconds per step and the time that is left, where known."""
-        rates = [self._latest[name] for name in RATES if name in self._latest and self._latest[name].count]
+        rates = [self._latest[name] for name in RATES if name in self._latest and self._latest[name].sum]
         found = [f"{rates[0].value:.4g} tokens/s"] if rates else []
         if (wall := self._latest.get(WALL)) is not None:
             found.append(f"{wall.value:.3g} s/step")
@@ -143,6 +149,12 @@ class LiveSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Groups are in groups.jsonl."""
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Samples of evaluations are in eval_samples.jsonl."""
 
     def event(self, event: Event) -> None:
         """Events are in guard.jsonl, and in the log."""

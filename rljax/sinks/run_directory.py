@@ -8,12 +8,15 @@ metrics.jsonl     one object per step, `step` strictly increasing; null is NaN o
 histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts": [n]}}
 guard.jsonl       actions of the guardrails, one object each
 samples.jsonl     trajectories with text, reward components, versions and advantages
+groups.jsonl      whole groups of the same, one object each
+eval_samples.jsonl  the same of evaluations
 status.json       step, version, state, process; the error of a failed run; touched while it lives
 log.txt           what was said on the screen beside the steps
 evaluations/      uses of the validation sets, and results of evaluations (rljax/evaluation)
 checkpoints/      checkpoints to resume from
 flight/           batches of the last steps (rljax/flight)
 export/           Hugging Face safetensors and tokenizer, at the end
+exports/          the same of steps on the way, with saver.export_freq_steps
 best/             the same of the best checkpoint, with evaluator.best
 workers.json      address and token for workers, while the run listens (rljax/workers/server.py)
 workers/          output of the run's own workers
@@ -45,7 +48,9 @@ from rljax.metrics.mean import Mean, flatten, merge
 from rljax.process.liveness import Identity
 from rljax.sinks import RunState, Status
 from rljax.sinks.config_record import ConfigRecord
-from rljax.types import Trajectory
+from rljax.types import Group, Trajectory
+
+RARE = ("guard.jsonl", "groups.jsonl", "eval_samples.jsonl")  # files that are made when there is something to write
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +103,9 @@ class RunDirectory:
         return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
 
     def begin(self, config: Config) -> None:
-        """Checks a config against that of the run in the directory, and opens its record; a new run
-        has a status that names this process.
+        """Checks a config against that of the run in the directory, and opens its record.
+
+        A new run gets a status that names this process.
 
         Raises:
           UserError: the directory has a run and `recover.mode` is "fresh", or that run's config
@@ -158,8 +164,8 @@ class RunDirectory:
 
 
 class RunDirectorySink:
-    """Sink that writes metrics.jsonl, histograms.jsonl, guard.jsonl, samples.jsonl and
-    status.json.
+    """Sink that writes metrics.jsonl, histograms.jsonl, guard.jsonl, samples.jsonl, groups.jsonl,
+    eval_samples.jsonl and status.json.
 
     Lines of steps after `first_step` are cut first.
     """
@@ -177,8 +183,8 @@ class RunDirectorySink:
         self._metrics_file = _open_end(run.path / "metrics.jsonl")
         self._samples_file = _reopen(run.path / "samples.jsonl", first_step)
         self._histograms_file = _reopen(run.path / "histograms.jsonl", first_step)
-        self._guard = run.path / "guard.jsonl"  # made when there is something to write
-        cut(self._guard, first_step)
+        for name in RARE:
+            cut(run.path / name, first_step)
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Appends the step's line, or merges the metrics into it if it is the last line."""
@@ -208,10 +214,26 @@ class RunDirectorySink:
         tokens = describe_tokens(trajectory, advantage, self._tokenizer)
         _append(self._samples_file, {"step": step, "uid": uid} | describe(trajectory, self._tokenizer) | tokens)
 
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Appends the group's line: its trajectories as in samples.jsonl, the prompt once."""
+        entries = [
+            describe(t, self._tokenizer) | {"advantages": describe_advantages(t, advantage)}
+            for t, advantage in zip(group.trajectories, advantages, strict=True)
+        ]
+        prompts = [entry.pop("prompt") for entry in entries]
+        self._append_to("groups.jsonl", {"step": step, "uid": group.uid, "prompt": prompts[0], "trajectories": entries})
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Appends the trajectory's line."""
+        self._append_to("eval_samples.jsonl", {"step": step, "set": name, "uid": uid} | describe(trajectory, self._tokenizer))
+
     def event(self, event: Event) -> None:
         """Appends the event's line."""
-        with _open_end(self._guard) as file:
-            _append(file, dataclasses.asdict(event))
+        self._append_to("guard.jsonl", dataclasses.asdict(event))
+
+    def _append_to(self, name: str, entry: Mapping[str, Any]) -> None:
+        with _open_end(self._run.path / name) as file:
+            _append(file, entry)
 
     def status(self, status: Status) -> None:
         self._run.write_status(status)
@@ -248,11 +270,15 @@ def describe_tokens(trajectory: Trajectory, advantage: np.ndarray, tokenizer: To
     the advantage of a token that is not trained on is null.
     """
     start = _first_sampled(trajectory)
+    pieces = tokenizer.pieces(trajectory.token_ids[start:].tolist())
+    return {"pieces": pieces, "advantages": describe_advantages(trajectory, advantage)}
+
+
+def describe_advantages(trajectory: Trajectory, advantage: np.ndarray) -> list[list[Any]]:
+    """Returns advantages from the first sampled token on, run-length encoded; null if untrained."""
+    start = _first_sampled(trajectory)
     trained = zip(advantage[start:].tolist(), trajectory.loss_mask[start:].tolist(), strict=True)
-    return {
-        "pieces": tokenizer.pieces(trajectory.token_ids[start:].tolist()),
-        "advantages": _run_lengths([float(f"{value:.6g}") if used else None for value, used in trained]),
-    }
+    return _run_lengths([float(f"{value:.6g}") if used else None for value, used in trained])
 
 
 def _first_sampled(trajectory: Trajectory) -> int:

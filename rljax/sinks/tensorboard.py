@@ -14,7 +14,7 @@ from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import Status
-from rljax.types import Trajectory
+from rljax.types import Group, Trajectory
 
 
 class TensorBoardSink:
@@ -70,6 +70,12 @@ class TensorBoardSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Groups are in groups.jsonl."""
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Samples of evaluations are in eval_samples.jsonl."""
 
     def event(self, event: Event) -> None:
         """Events are in guard.jsonl; their counts are metrics."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import Status
 from rljax.sinks.run_directory import RunDirectory
-from rljax.types import Trajectory
+from rljax.types import Group, Trajectory
 
 ID = "wandb_id"  # file of a run directory: the id of its W&B run
 
@@ -89,6 +89,12 @@ class WandbSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Groups are in groups.jsonl."""
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Samples of evaluations are in eval_samples.jsonl."""
 
     def event(self, event: Event) -> None:
         """Events are in guard.jsonl; their counts are metrics."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,8 @@ class MemorySink:
         self.steps: dict[int, dict[str, float]] = {}
         self.recorded: dict[int, Mapping[str, Histogram]] = {}
         self.samples: list[tuple[int, str]] = []
+        self.groups: list[tuple[int, Group, Sequence[np.ndarray]]] = []
+        self.evaluations: list[tuple[int, str, str]] = []
         self.events: list[Event] = []
         self.statuses: list[Status] = []
         self._path = path
@@ -165,6 +167,12 @@ class MemorySink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         self.samples.append((step, uid))
+
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        self.groups.append((step, group, advantages))
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        self.evaluations.append((step, name, uid))
 
     def event(self, event: Event) -> None:
         self.events.append(event)

@@ -61,10 +61,10 @@ def span(name: str, /, *, track: str = "", lane: str = "", **args: Any) -> Span:
     return OFF if tracer is None else Span(tracer, name, track, lane, args)
 
 
-def wait(name: str, /, *, track: str = "") -> Span:
+def wait(name: str, /, *, track: str = "", lane: str = "", **args: Any) -> Span:
     """Returns a span like that of `span`, which is left out if it is shorter than a millisecond."""
     tracer = _active.get()
-    return OFF if tracer is None else Span(tracer, name, track, "", {}, shortest=1_000_000)
+    return OFF if tracer is None else Span(tracer, name, track, lane, args, shortest=1_000_000)
 
 
 def begin(key: Hashable, name: str, /, *, lane: str, **args: Any) -> None:

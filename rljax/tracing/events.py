@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
+from math import isfinite
+from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
 _EPOCH = time.time_ns() - time.perf_counter_ns()  # nanoseconds since 1970, when the performance counter was 0
@@ -45,7 +47,7 @@ def now() -> int:
 
     It never goes back, and agrees between the processes of a machine.
     """
-    return _EPOCH + time.perf_counter_ns()
+    return _EPOCH + perf_counter_ns()
 
 
 def to_text(events: Iterable[Event]) -> str:
@@ -72,22 +74,26 @@ def encode(event: Event, pid: int, tid: int, origin: int) -> str:
     phase, _, at, duration, name, args = event
     if phase == "M":
         return metadata("thread_name", pid, tid, name)
-    lasting = f',"dur":{duration / 1000:.3f}' if phase == "X" else ""
-    named = "" if phase == "E" else f',"name":{_quoted(name)}'
     shown = f',"args":{_object(args)}' if args else ""
-    return f'{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{(at - origin) / 1000:.3f}{lasting}{named}{shown}}}'
+    begins = f'{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{(at - origin) / 1000}'  # microseconds
+    if phase == "X":
+        return f'{begins},"dur":{duration / 1000},"name":{_quoted(name)}{shown}}}'
+    if phase == "E":
+        return f"{begins}{shown}}}"
+    return f'{begins},"name":{_quoted(name)}{shown}}}'
 
 
 def _object(args: dict[str, Any]) -> str:
-    return "{" + ",".join([f"{_quoted(key)}:{_value(args[key])}" for key in args]) + "}"
+    return "{" + ",".join([f"{_quoted(key)}:{_value(value)}" for key, value in args.items()]) + "}"
 
 
 def _value(value: Any) -> str:
     """Encodes an argument; the common types by themselves, which is several times faster."""
-    if type(value) is str:
+    kind = type(value)
+    if kind is str:
         return _quoted(value)
-    if type(value) is int:
-        return str(value)
+    if kind is int or (kind is float and isfinite(value)):
+        return repr(value)
     try:
         return _encoded(value)
     except (TypeError, ValueError, RecursionError):  # users' code may give anything

@@ -23,6 +23,7 @@ from typing import Any, Self
 from rljax.tracing.events import Event, Process, Sink, now
 
 MAX_TEXT = 200  # characters of an error that are kept
+SPACING = 5_000_000  # nanoseconds between the values of a counter: 256 requests that start at once are one step of its curve
 OTHER = "other"  # kind of the lanes of spans that lie in none
 
 
@@ -38,6 +39,9 @@ class Track:
         self.open: list[Span] = []  # from the outermost to the innermost
 
 
+_NONE: dict[str, Any] = {}  # the notes of a span without any; never written to
+
+
 class Span:
     """A span, and the context manager that it is recorded with."""
 
@@ -50,15 +54,15 @@ class Span:
         self.kind = kind  # of lanes, if it has to be one
         self.args = args
         self.shortest = shortest  # nanoseconds; a shorter one is left out
-        self.notes: dict[str, Any] = {}
+        self.notes: dict[str, Any] = _NONE
         self.track: Track | None = None  # while it is open
         self.started = 0  # nanoseconds since 1970
         self.told = False  # its beginning is recorded
         self._token: contextvars.Token[Span | None] | None = None
 
-    def note(self, **args: Any) -> None:
+    def note(self, /, **args: Any) -> None:
         """Adds arguments that are known only at the end."""
-        self.notes.update(args)
+        self.notes = self.notes | args if self.notes else args
 
     def __enter__(self) -> Self:
         if self.tracer is not None:
@@ -70,7 +74,7 @@ class Span:
         if self.tracer is None:
             return
         if error is not None:
-            self.notes["error"] = _described(error)
+            self.note(error=_described(error))
         if self._token is not None:
             _innermost.reset(self._token)
         self.tracer.exit(self)
@@ -101,6 +105,8 @@ class Tracer:
         self._free: dict[str, list[tuple[int, Track]]] = {}  # lanes by kind, heaps by number
         self._lanes: dict[str, int] = {}  # by kind, how many there are
         self._keyed: dict[Hashable, Span] = {}
+        self._counted: dict[str, int] = {}  # by counter: the time of its last event
+        self._late: dict[str, Event] = {}  # by counter: values that came too soon after that
 
     def begin(self, key: Hashable, name: str, lane: str, args: dict[str, Any]) -> None:
         self.end(key, {})
@@ -109,11 +115,18 @@ class Tracer:
 
     def end(self, key: Hashable, args: Mapping[str, Any]) -> None:
         if (begun := self._keyed.pop(key, None)) is not None:
-            begun.notes.update(args)
+            begun.note(**args)
             self.exit(begun)
 
     def count(self, name: str, values: dict[str, float]) -> None:
-        self.sink.add(self.process, Event("C", 0, now(), 0, name, values))
+        """Records a counter; of values closer than SPACING the last ones, at the next `tell_open`."""
+        event = Event("C", 0, now(), 0, name, values)
+        with self._lock:
+            if event.time - self._counted.get(name, 0) < SPACING:
+                self._late[name] = event
+            else:
+                self._late.pop(name, None)
+                self._record(event)
 
     def enter(self, span: Span, outer: Span | None) -> None:
         """Puts a span on its track."""
@@ -129,7 +142,7 @@ class Tracer:
             if track is None:
                 return  # ended with the one around it
             at, last = now(), None
-            while last is not span:
+            while last is not span:  # once, unless spans inside it outlive it
                 last = track.open.pop()
                 last.track = None
                 if last.told:
@@ -137,19 +150,27 @@ class Tracer:
                 elif at - last.started < last.shortest:
                     continue
                 else:
-                    event = Event("X", track.number, last.started, at - last.started, last.name, last.args | last.notes)
+                    args = last.args | last.notes if last.notes else last.args
+                    event = Event("X", track.number, last.started, at - last.started, last.name, args)
                 self.sink.add(self.process, event)
             if not track.open and track.lane >= 0:
                 heapq.heappush(self._free[track.kind], (track.lane, track))
 
     def tell_open(self) -> None:
-        """Records the beginnings of all spans that have not ended."""
+        """Records the beginnings of all open spans, and the newest values of counters."""
         with self._lock:
+            for event in self._late.values():
+                self._record(event)
+            self._late.clear()
             for track in self._tracks:
                 for span in track.open:
                     if not span.told:
                         span.told = True
                         self.sink.add(self.process, Event("B", track.number, span.started, 0, span.name, span.args))
+
+    def _record(self, counter: Event) -> None:
+        self._counted[counter.name] = counter.time
+        self.sink.add(self.process, counter)
 
     def _track_of(self, span: Span, outer: Span | None) -> Track:
         kind = span.kind

@@ -67,6 +67,15 @@ def test_every_invariant_has_tests_that_exist():
         assert not missing, f"{heading}: {missing}"
 
 
+def test_every_kind_of_fault_has_tests_that_exist():
+    rows = [line for line in INVARIANTS.read_text().splitlines() if line.startswith("| ") and "::test_" in line]
+    assert rows
+    for row in rows:
+        named = TEST.findall(row)
+        assert len(named) == row.count("::test_"), row
+        assert [f"{file}::{name}" for file, name in named if name not in named_tests(REPOSITORY / file)] == []
+
+
 def test_every_test_that_begins_with_an_invariants_name_is_on_the_page():
     prefixes = tuple("test_" + re.sub(r"[^a-z0-9]+", "_", heading.lower()) + "_" for heading in entries())
     on_the_page = {name for _, name in TEST.findall(INVARIANTS.read_text())}

@@ -474,6 +474,20 @@ def test_samples_are_of_as_many_prompts_as_there_is_room_for(tmp_path):
             assert len(uids) == room and len(set(uids)) == seen
 
 
+def test_a_step_has_a_whole_group_and_an_evaluation_its_samples(tmp_path):
+    sinks = Sinks()
+    overrides = {"evaluator.freq_steps": 2, "stats_logger.samples_per_evaluation": 3}
+    loop.train(make_run(tmp_path, overrides, sink=sinks))
+    (sink,) = sinks.opened
+    assert [step for step, *_ in sink.groups] == [1, 2, 3]
+    for _, group, advantages in sink.groups:
+        assert [len(t) for t in group.trajectories] == [len(each) for each in advantages] and len(advantages) == 4
+        rewards = [t.reward for t in group.trajectories]  # advantages of a group have the order of its rewards
+        signs = [np.sign(each[t.loss_mask][0]) for t, each in zip(group.trajectories, advantages, strict=True)]
+        assert signs == pytest.approx(np.sign(np.array(rewards) - np.mean(rewards)).tolist())
+    assert sink.evaluations == [(step, "", f"0/{index}") for step in (0, 2, 3) for index in range(3)]
+
+
 def test_every_step_says_the_reward_of_its_batch_and_what_the_parts_have_measured(tmp_path):
     sinks = Sinks()
     run = make_run(tmp_path, ASYNC | {"total_train_epochs": 2}, sink=sinks)

@@ -122,7 +122,7 @@ def slow_reward(history: History) -> Sign | None:
     """Compares the seconds of a step's reward calls, spread over the workers, with its time."""
     seconds, wall, wait = history.rl.aligned(names.REWARD_SECONDS, names.WALL, names.LEARNER_WAIT)
     config = history.config
-    if config is None or len(wall) < 2 * PATIENCE:
+    if config is None:
         return None
     workers = config.reward.workers
     calls = config.batch_size * config.gconfig.n_samples
@@ -167,8 +167,6 @@ def sampler_idle(history: History) -> Sign | None:
 
 def _idle(history: History, name: str, words: str) -> Sign | None:
     wait, wall = history.rl.aligned(name, names.WALL)
-    if len(wall) < 2 * PATIENCE:
-        return None
     share = Series(f"share of the time in which {words}", wall.steps, wait.values / np.maximum(wall.values, 1e-9))
     sign = above(share, NOTED_IDLE, Severity.NOTE, window=2 * PATIENCE)
     if sign is None or share.median < NOTED_IDLE:

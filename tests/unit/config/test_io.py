@@ -87,8 +87,18 @@ def test_misspelled_key_in_a_config_file_too(tmp_path: Path):
         config_io.load(str(file))
 
 
-def test_key_of_another_section_is_found():
+def test_a_key_of_another_section_is_found_by_its_last_word():
     assert "did you mean gconfig.temperature or evaluator.temperature" in refusal("actor.temperature=1.0")
+    assert refusal("actor.lr=1e-5") == "actor.lr: no such key (did you mean actor.optimizer.lr)"  # not lora
+
+
+def test_a_key_without_a_value_is_true_of_a_bool_and_refused_of_others():
+    tree = base.get_config().to_dict()
+    config_io.apply_override(tree, "gconfig.greedy", None)
+    assert config_io.from_dict(tree).gconfig.greedy is True
+    for key in ("train_dataset.path", "saver.freq_steps", "rollout.should_accept_fn", "rollout.workflow_args.a"):
+        with pytest.raises(UserError, match=rf"^{key}: needs a value \(--config\.{key}=VALUE\)$"):
+            config_io.apply_override(tree, key, None)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_failed_run_says_so_in_its_status(tmp_path):
     [
         (["--config.a.b=1"], [("a.b", "1")], []),
         (["--config.a", "-1", "--workdir=x"], [("a", "-1")], ["--workdir=x"]),
-        (["--config.a", "--config.b=c=d"], [("a", "true"), ("b", "c=d")], []),
+        (["--config.a", "--config.b=c=d"], [("a", None), ("b", "c=d")], []),
         (["-config.a="], [("a", "")], []),
         (["--config.a=x\ny"], [("a", "x\ny")], []),
         (["--config=file.py", "--configuration.a=1"], [], ["--config=file.py", "--configuration.a=1"]),

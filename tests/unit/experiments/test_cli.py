@@ -72,7 +72,7 @@ def test_help_of_a_command_is_its_binarys_with_the_commands_name():
     ("arguments", "expected"),
     [
         (["trian"], "error: rljax trian: no such command (did you mean train?)"),
-        (["bench", "lerner"], "error: rljax bench lerner: no such command (did you mean learner?)"),
+        (["bench", "lerner"], "error: rljax bench lerner: no such command (did you mean learner"),
         (["worker"], f"error: rljax worker: no such command (there are {len(cli.MENUS['rljax'])}: "),  # a part of a program
         (["train"], "error: --config: missing (a config by its name, such as quickstart, "),
         (["train", "--config=quikstart"], "error: --config: no such file: quikstart (did you mean quickstart?)"),

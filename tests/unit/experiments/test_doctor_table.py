@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rljax.diagnosis import RULES
+from rljax.diagnosis import RULES, Severity
 from rljax.experiments.bench.run_library import judge, kept, recipes
+from rljax.experiments.bench.run_library.live import judge_live
 from tests.shared import REPOSITORY
 
 RUNS = REPOSITORY / "tests" / "data" / "runs"
@@ -29,6 +30,15 @@ def test_the_doctor_names_the_planted_link_first(verdicts, half):
 @pytest.mark.parametrize("half", ["tuning", "judging"])
 def test_the_doctor_finds_nothing_in_healthy_runs(verdicts, half):
     assert judge.wrong(verdict for verdict in verdicts[half] if not verdict.recipe.rules) == []
+
+
+def test_a_live_verdict_is_that_of_the_steps_so_far():
+    """Nothing above a note at any step of a healthy run; of a broken one the fault, once it is there."""
+    healthy, broken = judge_live(kept.read(RUNS / "tuning.jsonl.xz", ["one_minibatch", "not_a_number"]))
+    if healthy.name != "one_minibatch-1":
+        healthy, broken = broken, healthy
+    assert str(healthy) == "one_minibatch-1: 35 verdicts, none above a note"
+    assert broken.rules == ("numbers.not_finite",) and broken.above[Severity.BROKEN] == broken.number - 10  # from step 21 on
 
 
 def test_the_page_has_these_verdicts(verdicts):

@@ -72,6 +72,7 @@ def test_a_function_goes_to_the_reward_processes_with_what_it_refers_to(config, 
     import os
 
     parent, part = os.getpid(), 0.25
+    config.saver.export_freq_steps = 1
 
     def reward(prompt, completion):
         return {"reward": part, "elsewhere": float(os.getpid() != parent)}
@@ -79,6 +80,9 @@ def test_a_function_goes_to_the_reward_processes_with_what_it_refers_to(config, 
     assert rljax.train(config, workdir=tmp_path / "run", reward=reward).finished
     metrics = last_metrics(tmp_path / "run")
     assert (metrics["rollout/reward/avg"], metrics["reward/elsewhere/min"]) == (part, 1.0)
+    folders = [tmp_path / "run" / name for name in ("exports/1", "exports/2", "export")]
+    exports = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders]
+    assert exports[1] == exports[2] and exports[0].keys() == exports[1].keys()
 
 
 def test_a_reward_that_cannot_be_sent_is_one_line(config, tmp_path):

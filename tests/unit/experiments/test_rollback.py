@@ -51,7 +51,8 @@ def _last_evaluation(lines: list[dict]) -> float:
     return [line["eval-rollout/reward/avg"] for line in lines if "eval-rollout/reward/avg" in line][-1]
 
 
-@pytest.mark.slow  # minutes: the quickstart three times, from one warm-up
+@pytest.mark.slow
+@pytest.mark.timeout(3600)  # the quickstart three times, from one warm-up: minutes each, on a busy machine many
 @pytest.mark.parametrize("bounds", GUARDED)
 def test_a_learning_rate_100_times_too_high_rolls_back_and_ends_as_the_right_one_does(tmp_path, warmed_up, healthy, bounds):
     hot = tmp_path / "hot"

@@ -59,6 +59,7 @@ def run(binary, *flags):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_page_from_the_server_to_the_same_loss_twice(tmp_path):
     serve = [sys.executable, "-m", "experiments.serve", "--config=configs/quickstart.py", f"--workdir={tmp_path / 'served'}"]
     server = subprocess.Popen(serve, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)

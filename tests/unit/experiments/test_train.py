@@ -4,6 +4,7 @@ a lock that holds.
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -93,6 +94,25 @@ def test_run_directory_is_whole(uninterrupted):
     )
     assert {path.name for path in (uninterrupted / "checkpoints").iterdir()} >= {"33", "34"}
     assert (uninterrupted / "export").is_dir()
+
+
+def test_a_run_says_what_it_is_and_a_start_that_fails_changes_no_record(uninterrupted, tmp_path):
+    said = [line.split(" ", 3)[2:] for line in (uninterrupted / "log.txt").read_text().splitlines()]
+    assert [(level, text.partition(":")[0]) for level, text in said[:5]] == [
+        *(("INFO", name) for name in ("run", "model", "data", "steps", "devices"))
+    ]
+    told = dict(text.split(": ", 1) for _, text in said[:5])
+    assert told["run"] == str(uninterrupted.resolve()) and "0.9049M parameters" in told["model"]
+    assert told["steps"] == "4 warm-up steps, 30 steps of 4 prompts x 4 samples" and told["devices"] == "fake:d1"
+    assert said[-1] == ["INFO", "finished at step 34"]
+    again = tmp_path / "again"
+    shutil.copytree(uninterrupted, again)
+    code, _, err = train(again, SYNCHRONOUS, "--config.reward.name=no_such_module:f", "--config.total_train_steps=40")
+    assert code == 1 and "no_such_module" in err
+    for name in ("config.json", "metrics.jsonl", "configs/1.json", "status.json"):
+        assert (again / name).read_text() == (uninterrupted / name).read_text(), name
+    assert [path.name for path in (again / "configs").iterdir()] == ["1.json"]
+    assert "no_such_module" in (again / "log.txt").read_text().splitlines()[-1]
 
 
 def test_documented_metrics_are_there_and_finite(uninterrupted):

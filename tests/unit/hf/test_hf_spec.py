@@ -69,7 +69,7 @@ def test_tied_model_has_no_unembedding():
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
         ({"hidden_act": "relu2"}, "activation 'relu2' is not implemented"),
         ({"hidden_size": None}, "no 'hidden_size'"),
-        ({"num_hidden_layers": "30"}, "num_hidden_layers must be a positive integer, not '30'"),
+        ({"num_hidden_layers": "30"}, 'num_hidden_layers must be an integer from 1 to 65536, not "30"'),
         ({"num_key_value_heads": 2}, "9 attention heads are no multiple of 2 key/value heads"),
         ({"quantization_config": {"bits": 4}}, "the weights are quantized"),
     ],
@@ -95,3 +95,34 @@ def test_directories_that_are_none(tmp_path):
 def test_a_model_can_be_made_on_the_spot_of_every_architecture_that_is_read():
     (choices,) = [leaf.key.choices for leaf in walk(ModelConfig()) if leaf.path == "architecture"]
     assert set(choices) == set(CLASSES)
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+GEMMA = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 12345.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope"),
+    [
+        ("llama", {**LLAMA3, "rope_theta": 5e5, "original_max_position_embeddings": 64}),
+        ("qwen3", {"rope_type": "default", "rope_theta": 1e6}),
+        ("gemma3_text", GEMMA),
+    ],
+)
+def test_an_export_is_read_by_transformers_before_5_too(tmp_path, kind, rope):
+    """Older ones know neither `rope_parameters` nor `dtype`, and would take their defaults in silence."""
+    from rljax.hf.companion_files import write_companions
+
+    shape = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    config = {"model_type": kind, **shape, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"rope_parameters": rope, "tie_word_embeddings": True}))
+    spec = ModelSpec.from_directory(tmp_path / "model")
+    write_companions(tmp_path / "export", spec, "bfloat16", tmp_path / "model")
+    written = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert ModelSpec.from_config(written) == spec
+    assert ModelSpec.from_config({key: value for key, value in written.items() if key != "rope_parameters"}) == spec
+    assert written["torch_dtype"] == written["dtype"] == "bfloat16"

@@ -112,10 +112,10 @@ def test_missing_files_are_named(directory):
     with pytest.raises(UserError, match=r"model-00001-of-00002\.safetensors: no such file"):
         WeightReader(directory)
     index.write_text(json.dumps({"weight_map": {"a": "../other/model.safetensors"}}))
-    with pytest.raises(UserError, match="is not the name of a file"):
+    with pytest.raises(UserError, match="weight_map must be an object of names of files in the directory"):
         WeightReader(directory)
     index.write_text("[]")
-    with pytest.raises(UserError, match="not an index"):
+    with pytest.raises(UserError, match=r"index\.json: (not JSON|not a JSON object|no )"):
         WeightReader(directory)
 
 

@@ -93,7 +93,7 @@ def test_a_run_whose_reward_is_constant_says_so(tmp_path, caplog):
     loop.train(make_run(tmp_path, workflow=Indifferent(), n_prompts=40))
     said = [record.getMessage() for record in caplog.records]
     assert sum("every reward was 0.25 in the last 5 steps, and every advantage was 0, so that" in line for line in said) == 1
-    assert said[-1].startswith("the run ends with steps from which nothing was learned")
+    assert any(line.startswith("the run ends with steps from which nothing was learned") for line in said)
 
 
 def test_a_constant_reward_is_told_where_advantages_are_not_0():

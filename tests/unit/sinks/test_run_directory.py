@@ -22,7 +22,7 @@ from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.sinks import RunState, Sinks, Status
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink, cut
-from rljax.types import PROMPT_VERSION, Finish, Trajectory
+from rljax.types import PROMPT_VERSION, Finish, Group, Trajectory
 
 
 class Letters:
@@ -248,6 +248,21 @@ def test_recover_mode_fresh_refuses_what_auto_goes_on_with(tmp_path):
     run.begin(auto)
     sink_of(run, first_step=1).write(2, {})
     assert config_io.from_json((tmp_path / "config.json").read_text()) == auto
+
+
+def test_groups_and_samples_of_evaluations_are_lines_that_a_resumed_run_cuts(tmp_path):
+    run = RunDirectory(tmp_path)
+    sink = sink_of(run)
+    for step in (1, 2):
+        sink.group(step, Group("0/7", (trajectory(), trajectory())), [ADVANTAGE, -ADVANTAGE])
+        sink.evaluated(step, "math", "9", trajectory())
+    sink.close()
+    sink_of(run, first_step=1).close()
+    (group,), (evaluated,) = lines(tmp_path / "groups.jsonl"), lines(tmp_path / "eval_samples.jsonl")
+    assert (group["step"], group["uid"], group["prompt"]) == (1, "0/7", "1+2=")
+    assert [each["advantages"][0] for each in group["trajectories"]] == [[0.5, 2], [-0.5, 2]]
+    assert all(each["completion"] == "3?!3" and each["reward"] == 1 for each in group["trajectories"])
+    assert (evaluated["step"], evaluated["set"], evaluated["uid"], evaluated["completion"]) == (1, "math", "9", "3?!3")
 
 
 def test_configs_are_those_that_steps_were_made_with(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from rljax import tracing
 from rljax.tracing import Outbox, Process, Tracer
+from rljax.tracing.tracer import SPACING
 
 
 @pytest.fixture
@@ -124,6 +125,18 @@ def test_what_an_end_says_stands_with_its_span(outbox):
     assert ends == [{"request": "a", "tokens": 7}, {"error": "KeyError: 'price'"}, {"version": 2}]
     assert [event.args for event in events if event.phase == "C"] == [{"ready": 3}]
     assert tracing.from_text(tracing.to_text(events)) == events, "as another process gets them"
+
+
+def test_of_values_that_follow_each_other_closely_a_counter_keeps_the_last(outbox, monkeypatch):
+    tracer, times = Tracer(outbox, Process(1, "test")), iter(range(10**9, 10**10, SPACING // 4))
+    monkeypatch.setattr("rljax.tracing.tracer.now", lambda: next(times))
+    for value in range(10):
+        tracer.count("buffer", {"ready": value})
+        tracer.count("sampler", {"running": -value}) if value in (0, 9) else None
+    tracer.tell_open()
+    shown = [(event.name, *event.args.values()) for event in outbox.take()]
+    assert [value for name, value in shown if name == "buffer"] == [0, 3, 7, 9]
+    assert [value for name, value in shown if name == "sampler"] == [0, -9]
 
 
 def test_a_span_that_lasts_is_told_when_it_is_open_and_ends_apart(outbox):

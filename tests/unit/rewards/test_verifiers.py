@@ -1,0 +1,37 @@
+"""The verifiers on answers of the shapes of MATH: what is scored wrongly is known, case by case."""
+
+import pytest
+
+from rljax.experiments.bench import verifiers
+from rljax.experiments.bench.verifier_cases import SHAPES, boxed
+from rljax.rewards.mathematics import gsm8k_reward
+from rljax.types import Prompt
+
+# What math-verify itself says of them, and sums, powers and products that are to be worked out
+MISSED = {("1000", "10^3"), ("2k", "k+k"), ("3i", "0+3i")}
+PASSED = {("(1,2)", "\\{1,2\\}")}
+
+
+def test_what_is_scored_wrongly_is_known():
+    rows = list(verifiers.math_rows())
+    errors = {error for row in rows for error in row.errors}
+    expected = [("missed", *case) for case in MISSED] + [("passed", *case) for case in PASSED]
+    assert errors == {f"  {kind}: gold {gold!r}, completion {boxed(answer)[0]!r}" for kind, gold, answer in expected}
+    assert {row.shape.removeprefix("math: ") for row in rows} == SHAPES.keys()
+
+
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        ("<think>#### 5</think>\nThe answer is 18", 1),
+        ("\\boxed{18}</think> The final answer is 17", 0),
+        ("#### 17</think>", 0),
+        ("The answer is 18 and not 17.", 1),
+        ("I am sure it is not 18.", 0),
+        ("$\\boxed{\\text{18 dollars}}$", 1),
+        ("Answer: \\$18", 1),
+    ],
+)
+def test_the_answer_is_what_the_model_commits_to(completion, right):
+    prompt = Prompt("0/0", ({"role": "user", "content": "?"},), {"final": "18"})
+    assert gsm8k_reward(prompt, completion)["reward"] == right
