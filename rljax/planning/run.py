@@ -15,7 +15,7 @@ from rljax.planning.text import plan_json
 
 
 def estimate_of(config: Config, model_dir: Path, names: Sequence[str], devices: int, find: Find) -> dict[str, Any] | None:
-    """Returns the plan of a run as plain values; None if its engines or its model can't be planned for.
+    """Returns the plan of a run as plain values; None if its parts can't be planned for.
 
     Args:
       names: of the devices, as the engines know them.
