@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.sinks import Status
 from rljax.sinks.run_directory import RunDirectory, dump
-from rljax.types import Trajectory
+from rljax.types import Group, Trajectory
 
 FILE = "plan.json"
 PEAK = "memory/learner_peak_bytes"
@@ -43,6 +43,12 @@ class PlanSink:
 
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         """Samples are in samples.jsonl."""
+
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Groups are in what the run directory keeps of them."""
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Evaluations are in evaluations/."""
 
     def event(self, event: Event) -> None:
         """Events are in guard.jsonl."""

@@ -149,10 +149,12 @@ TRAINED_ALL = {
     "actor.logprob_chunk": 2048,
     **ONE_EPISODE,
 }
-COMPILED = {  # docs/benchmarks.md: "TPU programs", GB of the update
-    "v5e": (3.37, "v5e:2x4"),
-    "v6e": (5.48, "v6e:2x4"),
-    "v5p": (5.48, "v5p:2x2x2"),
+COMPILED = {  # docs/plan.md, GB of the update
+    "v5e": (3.37, "qwen3-0.6b", "v5e:2x4", "jax:d2f2t2"),
+    "v6e": (5.48, "qwen3-0.6b", "v6e:2x4", "jax:d2f2t2"),
+    "v5p": (5.48, "qwen3-0.6b", "v5p:2x2x2", "jax:d2f2t2"),
+    "smollm2": (2.954, "smollm2-135m", "v5e:2x4", "jax:f8"),
+    "qwen3-8b": (11.024, "qwen3-8b", "v5e:4x4", "jax:f8t2"),
 }
 
 
@@ -164,8 +166,8 @@ def test_a_learner_is_within_a_twentieth_of_the_peak_that_was_measured(case):
 
 @pytest.mark.parametrize("case", COMPILED)
 def test_a_learner_is_within_a_tenth_of_the_peak_that_the_tpu_compiler_says(case):
-    gigabytes, topology = COMPILED[case]
-    footprint = learner_of("jax:d2f2t2", topology=topology, **TRAINED_ALL)
+    gigabytes, shape, topology, mode = COMPILED[case]
+    footprint = learner_of(mode, shape=shape, topology=topology, **TRAINED_ALL)
     assert footprint.peak == pytest.approx(1e9 * gigabytes, rel=0.1)
 
 
