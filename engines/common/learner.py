@@ -99,6 +99,10 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         """Takes one step of the negative log-likelihood on the tokens in keep, [R, T] bool."""
 
     @abc.abstractmethod
+    def update_critic(self, batch: Batch) -> dict[str, Mean]:
+        """See `Learner.update_critic`."""
+
+    @abc.abstractmethod
     def _score_with(self, weights: Tree, batch: Batch) -> np.ndarray:
         """Computes `score` under other weights, such as `_copy_policy` returns."""
 
