@@ -74,7 +74,7 @@ class ShadowProcess:
         Raises OSError if the batch can't be written, or the child is gone.
         """
         arrays = {name: array for name, array in vars(batch).items() if array is not None}
-        np.savez(self.place / BATCH, **arrays)  # type: ignore[arg-type]  # its stubs take the names for options
+        np.savez(self.place / BATCH, **arrays)
         self.busy = True
         self._stdin.write(json.dumps({"supervised": supervised}) + "\n")
         self._stdin.flush()
