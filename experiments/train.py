@@ -154,6 +154,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.config.validation import key_of
     from rljax.hf.spec import read_vocab_size
+    from rljax.planning.run import estimate_of
     from rljax.rewards import RewardPool
     from rljax.rewards.check import MOST, check_records
     from rljax.sinks import context
@@ -193,7 +194,8 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             )
             context.append(run, this)
             announcement.say_where(config, devices)
-            return build_sinks(config, run, tokenizer, first_step=first_step)
+            estimate = estimate_of(resolved, model_dir, devices, pools.devices, engine.find_plugin)
+            return build_sinks(config, run, tokenizer, first_step=first_step, estimate=estimate)
 
         count = sum(len(each.prompts) for each in evaluations)
         announcement.say_what(

@@ -286,6 +286,7 @@ FAMILIES = (
             ),
             Metric("perf/host_memory_bytes", "bytes", "Of this process in RAM."),
             Metric("perf/device_memory_bytes", "bytes", "In use on the learner's devices, where they tell."),
+            Metric("memory/learner_peak_bytes", "bytes", "Most in use so far on the fullest of the learner's devices."),
         ),
     ),
     Family(

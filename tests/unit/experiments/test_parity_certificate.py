@@ -114,11 +114,11 @@ def at_another_temperature(function):
 
 
 def flipped(function):
-    def negated(*args):
-        surrogate = function(*args)
+    def planted(*args, **options):
+        surrogate = function(*args, **options)
         return surrogate._replace(sum=-surrogate.sum)
 
-    return negated
+    return planted
 
 
 def plant(monkeypatch, module, name, change):
