@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rljax.config.allocation import Allocation
+    from rljax.config.allocation import Allocation, Pool
     from rljax.config.schema import Config
+    from rljax.engine import Learner
     from rljax.loop import Outcome
     from rljax.multiprocess import Leader
     from rljax.process.watchdog import Watchdog
@@ -208,9 +209,14 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         )
 
         # ----------------------------------------------------------------------------------------------------------------
-        # Engine, and the loop over it
+        # Engine, perhaps with a shadow of its learner, and the loop over it
         # ----------------------------------------------------------------------------------------------------------------
-        made = engine.build(config, pools, model_dir, run.path, leader.make_learner)
+        from rljax.shadow import shadowed
+
+        def make_learner(config: Config, pool: Pool, model_dir: Path) -> Learner:
+            return shadowed(config, leader.make_learner(config, pool, model_dir), pool, model_dir, run.path)
+
+        made = engine.build(config, pools, model_dir, run.path, make_learner)
         interpreter.settle()
         return await Loop(
             Run(

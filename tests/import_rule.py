@@ -41,6 +41,7 @@ ROOMS = {
     "planning": ("chips", "config", "errors", "hf", "objective"),
     "engine": ("batching", "config", "entry_points", "errors", "metrics", "planning", "tracing", "types"),
     "multiprocess": ("batching", "config", "engine", "errors", "messaging", "metrics", "process"),
+    "shadow": ("batching", "config", "engine", "errors", "metrics", "objective"),
     "rollout": (
         "config",
         "engine",
@@ -133,6 +134,7 @@ OPTIONAL = {
             "engines/cuda",
             "experiments/bench/logprobs_torch.py",
             "experiments/compare_transformers.py",
+            "experiments/parity_oracle.py",
             "experiments/parity_torch.py",
         ),
     ),

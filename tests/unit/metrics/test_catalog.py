@@ -29,6 +29,7 @@ NOT_HERE = {
     ),
     *("sft/device_memory_bytes", "warmup/skipped", "sft/skipped", "critic/optimizer_steps"),
     *("rollout/late_groups", "eval-rollout/lost/*"),
+    *(metric.name for family in catalog.FAMILIES if family.title == "Shadow" for metric in family.metrics),
     *("ppo_actor/update/nll", "sft/out_of_bounds", "warmup/out_of_bounds"),
 }
 PPO = {"actor.adv_estimator": "gae", "actor.reward_norm.mean_level": "none", "actor.reward_norm.std_level": "none"}
