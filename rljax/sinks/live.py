@@ -99,7 +99,7 @@ class LineSink:
 
     def _pace(self, status: Status, now: float) -> list[str]:
         """Returns tokens per second, seconds per step and the time that is left, where known."""
-        rates = [self._latest[name] for name in RATES if name in self._latest and self._latest[name].count]
+        rates = [self._latest[name] for name in RATES if name in self._latest and self._latest[name].sum]
         found = [f"{rates[0].value:.4g} tokens/s"] if rates else []
         if (wall := self._latest.get(WALL)) is not None:
             found.append(f"{wall.value:.3g} s/step")

@@ -2,6 +2,7 @@
 
 config.json       resolved config of the newest step
 configs/          each config that the run had, by its first step (config_record.py)
+plan.json         memory and time as estimated, and as measured since (sinks/planned.py)
 context.json      code, packages, hardware, model, data and evaluation of each session (context.py)
 metrics.jsonl     one object per step, `step` strictly increasing; null is NaN or infinite
 histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts": [n]}}
@@ -274,7 +275,7 @@ def describe_tokens(trajectory: Trajectory, advantage: np.ndarray, tokenizer: To
 
 
 def describe_advantages(trajectory: Trajectory, advantage: np.ndarray) -> list[list[Any]]:
-    """Returns the advantages from the first sampled token on, run-length encoded; null if untrained."""
+    """Returns advantages from the first sampled token on, run-length encoded; null if untrained."""
     start = _first_sampled(trajectory)
     trained = zip(advantage[start:].tolist(), trajectory.loss_mask[start:].tolist(), strict=True)
     return _run_lengths([float(f"{value:.6g}") if used else None for value, used in trained])
