@@ -94,7 +94,7 @@ def run() -> None:
 
 
 def _check_flags(mode: str) -> None:
-    """Raises UserError for a flag without a value, or without a meaning in a mode, where it would be passed over."""
+    """Raises UserError for a flag without a value, or one without a meaning in a mode."""
     for name in dict.fromkeys(name for names in MODES.values() for name in names):
         if main.FLAGS[name].present and name not in MODES[mode]:
             raise UserError(f"--{name}: has no meaning with {mode}")

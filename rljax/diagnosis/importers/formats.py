@@ -119,7 +119,10 @@ def read_tensorboard(path: Path) -> list[Row]:
 
 
 def _refuse_damaged(file: Path) -> None:
-    """Raises UserError for a record that can't be read and is not the last one: TensorBoard stops there without a word."""
+    """Raises UserError for a record that can't be read and is not the last one.
+
+    TensorBoard stops there without a word.
+    """
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 
     size = file.stat().st_size  # first, as the run may be live

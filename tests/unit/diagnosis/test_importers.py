@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from rljax.diagnosis import History, diagnose, importers
-from rljax.diagnosis.importers import tables
+from rljax.diagnosis import History, diagnose, importers, reference
+from rljax.diagnosis.importers import formats, tables
 from rljax.errors import UserError
 from tests.unit.diagnosis import made
 
@@ -234,6 +234,10 @@ def test_a_log_that_can_not_be_read_is_an_error_that_names_it(tmp_path, name, te
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message):
         importers.read(tmp_path / name)
+
+
+def test_the_page_names_every_column_of_steps_in_order():
+    assert ", ".join(f"`{name}`" for name in formats.STEP_NAMES) in " ".join(reference.page().split())
 
 
 def test_unknown_formats_and_sources_are_errors(tmp_path):
