@@ -264,8 +264,10 @@ def _json_of(path: Path) -> dict[str, Any]:
 def _names_of(path: Path, key: str, within: str = "") -> list[str]:
     """Returns the list of names under a key, or those under `within` in a list of objects. Raises UserError."""
     entries = _json_of(path).get(key)
-    names = [entry.get(within) if within and isinstance(entry, dict) else entry for entry in entries or ()]
-    if not isinstance(entries, list) or not all(isinstance(name, str) for name in names):
+    listed = entries if isinstance(entries, list) else [None]
+    found = [entry.get(within) if within and isinstance(entry, dict) else entry for entry in listed]
+    names = [name for name in found if isinstance(name, str)]
+    if len(names) < len(listed):
         raise UserError(f"{path}: {key} is no list of names (save_to_disk of datasets writes one)")
     return names
 
