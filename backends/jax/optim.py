@@ -108,8 +108,8 @@ class Optimizer:
         bounds: Sequence[UpdateBound] = (),
         rounding: Rounding | None = None,
     ) -> None:
-        """bounds: a step whose metrics break one is not taken. rounding: of the parameters where they
-        are published, to report what of a step it takes away.
+        """bounds: a step whose metrics break one is not taken. rounding: of the parameters where
+        they are published, to report what of a step it takes away.
         """
         if config.type != "adamw":
             raise UserError(f"{key}.type: no optimizer {config.type!r} (adamw)")

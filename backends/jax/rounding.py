@@ -1,4 +1,4 @@
-"""How much of an update the dtype of the published weights rounds away."""
+"""Share of an update that the dtype of the published weights rounds away."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Optimizer:
 
     @property
     def _nothing(self) -> Mean | None:
-        """What a step that is not taken has rounded away."""
+        """Share that a step rounds away which is not taken."""
         return None if self._published is None else Mean(0.0, 0)
 
     def _adamw(self, which: list[int], grads: list[Tensor | None], lr: float, decayed: bool) -> None:

@@ -1,4 +1,4 @@
-"""How much of an update the dtype of the published weights rounds away."""
+"""Share of an update that the dtype of the published weights rounds away."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ class Shards:
 
 
 def changes(before: Tensor, after: Tensor, published_before: Tensor, published_after: Tensor) -> Tensor:
-    """Counts the elements that differ before and after: [published as the same value, all], float64."""
+    """Counts the elements that differ: [those published as the same value, all], float64."""
     moved = before != after
     return torch.stack([(moved & (published_before == published_after)).sum(), moved.sum()]).double()

@@ -1,4 +1,4 @@
-"""How much of an update of the adapters the dtype of the merged weights rounds away."""
+"""Share of an update of the adapters that the dtype of the merged weights rounds away."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class Phase:
         rounding: Rounding | None = None,
     ) -> None:
         """key: config key of `config`, for messages. prefix: of the names of loss, grad_norm, lr
-        and skipped. bounds: a step whose metrics break one is not taken. rounding: of the parameters
-        where they are published.
+        and skipped. bounds: a step whose metrics break one is not taken. rounding: of the
+        parameters where they are published.
         """
         self._prefix = prefix
         self._everywhere = replicated(mesh)
