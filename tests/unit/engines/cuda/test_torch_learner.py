@@ -215,7 +215,7 @@ def test_both_learners_tell_what_rounding_takes_of_an_update(model_dir, batch, l
         if not lora:
             return [np.asarray(a) for path, a in jax.tree.leaves_with_path(params) if path[-1].key != "scale"]
         adapted, middle = theirs._policy.trained["layers"], theirs._spec.num_layers // 2
-        return [np.asarray(params["layers"][name]["kernel"][middle]) for name in adapted]
+        return [np.asarray(params["layers"][name]["kernel"][middle]) for name in sorted(adapted)]
 
     before = published()
     mean = theirs.update(batch)[f"{UPDATE}/rounded_away"]
