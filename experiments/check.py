@@ -125,7 +125,7 @@ class Checks:
 
     def _check_model(self) -> Tokenizer:
         from rljax.hf.model_directory import prepare_model_directory
-        from rljax.hf.spec import ModelSpec
+        from rljax.hf.read_model import read_model
         from rljax.hf.tensors import parameter_count
         from rljax.hf.tokenizer import load_tokenizer
         from rljax.hf.weights import WeightReader
@@ -135,7 +135,7 @@ class Checks:
         self._model_dir = directory
         tokenizer = load_tokenizer(directory, self._config.rollout)
         self._findings += [*template.check_tokenizer(tokenizer, directory), *template.check_template(tokenizer)]
-        spec = ModelSpec.from_directory(directory)
+        spec = read_model(directory)
         WeightReader(directory).check(spec)
         where = "made from scratch" if self._config.actor.init_from_scratch else str(directory)
         self._good("model", f"{where}: {spec.architecture}, {parameter_count(spec) / 1e6:.4g}M parameters, all tensors there")
