@@ -268,7 +268,6 @@ def _compare(network: Network, directory: Path | str) -> None:
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters(network) if ".lora_" not in name}
     for name in stored.keys() | shapes.keys():
         if stored.get(name) != shapes.get(name):
-            there, here = (list(each[name]) if name in each else "none" for each in (stored, shapes))
-            raise UserError(
-                f"{directory}: tensor {name!r} is {there} in the files, and {here} in {type(network.causal).__name__}"
-            )
+            there, here = (list(each[name]) if name in each else "missing" for each in (stored, shapes))
+            kind = type(network.causal).__name__
+            raise UserError(f"{directory}: tensor {name!r} is {there} in the files, and {here} in transformers' {kind}")

@@ -126,9 +126,8 @@ def _check_family(config: Config, pool: Pool) -> None:
             continue
         for dim, size in (("t", pool.tensor), ("c", pool.context)):
             if size > 1:
-                raise UserError(
-                    f"allocation_mode: {key} is of the family {model.architecture!r}, which fsdp splits over d and f only, not {dim}"
-                )
+                family = f"{key} is of the family {model.architecture!r}"
+                raise UserError(f"allocation_mode: {family}, which fsdp splits over d and f only, not {dim}")
     if config.actor.lora.rank and (Path(config.actor.path) / CONFIG).is_file():
         have = {name.split(".")[-1] for name in projections(read_model(config.actor.path))}
         if lacking := [name for name in config.actor.lora.target_modules if name not in have]:
