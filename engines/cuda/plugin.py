@@ -22,6 +22,7 @@ from rljax.hf.other_model import OtherModel
 from rljax.hf.read_model import read_model
 from rljax.hf.spec import CONFIG, is_image_text, takes_pictures
 from rljax.hf.tensors import projections
+from rljax.planning.planner import Planner
 
 OLDEST = (0, 5, 17)  # the first release with in-place pause, weight_version and extra_key
 
@@ -57,6 +58,11 @@ class SglangPlugin(Plugin):
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
         return routes(config, allocation)
 
+    def planner(self) -> Planner:
+        from rljax.engines.cuda.footprint import SglangPlanner
+
+        return SglangPlanner()
+
     def on_host(self, config: Config) -> bool:
         return SglangConfig.of(config).device == "cpu"
 
@@ -91,6 +97,11 @@ class FsdpPlugin(Plugin):
                 )
         if pool is not None and not config.actor.init_from_scratch:
             _check_family(config, pool)
+
+    def planner(self) -> Planner:
+        from rljax.engines.cuda.footprint import FsdpPlanner
+
+        return FsdpPlanner()
 
     def devices(self) -> list[str]:
         import torch

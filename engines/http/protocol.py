@@ -157,13 +157,14 @@ def parse_generate(
     Args:
       encode: the tokenizer's `encode_document`, for "text" prompts; None if only "input_ids" are
         accepted.
-      default_stop_ids: the model's EOS ids, for requests that name none and don't ignore them.
+      default_stop_ids: the model's EOS ids, which end a completion beside those that a request
+        names, unless it ignores them.
     """
     _check_keys(body)
     sampling = _get(body, "sampling_params", dict, {})
-    stop_ids = _stop_token_ids(sampling)
-    if not stop_ids and not _get(sampling, "ignore_eos", bool, False):
-        stop_ids = tuple(default_stop_ids)
+    stop_ids = tuple(dict.fromkeys((*_stop_token_ids(sampling), *default_stop_ids)))
+    if _get(sampling, "ignore_eos", bool, False):  # SGLang reads no stop ids then
+        stop_ids = ()
     temperature = _number(sampling, "temperature", 1.0)
     greedy = temperature == GREEDY_TEMPERATURE
     top_k = _integer(sampling, "top_k", NO_TOP_K)

@@ -1,4 +1,4 @@
-"""What rollout.enable_rollout_tracing costs a quickstart step, in CPU time.
+"""Cost of rollout.enable_rollout_tracing, in CPU time of a quickstart step.
 
     python -m experiments.bench.tracing --pairs=5
 
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 from absl import flags
@@ -45,7 +46,9 @@ class Queue:
 
 def bench() -> None:
     cost = min(_seconds_per_event() for _ in range(5))
-    traced, plain, events = [], [], []
+    traced: list[float] = []
+    plain: list[float] = []
+    events: list[float] = []
     with tempfile.TemporaryDirectory() as scratch:
         for pair in range(PAIRS.value):
             for on in (pair % 2 == 0, pair % 2 == 1):
@@ -71,7 +74,7 @@ def _run(workdir: Path, on: bool) -> float:
 
     Start-up and the first step, a run of their own, are left out.
     """
-    settings = {
+    settings: dict[str, object] = {
         "rollout.enable_rollout_tracing": on,
         "warmup.steps": 0,
         "evaluator.freq_steps": None,
@@ -82,7 +85,7 @@ def _run(workdir: Path, on: bool) -> float:
     return (_cpu(workdir, settings | {"total_train_steps": STEPS.value}) - short) / (STEPS.value - 1)
 
 
-def _cpu(workdir: Path, settings: dict[str, object]) -> float:
+def _cpu(workdir: Path, settings: Mapping[str, object]) -> float:
     """Runs experiments.train to its end. Returns its CPU seconds."""
     command = [sys.executable, "-m", "rljax.experiments.train", f"--config={CONFIG.value}", f"--workdir={workdir}"]
     command += [f"--config.{key}={value}" for key, value in settings.items()]
@@ -99,7 +102,7 @@ def _lines(path: Path) -> int:
 
 
 def _seconds_per_event() -> float:
-    """Measures the CPU time of a span, half of them nested, with what the trace's thread does with it."""
+    """Measures the CPU time of a span, half of them nested, and of its line in the file."""
     queue = Queue()
     tracer, start = Tracer(queue, Process(1, "bench")), time.process_time()
     for index in range(EVENTS // 2):

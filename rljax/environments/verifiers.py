@@ -51,7 +51,7 @@ def _record(name: str, arguments: Mapping[str, Any], row: dict[str, Any]) -> dic
 
 
 async def play(client: Any, model: str, prompt: Prompt) -> dict[str, float]:
-    """Plays an episode of the prompt's environment. Returns its reward, and its metrics as components.
+    """Plays an episode of the prompt's environment. Returns its reward and its metrics.
 
     Raises:
       UserError: the prompt names no environment.

@@ -157,7 +157,7 @@ class Tracer:
                 heapq.heappush(self._free[track.kind], (track.lane, track))
 
     def tell_open(self) -> None:
-        """Records the beginnings of all spans that have not ended, and the newest values of counters."""
+        """Records the beginnings of all open spans, and the newest values of counters."""
         with self._lock:
             for event in self._late.values():
                 self._record(event)

@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rljax.messaging.token import VARIABLE
 from tests.calling_model import CALCULATOR, SUMS, make_calling_model
 from tests.shared import REPOSITORY, sglang_flags
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+TOKEN = "sesame"
 EXACT = {"float32": 2e-3, "bfloat16": 0.3}  # nats, of any token
 
 
@@ -49,7 +51,7 @@ def serving(model: Path, workdir: Path, **flags: Any) -> Iterator[str]:
     }
     command = [sys.executable, "-m", "experiments.serve", "--config=configs/quickstart.py"]
     command += [f"--config.{key}={value}" for key, value in settings.items()]
-    env = os.environ | {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+    env = os.environ | {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", VARIABLE: TOKEN}
     process = subprocess.Popen(command, cwd=REPOSITORY, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     said = []
     try:
@@ -94,7 +96,7 @@ async def _episodes(address: str, sums: list[str]) -> list[dict[str, Any]]:
     from openai import AsyncOpenAI
 
     async def play(seed: int, text: str) -> dict[str, Any]:
-        async with AsyncOpenAI(base_url=f"http://{address}/v1", api_key="none") as guest:
+        async with AsyncOpenAI(base_url=f"http://{address}/v1", api_key=TOKEN) as guest:
             session = await guest.post("/sessions", cast_to=dict, body={"seed": seed})
         messages: list[Any] = [{"role": "user", "content": text}]
         replies = []

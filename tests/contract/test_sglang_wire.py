@@ -6,9 +6,7 @@ answer in another way than SGLang.
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,11 @@ from tokenizers.processors import TemplateProcessing
 
 from rljax.config.allocation import Pool
 from rljax.engines.http.launcher import SglangServers
+from rljax.engines.http.remote import Remote, inspect, make_session
+from rljax.errors import UserError
 from rljax.testing.models import config_of
 from tests.calling_model import SUMS, make_calling_model
-from tests.contract.test_sglang_agents import serving
+from tests.contract.test_sglang_agents import TOKEN, serving
 from tests.shared import sglang_flags
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -35,8 +35,10 @@ SAME: dict[str, dict[str, Any]] = {
     "the first of several": {"stop": ["arguments", '": "', "zzz"]},
     "a stop string that is kept": {"stop": '"name"', "no_stop_trim": True},
     "a stop string that never comes": {"stop": ["zzz"]},
-    "a stop id": {"stop_token_ids": [30]},
-    "a stop id that is kept": {"stop_token_ids": [30], "no_stop_trim": True},
+    "a stop id": {"stop_token_ids": [28]},
+    "a stop id that is kept": {"stop_token_ids": [28], "no_stop_trim": True},
+    "a stop id that never comes": {"stop_token_ids": [95]},
+    "stop ids that are ignored": {"stop_token_ids": [28], "ignore_eos": True, "max_new_tokens": 90},
     "special tokens": {"skip_special_tokens": False},
     "special tokens and all": {"skip_special_tokens": False, "no_stop_trim": True},
     "beyond the end": {"ignore_eos": True, "max_new_tokens": 90},
@@ -62,7 +64,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def both(model, tmp_path_factory):
-    """The base URLs of SGLang and of ours."""
+    """SGLang's server and ours."""
     scratch = tmp_path_factory.mktemp("servers")
     arguments = ("--max-total-tokens", "8192", "--max-running-requests", "16")
     flags = sglang_flags() | {"sglang.context_length": 512, "sglang.extra_args": arguments, "sglang.log_dir": str(scratch)}
@@ -72,15 +74,18 @@ def both(model, tmp_path_factory):
     ):
         servers = pool.submit(SglangServers, config_of(**flags), Pool("sglang"), model).result()
         try:
-            yield servers.remotes[0].base, f"http://{ours}"
+            base = f"http://{ours}"
+            yield servers.remotes[0], Remote(base, inspect(base, TOKEN)[0], TOKEN)
         finally:
             servers.close()
 
 
-def answer(base: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(f"{base}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as response:
-        return json.loads(response.read())
+def answer(server: Remote, body: dict[str, Any]) -> Any:
+    async def talk() -> Any:
+        async with make_session() as session:
+            return await server.post(session, "/generate", body, 120)
+
+    return asyncio.run(talk())
 
 
 @pytest.mark.parametrize("prompt", ["text", "input_ids"])
@@ -88,7 +93,7 @@ def test_the_same_request_has_the_same_answer(both, model, prompt):
     given = {"text": PROMPT} if prompt == "text" else {"input_ids": [70, 28, 90, 2, 70, 31, 29]}
     for name, sampling in SAME.items():
         body = {**given, "sampling_params": GREEDY | sampling, "return_logprob": True}
-        theirs, ours = (answer(base, body) for base in both)
+        theirs, ours = (answer(server, body) for server in both)
         assert ours["text"] == theirs["text"], name
         seen = [
             (
@@ -107,7 +112,6 @@ def test_the_same_request_has_the_same_answer(both, model, prompt):
 @pytest.mark.parametrize("extra", REFUSED)
 def test_what_we_do_not_answer_as_sglang_does_is_refused_by_name(both, extra):
     body = {"text": PROMPT, "sampling_params": GREEDY} | extra
-    with pytest.raises(urllib.error.HTTPError) as caught:
+    with pytest.raises(UserError, match="status 400") as caught:
         answer(both[1], body)
-    said = caught.value.read().decode()
-    assert caught.value.code == 400 and any(name in said for name in (*extra, *extra.get("sampling_params", {})))
+    assert any(name in str(caught.value) for name in (*extra, *extra.get("sampling_params", {})))

@@ -58,6 +58,11 @@ BROKEN = [
     (["reward.name=exact,exact"], "reward.name: 'exact,exact' names a reward twice"),
     (["actor.path="], "actor.path: empty"),
     (["actor.init_from_scratch=true"], "actor.path: 'model' would be ignored"),
+    (["actor.lora.path=adapter"], "actor.lora.rank: 0 trains all weights"),
+    (
+        ["actor.lora.path=adapter", "actor.lora.rank=8", "actor.kl_ctl=0.1"],
+        "actor.kl_ctl: the reference of a LoRA run is its base",
+    ),
     (["actor.distill.teacher=models/teacher", "actor.loss=sft"], "actor.distill.teacher: a teacher scores what"),
     (["actor.init.num_heads=4", "actor.init.num_kv_heads=3"], "actor.init.num_kv_heads: 3 does not divide"),
     (["actor.init.head_dim=33"], "actor.init.head_dim: 33 is odd"),

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rljax.errors import RequestLost, RewardError, SamplerError, TooManyFailures, UserError
+from rljax.errors import RequestLost, RewardError, SamplerError, TooManyFailures, UserError, WorkerLost
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Limits
 from rljax.rollout.journal import Journals
@@ -129,6 +129,30 @@ def test_a_prompt_that_always_fails_is_dropped_and_counted_and_the_others_go_on(
     assert accumulator["rollout/failed/reward_error"] == 3 * 2
     seeds = [seed for uid, seed in workflow.seeds if uid == "0/1"]
     assert len(seeds) == len(set(seeds)) == 6  # every attempt draws other samples
+
+
+def test_a_lost_worker_is_never_held_against_its_prompts(tmp_path):
+    config = make_run(tmp_path, {"recover.max_prompt_failures": 2, "recover.max_consecutive_failures": 10}).config
+    buffer = Buffer(Numbers(1), Limits(max_lag=9, batch_size=1, max_concurrent=4, prompts=1, groups=None))
+    accumulator = Accumulator()
+    tracker = PromptTracker(
+        config,
+        buffer=buffer,
+        journals=Journals(tmp_path / "journal"),
+        recovered={},
+        accumulator=accumulator,
+        beat=lambda what: None,
+    )
+    for attempt in range(9):
+        ticket = buffer.admit()
+        assert (ticket.attempt, ticket.failures) == (attempt, 0)
+        tracker.started(ticket)
+        tracker.lost([ticket], WorkerLost("worker w: gone"))
+    assert accumulator.drain()["rollout/lost/worker_lost"].sum == 9 and buffer.counts["dropped"] == 0
+    ticket = buffer.admit()
+    tracker.started(ticket)
+    with pytest.raises(TooManyFailures, match="10 groups failed in a row"):
+        tracker.lost([ticket], WorkerLost("worker w: gone"))
 
 
 def test_a_lost_server_is_never_held_against_a_prompt(tmp_path):

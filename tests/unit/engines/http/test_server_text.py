@@ -64,6 +64,7 @@ def post(tokenizer, body, says="a | b || c<eos>", path="/generate", headers=None
         ({"skip_special_tokens": False, "no_stop_trim": True}, "a | b || c<eos>", 2),
         ({"skip_special_tokens": False}, "a | b || c", 2),
         ({"stop_token_ids": [2]}, "a | b || c", 2),
+        ({"stop_token_ids": [99]}, "a | b || c", 2),  # beside the model's own
     ],
 )
 def test_what_ended_a_completion_is_named_and_not_in_its_text(tokenizer, sampling, text, matched):
