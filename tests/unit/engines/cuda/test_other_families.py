@@ -140,28 +140,20 @@ def test_a_model_that_would_be_trained_wrongly_is_refused_in_one_line(family, tm
         ("jax", "jax:d1+fsdp:d1", {}, r"model_type 'phi3' is not supported"),
         ("fsdp", "fsdp:t2", {}, "actor.path is of the family 'phi3', which fsdp splits over d and f only, not t"),
         ("fsdp", "fsdp:c2", {}, "'phi3', which fsdp splits over d and f only, not c"),
-        (
-            "fsdp:d1",
-            {"actor.lora.rank": 2},
-            "no projection 'q_proj' .it has down_proj, gate_up",
-        ),
+        ("fsdp", "fsdp:d1", {"actor.lora.rank": 2}, "no projection 'q_proj' .it has down_proj, gate_up"),
     ],
 )
 def test_what_other_families_are_not_taken_for_is_said_before_anything_is_loaded(engine, allocation, settings, line, tmp_path):
     made("Phi3", TAKEN["Phi3"], tmp_path)
-    config = config_of(
-        **{"allocation_mode": allocation, "actor.path": str(tmp_path), "actor.init_from_scratch": False} | settings
-    )
+    given = {"allocation_mode": allocation, "actor.path": str(tmp_path), "actor.init_from_scratch": False}
+    config = config_of(**given, **settings)
     with pytest.raises(UserError, match=line):
         find_plugin(engine).check(config, allocate(config))
 
 
 def test_flops_of_a_model_do_not_depend_on_who_reads_it(batch, tmp_path):
     made("Llama", GATED | dict(head_dim=8), tmp_path)
-
-    known, other = (
-        ModelSpec.from_directory(tmp_path),
-        parse(read_config(tmp_path), WeightReader(tmp_path).shapes, "config.json"),
-    )
+    known = ModelSpec.from_directory(tmp_path)
+    other = parse(read_config(tmp_path), WeightReader(tmp_path).shapes, "config.json")
     assert parameter_count(other) == parameter_count(known)
     assert update_flops(other, batch.segment_ids, 7) == update_flops(known, batch.segment_ids, 7)
