@@ -38,10 +38,10 @@ def check(network: Network, directory: Path | str, rank_mesh: RankMesh, dtype: t
     finally:
         model.reshard(network)
     packed, alone = (x - x.mean(-1, keepdim=True) for x in (packed, alone))  # log-probs, but for a constant
-    error = float(((packed - alone).norm(dim=-1) / alone.norm(dim=-1)).max())
-    if not error <= ALLOWED[dtype]:  # NaN too
+    deviation = float(((packed - alone).norm(dim=-1) / alone.norm(dim=-1)).max())
+    if not deviation <= ALLOWED[dtype]:  # NaN too
         raise UserError(
-            f"{directory}: {kind} has other log-probs in packed rows than in each row alone (relative error {error:.2g}, "
+            f"{directory}: {kind} has other log-probs in packed rows than in each row alone (relative error {deviation:.2g}, "
             f"allowed {ALLOWED[dtype]:g}): attention, positions or logits of its own, with which fsdp would train wrongly"
         )
 
