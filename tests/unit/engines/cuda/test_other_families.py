@@ -79,7 +79,7 @@ def test_a_packed_step_is_what_transformers_computes_of_each_row_alone(family, b
     target_objective(network, rows, Objective(loss="sft"), temperature=1.0, chunk=64)[0].backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for name, parameter in model.parameters(network):
-        torch.testing.assert_close(parameter.grad.full_tensor(), gradients[name], atol=1e-5, rtol=2e-3)
+        torch.testing.assert_close(parameter.grad.full_tensor().cpu(), gradients[name], atol=1e-5, rtol=2e-3)
     learner.close()
 
 
