@@ -10,15 +10,14 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol, cast
 
 import numpy as np
 
 from rljax.config.allocation import Pool
 from rljax.config.schema import OptimizerConfig
-from rljax.engine import ExportToDirectory
+from rljax.engine import ExportToDirectory, Learner, PortableState
 from rljax.engine.plugins import find_plugin
-from rljax.engines.common.learner import PhasedLearner
-from rljax.errors import UserError
 from rljax.experiments.parity_case import Case, Result, Tensors, Update, Vector
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX
@@ -27,14 +26,21 @@ from rljax.types import Completion, Request, SamplingParams
 NEW_TOKENS = 16  # of a completion that a sampler is asked for
 
 
+class Certified(Learner, Protocol):
+    """A learner that shows its state by Hugging Face names."""
+
+    def named_state(self) -> dict[str, dict[str, np.ndarray]]: ...
+
+    def load_named_state(self, named: PortableState, updates: int) -> None: ...
+
+
 def run(engine: str, case: Case, export_to: Path | None = None) -> Result:
     """Makes an engine's learner, with the weights of the case, and takes a step of each part.
 
     export_to: directory for the policy as it was before the step.
     """
-    learner = find_plugin(engine).make_learner(case.config, Pool(engine), case.model_dir)
-    if not isinstance(learner, PhasedLearner):
-        raise UserError(f"{engine}: its learner shows no state by Hugging Face names, so there is nothing to certify")
+    made = find_plugin(engine).make_learner(case.config, Pool(engine), case.model_dir)
+    learner = cast(Certified, made)  # the two learners of this package, which are `PhasedLearner`s, do
     try:
         _load(learner, case)
         if export_to is not None:
@@ -51,7 +57,7 @@ def run(engine: str, case: Case, export_to: Path | None = None) -> Result:
         learner.close()
 
 
-def _load(learner: PhasedLearner, case: Case) -> None:
+def _load(learner: Certified, case: Case) -> None:
     """Gives the learner the weights of the case."""
     state = learner.named_state()
     for part in ("params", "critic/params"):
@@ -60,7 +66,7 @@ def _load(learner: PhasedLearner, case: Case) -> None:
     learner.load_named_state(state, 0)
 
 
-def _policy_update(learner: PhasedLearner, case: Case) -> tuple[Update, dict[str, Mean]]:
+def _policy_update(learner: Certified, case: Case) -> tuple[Update, dict[str, Mean]]:
     before = learner.named_state()["params"]
     means = learner.update(case.batch)
     after = learner.named_state()
@@ -74,7 +80,7 @@ def _policy_update(learner: PhasedLearner, case: Case) -> tuple[Update, dict[str
     return update, means
 
 
-def _critic_update(learner: PhasedLearner, case: Case) -> Update:
+def _critic_update(learner: Certified, case: Case) -> Update:
     means = learner.update_critic(case.batch)
     gradients = _gradients(learner.named_state()["critic/mu"], case.config.critic.optimizer)
     return Update(means["critic/loss"].value, gradients)

@@ -79,8 +79,8 @@ class Oracle:
             _add_gradient(unembedding, slopes[1])
             loss += term.loss
             entropies.append(entropy)
-        mean = None if case.objective.loss == "sft" else float(np.concatenate(entropies).mean())
-        return Update(loss, self._gradients("params"), mean)
+        mean_entropy = None if case.objective.loss == "sft" else float(np.concatenate(entropies).mean())
+        return Update(loss, self._gradients("params"), mean_entropy)
 
     def _critic(self, case: Case) -> tuple[Vector, Update]:
         """Computes the critic's values and its gradient."""

@@ -30,7 +30,8 @@ class Fault:
 
 MODEL = "tests/unit/rollout/test_buffer_and_journal_model.py"
 PRODUCER = "tests/unit/rollout/test_producer.py"
-BUFFER = ("tests/unit/rollout/test_buffer.py", PRODUCER, MODEL, "tests/unit/test_guard_actions.py")
+GUARD = "tests/unit/test_guard_actions.py"  # rollbacks
+BUFFER = ("tests/unit/rollout/test_buffer.py", PRODUCER, GUARD, MODEL)
 JOURNAL = ("tests/unit/rollout/test_journal.py", MODEL)
 TRACKER = (PRODUCER,)
 CHECKPOINTS = ("tests/unit/checkpoints/test_recovery.py", "tests/unit/checkpoints/test_store.py")
