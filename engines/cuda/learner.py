@@ -50,6 +50,7 @@ from rljax.engines.cuda.teacher import Teacher
 from rljax.engines.cuda.transports import Route
 from rljax.engines.http.config import SglangConfig
 from rljax.hf.activations import logit_rows
+from rljax.hf.read_model import read_model
 from rljax.metrics.guardrails import UpdateBound, update_bounds
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX, ROUNDED_AWAY, Objective
@@ -72,10 +73,10 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         Raises UserError if the model or a setting is not supported, or the processes don't fit the
         pool.
         """
-        super().__init__(config, model_dir)
+        super().__init__(config, model_dir, read_model(model_dir))
         self._rank_mesh: RankMesh = distributed.join(pool, config.recover.hang_timeout)
         self._policy = Policy(config, self._rank_mesh, self._model_dir)
-        self._chunk = logit_rows(config.actor.logprob_chunk, self._spec.vocab_size)
+        self._chunk = logit_rows(config.actor.logprob_chunk, self._model.vocab_size)
         self._publishing: Gathering | None = None
         self._route: Route | None = None  # transport of the last publish from memory
         self._start()
@@ -107,7 +108,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         self._enter()
         vision = self._policy.network.vision
         token = None if vision is None else vision.token_id
-        return micro_batches(batch, keep, self._rank_mesh, self._spec, self._config.actor.mb_spec.rows_per_mb, token)
+        return micro_batches(batch, keep, self._rank_mesh, self._model, self._config.actor.mb_spec.rows_per_mb, token)
 
     def _logp_of(self, rows: Rows) -> Tensor:
         temperature = self._config.gconfig.temperature
@@ -196,10 +197,10 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         """
         self._enter()
         if isinstance(target, ExportToDirectory):
-            spec, dtype = self._spec, self._config.actor.dtype
+            spec, dtype = self._model, self._config.actor.dtype
             write(spec, self._whole, target.directory, dtype=dtype, source=self._model_dir, rank_mesh=self._rank_mesh)
             return WeightsInDirectory(target.directory)
-        gathering, route = Gathering(self._spec, self._whole), self._route_to(target)
+        gathering, route = Gathering(self._model, self._whole), self._route_to(target)
         if self._rank_mesh.rank != 0:
             route.follow(gathering)
             return WeightsAtLeader()

@@ -39,6 +39,7 @@ from rljax.engines.jax.rows import MicroBatches, Rows, micro_batches, one_a_row
 from rljax.engines.jax.scoring import scorer_of
 from rljax.engines.jax.teacher import Teacher
 from rljax.errors import UserError
+from rljax.hf.spec import ModelSpec
 from rljax.metrics.guardrails import UpdateBound, update_bounds
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX, ROUNDED_AWAY
@@ -57,7 +58,8 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
 
     def __init__(self, config: Config, pool: Pool, model_dir: Path) -> None:
         """Raises UserError for a model or a setting it can't do, or too few devices."""
-        super().__init__(config, model_dir)
+        self._spec = ModelSpec.from_directory(model_dir)
+        super().__init__(config, model_dir, self._spec)
         self._mesh = pool_mesh(pool)
         if JaxConfig.of(config).bitwise and jax.process_count() > 1:
             raise UserError("jax.bitwise: the sampler is of one process, so the learner must be too (see docs/processes.md)")

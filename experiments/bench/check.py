@@ -54,8 +54,8 @@ class TimedChecks(Checks):
 
     def __init__(self, config: Config, scratch: Path) -> None:
         super().__init__(config, scratch)
-        self.wall: collections.Counter[str] = collections.Counter()
-        self.cpu: collections.Counter[str] = collections.Counter()  # of this process
+        self.wall: collections.defaultdict[str, float] = collections.defaultdict(float)
+        self.cpu: collections.defaultdict[str, float] = collections.defaultdict(float)  # of this process
 
     def _attempt(self, part: str, action: Callable[[], T]) -> T | None:
         wall, cpu = time.perf_counter(), time.process_time()
