@@ -27,5 +27,6 @@ def rounded_away(before: Tree, after: Tree, published_before: Tree, published_af
         moved = old != new
         return jnp.stack([jnp.sum(moved & (old_value == new_value), dtype=jnp.float32), jnp.sum(moved, dtype=jnp.float32)])
 
-    lost, moved = sum(jax.tree.leaves(jax.tree.map(counts, before, after, published_before, published_after)))
+    counted = jax.tree.leaves(jax.tree.map(counts, before, after, published_before, published_after))
+    lost, moved = jnp.sum(jnp.stack(counted), axis=0)
     return MeanArrays(lost, moved, jnp.inf, -jnp.inf)

@@ -103,7 +103,7 @@ def measure(call: str, config: Config, scratch: Path) -> None:
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     for part, seconds in checks.wall.items():
         print(f"| {call} | {part} | {seconds:.1f} | {checks.cpu[part]:.1f} |")
-    rest = wall - checks.wall.total(), cpu - checks.cpu.total()
+    rest = wall - sum(checks.wall.values()), cpu - sum(checks.cpu.values())
     print(f"| {call} | duplicates and overlap | {rest[0]:.1f} | {rest[1]:.1f} |")
     print(f"| {call} | all, {len(findings)} findings | {wall:.1f} | {cpu:.1f} |", flush=True)
 
