@@ -22,7 +22,7 @@ import rljax
 # Commands in the order of their listing. A new binary is added here.
 MENUS = {
     "rljax": (
-        *("train", "check", "evaluate", "doctor", "report", "rollout", "replay", "serve", "parity", "compare"),
+        *("train", "check", "plan", "evaluate", "doctor", "report", "rollout", "replay", "serve", "parity", "compare"),
         *("export", "convert", "bench"),
     ),
     "rljax bench": (

@@ -1,62 +1,20 @@
-"""The JAX side of experiments.parity."""
+"""The JAX learner's optimizer alone, for experiments.parity."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
 
 from rljax.backends.jax import hf
-from rljax.backends.jax.logprobs import token_logprobs
-from rljax.backends.jax.objective import policy_objective
 from rljax.backends.jax.optim import Optimizer
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
-from rljax.engines.jax.config import JaxConfig
 from rljax.experiments.parity_case import Case
-from rljax.hf.activations import logit_rows
 from rljax.hf.spec import ModelSpec
-
-
-def run(case: Case) -> dict[str, Any]:
-    """Returns the fields of a Result."""
-    with jax.enable_x64(True) if case.dtype == "float64" else contextlib.nullcontext():
-        dtype = jnp.dtype(case.dtype)
-        graphdef, params = hf.load(case.model_dir, dtype=dtype, param_dtype=dtype, precise=JaxConfig.of(case.config).precise)
-        spec = ModelSpec.from_directory(case.model_dir)
-
-        def loss(params: Any) -> tuple[Array, tuple[Array, Array]]:
-            model = nnx.merge(graphdef, params)
-            hidden = model(jnp.asarray(case.token_ids), jnp.asarray(case.positions), None)
-            named = jnp.take_along_axis(hidden, jnp.asarray(case.compacted.source)[..., None], axis=1)
-            labels = jnp.asarray(case.compacted.labels)
-            flat = token_logprobs(
-                named.reshape(-1, named.shape[-1]),
-                model.unembedding(),
-                labels.reshape(-1),
-                temperature=case.config.gconfig.temperature,
-                softcap=spec.final_softcap,
-                chunk=logit_rows(case.config.actor.logprob_chunk, spec.vocab_size),
-            )
-            logp, entropy = (x.reshape(labels.shape) for x in flat)
-            tokens = jax.tree.map(jnp.asarray, case.compacted.tokens)
-            return policy_objective(logp, entropy, tokens, case.objective)[0], (logp, entropy)
-
-        (value, scores), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-        logp, entropy = (np.asarray(x, np.float64) for x in scores)
-        master = np.dtype(case.master)
-        return {
-            "logp": logp,
-            "entropy": entropy,
-            "loss": float(value),
-            "gradients": _by_tensor(grads, spec, master),
-            "step": _by_tensor(_optimized(case, params, grads, [1.0], master), spec, master),
-        }
 
 
 def two_steps(case: Case) -> dict[str, np.ndarray]:
@@ -86,7 +44,7 @@ def _optimized(case: Case, params: Any, grads: Any, factors: Sequence[float], dt
 
     The gradient is multiplied by each factor in turn.
     """
-    optimizer = Optimizer(case.config.actor.optimizer, case.total_steps, "actor.optimizer")
+    optimizer = Optimizer(case.optimizer, case.total_steps, "actor.optimizer")
     before = jax.tree.map(lambda p: jnp.asarray(p, dtype), params)
 
     @jax.jit

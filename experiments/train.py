@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rljax.config.allocation import Allocation
+    from rljax.config.allocation import Allocation, Pool
     from rljax.config.schema import Config
+    from rljax.engine import Learner
     from rljax.loop import Outcome
     from rljax.multiprocess import Leader
     from rljax.process.watchdog import Watchdog
@@ -153,6 +154,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.config.validation import key_of
     from rljax.hf.spec import read_vocab_size
+    from rljax.planning.run import estimate_of
     from rljax.rewards import RewardPool
     from rljax.rewards.check import MOST, check_records
     from rljax.sinks import context
@@ -192,7 +194,8 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             )
             context.append(run, this)
             announcement.say_where(config, devices)
-            return build_sinks(config, run, tokenizer, first_step=first_step)
+            estimate = estimate_of(resolved, model_dir, devices, pools.devices, engine.find_plugin)
+            return build_sinks(config, run, tokenizer, first_step=first_step, estimate=estimate)
 
         count = sum(len(each.prompts) for each in evaluations)
         announcement.say_what(
@@ -206,9 +209,14 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         )
 
         # ----------------------------------------------------------------------------------------------------------------
-        # Engine, and the loop over it
+        # Engine, perhaps with a shadow of its learner, and the loop over it
         # ----------------------------------------------------------------------------------------------------------------
-        made = engine.build(config, pools, model_dir, run.path, leader.make_learner)
+        from rljax.shadow import shadowed
+
+        def make_learner(config: Config, pool: Pool, model_dir: Path) -> Learner:
+            return shadowed(config, leader.make_learner(config, pool, model_dir), pool, model_dir, run.path)
+
+        made = engine.build(config, pools, model_dir, run.path, make_learner)
         interpreter.settle()
         return await Loop(
             Run(

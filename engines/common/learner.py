@@ -99,6 +99,10 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         """Takes one step of the negative log-likelihood on the tokens in keep, [R, T] bool."""
 
     @abc.abstractmethod
+    def update_critic(self, batch: Batch) -> dict[str, Mean]:
+        """See `Learner.update_critic`."""
+
+    @abc.abstractmethod
     def _score_with(self, weights: Tree, batch: Batch) -> np.ndarray:
         """Computes `score` under other weights, such as `_copy_policy` returns."""
 
@@ -180,8 +184,16 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         return means | self._throughput(batch, keep, seconds) | self._memory()
 
     def _memory(self) -> dict[str, Mean]:
-        used = self._memory_in_use()
-        return {} if used is None else {"perf/device_memory_bytes": Mean(used, 1)}
+        used, peak = self._memory_in_use(), self._memory_peak()
+        found = {} if used is None else {"perf/device_memory_bytes": Mean(used, 1)}
+        return found if peak is None else found | {"memory/learner_peak_bytes": Mean(peak, 1)}
+
+    def _memory_peak(self) -> int | None:
+        """Returns the most bytes that were in use so far on the fullest of this process's devices.
+
+        None where the devices don't tell.
+        """
+        return None
 
     def _throughput(self, batch: Batch, keep: np.ndarray, seconds: float) -> dict[str, Mean]:
         """Returns tokens per second and MFU of an update that took `seconds`."""

@@ -128,6 +128,10 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         device = self._rank_mesh.device
         return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
+    def _memory_peak(self) -> int | None:
+        device = self._rank_mesh.device
+        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
     def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         return phase.step(self._supervised_loss, self._cut(batch, keep))
 

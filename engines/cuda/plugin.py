@@ -19,6 +19,7 @@ from rljax.engines.http.plugin import TRANSPORTS, sampler_of
 from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 from rljax.hf.spec import is_image_text, takes_pictures
+from rljax.planning.planner import Planner
 
 OLDEST = (0, 5, 17)  # the first release with in-place pause, weight_version and extra_key
 
@@ -54,6 +55,11 @@ class SglangPlugin(Plugin):
     def routes(self, config: Config, allocation: Allocation) -> tuple[str, ...]:
         return routes(config, allocation)
 
+    def planner(self) -> Planner:
+        from rljax.engines.cuda.footprint import SglangPlanner
+
+        return SglangPlanner()
+
     def on_host(self, config: Config) -> bool:
         return SglangConfig.of(config).device == "cpu"
 
@@ -86,6 +92,11 @@ class FsdpPlugin(Plugin):
                 raise UserError(
                     f"allocation_mode: {path} is an image-text model, which fsdp splits over d and f only, not {split[0]}"
                 )
+
+    def planner(self) -> Planner:
+        from rljax.engines.cuda.footprint import FsdpPlanner
+
+        return FsdpPlanner()
 
     def devices(self) -> list[str]:
         import torch

@@ -133,6 +133,10 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
         stats = [device.memory_stats() or {} for device in self._mesh.local_devices]
         return sum(s["bytes_in_use"] for s in stats) if all("bytes_in_use" in s for s in stats) else None
 
+    def _memory_peak(self) -> int | None:
+        peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in self._mesh.local_devices]
+        return max((peak for peak in peaks if peak is not None), default=None)
+
     def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         return self._step(phase, batch, keep, None)
 

@@ -13,6 +13,7 @@ from rljax.engines.jax import FORMAT
 from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 from rljax.hf.spec import CONFIG, ModelSpec, takes_pictures
+from rljax.planning.planner import Planner
 
 NAME = "jax"  # of the entry point
 
@@ -57,6 +58,11 @@ class JaxPlugin(Plugin):
 
     def context_length(self, config: Config) -> int:
         return JaxConfig.of(config).context_length
+
+    def planner(self) -> Planner:
+        from rljax.engines.jax.footprint import JaxPlanner
+
+        return JaxPlanner()
 
     def devices(self) -> list[str]:
         import jax

@@ -82,6 +82,10 @@ class Compiled:
     text: str = dataclasses.field(repr=False)  # of the optimized HLO module
 
 
+class OutOfMemory(UserError):
+    """Says that a program needs more memory than a device has."""
+
+
 def topology_devices(name: str) -> Sequence[jax.Device]:
     """Devices of a TPU topology, to compile for: "v5e:2x4", "v5p:2x2x2", "tpu7x:2x2x1".
 
@@ -176,7 +180,9 @@ def _sampled(programs: Programs, name: str) -> Sampled | None:
 def compile_target(target: Target) -> Compiled:
     """Compiles a program.
 
-    Raises UserError if the program needs more memory than a device has, or lacks a kernel.
+    Raises:
+      OutOfMemory: the program needs more memory than a device has.
+      UserError: it lacks a kernel.
     """
     start = time.perf_counter()
     try:
@@ -185,7 +191,7 @@ def compile_target(target: Target) -> Compiled:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         reason = " ".join(str(error).split())[:400]
-        raise UserError(f"{target.name}: does not fit a device (fewer rows or slots, or more shards): {reason}") from error
+        raise OutOfMemory(f"{target.name}: does not fit a device (fewer rows or slots, or more shards): {reason}") from error
     seconds = time.perf_counter() - start
     text, memory, cost = compiled.as_text() or "", compiled.memory_analysis(), compiled.cost_analysis() or {}
     assert memory is not None  # libtpu has it

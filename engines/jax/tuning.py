@@ -12,15 +12,15 @@ import importlib.util
 import jax
 from jax.sharding import Mesh
 
-from rljax.backends.jax.chips import chip_of
 from rljax.backends.jax.mesh import first_device
+from rljax.chips import chip_of
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
+from rljax.engines.jax.row_lengths import padded
 from rljax.hf.activations import checkpointing, logit_rows, training_bytes
 from rljax.hf.spec import ModelSpec
 from rljax.process.heap import keep_freed_memory
 
-SHORTEST = 32  # tokens; shorter rows are padded to it
 ANY = 2**30  # layers
 
 
@@ -67,11 +67,7 @@ def padded_length(length: int, mesh: Mesh) -> int:
     """Least of 32, 48, 64, 96, 128, ... (two to an octave; on a CPU four) that holds a row of so
     many tokens.
     """
-    size = SHORTEST
-    while 2 * size < length:
-        size *= 2
-    step = size // tuning_of(mesh).lengths_per_octave
-    return size + max(-(-(length - size) // step), 0) * step
+    return padded(length, tuning_of(mesh).lengths_per_octave)
 
 
 def longest_row(config: Config, mesh: Mesh) -> int:

@@ -88,7 +88,7 @@ def _pools(config: Config, devices: int) -> Iterator[tuple[str, Pool]]:
 
 def compiled(config: Config, side: str, pool: Pool, directory: Path, devices: Sequence[jax.Device]) -> Iterator[dict[str, Any]]:
     """Compiles the programs of one side and describes each."""
-    from rljax.backends.jax.chips import chip_of
+    from rljax.chips import chip_of
     from rljax.engines.jax.hlo import large_operations
     from rljax.engines.jax.topology import compile_target, learner_targets, sampler_targets
 
@@ -104,6 +104,7 @@ def compiled(config: Config, side: str, pool: Pool, directory: Path, devices: Se
             traffic = _bytes_needed(target.sampled)
         else:
             flops = traffic = 0.0
+        fastest = None if chip is None or chip.bandwidth is None else max(flops / chip.flops, traffic / chip.bandwidth)
         yield {
             "program": target.name,
             "attention": target.attention,
@@ -111,10 +112,10 @@ def compiled(config: Config, side: str, pool: Pool, directory: Path, devices: Se
             "peak_gb": round(program.peak / 1e9, 3),
             "arguments_gb": round(program.arguments / 1e9, 3),
             "temporaries_gb": round(program.temporaries / 1e9, 3),
-            "memory_gb": None if chip is None else round(chip.memory / 1e9, 1),
+            "memory_gb": None if chip is None or chip.memory is None else round(chip.memory / 1e9, 1),
             "gflops": round(flops / 1e9, 1),
             "traffic_gb": round(traffic / 1e9, 3),
-            "least_ms": None if chip is None else round(1e3 * max(flops / chip.flops, traffic / chip.bandwidth), 2),
+            "least_ms": None if fastest is None else round(1e3 * fastest, 2),
             "kernels": dict(program.kernels),
             "collectives": dict(program.collectives),
             "as_large_as_a_layers_cache": None if target.layer is None else large_operations(program.text, target.layer),

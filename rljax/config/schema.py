@@ -17,6 +17,7 @@ from typing import Self
 from rljax.config.keys import HALF_OPEN_UNIT, NOT_NEGATIVE, POSITIVE, key, section
 from rljax.config.schema_evaluation import EvaluatorConfig, FrequencyConfig
 from rljax.config.schema_guard import GuardConfig
+from rljax.config.schema_parity import ParityConfig
 from rljax.config.schema_training import (
     ActorConfig,
     CriticConfig,
@@ -44,6 +45,7 @@ __all__ = [
     "ModelConfig",
     "NormConfig",
     "OptimizerConfig",
+    "ParityConfig",
     "RecoverConfig",
     "RewardConfig",
     "RolloutConfig",
@@ -303,6 +305,7 @@ class Config:
     guard: GuardConfig = section(GuardConfig)
     stats_logger: StatsLoggerConfig = section(StatsLoggerConfig)
     flight: FlightConfig = section(FlightConfig)
+    parity: ParityConfig = section(ParityConfig)
     serve: ServeConfig = section(ServeConfig)
     # By the engine's name, which is a top-level key in config files and config.json
     engines: Mapping[str, EngineConfig] = dataclasses.field(default_factory=dict)

@@ -11,7 +11,7 @@ from rljax.config.keys import HALF_OPEN_UNIT, NOT_NEGATIVE, POSITIVE, UNIT, key
 ACTIONS = ("warn", "halve_lr", "rollback", "stop")  # after a step
 UPDATE_ACTIONS = ("skip", "stop_epoch")  # within an update, for bounds on what is known there
 OF_UPDATE = ("max_approx_kl", "min_entropy", "max_grad_norm", "max_behave_imp_weight", "min_behave_imp_weight")
-BOUNDS = ("finite", "gradient", "collapse", "min_reward", "max_no_eos_ratio", *OF_UPDATE)
+BOUNDS = ("finite", "gradient", "collapse", "min_reward", "max_no_eos_ratio", "max_parity_excess", *OF_UPDATE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,9 @@ class GuardConfig:
     min_behave_imp_weight: float | None = key(0.1, "Smallest mean ratio of proximal to behavior policy.", POSITIVE)
     # A base model may begin at 1
     max_no_eos_ratio: float | None = key(None, "Largest share of completions cut at the length limit.", UNIT)
+    max_parity_excess: float | None = key(
+        1.0, "Largest difference from the shadow's learner, over the bound of its kind (docs/parity.md).", POSITIVE
+    )
 
     def action_of(self, bound: str) -> str:
         """Returns the action of a bound, one of ACTIONS or UPDATE_ACTIONS."""

@@ -12,6 +12,7 @@ from rljax.config.schema import Config, EngineConfig
 from rljax.engine.interface import Learner, PortableState, Sampler
 from rljax.engine.rank import ProcessRank
 from rljax.errors import UserError
+from rljax.planning.planner import Planner
 
 
 class Plugin:
@@ -96,6 +97,10 @@ class Plugin:
         Called once its parts are made. By default it knows of none.
         """
         return []
+
+    def planner(self) -> Planner | None:
+        """Returns what estimates its memory and time for a plan; None if it can't be planned for."""
+        return None
 
     # Making its parts. These block, and may compile.
 

@@ -413,6 +413,14 @@ def build_char_tokenizer(directory: str | Path) -> int:
     return len(vocabulary)
 
 
+def vocabulary_of(tokenizer: str) -> int:
+    """Returns the number of tokens of `actor.init.tokenizer`, "char" or a directory.
+
+    Raises UserError.
+    """
+    return len(CHAR_SPECIAL) + len(CHAR_ALPHABET) if tokenizer == "char" else load_tokenizer(tokenizer).vocab_size
+
+
 def _is_open(prompt: Prompt) -> bool:
     """Returns whether a prompt ends within an assistant's turn."""
     return bool(prompt.messages) and prompt.messages[-1]["role"] == "assistant"

@@ -286,6 +286,19 @@ FAMILIES = (
             ),
             Metric("perf/host_memory_bytes", "bytes", "Of this process in RAM."),
             Metric("perf/device_memory_bytes", "bytes", "In use on the learner's devices, where they tell."),
+            Metric("memory/learner_peak_bytes", "bytes", "Most in use so far on the fullest of the learner's devices."),
+        ),
+    ),
+    Family(
+        "Shadow",
+        "at steps at which the shadow was done with a batch, of an earlier step, or was given one",
+        (
+            Metric("parity/logp_error", "nats", "Largest difference of a trained token's log-prob."),
+            Metric("parity/loss_error", SHARE, "Difference of the loss, over the sum of its terms' sizes."),
+            Metric("parity/grad_norm_error", SHARE, "Difference of the gradient norm, over the norm."),
+            Metric("parity/excess", "bounds", "Largest of the three over its bound ([parity](parity.md))."),
+            Metric("parity/dropped", "batches", "Not handed over, because the shadow was at work."),
+            Metric("timeperf/shadow", "s per batch", "The learner saved and scored for the shadow."),
         ),
     ),
     Family(

@@ -64,6 +64,13 @@ GUARDS = (
         True,
         "raise gconfig.max_new_tokens, or actor.mask_no_eos, or actor.overlong_reward_penalty",
     ),
+    Guard(
+        "max_parity_excess",
+        "parity/excess",
+        True,
+        "the two paths disagree on a batch: run `rljax parity` on this config; one of them is wrong",
+        fatal_factor=10.0,
+    ),
 )
 MUST_BE_FINITE = ("loss", "grad_norm")  # last parts of metric names
 CHANCE = 1e-3  # probability below which a fall of the reward is not put down to chance

@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
+from rljax.chips import chip_of
 from rljax.metrics.mean import Mean
-
-# Peak dense bfloat16 FLOP/s according to the vendor, by a part of the device name; the first match counts.
-PEAKS = (
-    ("H100 PCIe", 756e12),
-    ("H100 NVL", 835e12),
-    ("H100", 989e12),
-    ("H200", 989e12),
-    ("GH200", 989e12),
-    ("B200", 2250e12),
-    ("A100", 312e12),
-    ("L40S", 362e12),
-    ("L4", 121e12),
-    ("TPU v4", 275e12),
-    ("TPU v5 lite", 197e12),
-    ("TPU v5", 459e12),
-    ("TPU v6 lite", 918e12),
-    ("TPU7x", 1153.5e12),  # of a device; a chip is two
-)
 
 
 def peak_flops(device: str) -> float | None:
@@ -29,7 +12,8 @@ def peak_flops(device: str) -> float | None:
     Args:
       device: name of the device, as jax and torch report it.
     """
-    return next((peak for name, peak in PEAKS if name in device), None)
+    chip = chip_of(device)
+    return None if chip is None else chip.flops
 
 
 def throughput(phase: str, tokens: int, flops: float, seconds: float, device: str, devices: int) -> dict[str, Mean]:

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from rljax.config.schema import Config
 from rljax.hf.tokenizer import Tokenizer
 from rljax.sinks import Sink, Sinks
 from rljax.sinks.live import LineSink, LiveSink
+from rljax.sinks.planned import PlanSink
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink, newest_step
 
 
-def build(config: Config, run: RunDirectory, tokenizer: Tokenizer, *, first_step: int) -> Sinks:
+def build(
+    config: Config,
+    run: RunDirectory,
+    tokenizer: Tokenizer,
+    *,
+    first_step: int,
+    estimate: Mapping[str, Any] | None = None,
+) -> Sinks:
     """Opens the sinks of a run.
 
     Args:
       first_step: finished steps. A resumed run goes on after them, and lines of later steps are
         cut from its files.
+      estimate: the run's plan, for plan.json; None if its engines can't be planned for.
 
     Raises:
       UserError: a sink's package is not installed, or a file can't be written.
@@ -27,6 +38,8 @@ def build(config: Config, run: RunDirectory, tokenizer: Tokenizer, *, first_step
 
         forget_lost_steps(run, newest_step(run.path / "metrics.jsonl"), first_step)
     sinks: list[Sink] = [RunDirectorySink(run, tokenizer, first_step=first_step, samples_per_step=logger.samples_per_step)]
+    if estimate is not None:
+        sinks.append(PlanSink(run, estimate))
     if logger.tensorboard:
         from rljax.sinks.tensorboard import TensorBoardSink
 

@@ -2,6 +2,7 @@
 
 config.json       resolved config of the newest step
 configs/          each config that the run had, by its first step (config_record.py)
+plan.json         memory and time as estimated, and as measured since (sinks/planned.py)
 context.json      code, packages, hardware, model, data and evaluation of each session (context.py)
 metrics.jsonl     one object per step, `step` strictly increasing; null is NaN or infinite
 histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts": [n]}}

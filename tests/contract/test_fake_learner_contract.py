@@ -15,7 +15,7 @@ class Made:
 
 
 class TestFakeLearner(Made, LearnerContract):
-    pass
+    has_schedules = False
 
 
 class TestFakeDistillation(Made, DistillationContract):

@@ -49,6 +49,8 @@ class Ranks:
 
 
 class TestFakeRanks(LearnerContract):
+    has_schedules = False
+
     @pytest.fixture(autouse=True)
     def _all_are_sound(self):
         self.made: list[Ranks] = []

@@ -30,6 +30,10 @@ class Recording(FakeLearner):
         self.calls.append(("score", batch))
         return super().score(batch)
 
+    def score_reference(self, batch):
+        self.calls.append(("score_reference", batch))
+        return super().score_reference(batch)
+
     def score_teacher(self, batch):
         self.calls.append(("score_teacher", batch))
         return super().score_teacher(batch)
@@ -157,6 +161,53 @@ def test_the_teacher_scores_the_batch_once_and_every_minibatch_has_its_log_probs
         np.testing.assert_array_equal(batch.teacher_logp, teacher.score(batch))
     learner, _ = _learn(tmp_path, {"actor.ppo_n_minibatches": 2})
     assert all(batch.teacher_logp is None for batch in learner.named("update"))
+
+
+@pytest.mark.parametrize("placement", ["reward", "loss"])
+def test_the_reference_is_the_model_that_rl_began_with_however_far_the_policy_has_moved(tmp_path, placement):
+    overrides = {
+        "actor.kl_ctl": 0.5,
+        "actor.kl_placement": placement,
+        "actor.kl_estimator": "k1",
+        "actor.optimizer.lr": 0.3,
+        "actor.ppo_n_minibatches": 2,
+        "gconfig.temperature": 0.7,
+    }
+    groups, config = _groups(), make_config(overrides)
+    learner, _ = _learn(tmp_path, overrides, groups)
+    learner.calls.clear()
+    metrics = learn(learner, config, groups, 2, PhaseTimer(lambda what: None)).metrics
+    (scored,) = learner.named("score_reference")
+    assert [call for call, _ in learner.calls] == ["score_reference", "score", "update", "update"]
+    initial = FakeLearner(config, tmp_path / "model")
+    assert np.abs(initial.score(scored) - FakeLearner.score(learner, scored)).max() > 0.1  # the policy has moved
+    reference = _by_first_tokens([scored.replace(reference_logp=initial.score(scored))], "reference_logp")
+    trajectories = [t for g in groups for t in g.trajectories]
+    found = _by_first_tokens(learner.named("update"), "reference_logp" if placement == "loss" else "advantage")
+    if placement == "loss":
+        for tokens, logp in reference.items():
+            np.testing.assert_array_equal(found[tokens], logp)
+        assert "ppo_actor/kl_reward" not in metrics
+        return
+    kl = np.concatenate([(t.behavior_logp - reference[tuple(t.token_ids)])[t.loss_mask] for t in trajectories])
+    assert metrics["ppo_actor/kl_reward"].value == pytest.approx(-0.5 * kl.mean(), rel=1e-5) != 0
+    want = advantages_of(groups, config, reference_logp=[reference[tuple(t.token_ids)] for t in trajectories]).advantage
+    plain = advantages_of(groups, make_config({})).advantage
+    for trajectory, advantage, without in zip(trajectories, want, plain, strict=True):
+        np.testing.assert_array_equal(found[tuple(trajectory.token_ids)], advantage)
+        assert np.abs(advantage - without)[trajectory.loss_mask].max() > 1e-3
+    assert all(batch.reference_logp is None for batch in learner.named("update"))
+
+
+@pytest.mark.parametrize("constant", [None, 7])
+def test_the_constant_of_an_aggregation_divides_the_sum(tmp_path, constant):
+    aggregation = {"actor.loss_aggregation": "seq-mean-token-sum", "actor.loss_aggregation_constant": constant}
+    groups = _groups()
+    learner, _ = _learn(tmp_path, aggregation, groups)
+    (batch,) = learner.named("update")
+    sequences = sum(len(g.trajectories) for g in groups)
+    tokens = constant or make_config({}).gconfig.max_new_tokens
+    np.testing.assert_allclose(batch.loss_weight[batch.loss_mask], 1 / (sequences * tokens), rtol=1e-6)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 14, 99])

@@ -6,7 +6,9 @@ import json
 from rljax.checkpoints.recovery import Recovery
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Limits
-from rljax.testing.harness import Numbers, make_run
+from rljax.rollout.journal import Journals
+from rljax.testing.harness import Numbers, example, make_run
+from rljax.types import Group
 
 
 def test_a_save_holds_the_instant_it_was_called_at(tmp_path):
@@ -36,3 +38,47 @@ def test_a_save_holds_the_instant_it_was_called_at(tmp_path):
     saved = json.loads((tmp_path / "checkpoints" / "3" / "loop.json").read_text())
     assert saved["accumulator"]["values"] == {"reward": [1.0]}
     assert saved["book"]["drawn"] == 1 == len(saved["book"]["pending"])
+
+
+def test_a_journal_of_steps_that_were_undone_is_no_part_of_the_checkpoint_that_replaces_theirs(tmp_path):
+    """A killed run may leave the journal of a step whose checkpoint is made anew, with other weights."""
+    run = make_run(tmp_path)
+    limits = Limits(max_lag=9, batch_size=2, max_concurrent=9, prompts=None, groups=None)
+
+    def recovery():
+        return Recovery(run.config, tmp_path, run.engine.learner, Buffer(Numbers(9), limits))
+
+    undone = Buffer(Numbers(9), limits)
+    ticket = undone.admit()
+    journals = Journals(tmp_path / "journal")
+    journals.begin(3, 0)
+    journals.append(ticket, Group(ticket.prompt.uid, (example(ticket.prompt),)), accepted=True)
+    journals.close()
+
+    async def save_and_restore():
+        await recovery().save(3, {})
+        return await recovery().restore()
+
+    state, recovered = asyncio.run(save_and_restore())
+    assert state is not None and recovered == {}
+
+
+def test_groups_that_wait_are_in_a_checkpoint_and_a_rollback_takes_the_newest_it_may(tmp_path):
+    run = make_run(tmp_path, {"saver.keep_last": 5})
+    limits = Limits(max_lag=9, batch_size=2, max_concurrent=9, prompts=None, groups=None)
+    buffer = Buffer(Numbers(9), limits)
+    recovery = Recovery(run.config, tmp_path, run.engine.learner, buffer)
+
+    async def scenario():
+        for step in (1, 2, 3):
+            ticket = buffer.admit()
+            buffer.finish(ticket, Group(ticket.prompt.uid, (example(ticket.prompt),)))
+            await recovery.save(step, {})
+        found = [await recovery.roll_back(*choice) for choice in (([1, 2, 3], 2), ([1, 3], 2), ([2, 3], 1))]
+        again = Recovery(run.config, tmp_path, run.engine.learner, Buffer(Numbers(9), limits))
+        await again.restore()
+        return found, again.buffer
+
+    found, restored = asyncio.run(scenario())
+    assert [(step, len(entries)) for step, _, entries in found] == [(2, 2), (1, 1), (2, 2)]
+    assert [entry.ticket.prompt.uid for entry in restored.entries()] == ["0/0", "0/1", "0/2"]

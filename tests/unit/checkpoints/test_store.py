@@ -47,6 +47,27 @@ def test_the_best_by_evaluation_is_kept_beside_the_last(tmp_path):
     assert checkpoints.steps() == [4, 5]  # of equal ones the newer
 
 
+def test_every_file_and_directory_is_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
+    """A power cut after the rename must not leave a checkpoint whose files are empty."""
+    synced, fsync, rename = [], os.fsync, os.rename
+
+    def watched_fsync(handle):
+        synced.append(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    def watched_rename(source, target):
+        if str(target) == str(tmp_path / "3"):
+            inside = {path.stat().st_ino for path in [source, *source.rglob("*")]}
+            assert len(inside) == 5 and inside <= set(synced)
+            synced.clear()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "rename", watched_rename)
+    Checkpoints(tmp_path, keep_last=2).save(3, _write("parameters"))
+    assert tmp_path.stat().st_ino in synced  # after the rename: the name itself
+
+
 @pytest.mark.parametrize("harm", ["cut", "flip", "gone", "no manifest", "garbled manifest"])
 def test_a_corrupt_one_is_passed_over_with_a_warning(tmp_path, caplog, harm):
     checkpoints = Checkpoints(tmp_path, keep_last=3)

@@ -1,74 +1,222 @@
-"""The certificate of the quickstart's model and objective, and that it is not given to a wrong
-gradient or optimizer.
+"""The certificate of both learners and the JAX sampler, and that faults planted in the engines' own
+programs, or in their optimizers, fail it.
 """
 
 import dataclasses
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the certificate needs the extra [torch]")
 
+from rljax.backends.jax import objective as jax_objective
+from rljax.backends.torch import lora as torch_lora
+from rljax.backends.torch import objective as torch_objective
 from rljax.backends.torch import optim
 from rljax.config import io as config_io
+from rljax.engines.common.learner import PhasedLearner
+from rljax.engines.cuda import critic as torch_critic
+from rljax.engines.cuda import learner as torch_learner
+from rljax.engines.jax import functions as jax_functions
 from rljax.errors import UserError
-from rljax.experiments import main, parity, parity_jax, parity_torch
+from rljax.experiments import main, parity, parity_engines, parity_jax, parity_report, parity_torch
+from rljax.experiments.parity_case import make_case, with_policies_near
+from rljax.experiments.parity_oracle import Oracle
 from rljax.hf import model_directory
-from rljax.hf.model_directory import prepare_model_directory
-from rljax.objective.spec import Objective
 from rljax.testing.models import config_of, make_model
 
-CONFIG = Path(__file__).resolve().parents[3] / "configs" / "quickstart.py"
+PLAIN = {
+    "gconfig.temperature": 0.7,
+    "gconfig.n_samples": 2,
+    "actor.mb_spec.max_tokens_per_row": 64,
+    "actor.gradient_checkpointing": "none",
+    "actor.optimizer.weight_decay": 0.01,
+}
+CRITIC = {"actor.adv_estimator": "gae", "actor.kl_ctl": 0.1, "actor.kl_placement": "loss", "critic.eps_clip_value": 0.5}
+LORA = {"actor.lora.rank": 4, "actor.lora.alpha": 12.0, "actor.lora.target_modules": ["q_proj", "v_proj", "down_proj"]}
 
 
-def case_of(config, model_dir):
-    case = parity.make_case(config, model_dir, "float32", rows=2, length=16)
-    return parity.with_policies_near(case, parity_jax.run(case)["logp"])
+def config_for(**overrides):
+    return config_io.resolve(config_of(**{"actor.path": "model", **PLAIN, **overrides}))
+
+
+def case_for(model_dir, **overrides):
+    """Returns a case and its right results."""
+    case = make_case(config_for(**overrides), model_dir, "float32", sequences=4, length=24)
+    oracle = Oracle(case)
+    case = with_policies_near(case, oracle.logp())
+    return case, oracle.run(case)
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory):
-    config = config_io.resolve(
-        config_io.load(str(CONFIG), [("actor.init.num_layers", "2"), ("actor.optimizer.weight_decay", "0.01")])
-    )
-    return case_of(config, prepare_model_directory(config.actor, tmp_path_factory.mktemp("parity") / "init", seed=config.seed))
+def model_dir(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"), initializer_range=0.2)
 
 
 @pytest.fixture(scope="module")
-def ours(case):
-    return parity.Result(**parity_jax.run(case)), parity_jax.two_steps(case)
+def plain(model_dir):
+    return case_for(model_dir)
 
 
-def report_of(case, ours, other):
-    """Makes the report of our path on one case and of theirs on another."""
-    result, steps = ours
-    theirs = parity.Result(**parity_torch.run(other))
-    return parity.compare(case, result, theirs).with_optimizers(steps, parity_torch.two_steps(other))
+@pytest.fixture(scope="module")
+def with_critic(model_dir):
+    return case_for(model_dir, **CRITIC)
 
 
-def exceeded(report):
-    """Kinds of checks that fail."""
-    return {check.name.partition(" model.")[0] for check in (*report.whole, *report.tensors) if not check.holds}
+@pytest.fixture(scope="module")
+def with_adapters(model_dir):
+    return case_for(model_dir, **LORA)
 
 
-def with_optimizer(case, **changes):
-    actor = case.config.actor
-    actor = dataclasses.replace(actor, optimizer=dataclasses.replace(actor.optimizer, **changes))
-    return dataclasses.replace(case, config=dataclasses.replace(case.config, actor=actor))
+def failures(engine, case_and_right):
+    case, right = case_and_right
+    result = parity_engines.run(engine, case)
+    return {
+        name.partition(": ")[2] for name in parity_report.failed(parity_report.against_oracle(engine, "float32", result, right))
+    }
 
 
-def test_both_paths_agree(case, ours, tmp_path):
-    report = report_of(case, ours, case)
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [
+        ("qwen3", {}),
+        pytest.param("gemma3", CRITIC, marks=pytest.mark.slow),
+        pytest.param("qwen2", {**LORA, **CRITIC}, marks=pytest.mark.slow),
+        pytest.param("llama", {"actor.importance_sampling_level": "sequence"}, marks=pytest.mark.slow),
+        pytest.param("qwen3", {"actor.loss": "sft"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_both_learners_and_the_sampler_agree_with_the_oracle(architecture, overrides, tmp_path):
+    model = make_model(tmp_path / "model", architecture=architecture, initializer_range=0.1)
+    report = parity.certify(config_for(**overrides), model, tmp_path, "float32", sequences=4, length=24)
     assert report.holds, "\n".join(report.lines())
     assert report.lines()[-1] == "verdict: parity"
+    assert report.case.batch.segment_ids.max() > 1  # rows are packed
     report.write(tmp_path / "report.json")
     written = json.loads((tmp_path / "report.json").read_text())
     assert (written["verdict"], written["dtype"]) == ("parity", "float32")
-    trained = set(ours[0].gradients)
-    for kind in ("gradient of", "optimizer step of", "optimizer alone on"):
-        assert {f"{kind} {name}" for name in trained} <= {check["name"] for check in written["checks"] if check["holds"]}
+    names = {check["name"] for check in written["checks"]}
+    assert {"jax: sampler's log-prob, max abs, nats", "fsdp: log-prob, max abs, nats"} <= names
+    if "actor.kl_ctl" in overrides:
+        assert {"jax: critic's value, max abs", "fsdp: reference's log-prob, max abs, nats"} <= names
+    trained = parity_torch.two_steps(report.case)
+    assert {f"both: optimizer alone on {name}" for name in trained} <= names
+
+
+# Faults in the programs of a learner. Each is one that two backends could share.
+
+
+def at_another_temperature(function):
+    return lambda *args, temperature, **options: function(*args, temperature=1.0, **options)
+
+
+def flipped(function):
+    def planted(*args, **options):
+        surrogate = function(*args, **options)
+        return surrogate._replace(sum=-surrogate.sum)
+
+    return planted
+
+
+def plant(monkeypatch, module, name, change):
+    monkeypatch.setattr(module, name, change(getattr(module, name)))
+
+
+def test_a_wrong_temperature_in_both_learners_fails_both(plain, monkeypatch):
+    for module in (jax_functions, torch_learner):
+        plant(monkeypatch, module, "target_objective", at_another_temperature)
+    for engine in parity.LEARNERS:
+        assert {"loss, relative", "gradient of", "entropy, mean, nats"} <= failures(engine, plain)
+
+
+def test_a_sign_flipped_in_both_backends_fails_both(plain, monkeypatch):
+    for module in (jax_objective, torch_objective):
+        plant(monkeypatch, module, "_surrogate", flipped)
+    for engine in parity.LEARNERS:
+        assert failures(engine, plain) == {"loss, relative", "gradient of"}
+
+
+def test_no_fault_fails_none(plain, with_critic, with_adapters):
+    for case in (plain, with_critic, with_adapters):
+        assert failures("fsdp", case) == set()
+
+
+def test_scoring_at_another_temperature_fails(plain, monkeypatch):
+    plant(monkeypatch, torch_learner, "target_logprobs", at_another_temperature)
+    assert failures("fsdp", plain) == {"log-prob, max abs, nats"}
+
+
+def test_attention_across_the_segments_of_a_row_fails(plain, monkeypatch):
+    def one_segment(function):
+        return lambda batch, *args: function(batch.replace(segment_ids=np.minimum(batch.segment_ids, 1)), *args)
+
+    plant(monkeypatch, torch_learner, "micro_batches", one_segment)
+    assert {"log-prob, max abs, nats", "gradient of"} <= failures("fsdp", plain)
+
+
+def test_the_reference_scored_with_the_current_policy_fails(with_critic, monkeypatch):
+    monkeypatch.setattr(PhasedLearner, "score_reference", lambda self, batch: self.score(batch))
+    assert failures("fsdp", with_critic) == {"reference's log-prob, max abs, nats"}
+
+
+def test_a_critic_that_is_not_clipped_fails(with_critic, monkeypatch):
+    plant(monkeypatch, torch_critic, "value_objective", lambda f: lambda *args, clip: f(*args, clip=None))
+    assert {"critic's loss, relative", "critic's gradient of"} <= failures("fsdp", with_critic)
+
+
+def test_adapters_at_another_scale_fail(with_adapters, monkeypatch):
+    plant(monkeypatch, torch_lora, "adder", lambda f: lambda lora: f(dataclasses.replace(lora, alpha=2 * lora.alpha)))
+    assert {"log-prob, max abs, nats", "gradient of"} <= failures("fsdp", with_adapters)
+
+
+def test_a_gradient_halved_after_the_backward_pass_fails(plain, monkeypatch):
+    plant(
+        monkeypatch,
+        torch_learner.Policy,
+        "trained_parameters",
+        lambda f: (
+            lambda self: [
+                dataclasses.replace(p, gradient=lambda p=p: None if p.gradient() is None else p.gradient() / 2) for p in f(self)
+            ]
+        ),
+    )
+    assert failures("fsdp", plain) == {"gradient of", "gradient norm, relative"}
+
+
+# Optimizers
+
+
+@pytest.fixture(scope="module")
+def our_steps(plain):
+    return parity_jax.two_steps(plain[0])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"eps": 1e-7}, {"beta1": 0.91}, {"beta2": 0.951}, {"weight_decay": 0.011}, {"gradient_clipping": 1e-7}], ids=str
+)
+def test_another_optimizer_is_no_parity(plain, our_steps, changes):
+    case = plain[0]
+    assert not parity_report.failed(parity_report.of_optimizers(our_steps, parity_torch.two_steps(case)))
+    other = dataclasses.replace(case, optimizer=dataclasses.replace(case.optimizer, **changes))
+    assert parity_report.failed(parity_report.of_optimizers(our_steps, parity_torch.two_steps(other)))
+
+
+def test_decay_of_norms_is_no_parity(plain, our_steps, monkeypatch):
+    monkeypatch.setattr(optim, "decays", lambda name: True)
+    checks = parity_report.of_optimizers(our_steps, parity_torch.two_steps(plain[0]))
+    odd = {check.tensor for check in checks if not check.holds}
+    assert odd and all("norm" in name for name in odd)
+
+
+def test_not_a_number_is_no_parity(plain):
+    case, right = plain
+    result = dataclasses.replace(right, policy=dataclasses.replace(right.policy, loss=float("nan")))
+    checks = parity_report.against_oracle("jax", "float32", result, right)
+    report = parity_report.Report(case, tuple(checks))
+    assert parity_report.failed(checks) == {"jax: loss, relative"} and report.verdict == "NO PARITY"
 
 
 def test_a_report_that_could_not_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
@@ -78,43 +226,7 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_work(tmp_path,
     main.check_writable(tmp_path / "new.json")
     assert [p.name for p in tmp_path.iterdir()] == ["old.json"] and old.read_text() == "{}"
     monkeypatch.setattr(parity, "JSON", SimpleNamespace(value=str(tmp_path / "none" / "report.json")))
-    monkeypatch.setattr(parity.main, "config_from_flags", lambda: config_io.load(str(CONFIG), []))
+    monkeypatch.setattr(parity.main, "config_from_flags", lambda: config_io.load("configs/quickstart.py", []))
     monkeypatch.setattr(model_directory, "prepare_model_directory", lambda *args, **options: pytest.fail("the work was begun"))
     with pytest.raises(UserError, match=r"--json: cannot write .*report\.json"):
         parity.parity()
-
-
-def test_another_objective_is_no_parity(case, ours):
-    """One side lacks the decoupled weight."""
-    report = report_of(case, ours, dataclasses.replace(case, objective=Objective(decoupled=False)))
-    assert report.lines()[-1] == "verdict: NO PARITY"
-    assert "gradient of" in exceeded(report)
-
-
-@pytest.mark.parametrize("changes", [{"eps": 1e-7}, {"beta1": 0.91}, {"beta2": 0.951}, {"weight_decay": 0.011}], ids=str)
-def test_another_optimizer_is_no_parity(case, ours, changes):
-    report = report_of(case, ours, with_optimizer(case, **changes))
-    assert report.verdict == "NO PARITY"
-    assert "optimizer alone on" in exceeded(report) and "gradient of" not in exceeded(report)
-
-
-def test_decay_of_norms_is_no_parity(case, ours, monkeypatch):
-    monkeypatch.setattr(optim, "decays", lambda name: True)
-    report = report_of(case, ours, case)
-    assert report.verdict == "NO PARITY"
-    failed = {check.name for check in report.tensors if not check.holds}
-    assert failed and all("norm" in name for name in failed)
-
-
-def test_not_a_number_is_no_parity(case, ours):
-    result = dataclasses.replace(ours[0], loss=float("nan"))
-    assert parity.compare(case, result, ours[0]).verdict == "NO PARITY"
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
-def test_every_architecture(architecture, tmp_path):
-    """Any model directory."""
-    config = config_io.resolve(config_of(**{"actor.path": str(tmp_path / "model"), "gconfig.n_samples": 2}))
-    case = case_of(config, make_model(tmp_path / "model", architecture=architecture))
-    report = report_of(case, (parity.Result(**parity_jax.run(case)), parity_jax.two_steps(case)), case)
-    assert report.holds, "\n".join(report.lines())

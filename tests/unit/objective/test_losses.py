@@ -166,3 +166,35 @@ def test_distillation_is_the_policy_gradient_of_what_the_teacher_thinks_better()
     rewarded = oracle.policy_objective(case["logp"], case["entropy"], tokens, Objective())
     np.testing.assert_allclose(taught.d_logp, rewarded.d_logp, rtol=1e-12)
     assert taught.loss == pytest.approx(-0.3 * np.sum((case["weight"] * (case["teacher_logp"] - case["logp"]))[case["mask"]]))
+
+
+ONES = np.ones((1, 4), bool)
+
+
+def test_a_cap_clamps_or_masks_what_is_above_it_and_leaves_what_is_not():
+    logp, zeros, segments = np.log([[0.5, 2.0, 5.0, 50.0]]), np.zeros((1, 4)), np.ones((1, 4), int)
+    for mode, want in (("clamp", [0.5, 2.0, 5.0, 5.0]), ("mask", [0.5, 2.0, 5.0, 0.0])):
+        weight = losses.behavior_weight(logp, zeros, ONES, segments, cap=5.0 + 1e-9, mode=mode, level="token")
+        np.testing.assert_allclose(weight, [want], rtol=1e-8)
+
+
+def test_an_interpolated_policy_is_the_behavior_policy_at_0_and_the_current_one_at_1():
+    logp, behavior = np.array([[-0.1, -0.2, -0.3, -3.3]]), np.array([[-1.7, -2.0, -0.3, -1.1]])
+    found = losses.interpolated_proximal(logp, behavior, np.array([[0.0, 1.0, 1.0, 0.5]]), ONES)
+    np.testing.assert_array_equal(found[:, :3], [[-1.7, -0.2, -0.3]])
+    assert found[0, 3] == pytest.approx(-2.2)
+
+
+def test_estimators_of_the_kl_have_the_values_of_their_formulas():
+    ratio = np.array([[0.5, 0.9, 1.0, 3.0]])  # pi_ref / pi
+    for estimator, want in (("k1", -np.log(ratio)), ("k2", np.log(ratio) ** 2 / 2), ("k3", ratio - 1 - np.log(ratio))):
+        found = losses.kl_penalty(np.zeros((1, 4)), np.log(ratio), ONES, estimator=estimator)
+        np.testing.assert_allclose(found, want, atol=1e-15)
+
+
+def test_a_ratio_is_clipped_on_the_side_where_it_would_be_rewarded():
+    ratio = np.array([[0.75, 0.85, 1.25, 1.3]])
+    for advantage, want in ((1.0, [0.75, 0.85, 1.25, 1.28]), (-1.0, [0.8, 0.85, 1.25, 1.3])):
+        found = losses.clipped_ratio(ratio, np.full((1, 4), advantage), 0.2, 0.28, None)
+        np.testing.assert_allclose(found, [want])
+    assert losses.clipped_ratio(np.array([[9.0]]), np.array([[-1.0]]), 0.2, 0.28, 3.0) == 3.0

@@ -200,6 +200,16 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
         log.append(*_ticket(0, 0), accepted=True)
 
 
+def test_a_record_that_the_kernel_takes_in_pieces_is_whole(tmp_path, monkeypatch):
+    write = journal.os.write
+    monkeypatch.setattr(journal.os, "write", lambda file, data: write(file, data[:7]))
+    log = journal.Journals(tmp_path)
+    log.begin(0, 0)
+    for index in range(2):
+        log.append(*_ticket(index, 0), accepted=True)
+    assert [record.ticket.index for record in journal.read(tmp_path / "0.journal")] == [0, 1]
+
+
 def _record():
     tokens = np.arange(3, dtype=np.int32)
     trajectory = Trajectory(tokens, tokens > 0, np.zeros(3, np.float32), np.array([-1, 0, 0], np.int32), 1.0, {}, Finish.STOP)

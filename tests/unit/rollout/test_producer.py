@@ -1,18 +1,20 @@
 """Requests end, failures have a kind, prompts are tried again or dropped as the config says."""
 
 import asyncio
+import dataclasses
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from rljax.errors import RequestLost, RewardError, SamplerError, TooManyFailures, UserError
+from rljax.errors import RequestLost, RewardError, SamplerError, TooManyFailures, UserError, WorkerLost
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Limits
 from rljax.rollout.journal import Journals
 from rljax.rollout.producer import MAX_DELAY, GroupRunner, Producer, RetryingGenerator, retry_delay
+from rljax.rollout.result import Result
 from rljax.rollout.tracker import PromptTracker
-from rljax.testing.harness import Numbers, Repeat, make_run
+from rljax.testing.harness import Numbers, Repeat, example, make_run
 from rljax.types import Request, SamplingParams
 
 
@@ -129,6 +131,46 @@ def test_a_prompt_that_always_fails_is_dropped_and_counted_and_the_others_go_on(
     assert accumulator["rollout/failed/reward_error"] == 3 * 2
     seeds = [seed for uid, seed in workflow.seeds if uid == "0/1"]
     assert len(seeds) == len(set(seeds)) == 6  # every attempt draws other samples
+
+
+def _tracker(tmp_path, overrides, prompts):
+    """Returns a tracker by itself, with its buffer and accumulator."""
+    config, accumulator = make_run(tmp_path, overrides).config, Accumulator()
+    buffer = Buffer(Numbers(prompts), Limits(max_lag=1, batch_size=1, max_concurrent=4, prompts=prompts, groups=None))
+    journals = Journals(tmp_path / "journal")
+    tracker = PromptTracker(
+        config, buffer=buffer, journals=journals, recovered={}, accumulator=accumulator, beat=lambda what: None
+    )
+    return tracker, buffer, accumulator
+
+
+def test_a_lost_worker_is_never_held_against_its_prompts(tmp_path):
+    limits = {"recover.max_prompt_failures": 2, "recover.max_consecutive_failures": 10}
+    tracker, buffer, accumulator = _tracker(tmp_path, limits, 1)
+    for attempt in range(9):
+        ticket = buffer.admit()
+        assert (ticket.attempt, ticket.failures) == (attempt, 0)
+        tracker.started(ticket)
+        tracker.lost([ticket], WorkerLost("worker w: gone"))
+    assert accumulator.drain()["rollout/lost/worker_lost"].sum == 9 and buffer.counts["dropped"] == 0
+    ticket = buffer.admit()
+    tracker.started(ticket)
+    with pytest.raises(TooManyFailures, match="10 groups failed in a row"):
+        tracker.lost([ticket], WorkerLost("worker w: gone"))
+
+
+@pytest.mark.parametrize("version, failures", [(3, 0), (2, 0), (1, 1)])
+def test_a_group_begun_after_a_publish_with_tokens_beyond_the_bound_is_a_failure_of_the_sampler(tmp_path, version, failures):
+    tracker, buffer, accumulator = _tracker(tmp_path, {}, 9)
+    for _ in range(3):
+        buffer.publish()
+    ticket = buffer.admit()
+    tracker.started(ticket)
+    whole = example(ticket.prompt)
+    group = dataclasses.replace(whole, versions=np.where(whole.loss_mask, version, -1).astype(np.int32))
+    tracker.settle(ticket, Result((group,), (), wanted=True))
+    failed = accumulator.drain().get("rollout/failed/stale_sampler")
+    assert (failed.sum if failed else 0) == failures and buffer.ready == 1 - failures
 
 
 def test_a_lost_server_is_never_held_against_a_prompt(tmp_path):

@@ -5,8 +5,8 @@ import importlib.util
 import jax
 import pytest
 
-from rljax.backends.jax.chips import CHIPS, chip_of
 from rljax.backends.jax.sharding import single_device_mesh
+from rljax.chips import chip_of
 from rljax.config.allocation import Pool
 from rljax.engines.jax import hlo, topology
 from rljax.engines.jax.learner import JaxLearner
@@ -95,7 +95,8 @@ def test_an_unknown_topology_is_named():
 def test_the_figures_of_a_chip_are_found_by_its_kind(name, kind, model_dir):
     devices = topology.topology_devices(name)
     assert devices[0].device_kind == kind
-    assert chip_of(kind) is CHIPS[kind]
+    chip = chip_of(kind)
+    assert chip is not None and chip.kind == kind
     mesh = single_device_mesh(devices[0])
     spec = ModelSpec.from_directory(model_dir)
     assert remat_of(config_of(**CONFIG, **{"actor.gradient_checkpointing": "auto"}), spec, mesh) == "none"  # it fits by far
@@ -151,3 +152,11 @@ def test_a_missing_kernel_is_named():
     x = jax.ShapeDtypeStruct((8, 128), jax.numpy.float32, sharding=jax.sharding.SingleDeviceSharding(device))
     with pytest.raises(UserError, match=r"twice: compiled without write_pages.*attention pallas_tpu"):
         topology.compile_target(topology.Target("twice", "pallas_tpu", jax.jit(lambda x: 2 * x).lower(x), ("write_pages",)))
+
+
+@needs_libtpu
+def test_a_program_that_a_device_has_no_memory_for_is_named():
+    device = topology.topology_devices("v5e:2x2")[0]
+    x = jax.ShapeDtypeStruct((1 << 17, 1 << 16), jax.numpy.float32, sharding=jax.sharding.SingleDeviceSharding(device))
+    with pytest.raises(topology.OutOfMemory, match=r"^twice: does not fit a device"):
+        topology.compile_target(topology.Target("twice", "xla", jax.jit(lambda x: 2 * x).lower(x), ()))

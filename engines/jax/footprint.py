@@ -1,0 +1,250 @@
+"""Memory and speed of the JAX engine as arithmetic, for a plan: neither jax nor a device is needed.
+
+Master weights and moments are float32, computed with in `actor.dtype`; each parameter is split as
+backends/jax/parameters.py says. docs/plan.md has the terms, and how near they come to what was
+measured.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+
+from rljax.backends.jax.parameters import Parameter, adapters, parameters
+from rljax.batching.compaction import bucket
+from rljax.chips import GIB, GPU, TPU, Chip
+from rljax.config.allocation import Pool
+from rljax.config.schema import Config
+from rljax.engines.jax.config import JaxConfig
+from rljax.engines.jax.row_lengths import padded
+from rljax.errors import UserError
+from rljax.hf.activations import checkpointing, logit_rows, training_bytes
+from rljax.hf.spec import ModelSpec
+from rljax.planning.footprint import Footprint, without_nothing
+from rljax.planning.planner import Job, LearnerPlan, SamplerPlan
+from rljax.planning.widths import SIZES, Widths, cache_bytes
+
+ON_GPU = 0.75  # share of a GPU that JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+ON_TPU = GIB // 4  # bytes of a TPU that are not for programs
+UPDATES, DECODES = 0.40, 0.50  # measured on an H200 (docs/benchmarks.md): MFU; bandwidth of the whole of requests
+REPEATED = 256  # tokens of the longest segment up to which a GPU's attention repeats key heads
+TILE = 128  # elements of which the last dimension of an array on a TPU takes a multiple
+LENGTHS = 2  # padded row lengths between a power of two and the next
+
+
+def elements(spec: ModelSpec, pool: Pool, which: Callable[[Parameter], bool] = lambda p: True) -> float:
+    """Counts the elements of the parameters that `which` picks on a device of the pool."""
+    return sum(math.prod(p.shape) / _parts(p, spec, pool) for p in parameters(spec) if which(p))
+
+
+def _parts(parameter: Parameter, spec: ModelSpec, pool: Pool) -> int:
+    """Returns into how many parts a parameter is split over the axes that divide it."""
+    sizes, parts = {"fsdp": pool.fsdp, "tensor": pool.tensor}, 1
+    whole = parameter.path[1] in ("k_proj", "v_proj") and spec.num_kv_heads % pool.tensor != 0
+    for axis, dim in zip(parameter.axes, parameter.shape, strict=True):
+        if axis is not None and not (axis == "tensor" and whole) and dim % sizes[axis] == 0:
+            parts *= sizes[axis]
+    return parts
+
+
+def _is_matrix(parameter: Parameter) -> bool:
+    return parameter.stacked and len(parameter.shape) > 2
+
+
+class JaxPlanner:
+    """Implements `rljax.planning.planner.Planner`."""
+
+    def usable(self, chip: Chip) -> float:
+        if chip.memory is None:
+            return math.inf
+        if chip.platform == TPU:
+            return chip.memory - ON_TPU
+        return chip.memory * float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ON_GPU))
+
+    def lends(self, config: Config) -> bool:
+        return JaxConfig.of(config).release_memory
+
+    def smaller(self, config: Config) -> Mapping[str, object]:
+        settings = JaxConfig.of(config)
+        room = settings.cache_tokens or settings.slots * settings.context_length
+        found: dict[str, object] = {"jax.slots": settings.slots // 2} if settings.slots > 1 else {}
+        if room // 2 >= settings.context_length:
+            found["jax.cache_tokens"] = room // 2
+        return found | ({"jax.cache_dtype": "bfloat16"} if settings.cache_dtype != "bfloat16" else {})
+
+    def _known(self, chip: Chip) -> int | None:
+        """Returns the bytes that JAX says it may use; None where it doesn't say, as on a CPU."""
+        return None if chip.memory is None else int(self.usable(chip))
+
+    def learner(self, job: Job) -> LearnerPlan:
+        return _Learner(job, self._known(job.chip)).plan()
+
+    def sampler(self, job: Job) -> SamplerPlan:
+        return _sampler(job, self.usable(job.chip))
+
+
+class _Learner:
+    """Learner of a job: counts that several terms need."""
+
+    def __init__(self, job: Job, memory: int | None) -> None:
+        config, spec, pool = job.config, job.spec, job.pool
+        _check(spec, pool)
+        self.job, self.config, self.spec, self.pool = job, config, spec, pool
+        actor, self.size = config.actor, SIZES[config.actor.dtype]
+        shards = pool.data * pool.fsdp
+        length = padded(actor.mb_spec.max_tokens_per_row, LENGTHS)
+        self.tokens = actor.mb_spec.rows_per_mb * length
+        self.scored = actor.mb_spec.rows_per_mb * bucket(math.ceil(length * job.load.trained), length)
+        self.several = job.load.several(config, shards)
+        self.chunk = logit_rows(actor.logprob_chunk, spec.vocab_size, memory)
+        needed = training_bytes(spec, self.tokens, self.chunk, pool.fsdp * pool.tensor)
+        self.remat = checkpointing(actor.gradient_checkpointing, needed, memory)
+        chosen = JaxConfig.of(config).unroll
+        self.unrolled = self.remat == "none" and job.chip.platform == GPU if chosen is None else chosen
+        self.adapted = actor.lora.rank > 0
+        self.all = elements(spec, pool)
+        self.trained = _adapter_elements(config, spec, pool) if self.adapted else self.all
+
+    def plan(self) -> LearnerPlan:
+        return LearnerPlan(Footprint(self._resident(), self._moments()), self.remat, UPDATES)
+
+    def _resident(self) -> dict[str, float]:
+        actor, bitwise = self.config.actor, JaxConfig.of(self.config).bitwise
+        copy = 4 if bitwise else self.size  # a frozen base needs no master copy
+        critic = 12 * self.trained if actor.adv_estimator == "gae" else 0.0
+        teacher = 0.0 if self.job.teacher is None else self.size * elements(self.job.teacher, self.pool)
+        return without_nothing(
+            {
+                "base weights": copy * self.all if self.adapted else 0.0,
+                "master weights": 4 * self.trained,
+                "Adam moments": 8 * self.trained,
+                "reference": self.size * self.trained if actor.kl_ctl > 0 else 0.0,
+                "critic": critic,
+                "teacher": teacher,
+            }
+        )
+
+    def _moments(self) -> dict[str, dict[str, float]]:
+        whole = self.spec.vocab_size * self.spec.hidden_size / self._vocabulary
+        matrices = elements(self.spec, self.pool, _is_matrix)
+        copied = self.size * matrices if self.size < 4 and not self.adapted else 0.0
+        unembedding = 0.0 if self.size == 4 and self.pool.fsdp == 1 else self.size * whole
+        sums = 4 * self.trained if self.several else 0.0
+        slope = 0.0 if self.adapted else 4 * whole
+        common = {"activations": self._kept, "weights in the dtype of computation": copied + unembedding, "gradient sums": sums}
+        layer = matrices * self.pool.fsdp / self.spec.num_layers  # gathered for use
+        gathered = 2 * self.size * layer if self.pool.fsdp > 1 else 0.0
+        working = 2 * self.size * self._widths.everything * self.tokens if not self.unrolled else 0.0
+        gradients = 0.0 if self.adapted else self.size * matrices
+        return {
+            "loss": without_nothing(
+                common
+                | {
+                    "logits": self._logits,
+                    "gradient of the unembedding": slope,
+                    "hidden states that are scored": 2 * self.size * self.spec.hidden_size * self.scored,
+                }
+            ),
+            "backward pass": without_nothing(
+                common
+                | {
+                    "activations": 0.0 if self.unrolled else self._kept,
+                    "a layer's activations": working,
+                    "a layer's weights": gathered,
+                    "gradients": gradients + 4 * (self.trained if self.unrolled or self.adapted else 0.0),
+                    "gradient of the unembedding": slope,
+                }
+            ),
+            "publishing": {"copy for the sampler": SIZES[JaxConfig.of(self.config).sampler_dtype] * self.all},
+            "optimizer step": without_nothing(
+                {"gradients": 4 * self.trained, "gradients in the dtype of computation": gradients if self.size < 4 else 0.0}
+            ),
+        }
+
+    @property
+    def _vocabulary(self) -> int:
+        return self.pool.tensor if self.spec.vocab_size % self.pool.tensor == 0 else 1
+
+    @property
+    def _widths(self) -> Widths:
+        return Widths.of(self.spec, self.pool.tensor, TILE if self.job.chip.platform == TPU else 1)
+
+    @property
+    def _kept(self) -> float:
+        """Bytes of the activations that the backward pass finds."""
+        widths = self._widths
+        if self.remat == "full":
+            elements = widths.hidden
+        elif self.remat == "dots":
+            elements = widths.hidden + widths.products
+        elif self.unrolled:  # XLA finds that what it would compute again is there
+            elements = widths.everything + self._repeated
+        else:
+            elements = widths.hidden + widths.products + widths.attended
+        return self.size * elements * self.spec.num_layers * self.tokens
+
+    @property
+    def _repeated(self) -> float:
+        """Elements by which keys and values grow when they are repeated for their query heads."""
+        gconfig, widths = self.config.gconfig, self._widths
+        longest = self.job.load.prompt + gconfig.max_new_tokens
+        repeats = self.size == 2 and self.job.chip.platform == GPU and longest <= REPEATED
+        return 2 * (widths.queries - widths.keys) if repeats else 0.0
+
+    @property
+    def _logits(self) -> float:
+        chunks = max(math.ceil(self.scored / self.chunk), 1)
+        rows = math.ceil(self.scored / chunks)
+        return (4 + self.size) * rows * self.spec.vocab_size / self._vocabulary
+
+
+def _adapter_elements(config: Config, spec: ModelSpec, pool: Pool) -> float:
+    lora = config.actor.lora
+    return sum(math.prod(p.shape) / _parts(p, spec, pool) for p in adapters(spec, lora.rank, lora.target_modules))
+
+
+def _sampler(job: Job, memory: float) -> SamplerPlan:
+    spec, pool, settings = job.spec, job.pool, JaxConfig.of(job.config)
+    _check(spec, pool)
+    shards = pool.data * pool.fsdp
+    size = SIZES["float32" if settings.bitwise else settings.sampler_dtype]
+    matrices = elements(spec, pool, lambda p: p.path[-1] != "scale")
+    weights = size * matrices + 4 * (elements(spec, pool) - matrices)  # norms stay float32
+    if settings.slots % shards:
+        raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {shards} data shards of its pool")
+    slots = settings.slots // shards
+    token = cache_bytes(spec, settings.cache_dtype, pool.tensor)
+    page = settings.page_size
+    columns = math.ceil(settings.context_length / page)
+    if settings.cache_tokens is not None:
+        pages = settings.cache_tokens // (page * shards)
+        if pages < columns:
+            raise UserError(f"jax.cache_tokens: {settings.cache_tokens} tokens are less than one request in each data shard")
+    else:
+        free = settings.cache_memory_fraction * max(memory - job.beside - weights, 0.0)
+        pages = slots * columns if math.isinf(free) else min(slots * columns, int(free / (page * token)))
+        pages = max(pages, columns)  # with less than one request's, a run would not start
+    widths = Widths.of(spec, pool.tensor)
+    joined = size * spec.num_layers * spec.hidden_size * (widths.queries + 2 * widths.keys + 2 * widths.mlp)
+    prefill = size * settings.prefill_chunk * (widths.everything + widths.hidden)
+    footprint = Footprint(
+        {"sampler's weights": weights, "KV cache": pages * page * token},
+        {
+            "decoding": {"joined matrices": joined, "sampler's logits": 8.0 * slots * spec.vocab_size},
+            "prefill": {"joined matrices": joined, "a prefill's activations": prefill},
+            "publishing": {"weights on their way": weights},
+        },
+    )
+    return SamplerPlan(footprint, shards, slots, float(pages * page), weights, token, DECODES)
+
+
+def _check(spec: ModelSpec, pool: Pool) -> None:
+    """Raises UserError where an axis does not divide what it must, as sharding the model would."""
+    for axis, parts, name, size in (
+        ("tensor", pool.tensor, "attention heads", spec.num_heads),
+        ("tensor", pool.tensor, "feed-forward width", spec.intermediate_size),
+        ("fsdp", pool.fsdp, "hidden size", spec.hidden_size),
+    ):
+        if size % parts:
+            raise UserError(f"allocation_mode: {axis} size {parts} does not divide the {name} {size} of the model")

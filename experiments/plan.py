@@ -1,0 +1,111 @@
+"""Says whether a config fits devices before they are rented, where the memory goes, and how fast.
+
+    python -m experiments.plan --config=configs/quickstart.py --topology=v5e:2x4 --topology=h100:8
+    python -m experiments.plan --config=algorithms/grpo --shape=qwen3-8b --topology=h100:8 \
+        --config.allocation_mode='sglang:d4+fsdp:f4'
+
+An estimate by arithmetic (docs/plan.md), which needs neither jax nor torch, nor weights: of the
+model config.json is read, or with --shape nothing. Exit status 0: fits every topology; 2: does not
+fit one; 1: bad input. --json prints the plans as JSON. --compile also compiles the programs of the
+JAX path for each TPU topology, which takes minutes and the extra [tpu].
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from rljax.errors import UserError
+from rljax.experiments import main
+
+if TYPE_CHECKING:
+    from rljax.config.schema import Config
+    from rljax.experiments.plan_compile import Program
+    from rljax.hf.spec import ModelSpec
+    from rljax.planning.text import Report
+
+main.define_config_flags(workdir=False)
+TOPOLOGY = flags.DEFINE_multi_string("topology", [], "Devices to plan for, as v5e:2x4 or h100:8; may be given several times.")
+SHAPE = flags.DEFINE_string("shape", "", "A published model by its name, such as qwen3-8b. Empty: the config's model.")
+PROMPT = flags.DEFINE_integer("prompt_tokens", None, "Tokens of an average prompt; none: assumed.", lower_bound=1)
+COMPLETION = flags.DEFINE_integer("completion_tokens", None, "Tokens of an average completion; none: assumed.", lower_bound=1)
+COMPILE = flags.DEFINE_bool("compile", False, "Compile the JAX path's programs for the TPU topologies too.")
+JSON = flags.DEFINE_bool("json", False, "Print JSON instead of text.")
+DOES_NOT_FIT = 2  # exit status
+
+
+def plan() -> None:
+    from rljax.config import checks
+
+    config = main.config_from_flags()
+    checks.check(config)
+    if not TOPOLOGY.value:
+        raise UserError("--topology: missing (devices to plan for, such as v5e:2x4 or h100:8)")
+    spec = model_of(config)
+    reports = [report_of(config, spec, name) for name in TOPOLOGY.value]
+    fits, shown = True, []
+    for report in reports:
+        if not JSON.value:
+            print(report, flush=True)
+        programs = []
+        for program in _compiled(report):
+            programs.append(program.json())
+            if not JSON.value:
+                print(program, flush=True)
+        fits = fits and report.plan.fits and all(program["fits"] for program in programs)
+        shown.append(report.json() | ({"programs": programs} if COMPILE.value else {}))
+    if JSON.value:
+        print(json.dumps(shown))
+    if not fits:
+        sys.exit(DOES_NOT_FIT)
+
+
+def _compiled(report: Report) -> Iterator[Program]:
+    """Compiles the programs of a plan with --compile."""
+    if COMPILE.value:
+        from rljax.experiments.plan_compile import compile_plan
+
+        yield from compile_plan(report.plan)
+
+
+def report_of(config: Config, spec: ModelSpec, topology: str) -> Report:
+    """Plans a config for a topology. Raises UserError."""
+    from rljax.chips import Topology
+    from rljax.engine import find_plugin
+    from rljax.hf.spec import ModelSpec
+    from rljax.planning.changes import changes
+    from rljax.planning.estimate import Request
+    from rljax.planning.estimate import plan as estimate
+    from rljax.planning.text import Report
+
+    teacher = ModelSpec.from_directory(config.actor.distill.teacher) if config.actor.distill.teacher else None
+    made = estimate(Request(config, spec, Topology.parse(topology), find_plugin, PROMPT.value, COMPLETION.value, teacher))
+    return Report.of(made, changes(made))
+
+
+def model_of(config: Config) -> ModelSpec:
+    """Returns the shape of --shape or of the config's model. Raises UserError."""
+    from rljax.config.registry import nearest
+    from rljax.hf.init import spec_of
+    from rljax.hf.shapes import SHAPES, shape_of
+    from rljax.hf.spec import ModelSpec
+    from rljax.hf.tokenizer import vocabulary_of
+
+    if SHAPE.value:
+        if SHAPE.value not in SHAPES:
+            raise UserError(f"--shape: no model named {SHAPE.value!r} ({nearest(SHAPE.value, list(SHAPES))})")
+        return shape_of(SHAPE.value)
+    if config.actor.init_from_scratch:
+        return spec_of(config.actor.init, vocabulary_of(config.actor.init.tokenizer))
+    if not Path(config.actor.path).is_dir():
+        raise UserError(f"actor.path: no directory {config.actor.path!r} (or --shape=NAME: {', '.join(SHAPES)})")
+    return ModelSpec.from_directory(config.actor.path)
+
+
+if __name__ == "__main__":
+    main.run_main(plan)

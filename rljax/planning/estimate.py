@@ -1,0 +1,139 @@
+"""Plan of a config on a topology: memory of each group of devices, and time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+from rljax.chips import Topology
+from rljax.config.allocation import Abilities, Allocation, Pool, parse
+from rljax.config.schema import Config, EngineConfig
+from rljax.errors import UserError
+from rljax.hf.spec import ModelSpec
+from rljax.planning.footprint import Footprint, in_turn, together
+from rljax.planning.load import Load
+from rljax.planning.planner import Job, LearnerPlan, Planner, SamplerPlan
+from rljax.planning.rates import Rates, rates_of
+
+
+class Plannable(Abilities, Protocol):
+    """The attributes of `rljax.engine.Plugin` that planning asks for."""
+
+    config_class: type[EngineConfig] | None
+
+    def planner(self) -> Planner | None: ...
+
+
+Find = Callable[[str], Plannable]  # rljax.engine.find_plugin
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Devices that hold the same things, and the memory of one of them."""
+
+    name: str  # "sampler", "learner", "sampler and learner"
+    devices: int
+    footprint: Footprint
+    usable: float  # bytes of a device
+
+    @property
+    def margin(self) -> float:
+        """Bytes left at the fullest moment; negative if it does not fit."""
+        return self.usable - self.footprint.peak
+
+    @property
+    def fits(self) -> bool:
+        return self.margin >= 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Everything that a plan is made of.
+
+    Example: plan(Request(config, shape_of("qwen3-8b"), Topology.parse("h100:8"), find_plugin)).fits
+    """
+
+    config: Config
+    spec: ModelSpec
+    topology: Topology
+    find: Find
+    prompt: int | None = None  # tokens of an average prompt; None: assumed
+    completion: int | None = None  # tokens of an average completion; None: assumed
+    teacher: ModelSpec | None = None  # of actor.distill.teacher
+
+    @property
+    def load(self) -> Load:
+        return Load.of(self.config, self.prompt, self.completion)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Memory and time of a config on a topology."""
+
+    request: Request
+    allocation: Allocation
+    learner: LearnerPlan | None
+    sampler: SamplerPlan | None
+    groups: tuple[Group, ...]
+    rates: Rates | None  # None on devices whose speed is not known
+
+    @property
+    def fits(self) -> bool:
+        return all(group.fits for group in self.groups)
+
+
+def plan(request: Request) -> Plan:
+    """Estimates memory and time.
+
+    Raises UserError for an allocation that can't be read, that needs more devices than there are,
+    or whose engines can't be planned for or can't split the model so.
+    """
+    config, topology = request.config, request.topology
+    allocation = parse(config.allocation_mode, request.find)
+    if config.rollout.addr:  # the sampler is elsewhere
+        learner_alone = allocation.learner and dataclasses.replace(allocation.learner, first_device=0)
+        allocation = dataclasses.replace(allocation, sampler=None, learner=learner_alone)
+    if allocation.devices > topology.devices:
+        raise UserError(
+            f"allocation_mode: {allocation} needs {allocation.devices} devices, and {topology.name} has {topology.devices}"
+        )
+    sampler_pool, learner_pool = allocation.sampler, allocation.learner
+    learner = None if learner_pool is None else _planner(request, learner_pool).learner(_job(request, learner_pool))
+    shared = sampler_pool is not None and learner_pool is not None and sampler_pool.first_device == learner_pool.first_device
+    beside = learner.footprint.held if learner is not None and shared else 0.0
+    sampler = None if sampler_pool is None else _planner(request, sampler_pool).sampler(_job(request, sampler_pool, beside))
+    groups = _groups(request, allocation, learner, sampler, shared)
+    timed = topology.chip.bandwidth is not None
+    rates = rates_of(config, request.spec, topology, allocation, request.load, learner, sampler) if timed else None
+    return Plan(request, allocation, learner, sampler, groups, rates)
+
+
+def _planner(request: Request, pool: Pool) -> Planner:
+    planner = request.find(pool.engine).planner()
+    if planner is None:
+        raise UserError(f"allocation_mode: the engine {pool.engine} can't be planned for (its plugin has no planner)")
+    return planner
+
+
+def _job(request: Request, pool: Pool, beside: float = 0.0) -> Job:
+    chip = request.topology.chip
+    return Job(request.config, request.spec, pool, chip, request.load, beside, request.teacher)
+
+
+def _groups(
+    request: Request, allocation: Allocation, learner: LearnerPlan | None, sampler: SamplerPlan | None, shared: bool
+) -> tuple[Group, ...]:
+    sides = []
+    for name, pool, made in (("sampler", allocation.sampler, sampler), ("learner", allocation.learner, learner)):
+        if pool is not None and made is not None:
+            usable = _planner(request, pool).usable(request.topology.chip)
+            sides.append(Group(name, pool.size, made.footprint, usable))
+    if not shared:
+        return tuple(sides)
+    one, other = sides
+    assert allocation.sampler is not None
+    lends = _planner(request, allocation.sampler).lends(request.config)
+    combine = in_turn if lends else together
+    footprint = combine(one.footprint, other.footprint)
+    return (Group("sampler and learner", one.devices, footprint, min(one.usable, other.usable)),)

@@ -1,0 +1,73 @@
+"""Interface of an engine that can be planned for; `Plugin.planner` returns it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
+
+from rljax.chips import Chip
+from rljax.config.allocation import Pool
+from rljax.config.schema import Config
+from rljax.hf.spec import ModelSpec
+from rljax.planning.footprint import Footprint
+from rljax.planning.load import Load
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One side of a run, and the devices that it is planned for."""
+
+    config: Config
+    spec: ModelSpec
+    pool: Pool
+    chip: Chip
+    load: Load
+    beside: float = 0.0  # bytes that the learner holds on the devices of this sampler
+    teacher: ModelSpec | None = None  # of actor.distill.teacher
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerPlan:
+    """Memory and speed of a learner."""
+
+    footprint: Footprint
+    remat: str  # `actor.gradient_checkpointing`, with "auto" decided
+    efficiency: float  # share of the chip's FLOP/s that updates of this engine were measured to reach
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerPlan:
+    """Memory and speed of a sampler."""
+
+    footprint: Footprint
+    replicas: int  # groups of devices that have the weights once
+    requests: int  # decoded at once by a replica
+    room: float  # tokens that the cache of a replica has room for
+    weights: float  # bytes per device that a decode step reads
+    token: float  # bytes per device of a token's keys and values
+    efficiency: float  # share of the chip's bandwidth that decoding by this engine was measured to reach
+
+
+class Planner(Protocol):
+    """Arithmetic of an engine about itself, which makes nothing and imports no framework."""
+
+    def usable(self, chip: Chip) -> float:
+        """Returns the bytes of a device that the engine may use."""
+        ...
+
+    def learner(self, job: Job) -> LearnerPlan:
+        """Estimates the learner. Raises UserError for a split that it can't do."""
+        ...
+
+    def sampler(self, job: Job) -> SamplerPlan:
+        """Estimates the sampler. Raises UserError for a split that it can't do."""
+        ...
+
+    def lends(self, config: Config) -> bool:
+        """Returns whether the sampler lets go of its memory while a learner on its devices works."""
+        ...
+
+    def smaller(self, config: Config) -> Mapping[str, object]:
+        """Returns keys of the engine's own section and values with which it would need less."""
+        ...

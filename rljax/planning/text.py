@@ -1,0 +1,140 @@
+"""A plan as text for a screen, and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rljax.chips import GIB
+from rljax.planning.changes import Change, largest_rows, longest_row
+from rljax.planning.estimate import Group, Plan
+
+CHANGES = 8  # lines of changes, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A plan, what would need less, and the largest micro-batch that fits."""
+
+    plan: Plan
+    changes: Sequence[Change]
+    rows: int | None  # most rows of a micro-batch; None if not even one fits, or there is no learner
+    tokens: int | None  # longest row; None likewise
+
+    @classmethod
+    def of(cls, plan: Plan, changes: Sequence[Change]) -> Report:
+        learns = plan.learner is not None
+        return cls(plan, changes, largest_rows(plan) if learns else None, longest_row(plan) if learns else None)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        plan, request = self.plan, self.plan.request
+        chip, load = request.topology.chip, request.load
+        devices = f"{request.topology.devices} devices of {_gib(request.topology.memory)}"
+        yield f"{request.topology.name}: {devices}, {plan.allocation}"
+        yield f"  prompts of {load.prompt} tokens, completions of {load.completion} (--prompt_tokens, --completion_tokens)"
+        for group in plan.groups:
+            yield from _group_lines(group)
+        yield from self._rate_lines()
+        yield from self._size_lines()
+        for change in self.changes[:CHANGES]:
+            yield f"  {_gib(change.saved):>10} less, {_verdict(change.plan):12}  {change}"
+        yield f"verdict: {_verdict(plan)} on {request.topology.name} ({chip.name}), {_margins(plan.groups)}"
+
+    def _size_lines(self) -> Iterator[str]:
+        if self.plan.learner is None:
+            return
+        rows, tokens = _or_none(self.rows), _or_none(self.tokens)
+        yield f"  largest that fits: actor.mb_spec.rows_per_mb={rows}, or .max_tokens_per_row={tokens}"
+
+    def _rate_lines(self) -> Iterator[str]:
+        rates = self.plan.rates
+        if rates is None:
+            return
+        if rates.learner_seconds:
+            yield f"  learner: {rates.learner_tokens:,.0f} tokens/s, {rates.learner_seconds:.3g} s per step"
+        if rates.sampler_seconds:
+            yield (
+                f"  sampler: {rates.sampler_tokens:,.0f} tokens/s, {rates.sampler_seconds:.3g} s per step;"
+                f" {rates.requests} requests at once, {1e3 * rates.decode_seconds:.3g} ms per token of each"
+            )
+        if rates.waits and rates.split is not None:
+            sampler, learner = rates.split
+            yield f"  the {rates.waits} waits; balanced: {sampler} devices to sample, {learner} to learn"
+        if rates.sampler_seconds and rates.learner_seconds:
+            yield f"  a longest completion takes the time of {rates.lag} steps (rollout.max_head_offpolicyness)"
+        hours = "total_train_steps is not set" if rates.device_hours is None else f"{rates.device_hours:.3g} device-hours"
+        yield f"  step: {rates.step_seconds:.3g} s; run: {hours}"
+
+    def json(self) -> dict[str, Any]:
+        """Returns the report as plain values, bytes per device and seconds."""
+        return plan_json(self.plan) | {
+            "largest_rows_per_mb": self.rows,
+            "largest_max_tokens_per_row": self.tokens,
+            "changes": [
+                {"key": change.key, "value": change.value, "saved": change.saved, "fits": change.plan.fits}
+                for change in self.changes
+            ],
+        }
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Returns a plan as plain values, bytes per device and seconds."""
+    request = plan.request
+    return {
+        "topology": request.topology.name,
+        "allocation": str(plan.allocation),
+        "fits": plan.fits,
+        "gradient_checkpointing": None if plan.learner is None else plan.learner.remat,
+        "prompt_tokens": request.load.prompt,
+        "completion_tokens": request.load.completion,
+        "groups": [_group_json(group) for group in plan.groups],
+        "rates": None if plan.rates is None else dataclasses.asdict(plan.rates),
+    }
+
+
+def _group_lines(group: Group) -> Iterator[str]:
+    footprint = group.footprint
+    peak = f"{_gib(footprint.peak)} of {_gib(group.usable)}"
+    yield f"  {group.name}, {group.devices} devices: {peak}, fullest: {footprint.fullest}"
+    for name, size in footprint.components.items():
+        yield f"    {name:36} {_gib(size):>10}"
+
+
+def _group_json(group: Group) -> dict[str, Any]:
+    footprint = group.footprint
+    moments = {name: footprint.held + sum(parts.values()) for name, parts in footprint.moments.items()}
+    return {
+        "name": group.name,
+        "devices": group.devices,
+        "peak": footprint.peak,
+        "usable": None if math.isinf(group.usable) else group.usable,
+        "fullest": footprint.fullest,
+        "components": footprint.components,
+        "moments": moments,
+    }
+
+
+def _verdict(plan: Plan) -> str:
+    return "fits" if plan.fits else "does not fit"
+
+
+def _margins(groups: Sequence[Group]) -> str:
+    return ", ".join(f"{group.name}: {_margin(group)}" for group in groups)
+
+
+def _margin(group: Group) -> str:
+    share = 100 * abs(group.margin) / group.usable
+    return f"{_gib(abs(group.margin))} {'left' if group.fits else 'too much'} ({share:.0f}%)"
+
+
+def _or_none(count: int | None) -> str:
+    return "none" if count is None else str(count)
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / (1 << 20):.2f} MiB"

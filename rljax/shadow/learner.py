@@ -1,0 +1,120 @@
+"""The learner of a run with a shadow: hands over every so many batches, and reports differences."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rljax.batching.batch import Batch
+from rljax.config.allocation import Allocation, Pool
+from rljax.config.schema import Config
+from rljax.engine import Learner
+from rljax.engine.plugins import find_plugin
+from rljax.errors import UserError
+from rljax.metrics.mean import Mean
+from rljax.shadow.differences import Computed, compare
+from rljax.shadow.process import LEARNER, Answer, ShadowProcess
+
+log = logging.getLogger(__name__)
+
+
+def shadowed(config: Config, learner: Learner, pool: Pool, model_dir: Path, workdir: Path) -> Learner:
+    """Returns the learner, with a shadow if the config asks for one.
+
+    Args:
+      pool: the learner's.
+
+    Raises:
+      UserError: the other engine has no learner, or can't do what the config asks.
+    """
+    if not config.parity.shadow_every:
+        return learner
+    engine = config.parity.shadow_engine or ("jax" if pool.engine == "fsdp" else "fsdp")
+    plugin = find_plugin(engine)
+    if not plugin.learns or engine == pool.engine:
+        raise UserError(f"parity.shadow_engine: {engine!r} is no other learner (name another engine that learns)")
+    plugin.check(config, Allocation(None, Pool(engine)))
+    return ShadowedLearner(config, learner, ShadowProcess(config, engine, model_dir, workdir / "shadow"))
+
+
+class ShadowedLearner:
+    """Implements `rljax.engine.Learner` by another learner.
+
+    The first optimizer step of every `parity.shadow_every`-th batch is handed over: the learner's
+    state before it, in a checkpoint, and the batch. The run waits for that checkpoint and a score,
+    and for nothing else: while the shadow is at work, batches are not handed over but counted
+    (`parity/dropped`). Differences come with the metrics of the next update. When the shadow fails
+    the run goes on without one.
+    """
+
+    def __init__(self, config: Config, learner: Learner, shadow: ShadowProcess) -> None:
+        self._config, self._learner = config, learner
+        self._shadow: ShadowProcess | None = shadow
+        self._every = config.parity.shadow_every * (1 if config.actor.loss == "sft" else config.actor.ppo_n_minibatches)
+        self._updates = 0
+        self._given: tuple[Batch, Computed] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything that isn't about the shadow is the learner's own."""
+        return getattr(self._learner, name)
+
+    def update(self, batch: Batch) -> dict[str, Mean]:
+        return self._step(self._learner.update, batch, supervised=False)
+
+    def update_supervised(self, batch: Batch) -> dict[str, Mean]:
+        if self._config.actor.loss != "sft":
+            return self._learner.update_supervised(batch)  # a warm-up
+        return self._step(self._learner.update_supervised, batch, supervised=True)
+
+    def close(self) -> None:
+        if self._shadow is not None:
+            self._shadow.close()
+        self._learner.close()
+
+    def _step(self, update: Callable[[Batch], dict[str, Mean]], batch: Batch, *, supervised: bool) -> dict[str, Mean]:
+        metrics = self._report()
+        due, self._updates = self._updates % self._every == 0, self._updates + 1
+        if not due or self._shadow is None:
+            return update(batch) | metrics
+        if self._shadow.busy:
+            return update(batch) | metrics | {"parity/dropped": Mean(1, 1)}
+        began = time.perf_counter()
+        try:
+            self._shadow.place.mkdir()
+            self._learner.save(self._shadow.place / LEARNER)
+            logp = self._learner.score(batch)
+        except (OSError, UserError) as error:
+            self._give_up(error)
+            return update(batch) | metrics
+        seconds = time.perf_counter() - began
+        means = update(batch)
+        self._given = batch, Computed.of(logp, means)
+        try:
+            self._shadow.give(batch, supervised=supervised)
+        except OSError as error:
+            self._give_up(error)
+        return means | metrics | {"timeperf/shadow": Mean(seconds, 1)}
+
+    def _report(self) -> dict[str, Mean]:
+        """Returns the differences of a batch that the shadow is done with; empty without one."""
+        if self._shadow is None or self._given is None:
+            return {}
+        try:
+            answer: Answer | None = self._shadow.take()
+        except (EOFError, OSError, ValueError) as error:
+            self._give_up(error)
+            return {}
+        if answer is None:
+            return {}
+        (batch, ours), self._given = self._given, None
+        theirs = Computed(answer.logp, answer.loss, answer.grad_norm)
+        return compare(batch, self._config.actor.dtype, ours, theirs)
+
+    def _give_up(self, error: Exception) -> None:
+        assert self._shadow is not None
+        log.warning("parity: %s: the run goes on without a shadow", error)
+        self._shadow.close()
+        self._shadow = self._given = None

@@ -1,0 +1,106 @@
+"""Plants faults in the core, one at a time, and runs the tests that should see each.
+
+    python -m tests.mutation                    all of them; prints killed or SURVIVED for each
+    python -m tests.mutation buffer losses      those with one of these words in file or line
+    python -m tests.mutation --list
+
+A fault is a line of `tests/mutation/faults.py`. It is planted in a copy of the checkout, so that
+the checkout stays as it is. Exit status 1 if a fault survives that docs/testing.md does not name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import absl.flags  # noqa: F401  (imported before the forks, to be shared by them, as are those below)
+import hypothesis  # noqa: F401
+import ml_collections  # noqa: F401
+import numpy  # noqa: F401  # noqa: ICN001
+import pytest
+import safetensors.numpy  # noqa: F401
+import yaml  # noqa: F401
+
+from tests.mutation.faults import FAULTS, Fault
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 600.0  # seconds
+KILLED, SURVIVED, HANGS, BROKEN = "killed", "SURVIVED", "hangs", "BROKEN"  # hangs: no end in time; BROKEN: no test ran
+
+
+def copy_checkout(target: Path) -> None:
+    """Copies the files that tests need; links inside the checkout stay links."""
+    ignored = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "runs")
+    shutil.copytree(ROOT, target, symlinks=True, ignore=ignored)
+
+
+def try_fault(fault: Fault, checkout: Path) -> str:
+    """Plants a fault, runs its tests in a child and takes it out again."""
+    path = checkout / fault.file
+    text = path.read_text()
+    path.write_text(fault.planted(text))
+    try:
+        status = _in_child(checkout, fault.tests)
+    finally:
+        path.write_text(text)
+    return {None: HANGS, 0: SURVIVED, 1: KILLED}.get(status, BROKEN)
+
+
+def _in_child(checkout: Path, tests: Sequence[str]) -> int | None:
+    """Runs pytest in a fork, which has the libraries and nothing of the project in memory.
+
+    Returns its exit status, None if it didn't end in time.
+    """
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "rljax")]:
+            del sys.modules[name]
+        os.chdir(checkout)
+        sys.path[:] = [str(checkout), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
+        os._exit(int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests])))
+    until = time.monotonic() + TIMEOUT
+    while time.monotonic() < until:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def main() -> int:
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    chosen = [fault for fault in FAULTS if not words or any(word in str(fault) for word in words)]
+    if "--list" in sys.argv:
+        print(*chosen, sep="\n")
+        return 0
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        checkout = Path(scratch) / "checkout"
+        copy_checkout(checkout)
+        for fault in chosen:
+            began = time.monotonic()
+            outcome = try_fault(fault, checkout)
+            known = outcome == SURVIVED and bool(fault.equivalent)
+            counts["survived, with a reason" if known else outcome] += 1
+            print(f"{outcome:<8} {time.monotonic() - began:5.1f} s  {fault}", flush=True)
+            if known:
+                print(f"         {fault.equivalent}", flush=True)
+    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
+    return 1 if counts[SURVIVED] or counts[BROKEN] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,356 @@
+"""Estimates add up, scale as the shards do, agree with the arrays that a run makes, and with what was measured."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from rljax.backends.jax.parameters import parameters
+from rljax.backends.jax.sharding import AXES, parameter_sharding, single_device_mesh
+from rljax.chips import CHIPS, GIB, Topology, chip_of
+from rljax.config import io
+from rljax.engine import find_plugin
+from rljax.engines.jax.cache_size import shard_bytes
+from rljax.engines.jax.policy import Policy
+from rljax.engines.jax.programs import Programs
+from rljax.errors import UserError
+from rljax.hf.companion_files import write_companions
+from rljax.hf.shapes import SHAPES, shape_of
+from rljax.hf.tensors import parameter_count, projections
+from rljax.metrics.mean import Mean
+from rljax.planning.changes import changed, changes, largest_rows, longest_row
+from rljax.planning.estimate import Request, plan
+from rljax.planning.footprint import Footprint, in_turn, together
+from rljax.planning.run import estimate_of
+from rljax.planning.text import Report
+from rljax.sinks.planned import PlanSink
+from rljax.sinks.run_directory import RunDirectory
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+ONE_EPISODE = {"train_dataset.batch_size": 1, "gconfig.n_samples": 1}  # so that a minibatch is one micro-batch
+LEARNER_ALONE = {"rollout.addr": "host:1"}
+
+
+def request_of(mode, shape="qwen3-0.6b", topology="h100:8", prompt=512, completion=512, find=find_plugin, **keys):
+    pairs = [(name, json.dumps(value) if isinstance(value, bool) else str(value)) for name, value in keys.items()]
+    config = io.load("base", [("allocation_mode", mode), *pairs])
+    return Request(config, shape_of(shape), Topology.parse(topology), find, prompt, completion)
+
+
+def plan_of(mode, **rest):
+    return plan(request_of(mode, **rest))
+
+
+def learner_of(mode, **rest):
+    made = plan_of(mode, **{**rest, **LEARNER_ALONE}).learner
+    return made.footprint
+
+
+@pytest.mark.parametrize("mode", ["jax:d1", "sglang:d4+fsdp:f4", "sglang:d2|fsdp:f2", "jax:d2t2+jax:f4", "jax:d1+fsdp:d1"])
+def test_components_add_up_to_the_peak_and_no_moment_is_above_it(mode):
+    for group in plan_of(mode).groups:
+        footprint = group.footprint
+        assert sum(footprint.components.values()) == pytest.approx(footprint.peak)
+        assert all(size > 0 for size in footprint.components.values())
+        assert footprint.peak == pytest.approx(max(footprint.held + sum(m.values()) for m in footprint.moments.values()))
+        assert group.margin == pytest.approx(group.usable - footprint.peak)
+
+
+@pytest.mark.parametrize("shape", ["qwen3-8b", "smollm2-135m", "qwen2.5-0.5b"])
+@pytest.mark.parametrize("engine", ["jax", "fsdp"])
+def test_what_is_trained_takes_twelve_bytes_per_parameter_between_steps(engine, shape):
+    held = learner_of(f"{engine}:d1", shape=shape).held
+    assert held == pytest.approx(12 * parameter_count(shape_of(shape)), rel=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["jax", "fsdp"])
+def test_twice_the_shards_halve_what_is_sharded(engine):
+    narrow, wide = (learner_of(f"{engine}:f{shards}", shape="qwen3-8b", topology="h200:8") for shards in (4, 8))
+    for name in ("master weights", "Adam moments"):
+        assert narrow.resident[name] == pytest.approx(2 * wide.resident[name], rel=1e-3)
+    copies = learner_of(f"{engine}:d8", shape="qwen3-8b", topology="h200:8")
+    assert copies.resident == pytest.approx(learner_of(f"{engine}:d1", shape="qwen3-8b", topology="h200:8").resident)
+
+
+@pytest.mark.parametrize("engine", ["jax", "fsdp"])
+def test_twice_the_tokens_take_twice_the_activations_and_full_recomputation_the_hidden_states_alone(engine):
+    keys = {**ONE_EPISODE, "actor.gradient_checkpointing": "none"}
+    short, long = (learner_of(f"{engine}:d1", **keys, **{"actor.mb_spec.max_tokens_per_row": n}) for n in (4096, 8192))
+    assert long.moments["loss"]["activations"] == pytest.approx(2 * short.moments["loss"]["activations"])
+    spec = shape_of("qwen3-0.6b")
+    keys["actor.gradient_checkpointing"] = "full"
+    full = learner_of(f"{engine}:d1", **keys, **{"actor.mb_spec.max_tokens_per_row": 4096})
+    assert full.moments["loss"]["activations"] == 2 * spec.hidden_size * spec.num_layers * 4096
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [("qwen3-0.6b", (2, 2, 2)), ("qwen3-0.6b", (1, 8, 1)), ("qwen3-0.6b", (1, 1, 16)), ("smollm2-135m", (1, 9, 3))],
+)
+def test_bytes_are_those_of_the_shards_that_the_parameters_are_cut_into(shape, sizes):
+    """With key/value heads that the tensor axis divides, and with those that stay whole."""
+    spec, mesh = shape_of(shape), jax.sharding.AbstractMesh(sizes, AXES)
+    shards = [parameter_sharding(p, spec, mesh).shard_shape(p.shape) for p in parameters(spec)]
+    data, fsdp, tensor = sizes
+    resident = learner_of(f"jax:d{data}f{fsdp}t{tensor}", shape=shape, topology="h100:32").resident
+    assert resident["master weights"] == 4 * sum(map(math.prod, shards))
+
+
+def test_bytes_are_those_of_the_arrays_that_learner_and_sampler_describe(tmp_path):
+    spec, mesh = shape_of("qwen3-0.6b"), single_device_mesh()
+    write_companions(tmp_path, spec, "bfloat16", None)
+    made = plan(request_of("jax:d1+jax:d1"))
+    policy = Policy(made.request.config, mesh, tmp_path, described=True)
+    master = sum(map(shard_bytes, jax.tree.leaves(policy.trained)))
+    assert made.learner.footprint.resident["master weights"] == master
+    assert made.learner.footprint.resident["Adam moments"] == 2 * master
+    held = Programs(made.request.config, tmp_path, mesh, described=True).held
+    weights, cache = (sum(map(shard_bytes, jax.tree.leaves(tree))) for tree in held)
+    assert made.sampler.footprint.resident == {"sampler's weights": weights, "KV cache": cache}
+
+
+@pytest.mark.parametrize("rank", [4, 64])
+@pytest.mark.parametrize("engine", ["jax", "fsdp"])
+def test_adapters_take_twelve_bytes_per_element_beside_a_base_in_half_precision(engine, rank):
+    spec = shape_of("qwen3-0.6b")
+    found = learner_of(f"{engine}:d1", **{"actor.lora.rank": rank}).resident
+    adapters = spec.num_layers * rank * sum(outputs + inputs for outputs, inputs, _ in projections(spec).values())
+    assert found == {
+        "base weights": 2 * parameter_count(spec),
+        "master weights": 4 * adapters,
+        "Adam moments": 8 * adapters,
+    }
+
+
+ROW = {"actor.mb_spec.max_tokens_per_row": 16384, **ONE_EPISODE}
+SMOL = {"actor.mb_spec.max_tokens_per_row": 2048, "gconfig.max_new_tokens": 38, **ONE_EPISODE}
+KEPT, FULL = {"actor.gradient_checkpointing": "none"}, {"actor.gradient_checkpointing": "full"}
+H200, SMOLLM = {"topology": "h200:1"}, {"topology": "h200:1", "shape": "smollm2-135m", "prompt": 38, "completion": 38}
+MEASURED = {  # docs/benchmarks.md: "A learner's step", GB
+    "qwen3 jax": (37.6, "jax:d1", H200, ROW),
+    "qwen3 jax, 2048 logits": (32.7, "jax:d1", H200, ROW | {"actor.logprob_chunk": 2048}),
+    "qwen3 fsdp": (33.5, "fsdp:d1", H200, ROW | KEPT),
+    "qwen3 fsdp, recomputed": (10.9, "fsdp:d1", H200, ROW | FULL | {"actor.logprob_chunk": 1024}),
+    "smollm2 jax": (26.8, "jax:d1", SMOLLM, SMOL | {"actor.mb_spec.rows_per_mb": 20}),
+    "smollm2 jax, 2048 logits": (25.5, "jax:d1", SMOLLM, SMOL | {"actor.mb_spec.rows_per_mb": 20, "actor.logprob_chunk": 2048}),
+    "smollm2 fsdp": (26.0, "fsdp:d1", SMOLLM, SMOL | KEPT | {"actor.mb_spec.rows_per_mb": 20}),
+    "smollm2 fsdp, 8 rows": (12.5, "fsdp:d1", SMOLLM, SMOL | KEPT | {"actor.mb_spec.rows_per_mb": 8}),
+}
+TRAINED_ALL = {
+    "prompt": 1,
+    "completion": 4095,
+    "actor.mb_spec.max_tokens_per_row": 4096,
+    "actor.logprob_chunk": 2048,
+    **ONE_EPISODE,
+}
+COMPILED = {  # docs/plan.md, GB of the update
+    "v5e": (3.37, "qwen3-0.6b", "v5e:2x4", "jax:d2f2t2"),
+    "v6e": (5.48, "qwen3-0.6b", "v6e:2x4", "jax:d2f2t2"),
+    "v5p": (5.48, "qwen3-0.6b", "v5p:2x2x2", "jax:d2f2t2"),
+    "smollm2": (2.954, "smollm2-135m", "v5e:2x4", "jax:f8"),
+    "qwen3-8b": (11.024, "qwen3-8b", "v5e:4x4", "jax:f8t2"),
+}
+
+
+@pytest.mark.parametrize("case", MEASURED)
+def test_a_learner_is_within_a_twentieth_of_the_peak_that_was_measured(case):
+    gigabytes, mode, place, keys = MEASURED[case]
+    assert learner_of(mode, **place, **keys).peak == pytest.approx(1e9 * gigabytes, rel=0.05)
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_a_learner_is_within_a_tenth_of_the_peak_that_the_tpu_compiler_says(case):
+    gigabytes, shape, topology, mode = COMPILED[case]
+    footprint = learner_of(mode, shape=shape, topology=topology, **TRAINED_ALL)
+    assert footprint.peak == pytest.approx(1e9 * gigabytes, rel=0.1)
+
+
+def test_a_sampler_is_as_large_as_measured():
+    keys = {"jax.slots": 256, "jax.context_length": 2048, "jax.prefill_chunk": 2048}
+    footprint = plan_of("jax:d1+jax:d1", topology="h200:2", **keys).sampler.footprint
+    assert footprint.resident["KV cache"] == pytest.approx(60.1e9, rel=0.01)
+    decoding = footprint.held + sum(footprint.moments["decoding"].values())
+    assert decoding == pytest.approx(62.2e9, rel=0.02)
+
+
+def test_a_cache_takes_what_is_free_beside_a_learner_and_at_least_one_request_s_room():
+    keys = {"jax.slots": 512, "jax.context_length": 8192}
+    roomy, tight = (plan_of("jax:d1", shape=shape, topology="h100:1", **keys) for shape in ("qwen3-1.7b", "qwen3-8b"))
+    sampler, learner = roomy.sampler.footprint.resident, roomy.learner.footprint
+    (group,) = roomy.groups
+    free = group.usable - learner.held - sampler["sampler's weights"]
+    assert sampler["KV cache"] == pytest.approx(0.9 * free, rel=1e-3)
+    assert tight.sampler.room == 8192 and not tight.fits
+
+
+def test_moments_of_two_sides_coincide_unless_one_lends_its_memory():
+    first = Footprint({"a": 1.0}, {"x": {"b": 2.0}, "y": {"b": 4.0}})
+    second = Footprint({"c": 8.0}, {"z": {"d": 16.0}})
+    assert together(first, second).peak == 1 + 4 + 8 + 16
+    assert in_turn(first, second).peak == max(1 + 4 + 8, 8 + 16)
+
+
+def test_a_config_that_does_not_fit_fits_with_the_change_that_says_so():
+    before = plan_of("sglang:d4+fsdp:d1", shape="qwen3-8b")
+    assert not before.fits
+    found = changes(before)
+    assert [change.saved for change in found] == sorted((change.saved for change in found), reverse=True)
+    remedies = [change for change in found if change.plan.fits]
+    assert {change.key for change in remedies} >= {"actor.lora.rank", "allocation_mode"}
+    for change in remedies:  # the flag that is printed makes the same config
+        key, _, value = str(change).removeprefix("--config.").partition("=")
+        again = plan(dataclasses.replace(before.request, config=changed(before.request, key, change.value)))
+        assert str(change.value) == value and again.fits
+        peaks = {group.name: group.footprint.peak for group in again.groups}
+        saved = max(group.footprint.peak - peaks[group.name] for group in before.groups)
+        assert saved == pytest.approx(change.saved)
+
+
+@pytest.mark.parametrize("mode", ["jax:d1", "sglang:d1|fsdp:d1"])
+def test_the_largest_micro_batch_fits_and_the_next_does_not(mode):
+    before = plan_of(mode, **{"sglang.mem_fraction_static": 0.3, "jax.slots": 8})
+    for key, step, found in (
+        ("actor.mb_spec.rows_per_mb", 1, largest_rows(before)),
+        ("actor.mb_spec.max_tokens_per_row", 128, longest_row(before)),
+    ):
+        at, beyond = (
+            plan(dataclasses.replace(before.request, config=changed(before.request, key, count))).fits
+            for count in (found, found + step)
+        )
+        assert at and not beyond, key
+
+
+def test_the_side_that_is_slower_keeps_the_other_waiting_and_the_split_evens_it_out():
+    fast = plan_of("sglang:d7+fsdp:f1", shape="qwen3-1.7b").rates
+    slow = plan_of("sglang:d1+fsdp:f7", shape="qwen3-1.7b", **{"gconfig.max_new_tokens": 512}).rates
+    assert fast.waits == "sampler" and fast.step_seconds == fast.learner_seconds
+    assert slow.step_seconds == max(slow.learner_seconds, slow.sampler_seconds)
+    for sampler, learner in (fast.split, slow.split):
+        even = plan_of(f"sglang:d{sampler}+fsdp:f{learner}", shape="qwen3-1.7b").rates
+        assert sampler + learner == 8 and even.step_seconds < fast.step_seconds
+    shared = plan_of("sglang:d1|fsdp:d1", shape="qwen3-1.7b", **{"sglang.mem_fraction_static": 0.3}).rates
+    assert shared.step_seconds == shared.learner_seconds + shared.sampler_seconds and not shared.waits
+
+
+def test_device_hours_are_those_of_all_devices_and_steps():
+    rates = plan_of("sglang:d4+fsdp:f4", total_train_steps=90).rates
+    assert rates.device_hours == pytest.approx(90 * rates.step_seconds * 8 / 3600)
+    assert plan_of("sglang:d4+fsdp:f4").rates.device_hours is None
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_has_about_the_parameters_that_its_name_says(name):
+    size = name.rpartition("-")[2]
+    if size == "tiny":
+        return
+    told = float(size[:-1]) * {"b": 1e9, "m": 1e6}[size[-1]]
+    assert parameter_count(shape_of(name)) == pytest.approx(told, rel=0.24)  # llama3.2-1b has 1.24
+
+
+@pytest.mark.parametrize(("name", "devices"), [("v5e:2x4", 8), ("v5p:4x4x4", 64), ("tpu7x:2x2x1", 8), ("h100:8", 8)])
+def test_a_topology_is_its_devices(name, devices):
+    assert Topology.parse(name).devices == devices
+
+
+@pytest.mark.parametrize("name", ["h100", "h100:0", "h10:8", "v5e:2x", "gh200:1", ""])
+def test_a_topology_that_is_none_is_refused_by_name(name):
+    with pytest.raises(UserError, match="--topology: "):
+        Topology.parse(name)
+
+
+def test_each_chip_is_found_by_the_name_that_its_framework_reports():
+    for chip in CHIPS:
+        assert chip_of(f"NVIDIA {chip.kind}" if chip.platform == "gpu" else chip.kind) is chip
+    assert chip_of("NVIDIA H100 80GB HBM3").memory == 79 * GIB
+    assert chip_of("cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "topology", "line"),
+    [
+        ("jax:d9", "h100:8", "allocation_mode: jax:d9 needs 9 devices, and h100:8 has 8"),
+        ("fsdp:d1", "v5e:2x4", "--topology: v5e is a TPU, and fsdp"),
+        ("jax:t3", "h100:8", "allocation_mode: tensor size 3 does not divide the attention heads 16"),
+        ("jax:d3", "h100:8", "jax.slots: 64 is not a multiple of the 3 data shards"),
+        ("fsdp:t3", "h100:8", "allocation_mode: t3 does not divide the model's 16 attention heads"),
+        ("fake:d1", "h100:8", "allocation_mode: the engine fake can't be planned for"),
+    ],
+)
+def test_what_can_t_be_planned_is_one_line(mode, topology, line):
+    with pytest.raises(UserError, match=f"^{line}"):
+        plan_of(mode, topology=topology)
+
+
+def test_json_says_what_the_text_says_and_is_json():
+    made = plan_of("sglang:d4+fsdp:d1", shape="qwen3-8b")
+    report = Report.of(made, changes(made))
+    found = json.loads(json.dumps(report.json()))
+    assert found["fits"] is False and "verdict: does not fit on h100:8" in str(report)
+    for group in found["groups"]:
+        assert math.isclose(sum(group["components"].values()), group["peak"])
+        assert group["peak"] == pytest.approx(max(group["moments"].values()))
+    first = report.changes[0]
+    assert found["changes"][0]["key"] == first.key and str(first) in str(report)
+
+
+def test_a_run_on_devices_of_unknown_size_has_its_bytes_and_no_verdict_on_them(tmp_path):
+    request = request_of("jax:d1+fsdp:d1")
+    write_companions(tmp_path, request.spec, "bfloat16", None)
+    found = estimate_of(request.config, tmp_path, [], 2, find_plugin)
+    known = estimate_of(request.config, tmp_path, ["NVIDIA H200", "NVIDIA H200"], 2, find_plugin)
+    assert found["topology"] == "cpu:2" and found["rates"] is None and known["rates"] is not None
+    for ours, theirs in zip(found["groups"], known["groups"], strict=True):
+        assert ours["usable"] is None and theirs["usable"] > 100e9 and ours["peak"] > 0
+    assert json.dumps(found, allow_nan=False)
+    assert estimate_of(io.load("base", [("allocation_mode", "fake:d1")]), tmp_path, [], 1, find_plugin) is None
+
+
+def test_what_was_measured_is_beside_the_estimate(tmp_path):
+    run = RunDirectory(tmp_path)
+    sink = PlanSink(run, {"topology": "cpu:1"})
+    assert json.loads((tmp_path / "plan.json").read_text()) == {"estimated": {"topology": "cpu:1"}, "measured": {}}
+    for step, (peak, rate) in enumerate([(10, 1.0), (30, 5.0), (20, 4.0)]):
+        sink.write(step, {"memory/learner_peak_bytes": Mean(peak, 1), "timeperf/update_tokens_per_s": Mean(2 * rate, 2)})
+        sink.write(step, {"rollout/reward": Mean(1, 1)})
+    sink.close()
+    measured = json.loads((tmp_path / "plan.json").read_text())["measured"]
+    assert measured == {"memory/learner_peak_bytes": 30, "timeperf/update_tokens_per_s": 4.0}
+    run.close()
+
+
+def command(*arguments):
+    script = (
+        "import runpy, sys, atexit\n"
+        "atexit.register(lambda: print(*(m for m in ('jax', 'torch', 'transformers') if m in sys.modules), sep=','))\n"
+        "sys.argv[0] = 'plan'\n"
+        "runpy.run_module('experiments.plan', run_name='__main__', alter_sys=True)\n"
+    )
+    line = [sys.executable, "-c", script, "--config=configs/quickstart.py", *arguments]
+    return subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "line"),
+    [
+        (["--topology=v5e:2x4", "--topology=h100:8"], 0, ""),
+        (["--topology=h100:1", "--topology=v5e:1", "--shape=qwen3-8b"], 2, ""),
+        (["--topology=h10:1"], 1, "error: --topology: 'h10:1' is none"),
+        ([], 1, "error: --topology: missing"),
+        (["--topology=h100:1", "--shape=qwen3-8"], 1, "error: --shape: no model named 'qwen3-8' (did you mean qwen3-8b"),
+        (["--topology=h100:1", "--compile"], 1, "error: --compile: h100:1 has no TPUs"),
+    ],
+)
+def test_the_exit_status_is_the_verdict_and_no_framework_is_needed(arguments, status, line):
+    done = command(*arguments)
+    assert done.returncode == status and done.stderr.startswith(line) and done.stderr.count("\n") == bool(line)
+    *shown, heavy = done.stdout.splitlines()
+    assert heavy == ""
+    verdicts = [each for each in shown if each.startswith("verdict:")]
+    assert len(verdicts) == (len(arguments) - ("--shape=qwen3-8b" in arguments) if status != 1 else len(verdicts))
+    assert any("does not fit" in each for each in verdicts) == (status == 2)

@@ -1,0 +1,146 @@
+"""A shadow agrees with a sound learner, speaks where one is not, and never holds up the run."""
+
+import time
+
+import numpy as np
+import pytest
+
+from rljax.config.allocation import Pool
+from rljax.engine.plugins import find_plugin
+from rljax.engines.common.learner import PhasedLearner
+from rljax.errors import UserError
+from rljax.metrics.guardrails import Guardrails
+from rljax.metrics.mean import Mean
+from rljax.shadow import shadowed
+from rljax.shadow.differences import BOUNDS, Computed, compare
+from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.models import make_model
+
+UPDATE = "ppo_actor/update"
+WAIT = 300.0  # seconds for a process that imports a framework and compiles
+
+
+def batch_of():
+    items = episodes(5)
+    return pack(items, first_fit(items, 64), 64)
+
+
+def computed(batch, *, logp=0.0, loss=0.5, grad_norm=2.0):
+    return Computed(np.where(batch.loss_mask, logp, np.nan), loss, grad_norm)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_a_difference_is_measured_in_its_bound(dtype):
+    batch, bounds = batch_of(), BOUNDS[dtype]
+    scale = float(np.abs(batch.loss_weight * batch.advantage).sum())
+    right = computed(batch)
+    assert compare(batch, dtype, right, right)["parity/excess"].value == 0
+    for changed in (
+        {"logp": 3 * bounds.logp},
+        {"loss": 0.5 + 3 * bounds.loss * scale},
+        {"grad_norm": 2.0 * (1 + 3 * bounds.gradient)},
+    ):
+        assert compare(batch, dtype, computed(batch, **changed), right)["parity/excess"].value == pytest.approx(3)
+
+
+def test_what_is_not_finite_on_one_side_alone_is_beyond_every_bound():
+    batch = batch_of()
+    skipped = computed(batch, loss=np.nan, grad_norm=np.nan)
+    assert compare(batch, "float32", skipped, skipped)["parity/excess"].value == 0
+    for pair in ((skipped, computed(batch)), (computed(batch), skipped), (computed(batch, logp=np.nan), computed(batch))):
+        assert compare(batch, "float32", *pair)["parity/excess"].value == np.inf
+
+
+def test_an_excess_is_a_breach():
+    guardrails = Guardrails(config_of().guard)
+    assert not guardrails.check(1, {"parity/excess": Mean(0.9, 1)})
+    assert not guardrails.check(2, {"parity/excess": Mean(1.1, 1)})
+    assert not guardrails.check(3, {})  # a step without an answer is none within the bound
+    assert not guardrails.check(4, {"parity/excess": Mean(1.1, 1)})
+    (breach,) = guardrails.check(5, {"parity/excess": Mean(1.1, 1)})
+    assert breach.guard == "max_parity_excess" and "rljax parity" in breach.remedy
+    (breach,) = Guardrails(config_of().guard).check(1, {"parity/excess": Mean(np.inf, 1)})
+
+
+def test_another_learner_is_needed(tmp_path):
+    learner = object()
+    assert shadowed(config_of(), learner, Pool("jax"), tmp_path, tmp_path) is learner
+    for engine in ("jax", "sglang"):
+        config = config_of(**{"parity.shadow_every": 1, "parity.shadow_engine": engine})
+        with pytest.raises(UserError, match=f"parity.shadow_engine: '{engine}' is no other learner"):
+            shadowed(config, learner, Pool("jax"), tmp_path, tmp_path)
+
+
+def make(engine, tmp_path, **overrides):
+    pytest.importorskip("torch")
+    config = config_of(
+        **{
+            "parity.shadow_every": 1,
+            "gconfig.temperature": 0.7,
+            "actor.ppo_n_minibatches": 2,
+            "total_train_steps": 9,
+            **overrides,
+        }
+    )
+    model, pool = make_model(tmp_path / "model", initializer_range=0.2), Pool(engine)
+    learner = find_plugin(engine).make_learner(config, pool, model)
+    return shadowed(config, learner, pool, model, tmp_path)
+
+
+def answered(learner):
+    """Waits until the shadow has answered, or died."""
+    until = time.monotonic() + WAIT
+    while learner._shadow._answers.empty():
+        assert time.monotonic() < until, learner._shadow.log.read_text()
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "overrides"),
+    [
+        ("fsdp", {}),
+        ("jax", {}),
+        ("fsdp", {"actor.lora.rank": 4, "actor.lora.target_modules": ["q_proj"], "actor.adv_estimator": "gae"}),
+    ],
+    ids=str,
+)
+def test_a_sound_learner_agrees_with_its_shadow_and_a_fault_is_seen(engine, overrides, tmp_path, monkeypatch):
+    learner, batch = make(engine, tmp_path, **overrides), batch_of()
+    first = learner.update(batch)
+    assert first["timeperf/shadow"].count == 1 and not any(name.startswith("parity/") for name in first)
+    assert not learner.update(batch).keys() & {"timeperf/shadow", "parity/dropped"}  # another minibatch of the step
+    assert learner.update(batch)["parity/dropped"].sum == 1 or not learner._shadow._answers.empty()
+    learner.update(batch)
+    answered(learner)
+    sound = learner.update(batch)
+    assert sound["parity/excess"].value < 1, sound
+    learner.update(batch)
+    answered(learner)
+    assert learner.update(batch)["parity/excess"].value < 1  # from other weights, moments and steps
+    learner.update(batch)
+    answered(learner)
+    # A fault in the run's own process alone: the policy is trained on the opposite of what was rewarded, by half
+    original = PhasedLearner.update
+    halved = lambda self, batch: original(self, batch.replace(advantage=-0.5 * batch.advantage))  # noqa: E731
+    monkeypatch.setattr(PhasedLearner, "update", halved)
+    learner.update(batch)
+    learner.update(batch)
+    answered(learner)
+    wrong = learner.update(batch)
+    assert wrong["parity/excess"].value > 10 and wrong["parity/logp_error"].value < BOUNDS["float32"].logp
+    child = learner._shadow._child
+    learner.close()
+    assert child.poll() is not None and not (tmp_path / "shadow" / "job").exists()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_a_shadow_that_died(tmp_path, caplog):
+    learner, batch = make("fsdp", tmp_path), batch_of()
+    learner._shadow._child.kill()
+    answered(learner)
+    for _ in range(4):
+        means = learner.update(batch)
+        assert means[f"{UPDATE}/grad_norm"].count == 1
+    assert learner._shadow is None and "the run goes on without a shadow" in caplog.text
+    learner.close()
