@@ -76,8 +76,8 @@ class JsonLines:
 class Table:
     """A .parquet or .arrow file as a table in memory or mapped.
 
-    Values that JSON does not have (dates, decimals) become text; bytes that are no UTF-8 become None.
-    Of nanoseconds what is below a microsecond is left out.
+    Values that JSON does not have (dates, decimals) become text; bytes that are no UTF-8 become
+    None. Times are cut to microseconds.
     """
 
     def __init__(self, path: Path) -> None:
@@ -262,7 +262,10 @@ def _json_of(path: Path) -> dict[str, Any]:
 
 
 def _names_of(path: Path, key: str, within: str = "") -> list[str]:
-    """Returns the list of names under a key, or those under `within` in a list of objects. Raises UserError."""
+    """Returns the list of names under a key, or those under `within` in a list of objects.
+
+    Raises UserError.
+    """
     entries = _json_of(path).get(key)
     listed = entries if isinstance(entries, list) else [None]
     found = [entry.get(within) if within and isinstance(entry, dict) else entry for entry in listed]

@@ -145,7 +145,7 @@ FAMILIES: dict[str, Callable[..., list[dict[str, Any]]]] = {  # of (member, spli
 
 
 def _check_arguments(task: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raises UserError for an argument that the task does not have, or of another type than its own."""
+    """Raises UserError for an argument that the task does not have, or of another type."""
     parameters = inspect.signature(task).parameters.values()
     checks_the_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
