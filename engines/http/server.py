@@ -221,11 +221,13 @@ class SamplerServer:
         return self._tokenizer.decode(ids, skip_special_tokens=parsed.skip_special_tokens)
 
     async def abort(self, request: web.Request) -> web.Response:
-        """Aborts requests by exact id, not by prefix as SGLang does."""
+        """Aborts requests by exact id, not by prefix as SGLang does, or for the server's owner all."""
         body = await json_body(request)
         rid, abort_all = body.get("rid"), body.get("abort_all", False)
         if not isinstance(abort_all, bool) or not (rid is None or isinstance(rid, str)):
             raise BadRequest("abort_request: rid must be a string, abort_all true or false")
+        if abort_all:
+            self._ownership.require(request)
         for generation in [generation for name, generation in self._generations.items() if abort_all or name == rid]:
             generation.abort()
         return web.json_response({})

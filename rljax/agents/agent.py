@@ -21,6 +21,7 @@ import contextlib
 import inspect
 import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -142,7 +143,13 @@ def make_agent(agent: str, command: Sequence[str], model: str) -> Agent:
     """
     if bool(agent) == bool(command):
         raise UserError(f"{KEY}: the workflow agent takes either agent='package.module:function' or command=('program', ...)")
-    return FunctionAgent(agent, model) if agent else ProcessAgent(command, model)
+    if agent:
+        return FunctionAgent(agent, model)
+    if isinstance(command, str) or not all(isinstance(word, str) for word in command):
+        raise UserError(f"{KEY}.command: {command!r} (a tuple of texts: program and arguments, as in ('node', 'agent.js'))")
+    if shutil.which(command[0]) is None:
+        raise UserError(f"{KEY}.command: no such program: {command[0]}")
+    return ProcessAgent(command, model)
 
 
 def _arguments(name: str, function: Any) -> list[str]:

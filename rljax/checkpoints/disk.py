@@ -42,9 +42,11 @@ def os_error_behind(error: BaseException | None) -> OSError | None:
 
     Frameworks wrap such errors in their own.
     """
-    while error is not None:
+    seen: set[int] = set()  # `raise error from error` makes a chain without an end
+    while error is not None and id(error) not in seen:
         if isinstance(error, OSError):
             return error
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
 

@@ -77,7 +77,7 @@ class Table:
     """A .parquet or .arrow file as a table in memory or mapped.
 
     Values that JSON does not have (dates, decimals) become text; bytes that are no UTF-8 become
-    None. Times are cut to microseconds.
+    None. Of nanoseconds what is below a microsecond is left out.
     """
 
     def __init__(self, path: Path) -> None:

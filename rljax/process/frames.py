@@ -19,11 +19,13 @@ def shown(error: BaseException) -> str:
     traceback itself. Empty for one of rljax.errors without a frame of users' code: its message says
     it all.
     """
+    seen: set[int] = set()
     while True:
         if notes := getattr(error, "__notes__", ()):
             return "\n".join(notes)
+        seen.add(id(error))
         cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if cause is None:
+        if cause is None or id(cause) in seen:  # `raise error from error` makes a chain without an end
             break
         error = cause
     parsed = traceback.TracebackException.from_exception(error)

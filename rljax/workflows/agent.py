@@ -85,7 +85,9 @@ class AgentWorkflow:
             async with asyncio.timeout(self._timeout) as limit:
                 return await self._agent.run(session, base_url, prompt)
         except (EpisodeError, UserError) as error:
-            raise session.lost or error from error
+            if session.lost is None:
+                raise
+            raise session.lost from error
         except Exception as error:  # the agent's code may raise anything
             if limit.expired():
                 raise AgentTimeout(f"prompt {prompt.uid}: the agent took longer than {self._timeout:g} s") from None

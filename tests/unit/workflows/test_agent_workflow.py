@@ -101,8 +101,9 @@ def test_an_agent_in_a_process_of_its_own(tokenizer):
     ],
 )
 def test_processes_that_fail(tokenizer, code, says):
-    with pytest.raises(AgentError, match=says):
+    with pytest.raises(AgentError, match=says) as raised:
         run(tokenizer, command=[sys.executable, "-c", code])
+    assert raised.value.__cause__ is not raised.value
 
 
 def test_a_process_that_does_not_end_is_killed_with_its_children(tokenizer, tmp_path):
@@ -147,6 +148,9 @@ def test_a_lost_request_is_the_sampler_s_failure_and_not_the_agent_s(tokenizer):
         ({"agent": f"{AGENTS}:with_a_stranger"}, "takes 'engine'"),
         ({"agent": f"{AGENTS}:EXACT"}, "EXACT is a dict, not a function"),
         ({"agent": f"{AGENTS}:nothing"}, "nothing"),
+        ({"command": ["no-such-program"]}, "command: no such program: no-such-program"),
+        ({"command": "node agent.js"}, "command: 'node agent.js' .a tuple of texts"),
+        ({"command": ["sleep", 1]}, "command: .'sleep', 1. .a tuple of texts"),
         ({"agent": f"{AGENTS}:calculator", "export_style": "both"}, "export_style: 'both'"),
         ({"agent": f"{AGENTS}:calculator", "tool_parser": "hermse"}, "hermes"),
         ({"agent": f"{AGENTS}:calculator", "timeout": 0}, "timeout: 0"),
@@ -158,9 +162,14 @@ def test_bad_arguments_are_named(tokenizer, arguments, says):
         build_workflow("agent", tokenizer=tokenizer, rewards=ByHand(), arguments=arguments)
 
 
-def test_a_program_that_is_not_there_is_named(tokenizer):
-    with pytest.raises(UserError, match="no-such-program"):
-        run(tokenizer, command=["no-such-program"])
+def test_a_program_that_is_gone_since_the_start_is_named(tokenizer, tmp_path):
+    program = tmp_path / "agent"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    workflow = build_workflow("agent", tokenizer=tokenizer, rewards=ByHand(), arguments={"command": [str(program)]})
+    program.unlink()
+    with pytest.raises(UserError, match=f"{program}: No such file"):
+        asyncio.run(workflow.episode(Script(tokenizer, speak), PROMPT, SamplingParams(8), seed=1))
 
 
 # The whole loop --------------------------------------------------------------------------------------------------------

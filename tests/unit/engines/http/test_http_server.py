@@ -482,6 +482,10 @@ def test_a_server_has_one_owner_at_a_time_named_in_the_refusal(served, monkeypat
         for headers in (two, {}):
             status, text = served.post(path, {}, headers=headers)
             assert status == 409 and "in use by the run of box-one process 7, last heard 0 s ago" in text, path
+    for headers in (two, {}):
+        assert served.post("/abort_request", {"abort_all": True}, headers=headers)[0] == 409
+        assert served.post("/abort_request", {"rid": "its-own"}, headers=headers)[0] == 200
+    assert served.post("/abort_request", {"abort_all": True}, headers=one)[0] == 200
     assert served.post("/continue_generation", {}, headers=one)[0] == 200
     assert served.post("/release_ownership", {}, headers=two)[0] == 200  # not its own to release
     assert served.post("/pause_generation", {}, headers=two)[0] == 409
