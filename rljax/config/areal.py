@@ -72,7 +72,18 @@ def workdir(location: str) -> Path | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader with YAML 1.2's numbers: 1e-8 is one, while PyYAML reads it as text."""
+    """YAML loader with YAML 1.2's numbers: 1e-8 is one, while PyYAML reads it as text.
+
+    A key that stands twice is an error, of which PyYAML takes the last.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value} stands twice", key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -90,7 +101,10 @@ def _read(location: str) -> dict[str, Any]:
         raise UserError(f"--config: {location}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict) or not tree:
         raise UserError(f"--config: {location}: no keys (an AReaL config, as its examples/math/gsm8k_grpo.yaml)")
-    return _resolved(tree, tree, location, ())
+    try:
+        return _resolved(tree, tree, location, ())
+    except RecursionError:
+        raise UserError(f"--config: {location}: an anchor (&) stands for something that it is a part of") from None
 
 
 def _resolved(value: Any, tree: dict[str, Any], location: str, path: tuple[str, ...]) -> Any:
@@ -156,11 +170,28 @@ def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     tree[leaf] = value
 
 
+_COMPUTED: dict[str, tuple[type | tuple[type, ...], str]] = {  # values that are computed with before ours are checked
+    "async_training": ((bool, type(None)), "true or false"),
+    "actor.discount": ((int, float), "a number"),
+    "actor.gae_lambda": ((int, float), "a number"),
+    "actor.scheduling_strategy.target": ((str, type(None)), "a name"),
+    "rollout.scheduling_strategy.target": ((str, type(None)), "a name"),
+    "eval_gconfig.top_k": ((int, float, type(None)), "an integer"),
+    "gconfig.top_k": ((int, float, type(None)), "an integer"),
+    "gconfig.max_new_tokens": (int, "an integer"),
+    "gconfig.max_tokens": (int, "an integer"),
+    "train_dataset.max_length": ((int, type(None)), "an integer or null"),
+}
+
+
 def _checked(theirs: Flat, location: str) -> list[str]:
     """Checks every key and every value that must be a certain one; returns the keys not used here.
 
     A branch of UNUSED is returned as one name.
     """
+    for key, (kinds, expected) in _COMPUTED.items():
+        if key in theirs and not isinstance(theirs[key], kinds):
+            raise UserError(f"{location}: {key}: expected {expected}, got {theirs[key]!r}")
     known = {*SAME, *READ, *ONLY, *REPEATED, *_FLAGS}
     unused: dict[str, None] = {}
     for key, value in theirs.items():
@@ -178,6 +209,8 @@ def _checked(theirs: Flat, location: str) -> list[str]:
                 raise UserError(f"{location}: {key}: {value!r} is not {first} ({said!r}), and it must be")
             unused[key] = None
         elif key not in known and not (value in (None, {}) and _is_section(key)):
+            if _is_section(key):
+                raise UserError(f"{location}: {key}: {value!r} is no section (it has keys of its own)")
             branch = next((name for name in UNUSED if key == name or key.startswith(f"{name}.")), None)
             if branch is None:
                 raise UserError(f"{location}: {key}: no such key of AReaL's ({_nearest(key)})")

@@ -208,6 +208,13 @@ def test_other_spellings(variant, changes, key, value):
         ({"actor.rejection_sampling.lower": 0.5}, "actor.rejection_sampling.lower"),
         ({"seed": "${actor.sed}"}, r"\$\{actor.sed\} refers to nothing"),
         ({"seed": "${seed}"}, "refers to itself"),
+        ({"async_training": "false"}, "async_training: expected true or false, got 'false'"),
+        ({"gconfig.max_new_tokens": "64"}, "gconfig.max_new_tokens: expected an integer, got '64'"),
+        ({"gconfig.max_tokens": None}, "gconfig.max_tokens: expected an integer, got None"),
+        ({"eval_gconfig.top_k": "x"}, "eval_gconfig.top_k: expected an integer, got 'x'"),
+        ({"actor.discount": "1.0"}, "actor.discount: expected a number, got '1.0'"),
+        ({"actor.scheduling_strategy": {"target": [1]}}, "actor.scheduling_strategy.target: expected a name"),
+        ({"saver": 3}, r"saver: 3 is no section \(it has keys of its own\)"),
     ],
 )
 def test_what_is_refused(variant, changes, message):
@@ -235,6 +242,16 @@ def test_not_yaml(tmp_path):
     path = tmp_path / "a.yml"
     path.write_text("actor: [")
     with pytest.raises(UserError, match="not YAML"):
+        config_io.load(str(path))
+    for text, message in (
+        ("seed: 1\nseed: 2\n", "not YAML: the key seed stands twice .*line 2"),
+        ("a: &a [*a]\n", "an anchor .* a part of"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            config_io.load(str(path))
+    path.write_text(YAML.read_text() + "base: &base {seed: 3}\n<<: *base\n")  # a merged key gives way to the file's own
+    with pytest.raises(UserError, match="base"):
         config_io.load(str(path))
     with pytest.raises(UserError, match="No such file"):
         config_io.load(str(tmp_path / "b.yaml"))
