@@ -38,6 +38,7 @@ MENUS = {
         "packing",
         "tracing",
         "verifiers",
+        "check",
         "gpu_run",
         "tpu_compile",
         "curves",

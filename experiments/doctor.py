@@ -70,7 +70,7 @@ def run() -> None:
     arguments = main.arguments_from_flags()
     if arguments and not DIFF.value:
         raise UserError(f"{arguments[0]}: unexpected argument (--help names the flags)")
-    workdirs = [Path(part) for part in (WORKDIR.value or "").split(",") if part]
+    workdirs = main.run_directories([WORKDIR.value or ""])
     if DIFF.value:
         _check_flags("--diff")
         _diff(arguments)
@@ -94,10 +94,12 @@ def run() -> None:
 
 
 def _check_flags(mode: str) -> None:
-    """Raises UserError for a flag that has no meaning in a mode, and would be passed over."""
+    """Raises UserError for a flag without a value, or one without a meaning in a mode."""
     for name in dict.fromkeys(name for names in MODES.values() for name in names):
         if main.FLAGS[name].present and name not in MODES[mode]:
             raise UserError(f"--{name}: has no meaning with {mode}")
+        if main.FLAGS[name].value == "":
+            raise UserError(f"--{name}: missing (nothing follows the =)")
     if SCORE.value is not None and AUDIT.value is None:
         raise UserError("--score: has no meaning without --audit (the directory to write the audit to)")
     if RESCORE.value and CRITIC.value:
@@ -201,7 +203,7 @@ def _diff(arguments: tuple[str, ...]) -> None:
 
     if len(arguments) != 2:
         raise UserError(f"--diff: takes two directories of runs, got {len(arguments)}")
-    ours, theirs = (History.load(Path(argument)) for argument in arguments)
+    ours, theirs = (History.load(Path(argument), flag="--diff") for argument in arguments)
     found = compare.differences(ours, theirs)
     lines = [f"{history.source} has no {name}" for history in (ours, theirs) for name in compare.unrecorded(history)]
     for about in dict.fromkeys(difference.about for difference in found):

@@ -46,6 +46,8 @@ def train(
       UserError: in one line, what is wrong with the config, the data or the reward.
       GuardrailError, TooManyFailures, RankFailed: the run has failed.
     """
+    if not str(workdir):
+        raise UserError("workdir: empty (the directory of the run)")
     resolved = _with(_config_of(config), reward, workflow)
     if not _in_event_loop():
         return binary.run(resolved, lambda: Path(workdir))
@@ -61,11 +63,19 @@ def train(
 def _config_of(config: ConfigDict | Config | str) -> Config:
     if isinstance(config, Config):
         return config
-    return config_io.load(config) if isinstance(config, str) else config_io.from_dict(config)
+    if isinstance(config, str):
+        return config_io.load(config)
+    if not isinstance(config, ConfigDict | dict):
+        raise UserError(f"config: {config!r} (what get_config() returns, a Config, or the name of a config file)")
+    return config_io.from_dict(config)
 
 
 def _with(config: Config, reward: Callable[..., Any] | str | None, workflow: Any) -> Config:
     """Returns the config with names for a reward and a workflow."""
+    if not (reward is None or isinstance(reward, str) or callable(reward)):
+        raise UserError(f"reward.name: {reward!r} is no function")
+    if not (workflow is None or isinstance(workflow, str) or callable(workflow) or hasattr(workflow, "episode")):
+        raise UserError(f"rollout.workflow: {workflow!r} is no class and has no 'async def episode'")
     given = {"reward.name": reward, "rollout.workflow": workflow}
     names = {
         key: value if isinstance(value, str) else registry.provide(value) for key, value in given.items() if value is not None

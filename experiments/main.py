@@ -22,7 +22,7 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -111,6 +111,17 @@ def workdir_from_flags(what: str = "a directory for the run") -> Path:
     if named is None:
         raise UserError(f"--workdir: missing ({what})")
     return named
+
+
+def run_directories(values: Iterable[str]) -> list[Path]:
+    """Returns the directories of runs in the values of --workdir, each with commas between several.
+
+    Raises UserError for a run that is named twice, as statistics over runs would count it twice.
+    """
+    workdirs = [Path(part) for value in values for part in value.split(",") if part]
+    if len({workdir.resolve() for workdir in workdirs}) < len(workdirs):
+        raise UserError("--workdir: a run is named twice")
+    return workdirs
 
 
 def arguments_from_flags() -> tuple[str, ...]:

@@ -43,9 +43,17 @@ DEBUG = flags.DEFINE_bool("debug", False, "With --step: stop in the debugger bef
 
 def replay() -> None:
     if STEP.value is not None:
+        if BATCH.value:
+            raise UserError("--batch: excludes --step (whose batches are those that the run recorded)")
+        if main.FLAGS.config is not None and main.FLAGS.workdir:
+            raise UserError("--config: has no meaning with --step (the run has its own; --config.KEY=VALUE changes a key)")
         from rljax.experiments import replay_step
 
         return replay_step.remake(main.workdir_from_flags("the directory of a run"), STEP.value, debug=DEBUG.value)
+    if not BATCH.value:
+        raise UserError("--batch: missing (a directory that `rljax rollout` wrote; or --step, a step of the run in --workdir)")
+    if DEBUG.value:
+        raise UserError("--debug: has no meaning without --step")
     # --------------------------------------------------------------------------------------------------------------------
     # Config and allocation
     # --------------------------------------------------------------------------------------------------------------------
@@ -88,8 +96,6 @@ def replay() -> None:
     from rljax.sinks.run_directory import RunDirectory
     from rljax.train_step import learn
 
-    if not BATCH.value:
-        raise UserError("--batch: missing (a directory that `rljax rollout` wrote; or --step, a step of the run in --workdir)")
     batches = [dump.load_shards([Path(directory) for directory in batch.split(",")]) for batch in BATCH.value]
     for batch, groups in zip(BATCH.value, batches, strict=True):
         if not any(group.trajectories for group in groups):

@@ -25,11 +25,9 @@ def report() -> None:
     from rljax.diagnosis import History, all_rules, diagnose
     from rljax.diagnosis.report import comparison_page, run_page, short_names
 
-    workdirs = [Path(part) for value in WORKDIR.value for part in value.split(",") if part]
+    workdirs = main.run_directories(WORKDIR.value)
     if not workdirs:
         raise UserError("--workdir: missing (the directory of a run)")
-    if len(set(workdirs)) < len(workdirs):
-        raise UserError("--workdir: a run is named twice")
     if OUT.value is None and len(workdirs) > 1:
         raise UserError("--out: missing (an HTML file for the comparison)")
     out = workdirs[0] / "report.html" if OUT.value is None else Path(OUT.value)

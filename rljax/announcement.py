@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rljax.config.schema import Config
 from rljax.errors import UserError
-from rljax.hf.spec import ModelSpec
+from rljax.hf.read_model import read_model
 from rljax.hf.tensors import parameter_count
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def describe_model(config: Config, model_dir: Path) -> str:
     origin = "made from scratch" if config.actor.init_from_scratch else config.actor.path
     adapters = f", adapters of rank {config.actor.lora.rank}" if config.actor.lora.rank else ""
     try:
-        spec = ModelSpec.from_directory(model_dir)
+        spec = read_model(model_dir)
     except UserError:  # an engine's own format
         return f"{origin}{adapters}"
     return f"{origin}, {spec.architecture}, {parameter_count(spec) / 1e6:.4g}M parameters{adapters}"

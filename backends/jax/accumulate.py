@@ -132,6 +132,8 @@ def to_means(report: Report, prefix: str) -> dict[str, Mean]:
 
     if stats.out_of_bounds is not None:
         means[f"{prefix}/out_of_bounds"] = Mean(float(stats.out_of_bounds), 1)
+    if stats.rounded_away is not None:
+        means[f"{prefix}/rounded_away"] = Mean(float(stats.rounded_away.sum), float(stats.rounded_away.count))
     return means | {
         f"{prefix}/loss": scalar(loss),
         f"{prefix}/grad_norm": scalar(stats.grad_norm),

@@ -98,11 +98,15 @@ def merge(params: dict[str, Any], adapters: dict[str, Any], scale: float) -> dic
     alpha / rank.
     """
     layers = dict(params["layers"])
-    for name, factors in adapters["layers"].items():
+    for name, update in updates(adapters, scale).items():
         kernel = layers[name]["kernel"]
-        update = _product(factors["lora_a"], factors["lora_b"]) * scale
         layers[name] = {**layers[name], "kernel": (kernel + update).astype(kernel.dtype)}
     return {**params, "layers": layers}
+
+
+def updates(adapters: dict[str, Any], scale: float) -> dict[str, jax.Array]:
+    """scale A B of each adapted projection by its name: [L, inputs, outputs] each."""
+    return {name: _product(factors["lora_a"], factors["lora_b"]) * scale for name, factors in adapters["layers"].items()}
 
 
 def _product(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Sharding
 
+from rljax.backends.jax.rounding import Rounding, rounded_away
 from rljax.config.learning_rate import SCHEDULES
 from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
@@ -29,6 +30,7 @@ class StepStats(NamedTuple):
     skipped: jax.Array  # 1 when the gradient was not finite and nothing changed
     out_of_bounds: jax.Array | None  # 1 when a bound was broken and nothing changed; None without bounds
     steps: jax.Array  # that the moments have seen, this one included
+    rounded_away: MeanArrays | None  # share of the moved weights whose published value stayed; None if not asked for
 
 
 class RateFactor(NamedTuple):
@@ -98,8 +100,17 @@ class Optimizer:
     Example: params, state, stats = optimizer.apply(params, optimizer.init(params), grads)
     """
 
-    def __init__(self, config: OptimizerConfig, total_steps: int | None, key: str, bounds: Sequence[UpdateBound] = ()) -> None:
-        """bounds: a step whose metrics break one is not taken."""
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        total_steps: int | None,
+        key: str,
+        bounds: Sequence[UpdateBound] = (),
+        rounding: Rounding | None = None,
+    ) -> None:
+        """bounds: a step whose metrics break one is not taken. rounding: of the parameters where
+        they are published, to report what of a step it takes away.
+        """
         if config.type != "adamw":
             raise UserError(f"{key}.type: no optimizer {config.type!r} (adamw)")
         self.schedule = make_schedule(config, total_steps, key)
@@ -108,7 +119,7 @@ class Optimizer:
         )
         clip = optax.clip_by_global_norm(config.gradient_clipping) if config.gradient_clipping > 0 else optax.identity()
         self.transform = optax.chain(clip, adamw, scale_by_factor())
-        self._bounds = bounds
+        self._bounds, self._rounding = bounds, rounding
 
     def init(self, params: Tree) -> Tree:
         """State of zeros, in the shapes and dtypes of the parameters."""
@@ -140,19 +151,21 @@ class Optimizer:
         broken = self._broken(norm, metrics or {})
         taken = finite if broken is None else finite & ~broken
         updates, stepped = self.transform.update(grads, state, params)
+
+        def keep(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(taken, new, old)
+
+        moved = jax.tree.map(lambda p, u: jnp.where(taken, p + u, p).astype(p.dtype), params, updates)
+        rounding = self._rounding
         stats = StepStats(
             norm.astype(jnp.float32),
             jnp.asarray(self.schedule(step_count(state)), jnp.float32) * rate_factor(state),
             jnp.where(finite, 0.0, 1.0).astype(jnp.float32),
             None if broken is None else (finite & broken).astype(jnp.float32),
             jnp.where(taken, step_count(stepped), step_count(state)).astype(jnp.float32),
+            None if rounding is None else rounded_away(params, moved, rounding(params), rounding(moved)),
         )
-
-        def keep(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(taken, new, old)
-
-        params = jax.tree.map(lambda p, u: jnp.where(taken, p + u, p).astype(p.dtype), params, updates)
-        return params, jax.tree.map(keep, stepped, state), stats
+        return moved, jax.tree.map(keep, stepped, state), stats
 
     def _broken(self, norm: jax.Array, metrics: Mapping[str, MeanArrays]) -> jax.Array | None:
         """Finds whether any bound is broken: a scalar bool; None without bounds."""

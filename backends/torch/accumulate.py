@@ -79,6 +79,8 @@ def to_means(loss: float, metrics: dict[str, Mean], stats: StepStats, prefix: st
 
     if stats.out_of_bounds is not None:
         metrics = metrics | {f"{prefix}/out_of_bounds": Mean(float(stats.out_of_bounds), 1)}
+    if stats.rounded_away is not None:
+        metrics = metrics | {f"{prefix}/rounded_away": stats.rounded_away}
     return metrics | {
         f"{prefix}/loss": scalar(loss),
         f"{prefix}/grad_norm": scalar(stats.grad_norm),

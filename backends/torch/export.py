@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from rljax.backends.torch.mesh import MAX, RankMesh, like, local
 from rljax.errors import UserError
 from rljax.hf.companion_files import write_companions
-from rljax.hf.spec import ModelSpec
+from rljax.hf.other_model import Model
 from rljax.hf.tensors import tensors
 from rljax.hf.whole_model import write_model
 
@@ -53,7 +53,7 @@ class Gathering:
         for name, tensor in Gathering(spec, whole): ...
     """
 
-    def __init__(self, spec: ModelSpec, whole: Whole) -> None:
+    def __init__(self, spec: Model, whole: Whole) -> None:
         self.shapes = tensors(spec)
         self._left = iter(self.shapes)
         self._whole = whole
@@ -68,7 +68,7 @@ class Gathering:
             pass
 
 
-def write(spec: ModelSpec, whole: Whole, directory: Path | str, *, dtype: str, source: Path | str, rank_mesh: RankMesh) -> None:
+def write(spec: Model, whole: Whole, directory: Path | str, *, dtype: str, source: Path | str, rank_mesh: RankMesh) -> None:
     """Writes a directory that transformers and SGLang load, on rank 0; the others gather with it.
 
     Args:
@@ -94,7 +94,7 @@ def write(spec: ModelSpec, whole: Whole, directory: Path | str, *, dtype: str, s
         raise UserError(f"{directory}: can't be written (rank 0 reports why)")
 
 
-def _write(gathering: Gathering, spec: ModelSpec, directory: Path, source: Path, dtype: str) -> None:
+def _write(gathering: Gathering, spec: Model, directory: Path, source: Path, dtype: str) -> None:
     write_companions(directory, spec, dtype, source)
     found = iter(gathering)
 

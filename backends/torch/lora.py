@@ -19,7 +19,7 @@ from rljax.backends.torch.mesh import local, local_slices
 from rljax.config.schema import LoraConfig
 from rljax.errors import UserError
 from rljax.hf.adapter import A, B, read_adapter
-from rljax.hf.spec import ModelSpec
+from rljax.hf.other_model import Model
 from rljax.hf.tensors import layer_tensor, projections
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -55,7 +55,7 @@ def adder(config: LoraConfig) -> Callable[[nn.Module], None]:
 
 
 @torch.no_grad()
-def initialize(parameters: Mapping[str, DTensor], spec: ModelSpec, config: LoraConfig, seed: int) -> None:
+def initialize(parameters: Mapping[str, DTensor], spec: Model, config: LoraConfig, seed: int) -> None:
     """Fills this rank's shards of the factors.
 
     They are those of `config.path`, or depend on seed and name only, not on the ranks or the

@@ -25,7 +25,9 @@ from rljax.backends.torch.mesh import RankMesh, local, local_slices
 from rljax.backends.torch.tensor_parallel import parallelize, vocabulary_group
 from rljax.backends.torch.vision import VisionTower
 from rljax.errors import UserError
-from rljax.hf.spec import ModelSpec, takes_pictures
+from rljax.hf.other_model import Model, OtherModel
+from rljax.hf.spec import takes_pictures
+from rljax.hf.tensors import tensors
 from rljax.hf.weights import WeightReader
 
 MATRIX_PRODUCTS = (
@@ -52,7 +54,7 @@ class Network(nn.Module):
     Example: logp = network(lambda hidden, unembedding: ..., token_ids, positions, segments)
     """
 
-    def __init__(self, causal: Any, spec: ModelSpec) -> None:
+    def __init__(self, causal: Any, spec: Model) -> None:
         super().__init__()
         self.causal: Any = causal
         self.spec = spec
@@ -74,8 +76,8 @@ class Network(nn.Module):
         given: dict[str, Tensor] = {"input_ids": token_ids}
         if pictures is not None:
             given = {"inputs_embeds": self._embedded(token_ids, pictures)}
-        out = self.causal.model(**given, position_ids=positions, use_cache=False, segments=segments)
-        weight = self.causal.lm_head.weight
+        out = self.causal.base_model(**given, position_ids=positions, use_cache=False, segments=segments)
+        weight = self.causal.get_output_embeddings().weight
         return function(out.last_hidden_state, weight.to_local() if isinstance(weight, DTensor) else weight)
 
     def _embedded(self, token_ids: Tensor, pictures: Pictures) -> Tensor:
@@ -96,7 +98,7 @@ class Network(nn.Module):
 
 
 def build(
-    spec: ModelSpec,
+    spec: Model,
     directory: Path | str,
     rank_mesh: RankMesh,
     *,
@@ -118,12 +120,7 @@ def build(
         compiled layer can't be kept.
       adapt: changes the model while it is on the meta device (adds LoRA).
     """
-    config = AutoConfig.from_pretrained(directory)
-    if takes_pictures(directory):
-        config = config.text_config
-        config.tie_word_embeddings = spec.tie_word_embeddings
-    with torch.device("meta"):
-        causal = AutoModelForCausalLM.from_config(config, dtype=base_dtype, attn_implementation=IMPLEMENTATION)
+    causal, layers = _on_meta_device(spec, directory, base_dtype)
     causal.get_input_embeddings().padding_idx = None  # or the embedding of that id would get no gradient
     if adapt is not None:
         adapt(causal)
@@ -134,16 +131,41 @@ def build(
         for name, parameter in causal.named_parameters():  # splitting made new parameters
             parameter.requires_grad_(name in trained)
         network.vocabulary = vocabulary_group(causal, rank_mesh.tensor_mesh)
-    for layer in causal.model.layers:
-        compiled = compile and remat != "dots"
+    compiled = compile and remat != "dots" and not isinstance(spec, OtherModel)  # others are not tried under torch.compile
+    for layer in layers:
         forward = _compiled(layer.forward) if compiled else layer.forward
         layer.forward = _checkpointed(forward, remat, whole=rank_mesh.tensor_mesh is not None)
-    _shard(network, causal.model.layers, rank_mesh, dtype)
+    _shard(network, layers, rank_mesh, dtype)
     network.to_empty(device=rank_mesh.device)
     _fill_buffers(causal)
     if takes_pictures(directory):
         network.vision = VisionTower(directory, dtype, rank_mesh.device)
-    return network.train()  # the models have no dropout
+    return network.eval()  # without dropout, as the sampler
+
+
+def _on_meta_device(spec: Model, directory: Path | str, dtype: torch.dtype) -> tuple[Any, nn.ModuleList]:
+    """Makes transformers' model of a directory and finds its layers.
+
+    Raises UserError for a family that transformers has no causal model of, or none that leaves
+    attention to `packed_attention`.
+    """
+    try:
+        config = AutoConfig.from_pretrained(directory)
+        if takes_pictures(directory):
+            config = config.text_config
+            config.tie_word_embeddings = spec.to_config()["tie_word_embeddings"]
+        with torch.device("meta"):
+            causal = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
+    except (ValueError, KeyError, ImportError) as error:
+        line = str(error).split("\n")[0]
+        raise UserError(f"{directory}: transformers makes no model of {spec.architecture!r} for fsdp: {line}") from None
+    lists = (module for module in causal.base_model.modules() if isinstance(module, nn.ModuleList))
+    layers = next((found for found in lists if len(found) == spec.num_layers), None)
+    if layers is None or not isinstance(causal.get_output_embeddings(), nn.Linear):
+        raise UserError(f"{directory}: {type(causal).__name__} has no list of its layers, or no unembedding, that fsdp finds")
+    if causal.get_output_embeddings().bias is not None:
+        raise UserError(f"{directory}: {type(causal).__name__} has a bias at its logits, which is not implemented")
+    return causal, layers
 
 
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,12 +220,23 @@ def replicate_gradients(network: Network, now: bool) -> None:
 
 
 def _fill_buffers(causal: Any) -> None:
-    """Computes rotary frequencies and other buffers that are in no file."""
+    """Computes rotary frequencies and other buffers that are in no file.
+
+    Raises UserError for one that transformers computes only where the model is made.
+    """
     for parameter in causal.parameters():
         parameter._is_hf_initialized = True  # transformers leaves parameters with this flag alone; they are read from files
     for module in causal.modules():
-        if any(True for _ in module.buffers(recurse=False)):
-            causal._init_weights(module)
+        computed = []
+        for before in (0, 1):
+            for buffer in module.buffers(recurse=False):
+                buffer.fill_(before)
+            if any(True for _ in module.buffers(recurse=False)):
+                causal._init_weights(module)
+            computed.append({name: buffer.clone() for name, buffer in module.named_buffers(recurse=False)})
+        for name, buffer in computed[0].items():
+            if not torch.equal(buffer, computed[1][name]):
+                raise UserError(f"actor.path: {type(causal).__name__} has a buffer {name!r} that fsdp can't compute again")
 
 
 def parameters(network: Network) -> Iterator[tuple[str, DTensor]]:
@@ -219,6 +252,7 @@ def read_weights(network: Network, directory: Path | str) -> None:
     """
     reader = WeightReader(directory)
     reader.check(network.spec)
+    _compare(network, directory)
     for name, parameter in parameters(network):
         if name in reader.shapes:
             shard = local(parameter)
@@ -226,3 +260,14 @@ def read_weights(network: Network, directory: Path | str) -> None:
             if array.shape != shard.shape:
                 raise RuntimeError(f"{name}: this rank's shard is {tuple(shard.shape)}, not {array.shape}")
             shard.copy_(torch.from_numpy(array))
+
+
+def _compare(network: Network, directory: Path | str) -> None:
+    """Raises UserError unless the directory's tensors are transformers' parameters, name by name."""
+    stored = tensors(network.spec)
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters(network) if ".lora_" not in name}
+    for name in stored.keys() | shapes.keys():
+        if stored.get(name) != shapes.get(name):
+            there, here = (list(each[name]) if name in each else "missing" for each in (stored, shapes))
+            kind = type(network.causal).__name__
+            raise UserError(f"{directory}: tensor {name!r} is {there} in the files, and {here} in transformers' {kind}")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from rljax.backends.torch.rounding import Shards
 from rljax.config.learning_rate import make_schedule
 from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
@@ -38,6 +39,7 @@ class StepStats:
     lr: float  # learning rate of this step
     skipped: bool  # the gradient was not finite, and nothing was changed
     steps: int  # that the moments have seen, this one included
+    rounded_away: Mean | None = None  # share of the moved weights whose published value stayed; None if not asked for
     out_of_bounds: bool | None = None  # a bound was broken, and nothing was changed; None without bounds
 
 
@@ -64,6 +66,7 @@ class Optimizer:
         parameters: Sequence[TrainedParameter],
         reduce: Callable[[Tensor], Tensor],
         bounds: Sequence[UpdateBound] = (),
+        published: torch.dtype | None = None,
     ) -> None:
         """Makes moments of zeros, float32, in the shapes of the shards. Raises UserError.
 
@@ -71,6 +74,8 @@ class Optimizer:
           key: config key of `config`, for messages.
           reduce: sums a tensor over all ranks, in place.
           bounds: a step whose metrics break one is not taken.
+          published: dtype of the parameters where they are published, to report what of a step it
+            rounds away.
         """
         if config.type != "adamw":
             raise UserError(f"{key}.type: no optimizer named {config.type!r} (only adamw)")
@@ -79,7 +84,7 @@ class Optimizer:
         self.parameters = list(parameters)
         self.mu = [torch.zeros_like(parameter.value) for parameter in parameters]
         self.nu = [torch.zeros_like(parameter.value) for parameter in parameters]
-        self._bounds = bounds
+        self._bounds, self._published = bounds, published
         self.rate_factor = 1.0  # of the learning rate
         self.count = 0  # steps taken, skipped ones not counted
 
@@ -98,16 +103,26 @@ class Optimizer:
         known = {**(metrics or {}), GRAD_NORM: Mean(norm, 1)}
         broken = any(bound.broken(known) for bound in self._bounds) if self._bounds else None
         if not math.isfinite(norm):
-            return StepStats(norm, lr, True, self.count, None if broken is None else False)
+            return StepStats(norm, lr, True, self.count, self._nothing, None if broken is None else False)
         if broken:
-            return StepStats(norm, lr, False, self.count, True)
+            return StepStats(norm, lr, False, self.count, self._nothing, True)
         if 0 < self._config.gradient_clipping <= norm:
             torch._foreach_mul_([g for g in grads if g is not None], self._config.gradient_clipping / norm)
+        values = [parameter.value for parameter in self.parameters]
+        before = None if self._published is None else Shards(values)
         for decayed in (True, False):
             which = [i for i, parameter in enumerate(self.parameters) if decays(parameter.name) == decayed]
             self._adamw(which, grads, lr, decayed)
         self.count += 1
-        return StepStats(norm, lr, False, self.count, broken)
+        lost = None
+        if before is not None and self._published is not None:
+            lost = before.rounded_away(values, self._published, [p.replicas for p in self.parameters], self._reduce)
+        return StepStats(norm, lr, False, self.count, lost, broken)
+
+    @property
+    def _nothing(self) -> Mean | None:
+        """Share that a step rounds away which is not taken."""
+        return None if self._published is None else Mean(0.0, 0)
 
     def _adamw(self, which: list[int], grads: list[Tensor | None], lr: float, decayed: bool) -> None:
         which = [i for i in which if self.parameters[i].value.numel()]

@@ -14,6 +14,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from rljax.errors import UserError
+from rljax.hf.other_model import Model
 from rljax.hf.spec import ModelSpec
 
 
@@ -28,8 +29,13 @@ def check(spec: ModelSpec, tensor: int) -> None:
             raise UserError(f"allocation_mode: t{tensor} does not divide the model's {count} {what} (use a smaller t)")
 
 
-def parallelize(causal: Any, spec: ModelSpec, mesh: DeviceMesh) -> None:
-    """Splits the parameters of a model on the meta device over a mesh with one axis."""
+def parallelize(causal: Any, spec: Model, mesh: DeviceMesh) -> None:
+    """Splits the parameters of a model on the meta device over a mesh with one axis.
+
+    Raises UserError for a family that no plan is known for.
+    """
+    if not isinstance(spec, ModelSpec):
+        raise UserError(f"allocation_mode: fsdp splits the family {spec.architecture!r} over d and f only, not t")
     check(spec, mesh.size())
     plan: dict[str, Any] = {
         **{f"self_attn.{name}": ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")},

@@ -20,7 +20,7 @@ from rljax.engine import PortableState
 from rljax.engines.common.phases import CriticT, Phases, PhaseT, Reinforcement, Tree
 from rljax.errors import UserError
 from rljax.hf.flops import update_flops
-from rljax.hf.spec import ModelSpec
+from rljax.hf.other_model import Model
 from rljax.metrics.mean import Mean
 from rljax.metrics.throughput import throughput
 from rljax.objective.spec import Objective
@@ -39,14 +39,14 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
 
     format: ClassVar[str]  # format of its checkpoints, in their meta.json
 
-    def __init__(self, config: Config, model_dir: Path) -> None:
-        """Reads the model's spec and the objective.
+    def __init__(self, config: Config, model_dir: Path, model: Model) -> None:
+        """Reads the objective.
 
         Schedules run over config.total_train_steps. Without it only a constant rate is possible.
         """
         self._config = config
         self._model_dir = Path(model_dir)
-        self._spec = ModelSpec.from_directory(model_dir)
+        self._model = model
         self._objective = Objective.from_config(config)
         self._sft = config.actor.loss == "sft"
         self._updates = 0  # optimizer steps of the policy, without the warm-up's
@@ -198,7 +198,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
     def _throughput(self, batch: Batch, keep: np.ndarray, seconds: float) -> dict[str, Mean]:
         """Returns tokens per second and MFU of an update that took `seconds`."""
         adapters = self._config.actor.lora.rank > 0
-        flops = update_flops(self._spec, batch.segment_ids, int(keep.sum()), adapters=adapters)
+        flops = update_flops(self._model, batch.segment_ids, int(keep.sum()), adapters=adapters)
         return throughput("update", int(np.count_nonzero(batch.segment_ids)), flops, seconds, *self._devices())
 
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
@@ -345,4 +345,4 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         """Returns what a checkpoint must share with this run, apart from the format; JSON values."""
         lora = self._config.actor.lora
         adapters = {"rank": lora.rank, "target_modules": list(lora.target_modules)} if lora.rank else None
-        return {"format": self.format, "model": json.loads(json.dumps(self._spec.to_config())), "lora": adapters}
+        return {"format": self.format, "model": json.loads(json.dumps(self._model.to_config())), "lora": adapters}

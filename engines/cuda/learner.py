@@ -12,7 +12,7 @@ RL begins: at once, or after the supervised warm-up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from rljax.backends.torch import checkpoint, lora
-from rljax.backends.torch.accumulate import Metrics
+from rljax.backends.torch.accumulate import Loss, Metrics
 from rljax.backends.torch.export import Gathering, gathered, write
 from rljax.backends.torch.forward import target_logprobs, target_objective
 from rljax.backends.torch.mesh import RankMesh
 from rljax.batching.batch import Batch
 from rljax.batching.packing import RANK_SPREAD
 from rljax.config.allocation import Pool
-from rljax.config.schema import Config
+from rljax.config.schema import Config, OptimizerConfig
 from rljax.engine import (
     ExportTarget,
     ExportToDirectory,
@@ -41,6 +41,7 @@ from rljax.engine import (
 from rljax.engines.common.learner import PhasedLearner, Result, Scorer
 from rljax.engines.common.phases import Phases, Tree
 from rljax.engines.cuda import FORMAT, distributed, state
+from rljax.engines.cuda.adapters import AdapterUpdates
 from rljax.engines.cuda.critic import Critic
 from rljax.engines.cuda.phase import Phase
 from rljax.engines.cuda.policy import Policy
@@ -49,9 +50,10 @@ from rljax.engines.cuda.teacher import Teacher
 from rljax.engines.cuda.transports import Route
 from rljax.engines.http.config import SglangConfig
 from rljax.hf.activations import logit_rows
-from rljax.metrics.guardrails import update_bounds
+from rljax.hf.read_model import read_model
+from rljax.metrics.guardrails import UpdateBound, update_bounds
 from rljax.metrics.mean import Mean
-from rljax.objective.spec import PREFIX, Objective
+from rljax.objective.spec import PREFIX, ROUNDED_AWAY, Objective
 
 
 class TorchLearner(PhasedLearner[Phase, Critic]):
@@ -71,10 +73,10 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         Raises UserError if the model or a setting is not supported, or the processes don't fit the
         pool.
         """
-        super().__init__(config, model_dir)
+        super().__init__(config, model_dir, read_model(model_dir))
         self._rank_mesh: RankMesh = distributed.join(pool, config.recover.hang_timeout)
         self._policy = Policy(config, self._rank_mesh, self._model_dir)
-        self._chunk = logit_rows(config.actor.logprob_chunk, self._spec.vocab_size)
+        self._chunk = logit_rows(config.actor.logprob_chunk, self._model.vocab_size)
         self._publishing: Gathering | None = None
         self._route: Route | None = None  # transport of the last publish from memory
         self._start()
@@ -106,7 +108,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         self._enter()
         vision = self._policy.network.vision
         token = None if vision is None else vision.token_id
-        return micro_batches(batch, keep, self._rank_mesh, self._spec, self._config.actor.mb_spec.rows_per_mb, token)
+        return micro_batches(batch, keep, self._rank_mesh, self._model, self._config.actor.mb_spec.rows_per_mb, token)
 
     def _logp_of(self, rows: Rows) -> Tensor:
         temperature = self._config.gconfig.temperature
@@ -116,7 +118,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
 
     def _policy_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
         cut = self._cut(batch, keep)
-        means = phase.step(self._policy_loss, cut)
+        means = self._step(phase, self._policy_loss, cut)
         return means | ({RANK_SPREAD: Mean.of([cut.spread])} if self._rank_mesh.data_shard[1] > 1 else {})
 
     def _devices(self) -> tuple[str, int]:
@@ -133,7 +135,13 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
     def _supervised_step(self, phase: Phase, batch: Batch, keep: np.ndarray) -> dict[str, Mean]:
-        return phase.step(self._supervised_loss, self._cut(batch, keep))
+        return self._step(phase, self._supervised_loss, self._cut(batch, keep))
+
+    def _step(self, phase: Phase, loss: Loss, cut: MicroBatches) -> dict[str, Mean]:
+        if not self._config.actor.lora.rank:
+            return phase.step(loss, cut)
+        before = AdapterUpdates(self._policy, self._config.actor.lora)
+        return phase.step(loss, cut) | {ROUNDED_AWAY: before.rounded_away()}
 
     def update_critic(self, batch: Batch) -> dict[str, Mean]:
         """Takes one optimizer step of the critic, on all tokens of loss_mask."""
@@ -152,10 +160,16 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
 
     def _make_actor(self, total_steps: int | None) -> Phase:
         bounds = update_bounds(self._config.guard, "skip")
-        return Phase(self._policy, self._config.actor.optimizer, total_steps, "actor.optimizer", PREFIX, bounds=bounds)
+        return self._phase(self._config.actor.optimizer, total_steps, "actor.optimizer", bounds)
 
     def _make_warmup(self, total_steps: int | None) -> Phase:
-        return Phase(self._policy, self._config.warmup.optimizer, total_steps, "warmup.optimizer", PREFIX)
+        return self._phase(self._config.warmup.optimizer, total_steps, "warmup.optimizer")
+
+    def _phase(
+        self, optimizer: OptimizerConfig, total_steps: int | None, key: str, bounds: Sequence[UpdateBound] = ()
+    ) -> Phase:
+        published = None if self._config.actor.lora.rank else self._policy.dtype
+        return Phase(self._policy, optimizer, total_steps, key, PREFIX, bounds=bounds, published=published)
 
     def _make_critic(self, total_steps: int | None) -> Critic:
         return Critic(self._config, self._policy, total_steps)
@@ -183,10 +197,10 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         """
         self._enter()
         if isinstance(target, ExportToDirectory):
-            spec, dtype = self._spec, self._config.actor.dtype
+            spec, dtype = self._model, self._config.actor.dtype
             write(spec, self._whole, target.directory, dtype=dtype, source=self._model_dir, rank_mesh=self._rank_mesh)
             return WeightsInDirectory(target.directory)
-        gathering, route = Gathering(self._spec, self._whole), self._route_to(target)
+        gathering, route = Gathering(self._model, self._whole), self._route_to(target)
         if self._rank_mesh.rank != 0:
             route.follow(gathering)
             return WeightsAtLeader()

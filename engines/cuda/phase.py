@@ -33,6 +33,7 @@ class Phase:
         prefix: str,
         extra: Sequence[TrainedParameter] = (),
         bounds: Sequence[UpdateBound] = (),
+        published: torch.dtype | None = None,
     ) -> None:
         """Makes the optimizer.
 
@@ -41,10 +42,11 @@ class Phase:
           prefix: prefix of the metrics loss, grad_norm, lr and skipped.
           extra: parameters that are trained beside the policy's network.
           bounds: a step whose metrics break one is not taken.
+          published: dtype of the parameters where they are published.
         """
         self._policy, self._prefix = policy, prefix
         parameters = [*policy.trained_parameters(), *extra]
-        self.optimizer = Optimizer(config, total_steps, key, parameters, policy.rank_mesh.reduce, bounds)
+        self.optimizer = Optimizer(config, total_steps, key, parameters, policy.rank_mesh.reduce, bounds, published)
 
     def step(self, loss: Loss, parts: Iterable[Any]) -> dict[str, Mean]:
         """Takes one optimizer step on the weights that are in the network."""

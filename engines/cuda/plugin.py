@@ -18,7 +18,10 @@ from rljax.engines.http.launcher import SglangServers, installed_release, interp
 from rljax.engines.http.plugin import TRANSPORTS, sampler_of
 from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
-from rljax.hf.spec import is_image_text, takes_pictures
+from rljax.hf.other_model import OtherModel
+from rljax.hf.read_model import read_model
+from rljax.hf.spec import CONFIG, is_image_text, takes_pictures
+from rljax.hf.tensors import projections
 from rljax.planning.planner import Planner
 
 OLDEST = (0, 5, 17)  # the first release with in-place pause, weight_version and extra_key
@@ -92,6 +95,8 @@ class FsdpPlugin(Plugin):
                 raise UserError(
                     f"allocation_mode: {path} is an image-text model, which fsdp splits over d and f only, not {split[0]}"
                 )
+        if pool is not None and not config.actor.init_from_scratch:
+            _check_family(config, pool)
 
     def planner(self) -> Planner:
         from rljax.engines.cuda.footprint import FsdpPlanner
@@ -120,6 +125,27 @@ class FsdpPlugin(Plugin):
         from rljax.engines.cuda.portable import read
 
         return read(directory)
+
+
+def _check_family(config: Config, pool: Pool) -> None:
+    """Refuses what fsdp can't do with a model of a family that rljax does not know itself."""
+    for key, path in (("actor.path", config.actor.path), ("actor.distill.teacher", config.actor.distill.teacher)):
+        if not (Path(path) / CONFIG).is_file():
+            continue  # whoever loads it says what is missing
+        model = read_model(path)
+        if not isinstance(model, OtherModel):
+            continue
+        for dim, size in (("t", pool.tensor), ("c", pool.context)):
+            if size > 1:
+                family = f"{key} is of the family {model.architecture!r}"
+                raise UserError(f"allocation_mode: {family}, which fsdp splits over d and f only, not {dim}")
+    if config.actor.lora.rank and (Path(config.actor.path) / CONFIG).is_file():
+        have = {name.split(".")[-1] for name in projections(read_model(config.actor.path))}
+        if lacking := [name for name in config.actor.lora.target_modules if name not in have]:
+            raise UserError(
+                f"actor.lora.target_modules: the model of {config.actor.path} has no projection {lacking[0]!r}"
+                f" (it has {', '.join(sorted(have)) or 'none that adapters are added to'})"
+            )
 
 
 SGLANG = SglangPlugin()

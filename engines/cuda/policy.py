@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rljax.backends.torch import lora, model
+from rljax.backends.torch import lora, model, packing_probe
 from rljax.backends.torch.mesh import RankMesh, local
 from rljax.backends.torch.optim import TrainedParameter
 from rljax.config.schema import Config
 from rljax.engines.cuda.config import FsdpConfig
 from rljax.hf.activations import checkpointing
-from rljax.hf.spec import ModelSpec
+from rljax.hf.other_model import OtherModel
+from rljax.hf.read_model import read_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Weights = list[Tensor]  # one shard per trained parameter, in order
@@ -40,7 +41,7 @@ class Policy:
         actor = config.actor
         self.rank_mesh = rank_mesh
         self.dtype = DTYPES[actor.dtype]
-        self.spec = ModelSpec.from_directory(model_dir)
+        self.spec = read_model(model_dir)
         adapted = actor.lora.rank > 0
         self.network = model.build(
             self.spec,
@@ -56,6 +57,8 @@ class Policy:
         everything = dict(model.parameters(self.network))
         if adapted:
             lora.initialize(everything, self.spec, actor.lora, config.seed)
+        if isinstance(self.spec, OtherModel):
+            packing_probe.check(self.network, model_dir, rank_mesh, self.dtype)
         self.frozen: dict[str, DTensor] = {n: p for n, p in everything.items() if not p.requires_grad}
         self.trained: dict[str, DTensor] = {n: p for n, p in everything.items() if p.requires_grad}
 

@@ -18,7 +18,7 @@ from rljax.batching.compaction import Compacted, bucket, compact
 from rljax.batching.packing import balance, row_costs, spread
 from rljax.batching.pictures import decode_pictures
 from rljax.errors import UserError
-from rljax.hf.spec import ModelSpec
+from rljax.hf.other_model import Model
 from rljax.hf.tensors import parameter_count
 from rljax.objective.spec import TokenArrays
 from rljax.types import PROMPT_VERSION
@@ -132,7 +132,7 @@ def micro_batches(
     batch: Batch,
     keep: np.ndarray,
     rank_mesh: RankMesh,
-    spec: ModelSpec,
+    spec: Model,
     rows_per_mb: int,
     picture_token: int | None = None,
 ) -> MicroBatches:
@@ -174,7 +174,7 @@ def micro_batches(
     return MicroBatches(own, cut, row_index, size, (rows, length), rank_mesh, spread(costs, shares), picture_token)
 
 
-def _costs(batch: Batch, spec: ModelSpec) -> np.ndarray:
+def _costs(batch: Batch, spec: Model) -> np.ndarray:
     """Returns the cost of each row: its tokens, and its attention beside the matrix products.
 
     [R] float64, in tokens.

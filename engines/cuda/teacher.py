@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rljax.backends.torch import model
+from rljax.backends.torch import model, packing_probe
 from rljax.backends.torch.forward import target_logprobs
 from rljax.backends.torch.mesh import RankMesh
 from rljax.config.schema import Config
@@ -16,7 +16,8 @@ from rljax.engines.cuda.config import FsdpConfig
 from rljax.engines.cuda.policy import DTYPES
 from rljax.engines.cuda.rows import Rows
 from rljax.hf.activations import logit_rows
-from rljax.hf.spec import ModelSpec
+from rljax.hf.other_model import OtherModel
+from rljax.hf.read_model import read_model
 
 
 class Teacher:
@@ -28,10 +29,12 @@ class Teacher:
     def __init__(self, config: Config, directory: Path, rank_mesh: RankMesh) -> None:
         """Loads the model of a directory. Raises UserError if it can't be loaded or sharded so."""
         dtype, compiled = DTYPES[config.actor.dtype], FsdpConfig.of(config).compile and rank_mesh.device.type == "cuda"
-        spec = ModelSpec.from_directory(directory)
+        spec = read_model(directory)
         self._network = model.build(spec, directory, rank_mesh, dtype=dtype, base_dtype=dtype, compile=compiled)
         self._network.requires_grad_(False)
         model.read_weights(self._network, directory)
+        if isinstance(spec, OtherModel):
+            packing_probe.check(self._network, directory, rank_mesh, dtype)
         self._temperature, self._chunk = config.gconfig.temperature, logit_rows(config.actor.logprob_chunk, spec.vocab_size)
 
     @torch.no_grad()

@@ -39,9 +39,10 @@ from rljax.engines.jax.rows import MicroBatches, Rows, micro_batches, one_a_row
 from rljax.engines.jax.scoring import scorer_of
 from rljax.engines.jax.teacher import Teacher
 from rljax.errors import UserError
+from rljax.hf.spec import ModelSpec
 from rljax.metrics.guardrails import UpdateBound, update_bounds
 from rljax.metrics.mean import Mean
-from rljax.objective.spec import PREFIX
+from rljax.objective.spec import PREFIX, ROUNDED_AWAY
 
 
 class JaxLearner(PhasedLearner[Phase, Critic]):
@@ -57,7 +58,8 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
 
     def __init__(self, config: Config, pool: Pool, model_dir: Path) -> None:
         """Raises UserError for a model or a setting it can't do, or too few devices."""
-        super().__init__(config, model_dir)
+        self._spec = ModelSpec.from_directory(model_dir)
+        super().__init__(config, model_dir, self._spec)
         self._mesh = pool_mesh(pool)
         if JaxConfig.of(config).bitwise and jax.process_count() > 1:
             raise UserError("jax.bitwise: the sampler is of one process, so the learner must be too (see docs/processes.md)")
@@ -143,8 +145,9 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
     def _step(self, phase: Phase, batch: Batch, keep: np.ndarray, anchor: np.ndarray | None) -> dict[str, Mean]:
         cut = self._cut(batch, keep, anchor)
         with jax.set_mesh(self._mesh):
+            before = self._policy.adapters()
             self._policy.trained, means = phase.step(self._policy.trained, self._policy.frozen, cut.parts)
-        return means
+            return means if before is None else means | {ROUNDED_AWAY: self._policy.rounded_away(before)}
 
     # Phases
 
@@ -159,7 +162,9 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
         self, loss: Loss, optimizer: OptimizerConfig, total_steps: int | None, key: str, bounds: Sequence[UpdateBound] = ()
     ) -> Phase:
         with jax.set_mesh(self._mesh):
-            return Phase(loss, optimizer, total_steps, key, PREFIX, self._policy.trained, self._mesh, bounds)
+            return Phase(
+                loss, optimizer, total_steps, key, PREFIX, self._policy.trained, self._mesh, bounds, self._policy.rounding
+            )
 
     def _make_critic(self, total_steps: int | None) -> Critic:
         with jax.set_mesh(self._mesh):

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from rljax.backends.jax.accumulate import GradientStep, Loss, to_means
 from rljax.backends.jax.multihost import put
 from rljax.backends.jax.optim import Optimizer, moments, set_moments, set_rate_factor, step_count
+from rljax.backends.jax.rounding import Rounding
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import OptimizerConfig
 from rljax.metrics.guardrails import UpdateBound
@@ -36,13 +37,15 @@ class Phase:
         params: Tree,
         mesh: Mesh,
         bounds: Sequence[UpdateBound] = (),
+        rounding: Rounding | None = None,
     ) -> None:
         """key: config key of `config`, for messages. prefix: of the names of loss, grad_norm, lr
-        and skipped. bounds: a step whose metrics break one is not taken.
+        and skipped. bounds: a step whose metrics break one is not taken. rounding: of the
+        parameters where they are published.
         """
         self._prefix = prefix
         self._everywhere = replicated(mesh)
-        optimizer = Optimizer(config, total_steps, key, bounds)
+        optimizer = Optimizer(config, total_steps, key, bounds, rounding)
         self._state = self._placed(optimizer.init(params))
         self._step = GradientStep(loss, optimizer, params, self._state, mesh)
 

@@ -39,6 +39,8 @@ class JaxPlugin(Plugin):
             raise UserError(
                 f"allocation_mode: {path} is an image-text model, and the JAX path takes text (sglang+fsdp: docs/vision.md)"
             )
+        if not config.actor.init_from_scratch and (Path(config.actor.path) / CONFIG).is_file():
+            ModelSpec.from_directory(config.actor.path)  # of a family that the JAX path has
         if sampler is not None and sampler.engine == NAME:
             _check_context(config)
             _check_positions(config)

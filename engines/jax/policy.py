@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from rljax.backends.jax.attention.choice import choose, problem_of
 from rljax.backends.jax.mesh import dispatching, first_device
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.multihost import describe, fetch, put
+from rljax.backends.jax.rounding import Rounding, rounded, rounded_away
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.tuning import longest_row, remat_of, unrolled
 from rljax.hf.adapter import read_adapter
 from rljax.hf.spec import ModelSpec
+from rljax.metrics.mean import Mean
+from rljax.objective.spec import MeanArrays
 
 Tree = Any  # a pytree of arrays
 MASTER = jnp.float32  # weights and moments
@@ -77,6 +81,9 @@ class Policy:
         dtype = MASTER if settings.bitwise else jnp.dtype(settings.sampler_dtype)
         self._publish = jax.jit(lambda trained, frozen: _published(self._merged(trained, frozen), dtype))
         self._whole = jax.jit(self._merged)
+        self.rounding: Rounding | None = None if self._adapted else functools.partial(_rounded, dtype=dtype)
+        measure = functools.partial(self._rounded_away, dtypes=(base_dtype, dtype))
+        self._measure = jax.jit(measure, out_shardings=replicated(mesh))
 
     def model(self, trained: Tree, frozen: Tree) -> Transformer:
         """Inside a traced function."""
@@ -117,6 +124,37 @@ class Policy:
             copies = self._publish(self.trained, self.frozen)
         return copies if jax.process_count() == 1 else jax.tree.map(fetch, copies)
 
+    def adapters(self) -> Tree | None:
+        """A copy of the adapters, for `rounded_away` after the update; None if there are none."""
+        return self.copied(MASTER) if self._adapted else None
+
+    def rounded_away(self, before: Tree) -> Mean:
+        """Share of the weights that an update of the adapters moved, but whose published value
+        stayed. Measured on the adapted projections of the middle layer.
+
+        before: the adapters before the update.
+        """
+        with dispatching(self.mesh):
+            found = self._measure(before, self.trained, self.frozen)
+        found = jax.device_get(found)
+        return Mean(float(found.sum), float(found.count))
+
+    def _rounded_away(self, before: Tree, after: Tree, frozen: Tree, *, dtypes: Sequence[Any]) -> MeanArrays:
+        middle = self.spec.num_layers // 2
+
+        def updates(adapters: Tree) -> Tree:
+            one = jax.tree.map(lambda a: a[middle : middle + 1], adapters)
+            return lora.updates(one, self._scale)
+
+        def published(updates: Tree) -> Tree:
+            kernels = {name: frozen["layers"][name]["kernel"][middle : middle + 1] + update for name, update in updates.items()}
+            for dtype in dtypes:
+                kernels = jax.tree.map(functools.partial(rounded, dtype=dtype), kernels)
+            return kernels
+
+        old, new = updates(before), updates(after)
+        return rounded_away(old, new, published(old), published(new))
+
     def _merged(self, trained: Tree, frozen: Tree) -> Tree:
         return lora.merge(frozen, trained, self._scale) if self._adapted else trained
 
@@ -126,4 +164,12 @@ def _copy(array: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _published(params: Tree, dtype: Any) -> Tree:
-    return jax.tree.map_with_path(lambda path, a: _copy(a, MASTER if path[-1].key == "scale" else dtype), params)
+    return jax.tree.map_with_path(lambda path, a: _copy(a, _published_dtype(path, dtype)), params)
+
+
+def _rounded(params: Tree, dtype: Any) -> Tree:
+    return jax.tree.map_with_path(lambda path, a: rounded(a, _published_dtype(path, dtype)), params)
+
+
+def _published_dtype(path: tuple[Any, ...], dtype: Any) -> Any:
+    return MASTER if path[-1].key == "scale" else dtype

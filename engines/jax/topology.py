@@ -113,7 +113,10 @@ def learner_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequen
     """
     mesh = pool_mesh(pool, devices=devices)
     policy = Policy(config, mesh, model_dir, described=True)
-    functions, optimizer = Functions(config, policy), Optimizer(config.actor.optimizer, config.total_train_steps or 1, "actor")
+    functions, optimizer = (
+        Functions(config, policy),
+        Optimizer(config.actor.optimizer, config.total_train_steps or 1, "actor", rounding=policy.rounding),
+    )
     batch = _full_batch(config, row_shards(mesh))
     rows = config.actor.mb_spec.rows_per_mb
     part = micro_batches(batch, batch.loss_mask, mesh, rows, policy.attention, place=describe).parts[0]

@@ -19,7 +19,7 @@ from rljax.config.schema import Config
 from rljax.engine import portable_plugin
 from rljax.errors import UserError
 from rljax.hf.companion_files import write_companions
-from rljax.hf.spec import ModelSpec
+from rljax.hf.read_model import read_model
 from rljax.hf.weights import WeightReader, write_json, write_tensors
 from rljax.hf.whole_model import write_model
 
@@ -90,7 +90,7 @@ def export_model(checkpoint: Path, config: Config, model_dir: Path, out: Path, *
     Raises:
       UserError: the checkpoint can't be read, or the directory can't be written.
     """
-    spec, reader = ModelSpec.from_directory(model_dir), None
+    spec, reader = read_model(model_dir), None
     params = _params(checkpoint)
     if _has_adapters(params):
         reader = WeightReader(model_dir)

@@ -49,6 +49,7 @@ def describe_change(config: OptimizerConfig, key: str, *, done: int, before: int
     """Describes what becomes of the rate of a run that goes on to another number of steps.
 
     Args:
+      config: the one to go on with. Of the earlier one nothing is known, so both rates are of this.
       done: optimizer steps taken.
       before, now: optimizer steps of the whole run, as it was planned and as it is.
 
@@ -60,6 +61,7 @@ def describe_change(config: OptimizerConfig, key: str, *, done: int, before: int
     if was(done) == becomes(done) and done < before:
         return ""
     return (
-        f"{key}: the {config.lr_scheduler_type} schedule now ends at optimizer step {now}, not {before}: the rate of the last"
-        f" step was {was(done - 1):.4g}, that of the next one is {becomes(done):.4g}"
+        f"{key}: the {config.lr_scheduler_type} schedule now ends at optimizer step {now}, not {before}: with lr"
+        f" {config.lr:.4g} the last step's rate is {was(done - 1):.4g} by the old end,"
+        f" the next one's {becomes(done):.4g} by the new"
     )

@@ -33,6 +33,8 @@ def count_objects(
     """
     if not 1 <= most + others <= 12:
         raise UserError(f"most + others: {most + others} objects (1 to 12 fit into a picture)")
+    if most < 1 or others < 0:
+        raise UserError(f"most: {most}, others: {others} (at least 1 and 0)")
     if pixels < 32:
         raise UserError(f"pixels: {pixels} (at least 32)")
     return [_record(random.Random(f"{split}/{seed}/{index}"), most, others, pixels) for index in range(n)]

@@ -8,6 +8,7 @@ turn and have no "answer" are a prompt and its answer.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -83,7 +84,7 @@ def prompt_answer(record: Mapping[str, Any], where: str) -> tuple[Messages, dict
     """
     messages, fields = _conversation(record, ("messages", "prompt", "question"), where)
     if "answer" in record or messages[-1]["role"] != "assistant":
-        fields["answer"] = _text(fields, "answer", where)
+        fields["answer"] = _text(record, "answer", where)
     return messages, fields
 
 
@@ -169,6 +170,8 @@ def _text(record: Mapping[str, Any], name: str, where: str) -> str:
     value = record[name]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UserError(f"{where}: field {name!r} is {type(value).__name__}, not text")
+    if isinstance(value, float) and not math.isfinite(value):  # a missing number is NaN in pandas
+        raise UserError(f"{where}: field {name!r} is {value}, not text")
     return str(value)
 
 

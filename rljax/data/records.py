@@ -76,7 +76,8 @@ class JsonLines:
 class Table:
     """A .parquet or .arrow file as a table in memory or mapped.
 
-    Values that JSON does not have (dates, decimals) become text.
+    Values that JSON does not have (dates, decimals) become text; bytes that are no UTF-8 become
+    None. Of nanoseconds what is below a microsecond is left out.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +85,7 @@ class Table:
 
         self._path = path
         try:
-            self._table = _read_arrow(path) if path.suffix == ".arrow" else _read_parquet(path)
+            self._table = _in_microseconds(_read_arrow(path) if path.suffix == ".arrow" else _read_parquet(path))
         except (pyarrow.ArrowException, OSError) as error:
             raise UserError(f"{path}: not {_KIND[path.suffix]} file: {' '.join(str(error).split())}") from error
         with path.open("rb") as file:
@@ -94,8 +95,13 @@ class Table:
         return int(self._table.num_rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self._table.slice(int(index), 1).to_pylist()[0]
-        return dict(json.loads(json.dumps(row, default=str)))
+        row = self._table.slice(int(index), 1)
+        try:
+            return dict(json.loads(json.dumps(row.to_pylist()[0], default=_json_of_value)))
+        except (ValueError, TypeError, OverflowError, LookupError) as error:  # a date that Python does not have, say
+            raise UserError(
+                f"{self.where(index)}: can't be read: {type(error).__name__}: {' '.join(str(error).split())}"
+            ) from error
 
     def where(self, index: int) -> str:
         return f"{self._path}: row {index + 1}"
@@ -116,6 +122,31 @@ def _read_arrow(path: Path) -> Any:
         return pyarrow.ipc.open_stream(mapped).read_all()
     except pyarrow.ArrowInvalid:
         return pyarrow.ipc.open_file(mapped).read_all()
+
+
+def _in_microseconds(table: Any) -> Any:
+    """Casts the columns of nanoseconds, which `datetime` does not have and pandas writes."""
+    import pyarrow
+
+    for index, field in enumerate(table.schema):
+        kind = field.type
+        if pyarrow.types.is_timestamp(kind) and kind.unit == "ns":
+            coarser = pyarrow.timestamp("us", tz=kind.tz)
+        elif pyarrow.types.is_duration(kind) and kind.unit == "ns":
+            coarser = pyarrow.duration("us")
+        else:
+            continue
+        table = table.set_column(index, field.name, table.column(index).cast(coarser, safe=False))
+    return table
+
+
+def _json_of_value(value: Any) -> str | None:
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode("utf-8")  # text, by a writer that does not say so
+    except UnicodeDecodeError:
+        return None
 
 
 class InMemory:
@@ -205,7 +236,7 @@ def _files(path: Path, split: str, key: str) -> list[Path]:
 def _saved_files(path: Path, split: str, key: str) -> list[Path]:
     """Returns the files of a saved Dataset, or of a DatasetDict's split; else none."""
     if (path / "dataset_dict.json").is_file():
-        splits = _json_of(path / "dataset_dict.json")["splits"]
+        splits = _names_of(path / "dataset_dict.json", "splits")
         if split not in splits:
             raise UserError(f"{key}.path: {path} has no split {split!r} (there: {', '.join(splits)}; split is {key}.split)")
         path = path / split
@@ -214,8 +245,10 @@ def _saved_files(path: Path, split: str, key: str) -> list[Path]:
     state = _json_of(path / "state.json")
     if state.get("_indices_data_files"):
         raise UserError(f"{key}.path: {path} has rows selected by an index (save it again with flatten_indices())")
-    files = [path / file["filename"] for file in state["_data_files"]]
+    files = [path / name for name in _names_of(path / "state.json", "_data_files", "filename")]
     for file in files:
+        if file.suffix not in SUFFIXES:
+            raise UserError(f"{key}.path: {path / 'state.json'} names {file.name}, which is no .arrow file")
         if not file.is_file():
             raise UserError(f"{key}.path: {path / 'state.json'} names {file.name}, which is not there")
     return files
@@ -226,6 +259,20 @@ def _json_of(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: not JSON: {error}") from None
+
+
+def _names_of(path: Path, key: str, within: str = "") -> list[str]:
+    """Returns the list of names under a key, or those under `within` in a list of objects.
+
+    Raises UserError.
+    """
+    entries = _json_of(path).get(key)
+    listed = entries if isinstance(entries, list) else [None]
+    found = [entry.get(within) if within and isinstance(entry, dict) else entry for entry in listed]
+    names = [name for name in found if isinstance(name, str)]
+    if len(names) < len(listed):
+        raise UserError(f"{path}: {key} is no list of names (save_to_disk of datasets writes one)")
+    return names
 
 
 def _parse_line(line: bytes, where: str) -> dict[str, Any]:
@@ -239,6 +286,8 @@ def _parse_line(line: bytes, where: str) -> dict[str, Any]:
         raise UserError(f"{where}: not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
     except RecursionError:
         raise UserError(f"{where}: not JSON that can be read: nested too deeply") from None
+    except ValueError as error:  # a number of more than 4300 digits
+        raise UserError(f"{where}: not JSON that can be read: {str(error).partition(';')[0]}") from None
     if not isinstance(record, dict):
         raise UserError(f"{where}: a JSON {type(record).__name__}, not an object")
     if "\\u" in text:  # the only way to a surrogate that has no partner: UTF-8 has none

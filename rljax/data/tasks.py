@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import random
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,12 +44,10 @@ def make_task(path: str, split: str, arguments: Mapping[str, Any], key: str) -> 
     if split not in SPLITS:
         raise UserError(f"{key}.split: a task has no split {split!r} (one of {', '.join(SPLITS)})")
     try:
-        if name.startswith("reasoning_gym/"):
-            records = reasoning_gym(name.removeprefix("reasoning_gym/"), split, **arguments)
-        elif name.startswith("environment/"):
-            records = tasks.environment(name.removeprefix("environment/"), split, **arguments)
-        elif name.startswith("verifiers/"):
-            records = verifiers.examples(name.removeprefix("verifiers/"), split, **arguments)
+        family, slash, member = name.partition("/")
+        if slash and family in FAMILIES:
+            _check_arguments(FAMILIES[family], arguments)
+            records = FAMILIES[family](member, split, **arguments)
         elif name in TASKS:
             _check_arguments(TASKS[name], arguments)
             records = TASKS[name](split, **arguments)
@@ -138,15 +137,26 @@ TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "count_objects": count_objects,
     **tasks.TASKS,
 }
+FAMILIES: dict[str, Callable[..., list[dict[str, Any]]]] = {  # of (member, split, **arguments)
+    "environment": tasks.environment,
+    "reasoning_gym": reasoning_gym,
+    "verifiers": verifiers.examples,
+}
 
 
 def _check_arguments(task: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raises UserError for an argument that the task does not have, or of another type."""
     parameters = inspect.signature(task).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return  # the task checks them itself
+    checks_the_rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    for name in arguments:
-        if name not in known:
+    hints = typing.get_type_hints(task)
+    for name, value in arguments.items():
+        if name in known:
+            wanted = typing.get_args(hints[name]) or (hints[name],)
+            if not (type(value) in wanted or (float in wanted and type(value) is int)):
+                kinds = " or ".join("None" if kind is type(None) else kind.__name__ for kind in wanted)
+                raise UserError(f"task argument {name}: {value!r} is of type {type(value).__name__}, not {kinds}")
+        elif not checks_the_rest:
             raise UserError(f"no task argument {name!r} ({nearest(name, known)})")
 
 

@@ -53,17 +53,20 @@ class History:
     lost: str = ""  # why a run that is said to run does not, as of when it was read; "" if it may
 
     @classmethod
-    def load(cls, workdir: Path) -> History:
+    def load(cls, workdir: Path, *, flag: str = "--workdir") -> History:
         """Reads a run directory, finished, live or torn. Raises UserError if it has no metrics.
 
         A run that failed, or was killed, before its first step has none, and no steps.
+
+        Args:
+          flag: what named the directory, for errors.
         """
         if not workdir.is_dir():
-            raise UserError(f"--workdir: no such directory: {workdir} (the --workdir of a run)")
+            raise UserError(f"{flag}: no such directory: {workdir} (the --workdir of a run)")
         status = run_files.read_object(workdir / STATUS)
         lost = _lost(workdir, status or {})
         if not (workdir / METRICS).is_file() and not lost and (status or {}).get("state") != "failed":
-            raise UserError(f"--workdir: {workdir} has no {METRICS} (a run that has begun has; --log reads other logs)")
+            raise UserError(f"{flag}: {workdir} has no {METRICS} (a run that has begun has; --log reads other logs)")
         context = run_files.read_object(workdir / CONTEXT)
         config = run_files.read_config(workdir / CONFIG)
         sessions = (context or {}).get("sessions")

@@ -157,10 +157,11 @@ _LOGS = """\
 
 `--format`: `wandb-csv` (the export of a panel, or of a run's history), `tensorboard` (an event file, or the directory of
 one run's), `jsonl` (an object per line, `{"step": 1, "reward": 0.5}` or, as verl's file logger writes them,
-`{"step": 1, "data": {"critic/score/mean": 0.5}}`; or the HF Trainer's `trainer_state.json`); `auto` goes by the file's
-name. `--source`: `auto` takes the trainer that knows most of the names. The step is the first of `step`,
-`train/global_step`, `training/global_step`, `global_step`, `_step` that is there. Prefixes `train/` and `eval/` of the HF
-Trainer's callbacks are undone. A log of several runs is refused: name one of them.
+`{"step": 1, "data": {"critic/score/mean": 0.5}}`; a list of such objects; or the HF Trainer's `trainer_state.json`); `auto`
+goes by the file's name. `--source`: `auto` takes the trainer that knows most of the names. The step is the first of `step`,
+`train/global_step`, `training/global_step`, `trainer/global_step`, `global_step`, `Step`, `_step`, `training_step`,
+`iteration` that is there. Prefixes `train/` and `eval/` of the HF Trainer's callbacks are undone. A log of several runs is
+refused: name one of them. A last line or event may be half written; one that is damaged before is refused.
 
 Evidence, causes and next experiments are in the trainer's own names and keys. Rules that need a metric which its log
 lacks are listed as not judged; a metric that the trainer has no name for is named as rljax records it.

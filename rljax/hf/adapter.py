@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from rljax.config.schema import LoraConfig
 from rljax.errors import UserError
-from rljax.hf.spec import ModelSpec
+from rljax.hf.other_model import Model
 from rljax.hf.tensors import layer_tensor, projections
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
@@ -32,7 +32,7 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def read_adapter(directory: Path | str, spec: ModelSpec, config: LoraConfig) -> dict[str, np.ndarray]:
+def read_adapter(directory: Path | str, spec: Model, config: LoraConfig) -> dict[str, np.ndarray]:
     """Reads the adapter that a run goes on from.
 
     Args:
@@ -90,7 +90,7 @@ def _check(directory: Path, settings: Mapping[str, Any], config: LoraConfig) -> 
             raise UserError(f"actor.lora.path: {directory} has {name}={settings[name]!r}: only alpha / rank B A is implemented")
 
 
-def _shapes(spec: ModelSpec, config: LoraConfig) -> dict[str, tuple[int, int]]:
+def _shapes(spec: Model, config: LoraConfig) -> dict[str, tuple[int, int]]:
     """Returns the shapes of all factors that the model has with these projections."""
     shapes = {}
     for projection, (outputs, inputs, _) in projections(spec).items():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from rljax.hf.spec import ModelSpec
-from rljax.hf.tensors import projections
+from rljax.hf.other_model import Model
+from rljax.hf.tensors import matrix_parameters
 
 
-def update_flops(spec: ModelSpec, segment_ids: np.ndarray, trained: int, *, adapters: bool = False) -> float:
+def update_flops(spec: Model, segment_ids: np.ndarray, trained: int, *, adapters: bool = False) -> float:
     """Returns the FLOPs of the forward and backward pass over packed rows.
 
     2 per matrix parameter and token forward, 4 backward (2 with adapters, whose frozen matrices
@@ -20,7 +20,7 @@ def update_flops(spec: ModelSpec, segment_ids: np.ndarray, trained: int, *, adap
       trained: tokens whose log-probs are needed.
       adapters: whether low-rank adapters are trained in place of the matrices.
     """
-    inner = spec.num_layers * sum(outputs * inputs for outputs, inputs, _ in projections(spec).values())
+    inner = matrix_parameters(spec)
     tokens = np.count_nonzero(segment_ids)
     forward = 2.0 * inner * tokens + 2.0 * spec.vocab_size * spec.hidden_size * trained
     lengths = np.concatenate([np.bincount(row)[1:] for row in segment_ids])
@@ -28,7 +28,7 @@ def update_flops(spec: ModelSpec, segment_ids: np.ndarray, trained: int, *, adap
     return (2 if adapters else 3) * forward + 3 * attention
 
 
-def attention_flops(spec: ModelSpec, cached: int, new: int) -> float:
+def attention_flops(spec: Model, cached: int, new: int) -> float:
     """Returns the FLOPs of attention of `new` tokens of a row over the `cached` before them, and
     over each other.
     """

@@ -207,7 +207,10 @@ def _architecture(config: Mapping[str, Any], where: str) -> str:
             f"({supported}); SGLang samples from it (sglang.enable_multimodal), rljax compare compares it"
         )
     if model_type not in MODEL_TYPES:
-        raise UserError(f"{where}: model_type {model_type!r} is not supported (supported: {supported})")
+        raise UserError(
+            f"{where}: model_type {model_type!r} is not supported (supported: {supported}; "
+            "sglang and fsdp take other causal models too: docs/families.md)"
+        )
     architecture = MODEL_TYPES[model_type]
     classes = config.get("architectures") or [CLASSES[architecture]]
     if CLASSES[architecture] not in classes:

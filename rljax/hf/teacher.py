@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rljax.config.schema import ActorConfig
 from rljax.errors import UserError
-from rljax.hf.spec import CONFIG, ModelSpec
+from rljax.hf.read_model import read_model
+from rljax.hf.spec import CONFIG
 from rljax.hf.tokenizer import load_tokenizer
 
 KEY = "actor.distill.teacher"
@@ -29,7 +30,7 @@ def check(actor: ActorConfig, model_dir: Path) -> None:
             raise UserError(f"{KEY}: {teacher} holds LoRA adapters alone (name a directory with the merged model)")
         remedy = "a Hugging Face model directory, such as export/ of a finished run; nothing is fetched from a hub"
         raise UserError(f"{KEY}: no {CONFIG} in {teacher} ({remedy})")
-    theirs, ours = ModelSpec.from_directory(teacher).vocab_size, ModelSpec.from_directory(model_dir).vocab_size
+    theirs, ours = read_model(teacher).vocab_size, read_model(model_dir).vocab_size
     if theirs < ours:
         raise UserError(f"{KEY}: {teacher} has logits for {theirs} ids and the policy for {ours} (a teacher needs all of them)")
     _check_tokens(teacher, load_tokenizer(teacher).vocabulary(), load_tokenizer(model_dir).vocabulary())

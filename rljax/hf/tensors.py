@@ -1,9 +1,11 @@
-"""Names and shapes of the tensors of a model directory, from its `ModelSpec`."""
+"""Names and shapes of the tensors of a model directory, of any family."""
 
 from __future__ import annotations
 
 import math
+import re
 
+from rljax.hf.other_model import Model, OtherModel
 from rljax.hf.spec import ModelSpec
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -19,8 +21,13 @@ def layer_tensor(layer: int, name: str) -> str:
     return f"model.layers.{layer}.{name}"
 
 
-def projections(spec: ModelSpec) -> dict[str, tuple[int, int, bool]]:
-    """Returns the linear maps of a layer: HF name -> (outputs, inputs, has a bias)."""
+def projections(spec: Model) -> dict[str, tuple[int, int, bool]]:
+    """Returns the linear maps of a layer: HF name -> (outputs, inputs, has a bias).
+
+    Of another family, those that `layer_tensor` names; none if it names its layers otherwise.
+    """
+    if isinstance(spec, OtherModel):
+        return _stored_projections(spec)
     hidden, mlp = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     return {
@@ -34,6 +41,25 @@ def projections(spec: ModelSpec) -> dict[str, tuple[int, int, bool]]:
     }
 
 
+def _stored_projections(model: OtherModel) -> dict[str, tuple[int, int, bool]]:
+    found = {}
+    for name, shape in model.shapes.items():
+        match = re.fullmatch(r"model\.layers\.0\.(.+)\.weight", name)
+        if match and len(shape) == 2:
+            found[match[1]] = (*shape, layer_tensor(0, f"{match[1]}.bias") in model.shapes)
+    return found
+
+
+def matrix_parameters(spec: Model) -> int:
+    """Returns the number of weights in the matrices of all layers, without embedding and
+    unembedding.
+    """
+    if isinstance(spec, OtherModel):
+        matrices = (shape for shape in spec.shapes.values() if len(shape) == 2 and shape[0] != spec.vocab_size)
+        return sum(map(math.prod, matrices))
+    return spec.num_layers * sum(outputs * inputs for outputs, inputs, _ in projections(spec).values())
+
+
 def norms(spec: ModelSpec) -> dict[str, int]:
     """Returns the RMS norms of a layer: HF name -> width."""
     sizes = {"input_layernorm": spec.hidden_size, "post_attention_layernorm": spec.hidden_size}
@@ -44,8 +70,10 @@ def norms(spec: ModelSpec) -> dict[str, int]:
     return sizes
 
 
-def tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def tensors(spec: Model) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of all tensors of a model directory, in the order they are written."""
+    if isinstance(spec, OtherModel):
+        return dict(spec.shapes)
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
     for layer in range(spec.num_layers):
         for name, (outputs, inputs, bias) in projections(spec).items():
@@ -60,6 +88,6 @@ def tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def parameter_count(spec: ModelSpec) -> int:
+def parameter_count(spec: Model) -> int:
     """Returns the number of parameters; a tied unembedding counts once."""
     return sum(math.prod(shape) for shape in tensors(spec).values())

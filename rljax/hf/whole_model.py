@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rljax.hf.spec import ModelSpec, takes_pictures
+from rljax.hf.other_model import Model
+from rljax.hf.spec import takes_pictures
 from rljax.hf.tensors import tensors
 from rljax.hf.weights import WeightReader, write_weights
 
 
-def write_model(directory: Path, spec: ModelSpec, read: Callable[[str], np.ndarray], dtype: str, source: Path) -> None:
+def write_model(directory: Path, spec: Model, read: Callable[[str], np.ndarray], dtype: str, source: Path) -> None:
     """Writes the safetensors of a model that came from `source`.
 
     Args:

@@ -36,6 +36,10 @@ class Family(NamedTuple):
 
 PER_STEP, SECONDS, SHARE, NATS = "per step", "s per step", "share", "nats per token"
 REWARD = "reward units"
+ROUNDED_AWAY = (
+    "Of the weights that an update moved: those whose value in the dtype that the sampler gets stayed the same. 0 in float32;"
+    " near 1 in bfloat16 at small learning rates, where a weight's updates show once they add up to its rounding."
+)
 
 FAMILIES = (
     Family(
@@ -125,6 +129,7 @@ FAMILIES = (
             Metric("ppo_actor/update/grad_norm", "1", "Global norm of the gradient, before clipping."),
             Metric("ppo_actor/update/lr", "1", "Learning rate."),
             Metric("ppo_actor/update/optimizer_steps", "steps", "Updates that the optimizer's moments have seen."),
+            Metric("ppo_actor/update/rounded_away", "share of weights", ROUNDED_AWAY),
             Metric("ppo_actor/update/skipped", "share of updates", "Left out because the gradient was not finite."),
             Metric(
                 "ppo_actor/update/out_of_bounds",
@@ -206,6 +211,7 @@ FAMILIES = (
                 ("grad_norm", "1", "Global norm of the gradient, before clipping."),
                 ("lr", "1", "Learning rate."),
                 ("optimizer_steps", "steps", "Updates that the optimizer's moments have seen."),
+                ("rounded_away", "share of weights", ROUNDED_AWAY),
                 ("skipped", "share of updates", "Left out because the gradient was not finite."),
                 ("out_of_bounds", "share of updates", "Left out by a guardrail."),
                 ("device_memory_bytes", "bytes", "In use on the devices."),

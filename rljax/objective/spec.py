@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from rljax.config.schema import ActorConfig, Config
 
 PREFIX = "ppo_actor/update"  # prefix of the names of metrics over all trained tokens
+ROUNDED_AWAY = f"{PREFIX}/rounded_away"
 WITH_ADVANTAGE = "ppo_actor/with_advantage"  # of the same over those whose advantage is not 0
 
 

@@ -22,6 +22,7 @@ from rljax.errors import Rejected
 from rljax.rewards.shapes import reads
 from rljax.types import Prompt
 
+_MINUS = "\N{MINUS SIGN}"  # of typeset text; a number begins with a hyphen
 _NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?(?:\s?\\?%)?"
 _AMOUNT = rf"(?P<sign>[-+]?)\s?(?:(?:[A-Z]{{1,3}})?\s?\\?[$€£¥])?\s?(?P<number>{_NUMBER})"  # US$18, -$18
 _HASHES = re.compile(r"####(?P<line>[^\n]*)")
@@ -108,7 +109,7 @@ def _is_worked_out(expression: Any) -> bool:
 
 def _final_answer(completion: str) -> list[Any]:
     """Returns the final answer of a completion, parsed; nothing if it has none."""
-    completion = completion.rpartition("</think>")[2]  # what was thought before is no answer
+    completion = completion.rpartition("</think>")[2].replace(_MINUS, "-")  # what was thought before is no answer
     for match in reversed(list(_HASHES.finditer(completion))):
         line = match["line"].rpartition("=")[2]
         if amount := _LEADING_AMOUNT.match(line):
@@ -168,7 +169,7 @@ def _last_box(text: str) -> str | None:
 @functools.lru_cache(maxsize=4096)  # the n_samples completions of a prompt share it
 def _gold(answer: str) -> tuple[Any, ...]:
     """Parses a gold answer. Raises ValueError if it is not understood."""
-    text = answer.strip()
+    text = answer.strip().replace(_MINUS, "-")
     if (box := _last_box(text)) is not None:
         text = box
     elif match := _DOLLARS.match(text):

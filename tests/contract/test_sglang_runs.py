@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from rljax.testing.models import make_model
+from tests.other_families import GATED, made
 from tests.shared import REPOSITORY, convert_smollm2, sglang_flags, shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -165,6 +166,28 @@ def test_servers_sample_from_the_very_weights_of_the_learner(tmp_path, tiny, mod
     lines = finished(started(tmp_path, "quickstart", flags), tmp_path)
     check(lines, steps, lag=0)
     check_once(tmp_path, steps, 4, 4)
+    weights = [line[f"{UPDATE}/behave_imp_weight/{end}"] for line in lines for end in ("min", "max")]
+    assert max(abs(weight - 1) for weight in weights) < EXACT, weights
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "transport"),
+    [("Phi3", {}, "gloo"), ("Olmo2", {}, "directory"), ("Mistral", {"head_dim": 8}, "gloo")],
+)
+def test_servers_sample_from_the_very_weights_of_another_family(tmp_path, family, settings, transport):
+    """Holds for families that rljax has no implementation of: SGLang and transformers have one each."""
+    made(family, GATED | settings, tmp_path / "model")
+    steps = 3
+    flags = TINY | {
+        "actor.path": tmp_path / "model",
+        "allocation_mode": "sglang:d1+fsdp:d1",
+        "sglang.transport": transport,
+        "rollout.max_head_offpolicyness": 0,
+        "total_train_steps": steps,
+        "gconfig.max_new_tokens": 24,
+    }
+    lines = finished(started(tmp_path / "run", "quickstart", flags), tmp_path / "run")
+    check(lines, steps, lag=0)
     weights = [line[f"{UPDATE}/behave_imp_weight/{end}"] for line in lines for end in ("min", "max")]
     assert max(abs(weight - 1) for weight in weights) < EXACT, weights
 

@@ -22,20 +22,25 @@ STEP_NAMES = (
 RUN_SEPARATOR = " - "  # "<run> - <metric>" in the export of a W&B panel
 SMOOTHING = ("__MIN", "__MAX")  # ends of columns that such an export adds
 EVENTS = "events.out.tfevents"
+FRAME = 8 + 4 + 4  # bytes of a record of an event file beside its event: a length and two checksums
 
 
 def read_wandb_csv(path: Path) -> list[Row]:
     """Reads a CSV that W&B exports: of a panel, or a run's whole history."""
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         reader = csv.reader(file)
-        header = next(reader, None)
-        if not header:
-            raise UserError(f"--log: {path} is empty")
-        names = [name.rpartition(RUN_SEPARATOR)[2].strip() for name in header]
-        _refuse_several_runs(path, header, names)
-        kept = [(i, name) for i, name in enumerate(names) if not name.endswith(SMOOTHING)]
-        rows = [{name: _number(cells[i]) for i, name in kept if i < len(cells)} for cells in reader]
-    return _with_steps(path, ({name: value for name, value in row.items() if value is not None} for row in rows))
+        try:
+            header = next(reader, None)
+            table = list(reader)
+        except csv.Error as error:  # a cell longer than any number
+            raise UserError(f"--log: {path}:{reader.line_num}: not a table of numbers ({error})") from None
+    if not header:
+        raise UserError(f"--log: {path} is empty")
+    names = [name.rpartition(RUN_SEPARATOR)[2].strip() for name in header]
+    _refuse_several_runs(path, header, names)
+    kept = [(i, name) for i, name in enumerate(names) if not name.endswith(SMOOTHING)]
+    rows = [{name: _number(cells[i]) for i, name in kept if i < len(cells)} for cells in table]
+    return _with_steps(path, ({name: value for name, value in row.items() if value is not None} for row in rows), names)
 
 
 def _refuse_several_runs(path: Path, header: Iterable[str], names: Iterable[str]) -> None:
@@ -55,7 +60,7 @@ def _number(cell: str) -> float | None:
 
 
 def read_json_lines(path: Path) -> list[Row]:
-    """Reads objects, one per line; or the `log_history` of a trainer_state.json.
+    """Reads objects, one per line or in one list; or the `log_history` of a trainer_state.json.
 
     An object may hold its metrics itself or, as those of verl's file logger, under `data`.
     """
@@ -89,8 +94,8 @@ def _log_history(text: str) -> list[Row] | None:
         whole = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    history = whole.get("log_history") if isinstance(whole, dict) else None
-    return [row for row in history if isinstance(row, dict)] if isinstance(history, list) else None
+    history = whole.get("log_history") if isinstance(whole, dict) else whole
+    return [_unpacked(row) for row in history if isinstance(row, dict)] if isinstance(history, list) else None
 
 
 def read_tensorboard(path: Path) -> list[Row]:
@@ -100,6 +105,8 @@ def read_tensorboard(path: Path) -> list[Row]:
     except ImportError:
         raise UserError("--format=tensorboard: not installed (pip install 'rljax[tensorboard]>=0.1')") from None
     files = event_files(path)
+    for file in files:
+        _refuse_damaged(file)
     events = EventAccumulator(str(files[0].parent if path.is_dir() else path), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     rows: dict[int, Row] = {}
@@ -109,6 +116,26 @@ def read_tensorboard(path: Path) -> list[Row]:
     if not rows:
         raise UserError(f"--log: {path} has no scalars")
     return [rows[step] for step in sorted(rows)]
+
+
+def _refuse_damaged(file: Path) -> None:
+    """Raises UserError for a record that can't be read and is not the last one.
+
+    TensorBoard stops there without a word.
+    """
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+
+    size = file.stat().st_size  # first, as the run may be live
+    read = sum(len(event) + FRAME for event in RawEventFileLoader(str(file)).Load())
+    with file.open("rb") as records:
+        records.seek(read)
+        end = read + int.from_bytes(records.read(8), "little") + FRAME  # of the first record that was not read
+        if end >= size:
+            return
+        records.seek(end)
+        behind = records.read(size - end)
+    if behind.strip(b"\0"):  # a power cut leaves zeros behind a half written record
+        raise UserError(f"--log: {file} is damaged at byte {read}, and what follows can't be read")
 
 
 def event_files(path: Path) -> list[Path]:
@@ -133,12 +160,20 @@ def event_files(path: Path) -> list[Path]:
     return sorted(runs[0].glob(f"*{EVENTS}*"))
 
 
-def _with_steps(path: Path, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Names the column that counts steps `step`. Raises UserError if there is none."""
+def _with_steps(path: Path, rows: Iterable[Mapping[str, Any]], header: Iterable[str] = ()) -> list[Row]:
+    """Names the column that counts steps `step`. Raises UserError if there is none.
+
+    Args:
+      header: names of columns that rows may lack, as their cells hold no numbers.
+    """
     rows = list(rows)
+    if not rows:
+        raise UserError(f"--log: {path} has no line of metrics")
     name = next((name for name in STEP_NAMES if any(_is_step(row.get(name)) for row in rows)), None)
     if name is None:
-        seen = list(dict.fromkeys(name for row in rows for name in row))
+        seen = list(dict.fromkeys([*header, *(name for row in rows for name in row)]))
+        if named := next((name for name in STEP_NAMES if name in seen), None):
+            raise UserError(f"--log: {path}: its column {named!r} has no number of a step")
         there = f"; it has {', '.join(map(repr, seen[:3]))}{', ...' if len(seen) > 3 else ''}" if seen else ""
         raise UserError(f"--log: {path} has no column of steps (one of {', '.join(STEP_NAMES)}{there})")
     return list(_renamed(rows, name))

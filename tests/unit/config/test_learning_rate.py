@@ -19,7 +19,8 @@ def test_a_cosine_that_goes_on_says_what_the_rate_becomes():
     config = OptimizerConfig(lr=2e-4, lr_scheduler_type="cosine")
     line = describe_change(config, "actor.optimizer", done=8, before=8, now=16)
     last, following = (1e-4 * (1 + math.cos(math.pi * share)) for share in (7 / 8, 8 / 16))
-    assert f"was {last:.4g}, that of the next one is {following:.4g}" in line and "step 16, not 8" in line
+    assert f"with lr 0.0002 the last step's rate is {last:.4g} by the old end" in line and "step 16, not 8" in line
+    assert f"the next one's {following:.4g} by the new" in line
     assert not describe_change(config, "actor.optimizer", done=8, before=8, now=8)
     assert not describe_change(config, "actor.optimizer", done=0, before=8, now=16)
     assert not describe_change(OptimizerConfig(lr=2e-4), "actor.optimizer", done=4, before=8, now=16)

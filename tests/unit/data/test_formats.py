@@ -105,6 +105,50 @@ def test_shards_of_a_saved_dataset_are_read_in_the_order_of_its_state(tmp_path):
         opened(SAVED, split="dev")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("dataset_dict.json", {}),
+        ("dataset_dict.json", {"splits": None}),
+        ("dataset_dict.json", {"splits": "train"}),
+        ("state.json", {}),
+        ("state.json", {"_data_files": [{}]}),
+        ("state.json", {"_data_files": [{"filename": "a.csv"}]}),
+    ],
+)
+def test_a_saved_dataset_whose_json_names_no_files_is_refused(tmp_path, name, content):
+    (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "a.csv").write_text("a")
+    with pytest.raises(UserError, match=name):
+        opened(tmp_path)
+
+
+def test_columns_that_json_does_not_have_are_read_or_refused_with_their_row(tmp_path):
+    path = tmp_path / "a.parquet"
+    one = {"prompt": ["a"], "answer": ["1"]}
+
+    def field(values, kind):
+        pq.write_table(pa.table({**one, "extra": pa.array(values, kind)}), path)
+        return opened(path)[0].fields["extra"]
+
+    assert field([1_000_001], pa.timestamp("ns")) == "1970-01-01 00:00:00.001000"
+    assert field([1_000_001], pa.duration("ns")) == "0:00:00.001000"
+    assert field(["é".encode()], pa.binary()) == "é"  # text, by a writer that does not say so
+    assert field([b"\xff"], pa.binary()) is None
+    with pytest.raises(UserError, match=r"a.parquet: row 1: can't be read: OverflowError"):
+        field([10**7], pa.date32())
+
+
+def test_a_prompt_in_bytes_is_text_or_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"prompt": [b"a"], "answer": [b"1"]}), path)
+    (prompt,) = opened(path)
+    assert (prompt.messages[0]["content"], prompt.fields["answer"]) == ("a", "1")
+    pq.write_table(pa.table({"prompt": [b"\xff"], "answer": [b"1"]}), path)
+    with pytest.raises(UserError, match=r"row 1: a prompt is text or a list of messages"):
+        opened(path)
+
+
 def test_an_arrow_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "a.arrow").write_bytes(b"not one")
     with pytest.raises(UserError, match=r"a\.arrow: not an Arrow file"):

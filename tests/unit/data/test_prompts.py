@@ -202,7 +202,9 @@ GOOD = '{"prompt": "a", "answer": "1"}\n'
         ("a.parquet", "not one", {}, "{}: not a parquet file"),
         ("a.jsonl", GOOD + "\n{oops}\n", {}, "{}:3: not JSON: "),
         ("a.jsonl", GOOD + "[1]\n", {}, "{}:2: a JSON list, not an object"),
-        ("a.jsonl", GOOD + '{"prompt": "a", "anser": "1"}', {}, "{}:2: no field 'answer' (it has: anser)"),
+        ("a.jsonl", GOOD + '{"prompt": "a", "anser": "1"}', {}, "{}:2: no field 'answer' (it has: prompt, anser)"),
+        ("a.jsonl", '{"prompt": "a", "answer": NaN}', {}, "{}:1: field 'answer' is nan, not text"),
+        ("a.jsonl", '{"prompt": "a", "answer": %s}' % ("9" * 5000), {}, "{}:1: not JSON that can be read: Exceeds the limit"),
         (
             "a.jsonl",
             '{"promt": "a", "answer": "1"}',

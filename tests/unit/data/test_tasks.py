@@ -78,6 +78,15 @@ def test_reasoning_gym_arguments_reach_the_dataset():
         ("reasoning_gym/chain_sums", "train", {}, "reasoning_gym has no dataset 'chain_sums' (did you mean"),
         ("reasoning_gym/chain_sum", "train", {"minterms": 1}, "task arguments refused"),
         ("reasoning_gym/chain_sum", "train", {"min_terms": 0}, "task arguments refused"),
+        ("addition", "train", {"digits": "two"}, "task argument digits: 'two' is of type str, not int"),
+        ("addition", "train", {"n": 2.5}, "task argument n: 2.5 is of type float, not int or None"),
+        ("addition", "train", {"seed": None}, "task argument seed: None is of type NoneType, not int"),
+        ("guess_number", "train", {"earlier": 1}, "task argument earlier: 1 is of type int, not bool"),
+        ("reasoning_gym/chain_sum", "train", {"n": "5"}, "task argument n: '5' is of type str, not int"),
+        ("environment/guess_number", "train", {"n": "5"}, "task argument n: '5' is of type str, not int"),
+        ("verifiers/any", "train", {"n": "5"}, "task argument n: '5' is of type str, not int"),
+        ("count_objects", "train", {"most": 0}, "most: 0, others: 3 (at least 1 and 0)"),
+        ("count_objects", "train", {"others": -1}, "most: 5, others: -1 (at least 1 and 0)"),
     ],
 )
 def test_what_a_task_cannot_do_is_refused_in_one_line(path, split, arguments, line):

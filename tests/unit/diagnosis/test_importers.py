@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from rljax.diagnosis import History, diagnose, importers
-from rljax.diagnosis.importers import tables
+from rljax.diagnosis import History, diagnose, importers, reference
+from rljax.diagnosis.importers import formats, tables
 from rljax.errors import UserError
 from tests.unit.diagnosis import made
 
@@ -179,10 +179,30 @@ def test_a_directory_of_event_files_is_one_run(tmp_path):
     assert importers.read(events).steps.tolist() == whole.steps.tolist()
 
 
+def test_event_files_may_be_half_written_but_not_damaged(tmp_path):
+    path = as_events(tmp_path, [{"step": step, "reward": 0.5, "kl": 0.1} for step in range(1, 30)])
+    (file,) = path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-5])
+    assert importers.read(path).steps.tolist() == list(range(1, 29))
+    file.write_bytes(whole[:-5] + bytes(100))
+    assert importers.read(path).steps.tolist() == list(range(1, 29))
+    at = len(whole) // 2
+    file.write_bytes(whole[:at] + b"reward" + whole[at + 6 :])
+    with pytest.raises(UserError, match=r"--log: .* is damaged at byte \d+"):
+        importers.read(path)
+
+
 def test_own_metrics_need_no_table(tmp_path):
     rows = [{"step": 1, "rollout/reward/avg": 0.5, "ppo_actor/update/loss": None}]
     history = importers.read(as_jsonl(tmp_path, rows))
     assert isinstance(history, History) and history.not_finite["ppo_actor/update/loss"].tolist() == [1]
+
+
+def test_a_list_of_objects_is_read_as_lines_of_them(tmp_path):
+    rows = [{"step": 1, "reward": 0.5}, {"step": 2, "data": {"reward": 0.75}}]
+    (tmp_path / "log.json").write_text(json.dumps(rows))
+    assert importers.read(tmp_path / "log.json")["rollout/reward"].values.tolist() == [0.5, 0.75]
 
 
 def test_a_half_written_last_line_is_left_out(tmp_path):
@@ -198,7 +218,15 @@ def test_a_half_written_last_line_is_left_out(tmp_path):
         ("log.jsonl", '{"reward": 1}\n', "no column of steps"),
         ("log.jsonl", '{"step": 1, "cats": 1}\n', "no metric that rules know"),
         ("log.jsonl", '{"step": 1, "grad_norm": 1, "loss": 1}\n', "no reward"),
+        ("log.jsonl", "", "no line of metrics"),
+        ("log.jsonl", "null\n3\n", "no line of metrics"),
+        ("log.jsonl", '{"step": "one", "reward": 1}\n', "column 'step' has no number"),
+        ("log.jsonl", f'{{"step": {10**30}, "reward": 1}}\n', "column 'step' has no number"),
         ("export.csv", "", "is empty"),
+        ("export.csv", "step,reward\n", "no line of metrics"),
+        ("export.csv", "step,reward\none,1\n", "column 'step' has no number"),
+        ("export.csv", "step;reward\n1;2\n", "no column of steps.*'step;reward'"),
+        ("export.csv", f"step,text\n1,{'x' * 200_000}\n", "export.csv:2: not a table of numbers"),
         ("export.csv", "Step,a - reward,b - reward\n1,2,3\n", "2 runs"),
     ],
 )
@@ -206,6 +234,10 @@ def test_a_log_that_can_not_be_read_is_an_error_that_names_it(tmp_path, name, te
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message):
         importers.read(tmp_path / name)
+
+
+def test_the_page_names_every_column_of_steps_in_order():
+    assert ", ".join(f"`{name}`" for name in formats.STEP_NAMES) in " ".join(reference.page().split())
 
 
 def test_unknown_formats_and_sources_are_errors(tmp_path):

@@ -143,3 +143,19 @@ def test_what_is_wrong_is_one_line(config, tmp_path):
 def test_a_name_that_the_package_lacks_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'tarin'"):
         getattr(rljax, "tarin")  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"reward": 3}, "reward.name: 3 is no function"),
+        ({"workflow": 3}, "rollout.workflow: 3 is no class and has no 'async def episode'"),
+        ({"config": None}, r"config: None \(what get_config\(\) returns"),
+        ({"workdir": ""}, "workdir: empty"),
+    ],
+)
+def test_an_argument_of_another_kind_is_one_line(config, tmp_path, monkeypatch, arguments, line):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=line):
+        rljax.train(**{"config": config, "workdir": "run", **arguments})
+    assert not list(tmp_path.iterdir())

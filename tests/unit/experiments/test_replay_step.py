@@ -59,6 +59,20 @@ def test_a_step_that_can_not_be_made_again_is_one_line(run, arguments, line):
     assert code == 1 and out == "" and re.fullmatch(f"error: {line}\n", err), err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], r"--batch: missing .*--step, a step of the run in --workdir\)"),
+        (["--debug", "--batch=b", "--config=quickstart"], r"--debug: has no meaning without --step"),
+        (["--step=3", "--batch=b"], r"--batch: excludes --step .*"),
+        (["--step=3", "--config=quickstart"], r"--config: has no meaning with --step .*"),
+    ],
+)
+def test_flags_that_would_be_passed_over_are_one_line(tmp_path, arguments, line):
+    code, out, err = replay(tmp_path, *arguments)
+    assert code == 1 and out == "" and re.fullmatch(f"error: {line}\n", err), err
+
+
 def test_a_directory_without_records_is_one_line(tmp_path):
     code, _, err = replay(tmp_path, "--step=3")
     assert code == 1 and err == f"error: --workdir: {tmp_path} has no flight/ (a run writes it unless flight.steps is 0)\n"

@@ -31,6 +31,7 @@ NOT_HERE = {
     *("rollout/late_groups", "eval-rollout/lost/*"),
     *(metric.name for family in catalog.FAMILIES if family.title == "Shadow" for metric in family.metrics),
     *("ppo_actor/update/nll", "sft/out_of_bounds", "warmup/out_of_bounds"),
+    *("ppo_actor/update/rounded_away", "sft/rounded_away", "warmup/rounded_away"),
 }
 PPO = {"actor.adv_estimator": "gae", "actor.reward_norm.mean_level": "none", "actor.reward_norm.std_level": "none"}
 OF_JAX = ("ppo", "grpo_kl", "timeouts_as_zeros", "failing_evaluations")

@@ -49,6 +49,14 @@ def test_math_holds_the_final_answer_against_the_answer_field(answer, completion
     assert mathematics.reward(prompt(answer=answer), completion) == {"reward": right, "math": right}
 
 
+@pytest.mark.parametrize("text", ["#### {}", "The answer is {}.", "\\boxed{{{}}}", "It is {}", "x = {}", "#### {} degrees"])
+def test_a_minus_sign_is_a_minus_as_a_hyphen_is(text):
+    for written in ("-5", "\N{MINUS SIGN}5"):
+        assert mathematics.gsm8k_reward(prompt(final="-5"), text.format(written))["reward"] == 1.0
+        assert mathematics.gsm8k_reward(prompt(final="5"), text.format(written))["reward"] == 0.0
+        assert mathematics.reward(prompt(answer=written), text.format("-5"))["reward"] == 1.0
+
+
 @pytest.mark.parametrize("question", ["9 + 9", "3 * 6", "$2 \\times 9$", "20 - 2", "To find 9 + 9, we", "so x = 9 + 9"])
 def test_math_gives_nothing_for_the_question_said_again(question):
     assert mathematics.reward(prompt(answer="18"), question)["reward"] == 0.0

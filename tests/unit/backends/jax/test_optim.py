@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rljax.backends.jax import optim
+from rljax.backends.jax.rounding import rounded
 from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
 
@@ -149,3 +150,18 @@ def test_moments_can_be_replaced_and_the_schedule_goes_on_from_the_count():
         optimizer.apply(p, rebuilt, jax.tree.map(jnp.asarray, grads[2])),
         optimizer.apply(p, state, jax.tree.map(jnp.asarray, grads[2])),
     )
+
+
+def test_what_rounding_takes_of_an_update_is_all_below_half_an_ulp_and_nothing_in_float32():
+    def share(lr, dtype):
+        """Of one step of lr down from 1 (below which an ulp of bfloat16 is 2^-8)."""
+        config = dataclasses.replace(CONFIG, lr=lr, weight_decay=0.0, gradient_clipping=0.0)
+        optimizer = optim.Optimizer(config, None, "key", rounding=lambda tree: jax.tree.map(lambda a: rounded(a, dtype), tree))
+        params, grads = {"moved": jnp.ones((3, 4)), "still": jnp.ones(5)}, {"moved": jnp.ones((3, 4)), "still": jnp.zeros(5)}
+        found = jax.jit(optimizer.apply)(params, optimizer.init(params), grads)[2].rounded_away
+        assert found.count == 12  # a weight that stays where it was has nothing to lose
+        return found.sum / found.count
+
+    assert share(2**-9 * 0.99, jnp.bfloat16) == 1
+    assert share(2**-9 * 1.01, jnp.bfloat16) == 0
+    assert share(2**-23, jnp.float32) == 0

@@ -9,6 +9,7 @@ import torch
 
 from rljax.backends.jax import optim as jax_optim
 from rljax.backends.torch.optim import Optimizer, TrainedParameter, decays
+from rljax.backends.torch.rounding import Shards
 from rljax.config.learning_rate import SCHEDULES, make_schedule
 from rljax.errors import UserError
 from tests.unit.backends.jax.test_optim import CONFIG, adamw
@@ -97,3 +98,31 @@ def test_adapters_and_embeddings_decay():
     assert decays("model.layers.0.self_attn.q_proj.lora_A.weight")
     assert decays("value_head")
     assert not decays("model.layers.0.self_attn.q_norm.weight")
+
+
+@pytest.mark.parametrize("copies", [1, 3])  # ranks that hold every shard
+def test_what_rounding_takes_of_an_update_is_all_below_half_an_ulp_and_nothing_in_float32(copies):
+    def share(lr, dtype):
+        """Of one step of lr down from 1, below which an ulp of bfloat16 is 2^-8."""
+        config = dataclasses.replace(CONFIG, lr=lr, weight_decay=0.0, gradient_clipping=0.0)
+        grads = {"moved": torch.ones(3, 4), "still": torch.zeros(5)}
+        parameters = [
+            TrainedParameter(name, torch.ones_like(grad), lambda name=name: grads[name], copies) for name, grad in grads.items()
+        ]
+        found = Optimizer(config, None, "key", parameters, lambda x: x.mul_(copies), published=dtype).step().rounded_away
+        assert found.count == pytest.approx(12)  # a weight that stays where it was has nothing to lose
+        return found.value
+
+    assert share(2**-9 * 0.99, torch.bfloat16) == 1
+    assert share(2**-9 * 1.01, torch.bfloat16) == 0
+    assert share(2**-23, torch.float32) == 0
+
+
+def test_a_sample_of_the_weights_is_spread_over_all_of_them():
+    values = [torch.ones(64, 64), torch.ones(64, 32)]
+    before = Shards(values, limit=500)
+    values[0][:32] -= 2**-10  # half of two thirds are moved by less than rounding
+    values[1] -= 0.5
+    found = before.rounded_away(values, torch.bfloat16, [1, 1], lambda x: x)
+    assert 300 < found.count < 500
+    assert found.value == pytest.approx(1 / 2, abs=0.02)

@@ -200,3 +200,28 @@ def test_a_critic_beside_adapters_shares_their_base(model_dir, batch):
 def test_a_module_that_does_not_exist_is_refused(model_dir):
     with pytest.raises(UserError, match=r"target_modules.*'x_proj'.*q_proj"):
         make(model_dir, **LORA, **{"actor.lora.target_modules": ("x_proj",)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [{}, LORA])
+def test_both_learners_tell_what_rounding_takes_of_an_update(model_dir, batch, lora):
+    settings = {**MILD, **lora, "actor.kl_ctl": 0.0, "actor.optimizer.lr": 1e-3, "jax.sampler_dtype": "bfloat16"}
+    config = config_of(**settings, **{"actor.dtype": "bfloat16"})
+    theirs = JaxLearner(config, Pool("jax"), model_dir)
+
+    def published():
+        """What a sampler gets of the matrices; of those with adapters the middle layer, which is what is measured."""
+        params = theirs.export(ExportToSampler("memory", Pool("jax"))).params
+        if not lora:
+            return [np.asarray(a) for path, a in jax.tree.leaves_with_path(params) if path[-1].key != "scale"]
+        adapted, middle = theirs._policy.trained["layers"], theirs._spec.num_layers // 2
+        return [np.asarray(params["layers"][name]["kernel"][middle]) for name in sorted(adapted)]
+
+    before = published()
+    mean = theirs.update(batch)[f"{UPDATE}/rounded_away"]
+    changed = sum(int((old != new).sum()) for old, new in zip(before, published(), strict=True))
+    norms = sum(a.size for path, a in jax.tree.leaves_with_path(theirs._policy.trained) if path[-1].key == "scale")
+    assert mean.count - mean.sum == pytest.approx(changed, abs=norms)  # the norms are published as they are
+    ours = TorchLearner(config, Pool("fsdp"), model_dir).update(batch)[f"{UPDATE}/rounded_away"]
+    assert 0.1 < mean.value < 0.9
+    assert ours.value == pytest.approx(mean.value, abs=0.02)
