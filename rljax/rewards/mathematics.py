@@ -37,6 +37,7 @@ _WORDS = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z0-9]+)+")  # June 20
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf)\{(?P<inner>[^{}]*)\}")
 _ESCAPED_DOLLAR = re.compile(r"\\\$(?=\s?\d)")
 _WITH_UNIT = re.compile(rf"{_AMOUNT}(?:\s+[A-Za-z]{{2,}}\.?)*")  # 18 dollars
+_DEEPEST = 12  # brackets that are open at once
 _DOLLARS = re.compile(r"\A(\$\$?|\\\(|\\\[)(?P<inner>[^$]+)(\$\$?|\\\)|\\\])\Z", re.DOTALL)
 
 
@@ -191,5 +192,17 @@ def _escaped(latex: str) -> str:
 def _parse(text: str) -> list[Any]:
     from math_verify import parse
 
+    if _nesting(text) > _DEEPEST:
+        return []  # no answer, and seconds to minutes of the parser's time
+
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that timeouts are off
     return list(parse(text, parsing_timeout=None))
+
+
+def _nesting(text: str) -> int:
+    """Returns how many brackets of any kind are open at most."""
+    open_now = most = 0
+    for character in text:
+        open_now = max(open_now + (character in "([{") - (character in ")]}"), 0)
+        most = max(most, open_now)
+    return most

@@ -20,6 +20,13 @@ def test_what_is_scored_wrongly_is_known():
     assert {row.shape.removeprefix("math: ") for row in rows} == SHAPES.keys()
 
 
+@pytest.mark.parametrize("opened", ["(", "{", "[", "\\sqrt{", "\\frac{1}{"])
+@pytest.mark.parametrize("form", ["\\boxed{%s}", "$%s$"])
+def test_brackets_that_a_collapsed_policy_repeats_are_no_answer_at_once(opened, form):
+    prompt = Prompt("0/0", ({"role": "user", "content": "?"},), {"final": "18"})
+    assert gsm8k_reward(prompt, form % (opened * 3000))["reward"] == 0
+
+
 @pytest.mark.parametrize(
     ("completion", "right"),
     [
