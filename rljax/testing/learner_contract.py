@@ -426,7 +426,7 @@ class LearnerContract(abc.ABC):
         # The moments of the steps before came back too: an optimizer that begins anew says so here, and the doctor reads it
         assert means[f"{UPDATE}/optimizer_steps"].value == 3
         if self.has_schedules:
-            assert means[f"{UPDATE}/lr"].value == pytest.approx(config.actor.optimizer.lr * (1 - 2 / 5), rel=1e-5)
+            assert means[f"{UPDATE}/lr"].value == pytest.approx(config.actor.optimizer.lr * (1 - 2 / 6), rel=1e-5)
         resumed.close()
 
     def test_a_checkpoint_in_the_middle_of_the_warm_up_is_of_the_warm_up(self, model_dir: Path, tmp_path: Path) -> None:

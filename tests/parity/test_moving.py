@@ -33,7 +33,9 @@ def assert_close(found, wanted, bound):
     """Metrics, to a part of themselves or of 1."""
     assert found.keys() == wanted.keys()
     for name, mean in wanted.items():
-        assert found[name].count == mean.count, name
+        # Of weights that moved: one whose step is below its last bit may move on one engine alone
+        slack = 1e-3 if name.endswith("/rounded_away") else 0.0
+        assert math.isclose(found[name].count, mean.count, rel_tol=slack), name
         for field in ("value", "min", "max"):
             a, b = getattr(found[name], field), getattr(mean, field)
             assert (a is None) == (b is None) and (b is None or math.isclose(a, b, rel_tol=bound, abs_tol=bound)), (name, a, b)

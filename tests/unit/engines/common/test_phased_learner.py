@@ -11,6 +11,7 @@ from rljax.checkpoints.portable import COUNTS
 from rljax.engines.common.learner import PhasedLearner
 from rljax.engines.common.parts import COUNTED, PARTS, counts_of, parts_of, stored_state
 from rljax.errors import UserError
+from rljax.hf.read_model import read_model
 from rljax.metrics.mean import Mean
 from rljax.testing import models
 from rljax.testing.learner_contract import config_of, episodes, pack
@@ -62,7 +63,7 @@ class NumpyLearner(PhasedLearner[Adam, Critic]):
     format = "numpy/1"
 
     def __init__(self, config, model_dir):
-        super().__init__(config, model_dir)
+        super().__init__(config, model_dir, read_model(model_dir))
         self.weights = {NAME: np.zeros(1)}
         self._start()
 
@@ -90,6 +91,9 @@ class NumpyLearner(PhasedLearner[Adam, Critic]):
 
     def _supervised_step(self, phase, batch, keep):
         return self._moved(phase, 10)
+
+    def update_critic(self, batch):
+        raise NotImplementedError  # no step of the critic is taken here
 
     def _score_with(self, weights, batch):
         return np.full(batch.shape, weights[NAME][0], np.float32)
