@@ -6,6 +6,8 @@ import asyncio
 import hmac
 import json
 import logging
+import re
+import socket
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 BODY_TIMEOUT = 60.0  # seconds for a body to arrive
 OPEN_PATHS = ("/health", "/health_generate")  # answered without a token, as by SGLang: probes have no secrets
 OWNER_SILENCE = 30.0  # seconds without a request of the owner, which checks the server every 5, until it is forgotten
+GONE_SILENCE = 6.0  # the same, of an owner on this host whose process is gone
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -102,9 +105,16 @@ class Ownership:
         """Makes the sender of a request the owner, unless there is another. Raises Owned."""
         sender = request.headers.get(OWNER, "")
         silent = time.monotonic() - self._heard
-        if self._owner and sender != self._owner and silent < OWNER_SILENCE:
+        if self._owner and sender != self._owner and silent < self._patience:
             raise Owned(f"in use by the run of {self._owner.rpartition(' ')[0]}, last heard {silent:.0f} s ago")
         self._owner, self._heard = sender, time.monotonic()
+
+    @property
+    def _patience(self) -> float:
+        """Seconds of silence after which the owner is forgotten."""
+        here = re.fullmatch(re.escape(socket.gethostname()) + r" process (\d+) \S+", self._owner)
+        gone = here and Path("/proc/self").exists() and not Path("/proc", here[1]).exists()
+        return GONE_SILENCE if gone else OWNER_SILENCE
 
     def release(self, request: web.Request) -> None:
         if request.headers.get(OWNER) == self._owner:

@@ -227,7 +227,7 @@ class HttpSampler(Sampler):
         """Stops sending requests, and pauses every server between two decode steps.
 
         Raises SamplerError if no server is left, UserError if they belong to another run. One that
-        was killed is forgotten by a server after half a minute, which this waits for.
+        was killed is forgotten by a server after a while, which this waits for.
         """
         self._enter()
         await self._close_router()

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import socket
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -493,6 +494,23 @@ def test_a_server_has_one_owner_at_a_time_named_in_the_refusal(served, monkeypat
     assert served.post("/continue_generation", {}, headers=two)[0] == 200
     monkeypatch.setattr(access, "OWNER_SILENCE", 0.0)  # the run was killed half a minute ago
     assert served.post("/continue_generation", {}, headers=one)[0] == 200
+
+
+def test_an_owner_whose_process_is_gone_from_this_host_is_forgotten_sooner(served, monkeypatch):
+    monkeypatch.setattr(access, "OWNER_SILENCE", 3600.0)
+    monkeypatch.setattr(access, "GONE_SILENCE", 0.0)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    gone, alive, elsewhere = (
+        {OWNER: f"{host} process {pid} id-{pid}"}
+        for host, pid in ((socket.gethostname(), ended.pid), (socket.gethostname(), os.getpid()), ("box-two", ended.pid))
+    )
+    for owner, follower, status in ((gone, alive, 200), (alive, elsewhere, 409)):
+        served.post("/continue_generation", {}, headers=owner)
+        assert served.post("/continue_generation", {}, headers=follower)[0] == status
+    served.post("/release_ownership", {}, headers=alive)
+    served.post("/continue_generation", {}, headers=elsewhere)
+    assert served.post("/continue_generation", {}, headers=alive)[0] == 409
 
 
 def test_a_trainer_waits_for_a_run_that_may_have_been_killed_and_names_one_that_lives(served, monkeypatch):
