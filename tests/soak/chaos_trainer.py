@@ -20,7 +20,7 @@ from rljax.engines.http.plugin import attach
 from rljax.experiments import main as experiments
 from rljax.sinks.run_directory import RunDirectory
 from rljax.testing.harness import MemorySink, make_run, read_back
-from tests.soak.trainer import Unsteady
+from tests.soak.trainer import Unsteady, overrides_of
 
 
 class Bookkeeper(Unsteady):
@@ -51,23 +51,12 @@ class Statuses(MemorySink):
 def main() -> None:
     workdir, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
     health.INTERVAL = 0.2
-    overrides = {
-        "rollout.max_head_offpolicyness": settings["lag"],
-        "rollout.addr": settings["addr"],
-        "rollout.listen": settings["listen"],
-        "total_train_epochs": settings["epochs"],
-        "gconfig.n_samples": 2,
-        "saver.freq_steps": 3,
-        "rollout.request_retries": 1,
-        "recover.max_prompt_failures": 1000,  # every prompt must be trained on in the end
-        "recover.max_consecutive_failures": 1000,
-    }
     trouble = Trouble(np.random.default_rng(settings["seed"]), delay=0.004)
     directory = RunDirectory(workdir)
     with experiments.recorded(directory):
         run = make_run(
             workdir,
-            overrides,
+            overrides_of(settings),
             n_prompts=settings["prompts"],
             trouble=trouble,
             sink=lambda first_step: Statuses(first_step, directory),

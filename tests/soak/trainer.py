@@ -46,10 +46,9 @@ class Watching(MemorySink):
         self.bytes.append(self.process.memory_info().rss)
 
 
-def main() -> None:
-    workdir, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
-    health.INTERVAL = 0.2
-    overrides = {
+def overrides_of(settings):
+    """Returns the keys of the config that a soak sets."""
+    return {
         "rollout.max_head_offpolicyness": settings["lag"],
         "rollout.addr": settings["addr"],
         "rollout.listen": settings["listen"],
@@ -60,6 +59,12 @@ def main() -> None:
         "recover.max_prompt_failures": 1000,  # every prompt must be trained on in the end
         "recover.max_consecutive_failures": 1000,
     }
+
+
+def main() -> None:
+    workdir, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    health.INTERVAL = 0.2
+    overrides = overrides_of(settings)
     trouble = Trouble(np.random.default_rng(settings["seed"]), delay=0.004, failure_rate=0.1 if settings["lag"] else 0.0)
     sinks = []
 

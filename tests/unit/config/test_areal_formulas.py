@@ -1,4 +1,4 @@
-"""What a key of AReaL's means: its formula, written down from its source (v1.0.4), against ours by
+"""Formulas of AReaL's keys: each written down from its source (v1.0.4), against ours by
 numbers, for configs that its YAML becomes.
 
 Theirs puts token t at index t - 1, as its rolled masks do; ours at t.

@@ -93,7 +93,7 @@ def endings(leaf):
 
 
 def test_keys_of_ours_that_the_page_names_exist():
-    """In the second column of its tables: `section.key`, `section.{a,b}`, or a key without its section."""
+    """Keys in the second column of its tables: `section.key`, `section.{a,b}`, or a key without its section."""
     names = {part for leaf in config_io.leaves() for part in endings(leaf)}
     rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     assert len(rows) > 30

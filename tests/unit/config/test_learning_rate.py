@@ -1,4 +1,4 @@
-"""What becomes of the learning rate of a run that goes on to another number of steps."""
+"""Learning rate of a run that goes on to another number of steps."""
 
 import math
 

@@ -582,7 +582,7 @@ def test_large_steps_at_the_start_are_a_strain_until_they_have_lasted_and_a_note
     ],
 )
 def test_what_a_run_has_behind_it_is_a_note_unless_reward_is_lost(name, metric, low, high):
-    """As a server that was away for a while, or a policy that took a large step and found back."""
+    """Trouble that passes, as of a server that was away for a while, or a policy that took a large step and found back."""
     passed = np.where((TIME > 20) & (TIME <= 40), high, low)
 
     def severity(history):
@@ -670,14 +670,14 @@ def test_what_was_one_token_from_the_first_is_the_task():
     ("level", "estimator", "severity"), [("group", "grpo", Severity.NOTE), ("none", "grpo", Severity.BROKEN)]
 )
 def test_returns_of_hundreds_are_a_note_where_their_spread_is_divided_out(level, estimator, severity):
-    """As of a game that pays for each of 500 steps."""
+    """Returns of a game that pays for each of 500 steps."""
     config = made.config(actor__reward_norm__std_level=level, actor__adv_estimator=estimator)
     (finding,) = diagnose(changed(config, rollout__reward__max=500.0), only("reward.scale")).findings
     assert finding.severity is severity
 
 
 def test_a_reward_that_is_only_watched_is_no_fault():
-    """In distillation all rewards may be 0, or move as they like."""
+    """Rewards of distillation may all be 0, or move as they like."""
     watched = made.config(actor__reward_scaling=0.0)
     history = changed(watched, **constant(0.0))
     assert not [

@@ -185,7 +185,7 @@ def test_a_completion_counts_up_to_a_picture_that_is_not_there(marks, left):
 
 @pytest.mark.parametrize("cut", ["first", "other"])
 def test_a_picture_that_is_not_there_is_a_token_that_may_be_a_near_tie(case, cut):
-    """Where the completions part, one has the token that stands for a picture, and is cut before it."""
+    """Completions part where one has the token that stands for a picture, and is cut before it."""
     case = dataclasses.replace(case, uids=("0/0",), prompts=(np.array([1, 2]),))
     whole = results(0.015)
     (first,), (other,) = whole.completions, whole.others

@@ -53,7 +53,7 @@ class Counting:
 
 
 def test_the_page_trains_within_a_running_event_loop(config, tmp_path, monkeypatch):
-    """As in a notebook's cell: the block runs on the loop's own thread."""
+    """Imitates a notebook's cell: the block runs on the loop's own thread."""
     (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
     monkeypatch.setattr(quickstart, "get_config", lambda: config)
     monkeypatch.chdir(tmp_path)
@@ -111,7 +111,7 @@ def test_what_is_importable_keeps_its_name_and_goes_to_workers(config, tmp_path)
 
 
 def test_a_stop_from_another_thread_saves_and_ends_the_run(config, tmp_path):
-    """What a notebook's interrupt does."""
+    """Interrupts as a notebook does."""
     config.total_train_steps = 1000
 
     def reward(prompt, completion):

@@ -154,7 +154,7 @@ def test_moments_can_be_replaced_and_the_schedule_goes_on_from_the_count():
 
 def test_what_rounding_takes_of_an_update_is_all_below_half_an_ulp_and_nothing_in_float32():
     def share(lr, dtype):
-        """Of one step of lr down from 1 (below which an ulp of bfloat16 is 2^-8)."""
+        """Result of one step of lr down from 1 (below which an ulp of bfloat16 is 2^-8)."""
         config = dataclasses.replace(CONFIG, lr=lr, weight_decay=0.0, gradient_clipping=0.0)
         optimizer = optim.Optimizer(config, None, "key", rounding=lambda tree: jax.tree.map(lambda a: rounded(a, dtype), tree))
         params, grads = {"moved": jnp.ones((3, 4)), "still": jnp.ones(5)}, {"moved": jnp.ones((3, 4)), "still": jnp.zeros(5)}

@@ -103,7 +103,7 @@ def test_adapters_and_embeddings_decay():
 @pytest.mark.parametrize("copies", [1, 3])  # ranks that hold every shard
 def test_what_rounding_takes_of_an_update_is_all_below_half_an_ulp_and_nothing_in_float32(copies):
     def share(lr, dtype):
-        """Of one step of lr down from 1, below which an ulp of bfloat16 is 2^-8."""
+        """Result of one step of lr down from 1, below which an ulp of bfloat16 is 2^-8."""
         config = dataclasses.replace(CONFIG, lr=lr, weight_decay=0.0, gradient_clipping=0.0)
         grads = {"moved": torch.ones(3, 4), "still": torch.zeros(5)}
         parameters = [

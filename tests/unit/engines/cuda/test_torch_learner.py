@@ -210,7 +210,7 @@ def test_both_learners_tell_what_rounding_takes_of_an_update(model_dir, batch, l
     theirs = JaxLearner(config, Pool("jax"), model_dir)
 
     def published():
-        """What a sampler gets of the matrices; of those with adapters the middle layer, which is what is measured."""
+        """Returns what a sampler gets of the matrices; of those with adapters the middle layer, which is what is measured."""
         params = theirs.export(ExportToSampler("memory", Pool("jax"))).params
         if not lora:
             return [np.asarray(a) for path, a in jax.tree.leaves_with_path(params) if path[-1].key != "scale"]
