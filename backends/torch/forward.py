@@ -87,6 +87,7 @@ def target_objective(
             chunk=chunk,
             accumulator=torch.float32,  # a sum of many chunks
             group=network.vocabulary,
+            with_advantage=rows.with_advantage,
         )
 
     return _pass(network, rows, fused if objective.by_token else whole)

@@ -5,6 +5,9 @@ advantage, normalizer) is known before the unembedding runs. So a chunk of logit
 objective, softmax gradient and both gradient matmuls at once and is never recomputed: 6 MHV
 operations, where recomputing takes 8. This works only if a token's loss depends on that token alone
 (`Objective.by_token`).
+
+Tokens without a gradient, as those of advantage 0, are there for the metrics alone. Rows are sorted,
+those that may have a gradient first, and the chunks behind them take the first matmul only: 2 MHV.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from rljax.backends.torch.logprobs import Scoring, blocks, d_logits, elementwise, local_labels, logits_of, matmul, statistics
 from rljax.backends.torch.objective import policy_objective
+from rljax.batching.compaction import bucket
 from rljax.objective.spec import MeanArrays, Objective, TokenArrays
 
 
@@ -33,6 +37,7 @@ def fused_objective(
     chunk: int = 1024,
     accumulator: torch.dtype | None = None,
     group: dist.ProcessGroup | None = None,
+    with_advantage: int | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, MeanArrays]]:
     """Computes `policy_objective` of `token_logprobs`, with the same loss, metrics and gradients.
 
@@ -49,6 +54,8 @@ def fused_objective(
         unembedding. float32 beside bfloat16 costs 4 V H bytes more and rounds once instead of once
         per chunk.
       group: ranks that have one shard of the vocabulary each; None for a whole unembedding.
+      with_advantage: how many tokens of the mask have an advantage that is not 0; None to count
+        them, for which the host waits for the device.
 
     Returns:
       Loss, and metrics by name.
@@ -61,8 +68,14 @@ def fused_objective(
     scoring = Scoring(temperature, softcap, chunk, group)
     wants = torch.is_grad_enabled() and (hidden.requires_grad or unembedding.requires_grad)
     with torch.no_grad():
-        loss, metrics, grads = _loss_and_grads(hidden, unembedding, labels, flat, objective, scoring, accumulator, wants)
-    return (_Attach.apply(hidden, unembedding, loss, grads) if wants else loss), metrics
+        if not wants:
+            return _loss_alone(hidden, unembedding, labels, flat, objective, scoring)
+        moved = len(labels)
+        if objective.by_advantage:
+            moved = int(objective.moved_by(flat).sum()) if with_advantage is None else with_advantage
+            moved = bucket(moved, len(labels))  # few shapes to compile
+        loss, metrics, grads = _loss_and_grads(hidden, unembedding, labels, flat, objective, scoring, accumulator, moved)
+    return _Attach.apply(hidden, unembedding, loss, grads), metrics
 
 
 class _Attach(torch.autograd.Function):
@@ -92,21 +105,45 @@ def _loss_and_grads(
     objective: Objective,
     scoring: Scoring,
     accumulator: torch.dtype | None,
-    wants_grads: bool,
+    moved: int,
 ) -> tuple[Tensor, dict[str, MeanArrays], list[Tensor]]:
-    """Computes loss, metrics and [d_hidden, d_unembedding], one chunk of rows at a time."""
+    """Computes loss, metrics and [d_hidden, d_unembedding], one chunk of rows at a time.
+
+    moved: rows that may have a gradient; with fewer than all, those of `objective.moved_by`.
+    """
+    if moved == len(labels):
+        return _in_order(hidden, unembedding, labels, tokens, objective, scoring, accumulator)
+    order = torch.argsort(objective.moved_by(tokens).logical_not(), stable=True)
+
+    def rows(part: slice) -> tuple[Tensor, Tensor, TokenArrays]:
+        return hidden[order[part]], labels[order[part]], TokenArrays(*(x if x is None else x[order[part]] for x in tokens))
+
+    first, rest = rows(slice(moved)), rows(slice(moved, None))
+    loss, metrics, (d_first, d_unembedding) = _in_order(first[0], unembedding, *first[1:], objective, scoring, accumulator)
+    loss_of_rest, metrics_of_rest = _loss_alone(rest[0], unembedding, *rest[1:], objective, scoring)
+    d_hidden = torch.zeros_like(hidden).index_copy_(0, order[:moved], d_first)
+    return loss + loss_of_rest, _merged([metrics, metrics_of_rest]), [d_hidden, d_unembedding]
+
+
+def _in_order(
+    hidden: Tensor,
+    unembedding: Tensor,
+    labels: Tensor,
+    tokens: TokenArrays,
+    objective: Objective,
+    scoring: Scoring,
+    accumulator: torch.dtype | None,
+) -> tuple[Tensor, dict[str, MeanArrays], list[Tensor]]:
+    """`_loss_and_grads` of rows that all take every matmul."""
     labels = local_labels(labels, unembedding, scoring)
     d_hidden = torch.empty_like(hidden)
-    d_unembedding = torch.zeros_like(unembedding, dtype=accumulator or unembedding.dtype) if wants_grads else None
+    d_unembedding = torch.zeros_like(unembedding, dtype=accumulator or unembedding.dtype)
     parts = []
     for part in blocks(len(labels), scoring.chunk):
         logits = logits_of(hidden[part], unembedding)
         logp, entropy, lse = statistics(logits, labels[part], scoring)
-        row = TokenArrays(*(x if x is None else x[None, part] for x in tokens))
-        loss, metrics, d_logp, d_entropy = _slopes(logp, entropy, row, objective)
+        loss, metrics, d_logp, d_entropy = _slopes(logp, entropy, _row(tokens, part), objective)
         parts.append((loss, metrics))
-        if d_unembedding is None:
-            continue
         slope = d_logits(logits, labels[part], entropy, lse, d_logp, d_entropy, scoring, hidden.dtype)
         del logits
         if scoring.group is None:
@@ -117,8 +154,28 @@ def _loss_and_grads(
             d_unembedding.addmm_(slope.T, hidden[part])
         else:
             d_unembedding += matmul(slope.T, hidden[part])
-    grads = [] if d_unembedding is None else [d_hidden, d_unembedding.to(unembedding.dtype)]
-    return torch.stack([loss for loss, _ in parts]).sum(), _merged([metrics for _, metrics in parts]), grads
+    return *_summed(parts), [d_hidden, d_unembedding.to(unembedding.dtype)]
+
+
+def _loss_alone(
+    hidden: Tensor, unembedding: Tensor, labels: Tensor, tokens: TokenArrays, objective: Objective, scoring: Scoring
+) -> tuple[Tensor, dict[str, MeanArrays]]:
+    """Computes loss and metrics, one chunk of rows at a time."""
+    labels = local_labels(labels, unembedding, scoring)
+    compute = elementwise(policy_objective, hidden)
+    parts = []
+    for part in blocks(len(labels), scoring.chunk):
+        logp, entropy, _ = statistics(logits_of(hidden[part], unembedding), labels[part], scoring)
+        parts.append(compute(logp[None], entropy[None], _row(tokens, part), objective))
+    return _summed(parts)
+
+
+def _row(tokens: TokenArrays, part: slice) -> TokenArrays:
+    return TokenArrays(*(x if x is None else x[None, part] for x in tokens))
+
+
+def _summed(parts: list[tuple[Tensor, dict[str, MeanArrays]]]) -> tuple[Tensor, dict[str, MeanArrays]]:
+    return torch.stack([loss for loss, _ in parts]).sum(), _merged([metrics for _, metrics in parts])
 
 
 def _slopes(

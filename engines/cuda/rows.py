@@ -40,6 +40,7 @@ class Rows:
     source: Tensor  # [r / c, m] int64: index of the hidden state that predicts the token (the token's index - 1)
     labels: Tensor  # [r / c, m] int64: the token
     tokens: TokenArrays  # [r / c, m]
+    with_advantage: int  # target tokens whose advantage is not 0, known before the device is asked
     values: Tensor | None = None  # [r / c, m] float32, reward units; only for the critic
     returns: Tensor | None = None  # [r / c, m] float32, reward units; only for the critic
     pictures: Pictures | None = None  # None: text alone
@@ -68,14 +69,15 @@ class MicroBatches:
         own = context.slice(batch.shape[1])
         share = context.slice(self.size)
         scored = slice(part.start + share.start, part.start + share.stop)
-        at_targets = self._at_targets
+        at_targets, targets = self._at_targets, self.compacted.tokens
         return Rows(
             self._to_device(batch.token_ids[part, own]).long(),
             self._to_device(batch.positions[part, own]).long(),
             Segments.of(batch.segment_ids[part], self.rank_mesh.device, context),
             self._to_device(self.compacted.source[scored]).long(),
             self._to_device(self.compacted.labels[scored]).long(),
-            TokenArrays(*(None if a is None else self._to_device(a[scored]) for a in self.compacted.tokens)),
+            TokenArrays(*(None if a is None else self._to_device(a[scored]) for a in targets)),
+            int((targets.mask[scored] & (targets.advantage[scored] != 0)).sum()),
             at_targets(batch.values, scored),
             at_targets(batch.returns, scored),
             self._pictures(part),

@@ -42,6 +42,9 @@ ROWS_PER_MB = flags.DEFINE_integer("rows_per_mb", 1, "actor.mb_spec.rows_per_mb"
 CHUNK = flags.DEFINE_integer("logprob_chunk", None, "actor.logprob_chunk")
 TOKENS = flags.DEFINE_integer("tokens", 16384, "Tokens per row.")
 SEGMENTS = flags.DEFINE_integer("segments", 16, "Trajectories per row, of equal length; the second half of each is trained on.")
+WITHOUT = flags.DEFINE_float(
+    "without_advantage", 0.0, "Share of the trajectories whose advantage is 0.", lower_bound=0, upper_bound=1
+)
 DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "actor.dtype")
 REMAT = flags.DEFINE_enum("gradient_checkpointing", "auto", ["auto", "none", "full", "dots"], "actor.gradient_checkpointing")
 ATTENTION = flags.DEFINE_string("attention", "auto", "jax.attention")
@@ -72,7 +75,11 @@ def make_batch(vocabulary: int) -> Batch:
     index = np.arange(TOKENS.value)
     positions = np.broadcast_to(index % length, shape).astype(np.int32)
     mask = positions >= length // 2
+    of_segments = random.permutation(ROWS.value * SEGMENTS.value) >= WITHOUT.value * ROWS.value * SEGMENTS.value
+    of_tokens = np.repeat(of_segments, length).reshape(ROWS.value, -1)
+    active = np.pad(of_tokens, ((0, 0), (0, TOKENS.value - of_tokens.shape[1])))  # what is left of a row is another segment
     floats = {name: np.where(mask, random.normal(size=shape), 0).astype(np.float32) for name in ("advantage", "behavior_logp")}
+    floats["advantage"] *= active
     return Batch(
         token_ids=random.integers(3, vocabulary, shape).astype(np.int32),
         segment_ids=np.broadcast_to(index // length + 1, shape).astype(np.int32),
@@ -111,6 +118,7 @@ def bench() -> None:
         "what": "score" if SCORE.value else "update",
         "gradient_checkpointing": REMAT.value,
         "rows_per_mb": ROWS_PER_MB.value,
+        "without_advantage": WITHOUT.value,
         "ms": round(median * 1e3, 1),
         "first_s": round(seconds[0], 1),
         "tokens_per_s": round(batch.token_ids.size / median),

@@ -105,6 +105,15 @@ class Objective:
         """
         return self.ratio_level == "token" and not (self.decoupled and self.cap_level == "sequence")
 
+    @property
+    def by_advantage(self) -> bool:
+        """True if a token of advantage 0 has no gradient: no other term of the loss gives it one."""
+        return self.loss != "sft" and not (self.kl_coef or self.entropy_coef or self.distill_coef)
+
+    def moved_by(self, tokens: TokenArrays) -> Any:
+        """Returns which tokens may have a gradient, bool in the shape of `tokens.mask`."""
+        return tokens.mask & (tokens.advantage != 0) if self.by_advantage else tokens.mask
+
     def needs_score(self, n_minibatches: int) -> bool:
         """Returns whether a forward pass must supply proximal log-probs.
 

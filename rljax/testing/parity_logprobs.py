@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,31 @@ class LogprobSuite(Backend):
             assert abs(self.numpy(loss) - expected.loss) <= VALUE[dtype] * (1 + 100 * abs(expected.loss))
             for grad, exactly in zip(grads, derived, strict=True):
                 assert_close(self.numpy(grad), exactly, {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2}[dtype])
+
+    @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+    def test_fused_with_tokens_of_advantage_0_equals_the_oracle(self, share: float) -> None:
+        """Tokens without a gradient take another way, in whichever order they come."""
+        fused_objective = self._fused()
+        with self.precision("float64"):
+            random, objective = np.random.default_rng(3), dataclasses.replace(BY_TOKEN, kl_coef=0.0, entropy_coef=0.0)
+            case = inputs("stale", 12)
+            case["advantage"] = np.where(random.random((R, M)) < share, 0.0, case["advantage"])
+            tokens, expecting = (tokens_of(arrays) for arrays in self._rounded(case, "float64"))
+            ours, exact = self._scoring_case(R * M, "float64")
+            logp, entropy = logprob_oracle.token_logprobs(*exact[:3])
+            expected = objective_oracle.policy_objective(logp.reshape(R, M), entropy.reshape(R, M), expecting, objective)
+            derived = logprob_oracle.token_logprobs_grad(*exact[:3], expected.d_logp.ravel(), expected.d_entropy.ravel())
+
+            def fused(hidden: Any, unembedding: Any) -> Any:
+                return fused_objective(hidden, unembedding, ours[2], tokens, objective, chunk=5)[0]
+
+            loss, grads = self.gradient(fused, ours[:2])
+            np.testing.assert_allclose(self.numpy(loss), expected.loss, rtol=1e-11, atol=1e-13)
+            for grad, exactly in zip(grads, derived, strict=True):
+                assert_close(self.numpy(grad), exactly, 1e-12)
+            _, metrics = fused_objective(*ours[:3], tokens, objective, chunk=5)
+            active = expecting.mask & (expecting.advantage != 0)
+            assert self.numpy(metrics["ppo_actor/with_advantage/share"].sum) == np.count_nonzero(active)
 
     def test_fused_metrics_are_the_objectives(self) -> None:
         fused_objective = self._fused()

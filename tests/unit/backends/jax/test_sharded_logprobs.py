@@ -3,6 +3,7 @@
 Runs as a script of its own: devices are counted at start.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -45,27 +46,34 @@ def main():
         proximal_logp=logps[1],
         reference_logp=logps[2],
     )
-    objective = Objective(clip_high=0.28, dual_clip=3.0, weight_cap=2.0, kl_coef=0.1, entropy_coef=0.2)
+    tokens = tokens._replace(advantage=jnp.where(random.random((rows, width)) < 0.5, 0.0, tokens.advantage))
 
-    def unfused(hidden, unembedding, mesh):
+    def unfused(objective, mesh, hidden, unembedding):
         logp, entropy = token_logprobs(hidden, unembedding, labels, temperature=0.7, softcap=3.0, chunk=3, mesh=mesh)
         return policy_objective(logp.reshape(rows, width), entropy.reshape(rows, width), tokens, objective)
 
-    def fused(hidden, unembedding, mesh):
+    def fused(objective, mesh, hidden, unembedding):
         static = dict(temperature=0.7, softcap=3.0, chunk=3, mesh=mesh)
         return fused_objective(hidden, unembedding, labels, tokens, objective, **static)
 
-    whole = jax.jit(jax.value_and_grad(unfused, (0, 1), has_aux=True), static_argnums=2)
-    expected = jax.device_get(whole(hidden, unembedding, None))
-    for axes in ((2, 2, 2), (1, 1, 8)):
+    def differentiate(function, objective, mesh):
+        return jax.jit(jax.value_and_grad(functools.partial(function, objective, mesh), (0, 1), has_aux=True))
+
+    every = Objective(clip_high=0.28, dual_clip=3.0, weight_cap=2.0, kl_coef=0.1, entropy_coef=0.2)
+    by_advantage = Objective(weight_cap=2.0)  # half of the tokens have no gradient
+    for objective, axes, functions in (
+        (every, (2, 2, 2), (unfused, fused)),
+        (every, (1, 1, 8), (unfused, fused)),
+        (by_advantage, (2, 2, 2), (fused,)),
+    ):
+        expected = jax.device_get(differentiate(unfused, objective, None)(hidden, unembedding))
         mesh = jax.make_mesh(axes, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
         sharded = (
             jax.device_put(hidden, NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None))),
             jax.device_put(unembedding, NamedSharding(mesh, PartitionSpec("tensor", "fsdp"))),
         )
-        for function in (unfused, fused):
-            differentiate = jax.jit(jax.value_and_grad(function, (0, 1), has_aux=True), static_argnums=2)
-            compiled = differentiate.lower(*sharded, mesh).compile()
+        for function in functions:
+            compiled = differentiate(function, objective, mesh).lower(*sharded).compile()
             got = jax.device_get(compiled(*sharded))
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13), got, expected)
             whole_batch = f"[{rows * width},{vocabulary}]"

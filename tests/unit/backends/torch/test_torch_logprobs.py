@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="the torch backend needs the extra [
 
 from rljax.backends.torch import losses  # noqa: E402
 from rljax.backends.torch.fused import fused_objective  # noqa: E402
-from rljax.backends.torch.logprobs import token_logprobs  # noqa: E402
+from rljax.backends.torch.logprobs import d_logits, token_logprobs  # noqa: E402
 from rljax.backends.torch.objective import policy_objective  # noqa: E402
 from rljax.objective.spec import Objective, TokenArrays  # noqa: E402
 from rljax.testing.parity_cases import TERMS, inputs  # noqa: E402
@@ -164,3 +164,15 @@ def test_logits_of_a_whole_batch_are_never_held():
     with Watch():
         both(hidden, unembedding, labels, tokens)
     assert largest <= max(3 * 2048, 128 * 60, unembedding.numel()) < 60 * 2048 / 10
+
+
+def test_tokens_of_advantage_0_take_no_gradient_matmul(monkeypatch):
+    """Of the rows, padded to eighths."""
+    rows = []
+    monkeypatch.setattr("rljax.backends.torch.fused.d_logits", lambda x, *rest: rows.append(len(x)) or d_logits(x, *rest))
+    hidden, unembedding, labels, tokens = case(rows=8, width=10)
+    tokens = tokens._replace(mask=torch.ones_like(tokens.mask), advantage=torch.arange(80).reshape(8, 10) % 5 == 0)
+    for objective, taken in ((Objective(), 20), (Objective(kl_coef=0.1), 80)):
+        rows.clear()
+        fused_objective(hidden.requires_grad_(), unembedding, labels, tokens, objective, chunk=7)
+        assert sum(rows) == taken
