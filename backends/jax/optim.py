@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Sharding
 
-from rljax.backends.jax.rounding import Rounding, rounded_away
+from rljax.backends.jax.rounding import Rounding, share_rounded_away
 from rljax.config.learning_rate import SCHEDULES
 from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
@@ -163,7 +163,7 @@ class Optimizer:
             jnp.where(finite, 0.0, 1.0).astype(jnp.float32),
             None if broken is None else (finite & broken).astype(jnp.float32),
             jnp.where(taken, step_count(stepped), step_count(state)).astype(jnp.float32),
-            None if rounding is None else rounded_away(params, moved, rounding(params), rounding(moved)),
+            None if rounding is None else share_rounded_away(params, moved, rounding),
         )
         return moved, jax.tree.map(keep, stepped, state), stats
 

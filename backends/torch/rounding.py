@@ -23,10 +23,11 @@ class Shards:
 
     def __init__(self, values: Sequence[Tensor], limit: int = SAMPLE) -> None:
         self._stride = -(-sum(value.numel() for value in values) // limit) | 1  # odd: not the same columns of every row
-        self._before = [self._sampled(value).clone() for value in values]
+        self._before = self._sampled(values)
 
-    def _sampled(self, value: Tensor) -> Tensor:
-        return value.reshape(-1)[:: self._stride]
+    def _sampled(self, values: Sequence[Tensor]) -> Tensor:
+        """A copy, in one tensor: a model has hundreds of parameters, and each kernel is a launch."""
+        return torch.cat([value.reshape(-1)[:: self._stride] for value in values])
 
     def rounded_away(
         self, values: Sequence[Tensor], dtype: torch.dtype, replicas: Sequence[int], reduce: Callable[[Tensor], Tensor]
@@ -37,12 +38,16 @@ class Shards:
           replicas: ranks that have the same shard.
           reduce: sums a tensor over all ranks, in place.
         """
-        counts = torch.zeros(2, dtype=torch.float64, device=values[0].device)
-        for before, value, copies in zip(self._before, values, replicas, strict=True):
-            now = self._sampled(value)
-            counts += changes(before, now, before.to(dtype), now.to(dtype)) / copies
-        lost, moved = reduce(counts).tolist()
-        return Mean(lost, moved)
+        before, now = self._before, self._sampled(values)
+        moved = before != now
+        lost = moved & (before.to(dtype) == now.to(dtype))
+        lengths = [-(-value.numel() // self._stride) for value in values]
+        copies = before.new_tensor(replicas).repeat_interleave(
+            torch.tensor(lengths, device=before.device), output_size=len(before)
+        )
+        found = reduce(torch.stack([(which / copies).sum(dtype=torch.float64) for which in (lost, moved)]))
+        lost_count, moved_count = found.tolist()
+        return Mean(lost_count, moved_count)
 
 
 def changes(before: Tensor, after: Tensor, published_before: Tensor, published_after: Tensor) -> Tensor:

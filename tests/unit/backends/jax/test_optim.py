@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rljax.backends.jax import optim
-from rljax.backends.jax.rounding import rounded
+from rljax.backends.jax.rounding import rounded, share_rounded_away
 from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
 
@@ -165,3 +165,12 @@ def test_what_rounding_takes_of_an_update_is_all_below_half_an_ulp_and_nothing_i
     assert share(2**-9 * 0.99, jnp.bfloat16) == 1
     assert share(2**-9 * 1.01, jnp.bfloat16) == 0
     assert share(2**-23, jnp.float32) == 0
+
+
+def test_a_sample_of_large_arrays_counts_for_the_whole(monkeypatch):
+    monkeypatch.setattr("rljax.backends.jax.rounding.SAMPLE", 64)
+    before = {"layers": jnp.ones((6, 8, 8)), "table": jnp.ones((64, 4)), "scale": jnp.ones(16)}
+    by = {"layers": 2**-10, "table": 0.5, "scale": 0.0}  # lost in bfloat16, kept, not moved
+    after = {name: array - by[name] for name, array in before.items()}
+    found = share_rounded_away(before, after, lambda tree: jax.tree.map(lambda a: rounded(a, jnp.bfloat16), tree))
+    assert (found.sum, found.count) == (6 * 8 * 8, 6 * 8 * 8 + 64 * 4)
