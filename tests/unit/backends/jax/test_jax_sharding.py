@@ -28,7 +28,7 @@ from rljax.backends.jax.sharding import activation_sharding, make_mesh, sharding
 from rljax.config.schema import ModelConfig
 from rljax.hf import ModelSpec, WeightReader, init_directory, tensors
 
-directory = sys.argv[1]
+directory, every = sys.argv[1], sys.argv[2] == "every"
 assert jax.device_count() == 8
 model = ModelConfig("gemma3", 32, 64, 2, 4, 2, 8, 64, False, 0.02, "char")
 spec = init_directory(model, directory + "/model", seed=1, vocab_size=48, eos_token_ids=[2])
@@ -66,7 +66,7 @@ def run(mesh):
 
 params, (hidden, cached, gradients) = run(single_device_mesh())
 np.testing.assert_allclose(cached, hidden, atol=1e-5)
-for sizes in (dict(data=2, fsdp=2, tensor=2), dict(fsdp=8), dict(data=2, tensor=4)):
+for sizes in (dict(data=2, fsdp=2, tensor=2), dict(data=2, tensor=4), dict(fsdp=8))[: 3 if every else 2]:
     sharded, results = run(make_mesh(jax.devices(), **sizes))
     jax.tree.map(close, results, (hidden, cached, gradients))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), jax.device_get(sharded), jax.device_get(params))
@@ -108,7 +108,7 @@ def cases(shards):
     yield Places(np.arange(30).reshape(3, 10), tables, generator.permutation(shards)[:3])
 
 for attention in (xla, PallasGpu(interpret=True)):
-    for sizes in (dict(data=2, fsdp=2, tensor=2), dict(data=4, tensor=2), dict(fsdp=8)):
+    for sizes in (dict(data=2, fsdp=2, tensor=2), dict(data=4, tensor=2), dict(fsdp=8))[: 3 if every else 1]:
         mesh, shards = make_mesh(jax.devices(), **sizes), sizes.get("data", 1) * sizes.get("fsdp", 1)
         for places in cases(shards):
             query, key, value = (normal(*places.index.shape, heads, 16) for heads in (4, 2, 2))
@@ -121,12 +121,13 @@ print("equal")
 """
 
 
-def test_eight_devices_equal_one(tmp_path):
+@pytest.mark.parametrize("meshes", ["some", pytest.param("every", marks=pytest.mark.slow)])
+def test_eight_devices_equal_one(meshes, tmp_path):
     """Hidden states, gradients, LoRA and a cache; with fewer key/value heads than tensor shards as well."""
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=280
+        [sys.executable, "-c", PROGRAM, str(tmp_path), meshes], env=environment, capture_output=True, text=True, timeout=280
     )
     assert done.stdout.strip().endswith("equal"), done.stderr[-3000:]
 

@@ -44,7 +44,7 @@ def batch():
 def test_batches_of_many_sizes_take_few_programs(model_dir):
     learner = JaxLearner(config_of(**{"actor.mb_spec.rows_per_mb": 2}), Pool("jax"), model_dir)
     rng = np.random.default_rng(0)
-    for number in range(12):
+    for number in range(7):
         items = episodes(int(rng.integers(6, 14)), seed=number, longest=30)
         length = int(rng.integers(50, 65))
         batch = pack(items, first_fit(items, length), length)
@@ -66,7 +66,11 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize(("name", "rows_per_mb"), [*((name, 16) for name in OBJECTIVES), ("entropy and KL", 1)])
+QUICK = [("decoupled", 16), ("entropy and KL", 1)]
+SLOW = [(name, 16) for name in OBJECTIVES if name != "decoupled"]
+
+
+@pytest.mark.parametrize(("name", "rows_per_mb"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
 def test_the_fused_head_gives_the_step_of_log_probs_and_objective_apart(name, rows_per_mb, model_dir, batch, monkeypatch):
     config = config_of(**OBJECTIVES[name], **{"actor.mb_spec.rows_per_mb": rows_per_mb, "actor.logprob_chunk": 16})
     blend = np.where(batch.loss_mask, 0.5, 0).astype(np.float32)
