@@ -153,6 +153,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.checkpoints.store import Checkpoints
     from rljax.config.validation import key_of
     from rljax.hf.spec import read_vocab_size
     from rljax.planning.run import estimate_of
@@ -208,6 +209,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             config,
             run.path,
             model_dir,
+            saved=max(Checkpoints(run.path / "checkpoints", config.saver.keep_last).steps(), default=None),
             prompts=len(learned),
             skipped=learned.skipped,
             held_out=count,
