@@ -34,7 +34,8 @@ class RewardTrial:
 
     Example:
 
-        trial = RewardTrial(rewards, "my_rewards:reward", prompts.spread(RECORDS), tokenizer, prompts.where)
+        some = prompts.spread(RECORDS)
+        trial = RewardTrial(rewards, "my_rewards:reward", some, tokenizer, prompts.where)
         await trial.wait()
     """
 
