@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from absl import app, flags, logging
 
-from rljax.errors import GuardrailError, RankFailed, TooManyFailures, UserError
+from rljax.errors import GuardrailError, PluginFailed, RankFailed, TooManyFailures, UserError
 from rljax.process import frames
 from rljax.process.signals import Stopped, end_on_signals
 
@@ -164,11 +164,11 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
     end_on_signals()
     try:
         app.run(lambda _: _flushed(run), flags_parser=functools.partial(_parse_flags, takes_arguments=takes_arguments))
-    except (UserError, GuardrailError) as error:
-        _fail(str(error))
-    except TooManyFailures as error:
+    except (PluginFailed, TooManyFailures) as error:
         if error.__cause__ is not None and (shown := frames.shown(error.__cause__)):
             print(shown, file=sys.stderr)
+        _fail(str(error))
+    except (UserError, GuardrailError) as error:
         _fail(str(error))
     except RankFailed as error:
         print(error.detail, file=sys.stderr)

@@ -10,6 +10,7 @@ status.json, checkpoints/ and export/.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -152,11 +153,13 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.checkpoints.store import Checkpoints
     from rljax.config.validation import key_of
     from rljax.hf.spec import read_vocab_size
     from rljax.planning.run import estimate_of
     from rljax.rewards import RewardPool
     from rljax.rewards.check import MOST, check_records
+    from rljax.sanity.trial import RECORDS, RewardTrial, try_filter
     from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
     from rljax.workflows import build_workflow, check_prompts, find_filter, sampling_params, scores_by_rewards
@@ -164,7 +167,8 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
 
     params = sampling_params(config.gconfig, tokenizer)
     accept = find_filter(config.rollout.should_accept_fn, mask_no_eos=config.actor.mask_no_eos)
-    async with RewardPool(config.reward) as rewards:
+    await try_filter(config.rollout.should_accept_fn, accept, config.gconfig.n_samples)
+    async with RewardPool(config.reward) as rewards, contextlib.AsyncExitStack() as trials:
         workflow = build_workflow(
             config.rollout.workflow,
             tokenizer=tokenizer,
@@ -179,6 +183,9 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         if scores_by_rewards(workflow):
             if config.actor.loss != "sft":
                 await check_records(rewards, prompts.spread(MOST), prompts.where, prompts.key, len(prompts))
+                trial = RewardTrial(rewards, config.reward.name, prompts.spread(RECORDS), tokenizer, prompts.where)
+                trials.push_async_callback(trial.close)
+                await trial.wait()
             for each in held_out:
                 await check_records(rewards, each.prompts, each.where, key_of(each.name))
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)
@@ -202,6 +209,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             config,
             run.path,
             model_dir,
+            saved=max(Checkpoints(run.path / "checkpoints", config.saver.keep_last).steps(), default=None),
             prompts=len(learned),
             skipped=learned.skipped,
             held_out=count,

@@ -15,12 +15,21 @@ log = logging.getLogger(__name__)
 
 
 def say_what(
-    config: Config, workdir: Path, model_dir: Path, *, prompts: int, skipped: int, held_out: int, asked: int | None
+    config: Config,
+    workdir: Path,
+    model_dir: Path,
+    *,
+    saved: int | None,
+    prompts: int,
+    skipped: int,
+    held_out: int,
+    asked: int | None,
 ) -> None:
     """Says which model learns from what, for how many steps, and where that is written.
 
     Args:
       config: resolved, with the steps that the run will have.
+      saved: step of the newest checkpoint; None without one.
       prompts: per epoch.
       skipped: prompts that train_dataset.max_length leaves out.
       held_out: prompts that are evaluated on.
@@ -33,7 +42,7 @@ def say_what(
         kind = f"steps of {config.batch_size} prompts x {config.gconfig.n_samples} samples"
     warmup = f"{config.warmup.steps} warm-up steps, " if config.warmup.steps and not sft else ""
     ends = f" (total_train_epochs={config.total_train_epochs} ends it before total_train_steps={asked})"
-    log.info("run: %s", workdir.resolve())
+    log.info("run: %s%s", workdir.resolve(), "" if saved is None else f", to go on from step {saved}")
     log.info("model: %s", describe_model(config, model_dir))
     out = f" ({skipped} more are longer than train_dataset.max_length and left out)" if skipped else ""
     log.info("data: %d prompts%s, %d to evaluate on", prompts, out, held_out)

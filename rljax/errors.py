@@ -11,6 +11,13 @@ class UserError(Exception):
     """
 
 
+class PluginFailed(UserError):
+    """A function of the user's that fails whenever it is called.
+
+    Its cause has the traceback, which binaries show before the line.
+    """
+
+
 class IncompleteRun(UserError):
     """The end of a run that trained far less than it was asked to, because its prompts ran out."""
 
@@ -34,6 +41,11 @@ class RewardError(EpisodeError):
     """The reward function raised, or its process died."""
 
     kind = "reward_error"
+
+    def __init__(self, message: str, place: str = "") -> None:
+        """place: file and line of users' code that raised, `my_rewards.py:12`; empty if unknown."""
+        super().__init__(message)
+        self.place = place
 
 
 class RewardTimeout(EpisodeError):

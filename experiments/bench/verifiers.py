@@ -2,10 +2,10 @@
 
     python -m experiments.bench.verifiers --gsm8k=data/gsm8k
 
-math is tried on gold answers of the shapes of MATH, each with completions that are right and that
-are wrong (verifier_cases.py). gsm8k is tried on the labeled solutions of GSM8K: each is right for
-its own question, and wrong for the next one that has another answer; so are the same answers in
-other forms that models write.
+math is tried on gold answers of the shapes of MATH and on forms in which models write answers, each
+with completions that are right and that are wrong (verifier_cases.py, verifier_forms.py). gsm8k is
+tried on the labeled solutions of GSM8K: each is right for its own question, and wrong for the next
+one that has another answer; so are the same answers in other forms that models write.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ def measure() -> None:
 
 
 def math_rows() -> Iterator[Row]:
-    """Yields a row for each shape of answers of MATH."""
+    """Yields a row for each shape of answers of MATH, and for each form in which models write one."""
     from rljax.experiments.bench.verifier_cases import SHAPES
+    from rljax.experiments.bench.verifier_forms import FORMS as WRITTEN
     from rljax.rewards.mathematics import reward
 
-    for shape, cases in SHAPES.items():
+    for shape, cases in (SHAPES | WRITTEN).items():
         right = [(case.gold, text) for case in cases for text in case.right]
         wrong = [(case.gold, text) for case in cases for text in case.wrong]
         yield _row(f"math: {shape}", lambda gold, text: _score(reward, "answer", gold, text), right, wrong)

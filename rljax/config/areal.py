@@ -19,9 +19,11 @@ import yaml
 from absl import logging
 
 from rljax.config import defaults
-from rljax.config.areal_keys import ONLY, OURS, READ, REPEATED, SAME, SGLANG_FLAGS, UNUSED
+from rljax.config.areal_keys import DECLARED, ONLY, OURS, READ, REPEATED, SAME, SGLANG_FLAGS, UNUSED
 from rljax.config.areal_objective import objective
+from rljax.config.keys import unwrap_optional, walk
 from rljax.config.registry import nearest
+from rljax.config.schema import Config
 from rljax.errors import UserError
 
 Flat = dict[str, Any]  # dotted key -> value; a list is a value, and so is a section that is null
@@ -172,8 +174,6 @@ def _set(tree: dict[str, Any], name: str, value: Any) -> None:
 
 _COMPUTED: dict[str, tuple[type | tuple[type, ...], str]] = {  # values that are computed with before ours are checked
     "async_training": ((bool, type(None)), "true or false"),
-    "actor.discount": ((int, float), "a number"),
-    "actor.gae_lambda": ((int, float), "a number"),
     "actor.scheduling_strategy.target": ((str, type(None)), "a name"),
     "rollout.scheduling_strategy.target": ((str, type(None)), "a name"),
     "eval_gconfig.top_k": ((int, float, type(None)), "an integer"),
@@ -192,6 +192,7 @@ def _checked(theirs: Flat, location: str) -> list[str]:
     for key, (kinds, expected) in _COMPUTED.items():
         if key in theirs and not isinstance(theirs[key], kinds):
             raise UserError(f"{location}: {key}: expected {expected}, got {theirs[key]!r}")
+    _check_declared(theirs, location)
     known = {*SAME, *READ, *ONLY, *REPEATED, *_FLAGS}
     unused: dict[str, None] = {}
     for key, value in theirs.items():
@@ -218,6 +219,21 @@ def _checked(theirs: Flat, location: str) -> list[str]:
                 of_use = any(name in known and name.startswith(f"{branch}.") for name in theirs)
                 unused[f"the rest of {branch}" if of_use else branch] = None
     return list(unused)
+
+
+def _check_declared(theirs: Flat, location: str) -> None:
+    """Checks values by the declarations of the keys that they become here. Raises UserError."""
+    leaves = {leaf.path: leaf for leaf in walk(Config())}
+    for key, ours in DECLARED.items():
+        if theirs.get(key) in (None, {}):  # not set, or off
+            continue
+        leaf, value = leaves[ours], theirs[key]
+        optional, kind = unwrap_optional(leaf.type)
+        if kind in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise UserError(f"{location}: {key}: expected a number{' or null' if optional else ''}, got {value!r}")
+        if kind is str and not isinstance(value, str):
+            raise UserError(f"{location}: {key}: expected {' or '.join(leaf.key.choices) or 'text'}, got {value!r}")
+        leaf.key.check(f"{location}: {key}", value)
 
 
 def _is_section(key: str) -> bool:

@@ -373,3 +373,21 @@ SGLANG_FLAGS = (
     "cpu_offload_gb",
     "kv_cache_dtype",
 )
+
+_NORM_KEYS = ("mean_level", "std_level", "eps")
+
+# Their keys that are computed with, or stand under another name here -> our key, whose declaration says what they may be. They
+# are checked as they stand in the file, so that an error names what was written there.
+DECLARED: Mapping[str, str] = {
+    "actor.mb_spec.max_tokens_per_mb": "actor.mb_spec.max_tokens_per_row",
+    "critic.eps_clip": "critic.eps_clip_value",
+    "actor.lora_rank": "actor.lora.rank",
+    "actor.lora_alpha": "actor.lora.alpha",
+    "actor.behav_imp_weight_cap": "actor.behav_imp_weight_cap",
+    "actor.behave_imp_weight_cap": "actor.behav_imp_weight_cap",
+    "actor.rejection_sampling.upper": "actor.behav_imp_weight_cap",
+    **{f"eval_gconfig.{key}": f"evaluator.{key}" for key in ("n_samples", "max_new_tokens", "temperature", "top_p")},
+    **{f"actor.{norm}.{key}": f"actor.{norm}.{key}" for norm in ("reward_norm", "adv_norm") for key in _NORM_KEYS},
+    **{key: key for key in ("actor.discount", "actor.gae_lambda", "actor.kl_ctl", "train_dataset.batch_size")},
+    **{key: key for key in ("actor.overlong_tokens", "actor.overlong_penalty_factor")},
+}

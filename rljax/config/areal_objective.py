@@ -23,7 +23,7 @@ def objective(theirs: Flat) -> Flat:
         return {"actor.loss": "sft"}
     for refusal in REFUSALS:
         if refusal.applies(theirs):
-            raise UserError(f"{refusal.key}: {refusal.why}")
+            raise UserError(f"{refusal.key}: {refusal.why if isinstance(refusal.why, str) else refusal.why(theirs)}")
     critic = _has_section(theirs, "critic")
     discount, gae_lambda = theirs.get("actor.discount", 1.0), theirs.get("actor.gae_lambda", 1.0)
     # Without a critic theirs has values of 0: the advantage is then the sum of (discount lambda)^k r
@@ -94,7 +94,7 @@ class Refusal(NamedTuple):
 
     key: str
     applies: Callable[[Flat], Any]
-    why: str  # what theirs does, and in parentheses what to write
+    why: str | Callable[[Flat], str]  # what theirs does, and in parentheses what to write
 
 
 def _has_section(theirs: Mapping[str, Any], section: str) -> bool:
@@ -104,6 +104,13 @@ def _has_section(theirs: Mapping[str, Any], section: str) -> bool:
 
 def _section(theirs: Mapping[str, Any], section: str) -> Flat:
     return {key.rpartition(".")[2]: value for key, value in theirs.items() if key.startswith(f"{section}.")}
+
+
+def _said(theirs: Flat, key: str, default: Any) -> str:
+    """Returns a value as their file has it; one that it lacks as their default."""
+    if key not in theirs:
+        return f"{default} (not set, their default)"
+    return "null" if theirs[key] is None else str(theirs[key])
 
 
 def _silent_about_weight(theirs: Flat) -> bool:
@@ -140,7 +147,11 @@ def _of_norm(name: str) -> tuple[Refusal, ...]:
         Refusal(
             f"{prefix}std_level",
             lambda t: _has_section(t, f"actor.{name}") and t.get(prefix + "std_level", "batch") not in (None, mean_of(t)),
-            "is not that of the mean: theirs takes the std about that other mean, or about 0 (the same level, or null)",
+            lambda t: (
+                f"{_said(t, prefix + 'std_level', 'batch')} is not that of the mean, "
+                f"{prefix}mean_level: {_said(t, prefix + 'mean_level', 'batch')}: theirs takes the std about that other mean, "
+                "or about 0 (the same level, or std_level: null)"
+            ),
         ),
         Refusal(
             f"{prefix}group_size",
@@ -166,8 +177,10 @@ REFUSALS = (
     Refusal(
         "actor.kl_ctl",
         lambda t: _kl(t) and not _has_section(t, "ref"),
-        "not 0 (0.1 is their default) without a section ref: theirs then takes the reference's log-probs for 0 "
-        "(kl_ctl: 0.0, or a ref with the actor's path)",
+        lambda t: (
+            f"{_said(t, 'actor.kl_ctl', 0.1)} without a section ref: theirs then takes the reference's log-probs for 0 "
+            "(kl_ctl: 0.0, or a ref with the actor's path)"
+        ),
     ),
     Refusal(
         "actor.recompute_logprob",
@@ -176,8 +189,10 @@ REFUSALS = (
             and not t.get("actor.use_decoupled_loss", False)
             and t.get("actor.recompute_logprob", t.get("actor.recompute_logprobs", False))
         ),
-        "true with kl_ctl and no decoupled loss: theirs takes the KL reward of recomputed log-probs, rljax of those that "
-        "sampled (recompute_logprob: false, or kl_ctl: 0.0)",
+        lambda t: (
+            f"true with actor.kl_ctl: {_said(t, 'actor.kl_ctl', 0.1)} and no decoupled loss: theirs takes the KL reward of "
+            "recomputed log-probs, rljax of those that sampled (recompute_logprob: false, or kl_ctl: 0.0)"
+        ),
     ),
     Refusal(
         "actor.importance_sampling_level",

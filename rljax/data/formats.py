@@ -8,6 +8,7 @@ turn and have no "answer" are a prompt and its answer.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ FORMATS = {
 
 
 AREAL_REQUEST = "Please put your final answer within \\boxed{}."  # as in AReaL's areal/dataset/gsm8k.py
+_JSON_MESSAGES = re.compile(r'\s*\[\s*\{[^{}]*"role"\s*:')
 _GSM8K = re.compile(r"\n#### [^\n]+\s*\Z")
 
 
@@ -97,12 +99,13 @@ def trl(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]
     """
     if "completion" not in record or "answer" in record:
         return _conversation(record, ("prompt", "messages"), where)
-    completion = record["completion"]
+    completion = _decoded(record["completion"], "completion", where)
     reply = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else _turns(completion, where)
     whole = {name: value for name, value in record.items() if name != "completion"}
-    whole["prompt"] = [*_turns(record.get("prompt"), where), *reply]
+    prompt = _decoded(record.get("prompt"), "prompt", where)
+    whole["prompt"] = [*_turns(prompt, where), *reply]
     messages, fields = _conversation(whole, ("prompt",), where)
-    if isinstance(record.get("prompt"), str):
+    if isinstance(prompt, str):
         del fields["prompt"]
     return messages, fields
 
@@ -113,9 +116,12 @@ def verl(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any
     Field "ground_truth" is reward_model's, and so is "answer" if it is text and the row has none
     of its own. All columns are kept for the reward.
     """
-    model = record.get("reward_model")
+    model = _object(record.get("reward_model"), "reward_model", where)
     if not isinstance(model, Mapping) or model.get("ground_truth") is None:
         raise UserError(f"{where}: no reward_model.ground_truth ({_fields_of(record)}; format verl)")
+    record = dict(record) | {"reward_model": model}
+    if "extra_info" in record:
+        record["extra_info"] = _object(record["extra_info"], "extra_info", where)
     messages, fields = _conversation(record, ("prompt",), where)
     truth = model["ground_truth"]
     answer = {"answer": str(truth)} if isinstance(truth, str | int | float) else {}
@@ -131,14 +137,34 @@ def _conversation(record: Mapping[str, Any], names: Sequence[str], where: str) -
     source = next((name for name in names if name in record), None)
     if source is None:
         raise UserError(f"{where}: none of the fields {', '.join(names)} ({_fields_of(record)})")
-    is_text = source == "question" or isinstance(record[source], str | int | float)
-    value = _text(record, source, where) if is_text else record[source]
+    value = _decoded(record[source], source, where) if source != "question" else record[source]
+    is_text = source == "question" or isinstance(value, str | int | float)
+    value = _text(record, source, where) if is_text else value
     messages = parse_messages(_turns(value, where), where)
     fields = {name: value for name, value in record.items() if name != source or source == "question"}
     if source == "prompt" and not is_text:
         has_reply = "answer" not in fields and messages[-1]["role"] == "assistant"
         fields["prompt"] = [dict(message) for message in messages[: -1 if has_reply else None]]
     return messages, fields
+
+
+def _decoded(value: Any, name: str, where: str) -> Any:
+    """Returns a conversation that is written as JSON text; any other value as it is.
+
+    Text in a column of messages has to be JSON; that of a prompt may be, and else is what the user
+    says. Raises UserError.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        found = json.loads(value) if name == "messages" or _JSON_MESSAGES.match(value) else None
+    except ValueError:
+        found = None
+    if isinstance(found, list) and all(isinstance(message, Mapping) and "role" in message for message in found):
+        return found
+    if name == "messages":
+        raise UserError(f"{where}: messages is text, and no JSON list of messages (text alone belongs into prompt)")
+    return value
 
 
 def with_system(messages: Messages, system_prompt: str) -> Messages:
@@ -173,6 +199,19 @@ def _text(record: Mapping[str, Any], name: str, where: str) -> str:
     if isinstance(value, float) and not math.isfinite(value):  # a missing number is NaN in pandas
         raise UserError(f"{where}: field {name!r} is {value}, not text")
     return str(value)
+
+
+def _object(value: Any, name: str, where: str) -> Any:
+    """Returns an object that is written as JSON text; any other value as it is. Raises UserError."""
+    if not isinstance(value, str) or not value.strip():
+        return value
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping):
+        raise UserError(f"{where}: {name} is text, and no JSON object (format verl)")
+    return found
 
 
 def _fields_of(record: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import codecs
 import hashlib
 import json
 import mmap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,6 +89,7 @@ class Table:
             self._table = _in_microseconds(_read_arrow(path) if path.suffix == ".arrow" else _read_parquet(path))
         except (pyarrow.ArrowException, OSError) as error:
             raise UserError(f"{path}: not {_KIND[path.suffix]} file: {' '.join(str(error).split())}") from error
+        _require_different(self._table.column_names, path)
         with path.open("rb") as file:
             self.digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
@@ -110,7 +112,15 @@ class Table:
 def _read_parquet(path: Path) -> Any:
     import pyarrow.parquet
 
+    _require_different(pyarrow.parquet.read_schema(path).names, path)  # of several columns by a name, none can be read
     return pyarrow.parquet.read_table(path)
+
+
+def _require_different(columns: Sequence[str], where: Path) -> None:
+    """Raises UserError for a column name that stands twice: which of the two would be read?"""
+    twice = next((name for name, count in Counter(columns).items() if count > 1), None)
+    if twice is not None:
+        raise UserError(f"{where}: two columns are called {twice!r} (rename one, or leave it out)")
 
 
 def _read_arrow(path: Path) -> Any:
@@ -275,15 +285,31 @@ def _names_of(path: Path, key: str, within: str = "") -> list[str]:
     return names
 
 
+class _Twice(Exception):
+    """A key that stands twice in a JSON object, of which json takes the last."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _Twice(next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1))
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
 def _parse_line(line: bytes, where: str) -> dict[str, Any]:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{where}: not UTF-8") from None
     try:
-        record = json.loads(text)
+        record = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
+    except _Twice as twice:
+        raise UserError(f"{where}: the key {twice.args[0]!r} stands twice in an object (leave one out)") from None
     except RecursionError:
         raise UserError(f"{where}: not JSON that can be read: nested too deeply") from None
     except ValueError as error:  # a number of more than 4300 digits

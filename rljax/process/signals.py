@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+from rljax.process.first_signals import STOP_SIGNALS
 
 _waiting: list[Callable[[], None]] = []  # one per block of `on_stop_signal` in this process, whatever its thread
 

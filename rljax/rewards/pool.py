@@ -129,6 +129,14 @@ class RewardPool:
             span.note(reward=score.reward)
             return score
 
+    async def try_once(self, prompt: Prompt, completion: str, sampled: Sampled | None = None) -> None:
+        """Scores a completion without counting it, to see whether that works.
+
+        Raises RewardError or RewardTimeout, whose `place` is that of the error in users' code.
+        """
+        item = (completion, sampled and dataclasses.asdict(sampled))
+        await self._answer({"prompt": _encoded(prompt), "samples": [item], "trial": True}, prompt.uid)
+
     async def faults(self, prompts: Sequence[Prompt]) -> dict[int, Fault]:
         """Returns why prompts can't be scored, by index, as far as the rewards say what they read.
 
@@ -218,10 +226,10 @@ class RewardPool:
         if answer.get("timeout"):
             raise RewardTimeout(f"prompt {uid}: the reward {self._config.name} ran longer than {limit:g} s")
         if "error" in answer:
-            failed = RewardError(f"prompt {uid}: {answer['error']}")
+            failed = RewardError(f"prompt {uid}: {answer['error']}", answer["place"])
             failed.add_note(answer["traceback"])  # the other process's, as a note, so that the message stays one line
             raise failed
-        if "samples" in job:
+        if "samples" in job and "trial" not in job:
             seconds = Mean(time.monotonic() - began, len(job["samples"]))
             self._metrics = merge([self._metrics, {"timeperf/reward": seconds}])
         return answer

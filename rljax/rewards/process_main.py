@@ -2,7 +2,7 @@
 
     {"id": 7, "prompt": {...}, "samples": [["46", null]]}
     ->  {"id": 7, "scores": [{"reward": 1.0, "components": {"exact": 1.0}}]}
-    or  {"id": 7, "error": "ValueError: ...", "traceback": "..."}
+    or  {"id": 7, "error": "ValueError: ...", "place": "my_rewards.py:12", "traceback": "..."}
     or  {"id": 7, "timeout": true}        (async functions)
     {"id": 8, "check": [{...}, ...]}      prompts, before the run starts
     ->  {"id": 8, "faults": {"3": ["exact reads the field 'answer', ...", true]}}
@@ -174,14 +174,15 @@ async def _serve_async(scorer: Scorer, jobs: BinaryIO, answers: BinaryIO, timeou
 
 def _failure(error: BaseException) -> dict[str, Any]:
     reason = " ".join(str(error).split())
-    return {"error": f"{type(error).__name__}: {reason}"[:2000], "traceback": frames.shown(error)[-8000:]}
+    answer = {"error": f"{type(error).__name__}: {reason}"[:2000], "traceback": frames.shown(error)[-8000:]}
+    return answer | {"place": frames.place_of(error)}
 
 
 def _say(answers: BinaryIO, message: dict[str, Any]) -> None:
     line = json.dumps(message).encode()
     if len(line) > MAX_ANSWER and "id" in message:
         reason = f"what the reward returned takes {len(line)} bytes, and {MAX_ANSWER} are allowed (fewer components)"
-        line = json.dumps({"id": message["id"], "error": f"ValueError: {reason}", "traceback": ""}).encode()
+        line = json.dumps({"id": message["id"], "error": f"ValueError: {reason}", "place": "", "traceback": ""}).encode()
     answers.write(line + b"\n")
     answers.flush()
 

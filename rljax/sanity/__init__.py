@@ -6,6 +6,7 @@
     template.py    chat template, EOS, pad, vocabulary, the model's own files
     rewards.py     rewards of gold answers and of wrong ones
     filters.py     the filter of groups, on a made-up one
+    trial.py       reward and filter, at the start of a run
     rollouts.py    rewards of real episodes
 
 experiments.check makes all of them; what is cheap is made at every start of a run (`at_start`).

@@ -287,13 +287,21 @@ def test_an_optimizers_defaults_are_theirs(convert):
     ("keys", "culprit"),
     [
         ({"mask_no_eos_with_zero": True}, "actor.mask_no_eos_with_zero: true gives the longest rows"),
-        ({"kl_ctl": OFF}, "actor.kl_ctl: not 0 .* without a section ref"),
+        ({"kl_ctl": OFF}, r"actor.kl_ctl: 0.1 \(not set, their default\) without a section ref"),
         ({"importance_sampling_level": "sequence"}, "actor.importance_sampling_level: sequence is averaged over tokens"),
         (DECOUPLED, "actor.rejection_sampling: not set, with use_decoupled_loss"),
         (DECOUPLED | {"prox_logp_method": "loglinear", "rejection_sampling": None}, "actor.prox_logp_method: loglinear puts"),
         (DECOUPLED | {"behave_imp_weight_cap": None}, "actor.behave_imp_weight_cap: null"),
         ({"reward_norm": GROUP_NORM | {"mean_leave1out": True}}, "actor.reward_norm.mean_leave1out: .* plain norm back"),
-        ({"adv_norm": {"mean_level": None}}, "actor.adv_norm.std_level: is not that of the mean"),
+        ({"adv_norm": {"mean_level": None}}, r"actor.adv_norm.std_level: batch \(not set, .* not that of .*mean_level: null"),
+        ({"adv_norm": {"mean_level": 3}}, "actor.adv_norm.mean_level: expected batch or .*, got 3"),
+        ({"adv_norm": {"mean_level": "grop"}}, "actor.adv_norm.mean_level: no such value: 'grop'"),
+        ({"reward_norm": {"mean_level": "group", "std_level": "grp"}}, "actor.reward_norm.std_level: no such value: .grp"),
+        ({"kl_ctl": "much", "recompute_logprob": True}, "actor.kl_ctl: expected a number, got 'much'"),
+        ({"kl_ctl": -0.1}, "actor.kl_ctl: must be 0 or more, not -0.1"),
+        ({"gae_lambda": -1.0, "discount": 0.9}, "actor.gae_lambda: must be in"),
+        ({"mb_spec": {"max_tokens_per_mb": -1}}, "actor.mb_spec.max_tokens_per_mb: must be positive"),
+        ({"use_lora": True, "lora_rank": -4}, "actor.lora_rank: must be"),
         ({"adv_norm": {"mean_level": "group", "std_level": None}}, "actor.adv_norm.group_size: not set, and theirs is 1"),
         ({"group_reward_norm": True}, "actor.group_reward_norm: true is of before"),
         ({"dynamic_sampling": True}, "actor.dynamic_sampling: true makes a batch smaller"),
@@ -320,6 +328,11 @@ def test_a_setting_without_a_formula_here_is_refused_by_name(convert, keys, culp
 def test_sampling_that_would_differ_is_refused(convert, sections, culprit):
     with pytest.raises(UserError, match=culprit):
         convert({}, **sections)
+
+
+def test_a_default_of_theirs_that_refuses_a_key_is_named(convert):
+    with pytest.raises(UserError, match=r"actor.recompute_logprob: true with actor.kl_ctl: 0.1 \(not set, their default\)"):
+        convert({"kl_ctl": OFF, "recompute_logprob": True}, ref={"path": "model"})
 
 
 def test_a_norm_of_rewards_that_a_critic_learns_is_refused(convert):

@@ -228,3 +228,67 @@ def test_a_format_that_is_async_is_refused(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match=r"train_dataset\.type: async_format:f is async, and a format is called"):
         opened(lines(tmp_path / "a.jsonl", {"prompt": "a"}), "async_format:f")
+
+
+@pytest.mark.parametrize(
+    ("record", "column"),
+    [
+        ({"messages": [*QUESTION, {"role": "assistant", "content": "5"}]}, "messages"),
+        ({"prompt": QUESTION, "answer": "5"}, "prompt"),
+        ({"prompt": QUESTION, "completion": [{"role": "assistant", "content": "5"}]}, "prompt"),
+        ({"prompt": QUESTION, "completion": [{"role": "assistant", "content": "5"}]}, "completion"),
+        (VERL, "prompt"),
+        (VERL, "reward_model"),
+        (VERL, "extra_info"),
+    ],
+)
+def test_a_column_that_holds_json_text_reads_as_what_the_text_says(tmp_path, record, column):
+    plain = opened(lines(tmp_path / "plain.jsonl", record))
+    written = opened(lines(tmp_path / "text.jsonl", record | {column: json.dumps(record[column])}))
+    assert written == plain
+
+
+@pytest.mark.parametrize(
+    ("record", "line"),
+    [
+        ({"messages": "What is 2+3?", "answer": "5"}, "messages is text, and no JSON list of messages"),
+        ({"messages": '[{"content": "2+3"}]', "answer": "5"}, "messages is text, and no JSON list of messages"),
+        (VERL | {"reward_model": "5"}, "reward_model is text, and no JSON object"),
+    ],
+)
+def test_text_that_is_no_conversation_is_refused_where_one_is_needed(tmp_path, record, line):
+    with pytest.raises(UserError, match=rf"train.jsonl:1: {line}"):
+        opened(lines(tmp_path / "train.jsonl", record))
+
+
+def test_a_prompt_that_speaks_of_json_stays_text(tmp_path):
+    text = '[{"role": "user"}] is what? And ["a"]?'
+    (prompt,) = opened(lines(tmp_path / "train.jsonl", {"prompt": text, "answer": "5"}))
+    assert prompt.messages == ({"role": "user", "content": text},)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_columns_of_one_name_are_refused_by_it(tmp_path, suffix):
+    table = pa.Table.from_arrays([pa.array(["2+3="]), pa.array(["7"]), pa.array(["5"])], names=["prompt", "answer", "answer"])
+    path = tmp_path / f"train.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+    with pytest.raises(UserError, match=rf"train.{suffix}: two columns are called 'answer'"):
+        opened(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"prompt": "2+3=", "answer": "5", "answer": "6"}',
+        '{"prompt": "2+3=", "answer": "5", "more": [{"answer": 1, "answer": 2}]}',
+    ],
+)
+def test_a_key_that_stands_twice_in_a_record_is_refused_by_it(tmp_path, line):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"prompt": "1+1=", "answer": "2"}\n' + line + "\n")
+    with pytest.raises(UserError, match=r"train.jsonl:2: the key 'answer' stands twice in an object"):
+        opened(path)

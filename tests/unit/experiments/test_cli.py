@@ -3,6 +3,8 @@ imported that isn't asked for.
 """
 
 import ast
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +107,24 @@ def test_commands_of_a_checkout_are_told_as_those_of_an_install():
         "--config=mine/configs/x.py": "--config=mine/configs/x.py",
     }.items():
         assert main._installed(text) == expected
+
+
+@pytest.mark.parametrize("module", ["experiments.train", "rljax.experiments.check", "rljax"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_a_command_still_imports_its_parts_is_one_line(module, number, tmp_path):
+    (tmp_path / "absl").mkdir()
+    (tmp_path / "absl" / "__init__.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    command = [sys.executable, "-m", module, *(["train"] if module == "rljax" else [])]
+    process = subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "importing\n"
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (128 + number, f"error: stopped by {number.name}\n")

@@ -12,6 +12,7 @@ from tests.shared import REPOSITORY
 STARTERS = {"create_task", "ensure_future"}
 # Where tasks are started otherwise, by file and function, and who sees the error of such a task
 SEEN = {
+    ("rljax/sanity/trial.py", "__init__"): "`wait`, and its callback after that",
     ("rljax/process/tasks.py", "start"): "its callback",
     ("rljax/loop.py", "_wait_for_any"): "the waits end with the call, which cancels them",
     ("rljax/loop.py", "_await_evaluation"): "a wait for an event, cancelled at the end",

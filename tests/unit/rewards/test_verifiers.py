@@ -1,10 +1,12 @@
-"""The verifiers on answers of the shapes of MATH: what is scored wrongly is known, case by case."""
+"""The verifiers on answers of the shapes of MATH, in the forms that models write: what is scored
+wrongly is known, case by case."""
 
 import pytest
 
 from rljax.experiments.bench import verifiers
 from rljax.experiments.bench.verifier_cases import SHAPES, boxed
-from rljax.rewards.mathematics import gsm8k_reward
+from rljax.experiments.bench.verifier_forms import FORMS
+from rljax.rewards.mathematics import gsm8k_reward, reward
 from rljax.types import Prompt
 
 # What math-verify itself says of them, and sums, powers and products that are to be worked out
@@ -17,14 +19,14 @@ def test_what_is_scored_wrongly_is_known():
     errors = {error for row in rows for error in row.errors}
     expected = [("missed", *case) for case in MISSED] + [("passed", *case) for case in PASSED]
     assert errors == {f"  {kind}: gold {gold!r}, completion {boxed(answer)[0]!r}" for kind, gold, answer in expected}
-    assert {row.shape.removeprefix("math: ") for row in rows} == SHAPES.keys()
+    assert {row.shape.removeprefix("math: ") for row in rows} == SHAPES.keys() | FORMS.keys()
 
 
-@pytest.mark.parametrize("opened", ["(", "{", "[", "\\sqrt{", "\\frac{1}{"])
-@pytest.mark.parametrize("form", ["\\boxed{%s}", "$%s$"])
-def test_brackets_that_a_collapsed_policy_repeats_are_no_answer_at_once(opened, form):
+@pytest.mark.parametrize("repeated", ["(", "{", "[", "\\sqrt{", "\\frac{1}{", "1", "1 ", "\\boxed{", "1 or ", "not ", "#### 1"])
+@pytest.mark.parametrize("form", ["\\boxed{%s}", "$%s$", "%s"])
+def test_what_a_collapsed_policy_repeats_is_no_answer_at_once(repeated, form):
     prompt = Prompt("0/0", ({"role": "user", "content": "?"},), {"final": "18"})
-    assert gsm8k_reward(prompt, form % (opened * 3000))["reward"] == 0
+    assert gsm8k_reward(prompt, form % (repeated * 3000))["reward"] == 0
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,16 @@ def test_brackets_that_a_collapsed_policy_repeats_are_no_answer_at_once(opened, 
 def test_the_answer_is_what_the_model_commits_to(completion, right):
     prompt = Prompt("0/0", ({"role": "user", "content": "?"},), {"final": "18"})
     assert gsm8k_reward(prompt, completion)["reward"] == right
+
+
+@pytest.mark.parametrize(
+    ("gold", "right"),
+    [
+        ("32 / 96 * 100% = 33.333...%, which rounds down to 33%\n#### 33", "33"),
+        ("$4.00 + $2.00 = $<<4+2=6.00>>6.00\n#### 6", "6"),
+        ("So it is $\\boxed{\\frac{1}{2}}$, as $x = 2y$.", "\\frac12"),
+    ],
+)
+def test_of_a_worked_solution_the_gold_answer_is_what_it_ends_with(gold, right):
+    prompt = Prompt("0/0", ({"role": "user", "content": "?"},), {"answer": gold})
+    assert [reward(prompt, boxed(answer)[0])["reward"] for answer in (right, "7")] == [1, 0]

@@ -1,0 +1,267 @@
+"""Final answer of a completion, as text: what the model commits to, in the forms that models write.
+
+It stands behind the last </think>, if there is one. It is the number after the last "####" that a
+number follows, as in GSM8K's own solutions; else what is in the last \\boxed{} (or \\fbox{}); else
+the words of "the answer is Monday."; else what math-verify finds: "the answer is 18", or the last
+expression.
+
+No answer are alternatives ("17 or 18"), ranges ("17 to 18"), what is denied ("it isn't 18"), and
+sums still to be computed behind four hashes. "About 18", "more than 18" and "\\neq 18" are answers
+with a relation: right only for a gold answer with the same one. Of "55/3 \\approx 18.33" the exact
+side is the answer. Thin spaces and {,} between groups of three digits mean nothing, 18e3 and "18
+thousand" are 18000, and 0.\\overline{3} is a third.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import NamedTuple
+
+_MINUS = "\N{MINUS SIGN}"  # of typeset text; a number begins with a hyphen
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3, "m": 6}  # powers of ten
+_DIGITS = r"(?>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+_NUMBER = rf"(?>{_DIGITS}(?:[eE][-+]?\d{{1,3}}\b|/\d+)?(?:\s?\\?%)?|\\[dt]?frac\{{\d+\}}\{{\d+\}})"
+_WHOLE = rf"(?<![\d.,]){_NUMBER}"  # not the end of one
+_SCALE = r"(?:\s*(?P<scale>(?i:hundred|thousand|million|billion|trillion)\b|(?<=\d)[kKM]\b))?"  # 18k, but 18 km
+_AMOUNT = rf"(?P<sign>[-+]?)\s?(?:(?:[A-Z]{{1,3}})?\s?\\?[$€£¥])?\s?(?P<number>{_NUMBER}){_SCALE}"  # US$18, -$18
+_HASHES = re.compile(r"####(?P<line>[^\n]*)")
+_LEADING_AMOUNT = re.compile(rf"[\s*_($]*{_AMOUNT}")
+_ALTERNATIVE = re.compile(rf"\W*(?:(?:or|and|to)\b)?\W*?{_AMOUNT}", re.IGNORECASE)  # what may follow "17" in "17 or 18"
+_GOES_ON = re.compile(r"\s*(?:[-+*/^×÷±–—]|\\pm)\s*[\d(]|\s?[¼½¾⅓⅔⅕⅛]")  # what follows in "9 + 9"
+_LAST_ALTERNATIVES = re.compile(rf"(?<![\d.,])(?P<first>{_NUMBER})\W*\sor\s+\W*{_AMOUNT}\D*\Z", re.IGNORECASE)
+_LAST_RANGE = re.compile(rf"(?:\b(?:between|from)\W+{_NUMBER}\W+(?:and|to)|\d\s?[–—])\W+(?:{_NUMBER})[^\d\n]*\Z", re.IGNORECASE)
+_LAST_SCALED = re.compile(rf"(?<![\d.,]){_AMOUNT}(?<=[a-zKM])(?:\s+[A-Za-z]+){{0,3}}\W*\Z")
+_STATED = re.compile(r"\banswer(?:\s+is)?\W*?\s*(?P<text>\(?[A-Za-z][A-Za-z ]*\)?)[.*]*\s*\Z", re.IGNORECASE)  # "is Monday."
+_STATED_NUMBER = re.compile(rf"\banswer(?:\s+is)?[\s:*]*{_AMOUNT}(?:\s+[A-Za-z]+)*[\s.*]*\Z", re.IGNORECASE)  # "is 18 dollars."
+_AUXILIARY = r"(?:is|are|was|were|does|do|did|can|could|will|would|should|must|has|have)"
+_DENIAL = re.compile(  # "is not really 18", "can't be 18"; "does not buy 18" is none
+    rf"\b(?:{_AUXILIARY}(?:n['’]t|\s+not|\s+never|\s+no\s+longer)|cannot|can['’]t|won['’]t|not|never|no longer|anything but)"
+    rf"(?:\s+(?:be|equal|to|exactly|necessarily|really|simply|just|actually|quite|even|going))*[^\w.]+(?:{_NUMBER})",
+    re.IGNORECASE,
+)
+_TAKEN_BACK = re.compile(
+    rf"{_WHOLE}\W*\s(?:is|was)(?:n['’]t|\s+not)?\s+(?:the\s+)?(?:(?:right|correct)\s+)?(?:answer|wrong|incorrect|right|correct)\W*\Z",
+    re.IGNORECASE,
+)
+_LAST = 4000  # characters of a completion in which math-verify looks for an answer; more take it seconds
+_LONGEST = 1000  # characters of an answer in a box
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n")
+_WORDS = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z0-9]+)+")  # June 20
+_TEXT = re.compile(r"\\(?:text|mathrm|textbf)\{(?P<inner>[^{}]*)\}")
+_INTRODUCED = re.compile(r"\A\\text\{[^{}]*(?:\bis|=|:)\s*\}")  # \text{The answer is }18
+_ESCAPED_DOLLAR = re.compile(r"\\\$(?=\s?\d)")
+_WITH_UNIT = re.compile(rf"{_AMOUNT}(?:\s+[A-Za-z]{{2,}}\.?)*")  # 18 dollars
+_BOXED_SCALE = re.compile(rf"{_AMOUNT}")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
+_BETWEEN_BOXES = re.compile(r"[\s$,;.]*(?:\\text\{)?\s*(?:and|or)?\s*\}?[\s$,;]*", re.IGNORECASE)
+_GROUPS = re.compile(
+    r"(?<![\d.,])\d{1,3}(?:(?:\{,\}|,\\!|\\[,;:! ]|~|[\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}\N{NO-BREAK SPACE}])\d{3})+(?!\d)"
+)
+_SPACED_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d.])")  # in mathematics, where a space means nothing
+_REPEATING = re.compile(r"(?<!\d)(?P<whole>\d*)\.(?P<once>\d*)\\(?:overline|bar|dot)\s*(?:\{(?P<cycle>\d+)\}|(?P<digit>\d))")
+_POWER_OF_TEN = re.compile(
+    r"(?<![\d.^_/])(?P<mantissa>-?\d+(?:\.\d+)?)\s*(?:\\times|\\cdot|×)\s*10\^(?:\{(?P<braced>-?\d{1,3})\}|(?P<digit>\d))"
+)
+_ABOUT_SIGNS = (r"\\approx", "≈", r"\\sim(?:eq)?", r"\\cong", "~")
+_RELATIONS = {
+    "≈": (*_ABOUT_SIGNS, "about", "approximately", r"approx\.?", "around", "roughly", "nearly"),
+    "≠": (r"\\neq?(?![a-z])", r"\\not\s*=", "≠", "not"),
+    "≥": (r"\\geq?(?:slant)?(?![a-z])", "≥", ">=", "at least"),
+    "≤": (r"\\leq?(?:slant)?(?![a-z])", "≤", "<=", "at most", "up to"),
+    ">": (r"\\gt(?![a-z])", ">", "more than", "greater than", "over"),
+    "<": (r"\\lt(?![a-z])", "<", "less than", "fewer than", "under"),
+    "±": (r"\\pm", "±"),
+}
+_ANY_RELATION = "|".join(f"(?P<r{i}>{'|'.join(forms)})" for i, forms in enumerate(_RELATIONS.values()))
+_LEADING_RELATION = re.compile(rf"[\s*_($]*(?:\\text\{{\s*)?(?:{_ANY_RELATION})\s*\}}?", re.IGNORECASE)
+_ABOUT = "|".join(form for form in _RELATIONS["≈"])
+_LAST_ABOUT = re.compile(rf"(?:\A|[\s$*(])(?:{_ABOUT})[\s$*\\]*{_AMOUNT}(?:\s+[A-Za-z]+){{0,4}}\W*\Z", re.IGNORECASE)
+_EXACT_SIDE = re.compile(r"\\approx|≈|\\simeq")
+_VARIABLE = re.compile(r"\\?[A-Za-z](?:_\{?\w\}?)?")
+_TILDE_RANGE = re.compile(rf"(?:{_NUMBER})\s*(?:\\sim|~)\s*(?:{_NUMBER})")
+
+
+class Answer(NamedTuple):
+    """Answer in a form that math-verify parses.
+
+    Example: Answer("≈", "$18$") of "about 18"
+    """
+
+    relation: str  # "": equality, the usual one; else one of "≈≠≥≤><±"
+    text: str
+
+
+def final_answer(completion: str) -> Answer | None:
+    """Returns what a completion commits to; None if it has no answer."""
+    text = normal(completion.rpartition("</think>")[2])  # what was thought before is no answer
+    for match in reversed(list(_HASHES.finditer(text))):
+        line = match["line"].rpartition("=")[2] if not _LEADING_RELATION.match(match["line"]) else match["line"]
+        if relation := _LEADING_RELATION.match(line):
+            amount = _LEADING_AMOUNT.match(line, relation.end())
+            return Answer(_name(relation), _number(amount)) if amount and _ends_there(amount, line) else None
+        if re.match(r"[\s*_($]*(?:between|from)\b", line):
+            return None
+        if amount := _LEADING_AMOUNT.match(line):
+            return Answer("", _number(amount)) if _ends_there(amount, line) else None
+    boxes = last_boxes(text)
+    return boxed(", ".join(boxes)) if boxes else _in_words(text)
+
+
+def boxed(latex: str) -> Answer | None:
+    """Returns the answer that LaTeX in a box is; None if it is none.
+
+    Words there are text, and an amount in text is a number.
+    """
+    latex = _SPACED_GROUPS.sub(lambda match: match[0].replace(" ", ""), latex.strip().strip("$").strip())
+    if len(latex) > _LONGEST:
+        return None
+    latex = _INTRODUCED.sub("", latex).rstrip(".,;").strip()
+    relation, latex = related(latex)
+    if _TILDE_RANGE.fullmatch(latex):
+        return None
+    latex = latex.replace("~", " ")
+    plain = _TEXT.sub(lambda match: f" {match['inner']} ", latex).strip()
+    if (text := _TEXT.fullmatch(latex)) and (amount := _WITH_UNIT.fullmatch(text["inner"].strip())):
+        return Answer(relation, _number(amount))
+    if (amount := _WITH_UNIT.fullmatch(plain)) and (_has_word_scale(amount) or "e" in amount["number"].lower()):
+        return Answer(relation, _number(amount))
+    return Answer(relation, f"\\boxed{{\\text{{{latex}}}}}" if _WORDS.fullmatch(latex) else f"\\boxed{{{latex}}}")
+
+
+def amount_of(text: str) -> str | None:
+    """Returns the number of `18 dollars` as LaTeX; None for text that is no number with its unit."""
+    amount = _WITH_UNIT.fullmatch(text.strip())
+    return _number(amount) if amount and not (amount["scale"] and not _has_word_scale(amount)) else None
+
+
+def related(latex: str) -> tuple[str, str]:
+    """Splits LaTeX into the relation at its beginning, "" for none, and the rest.
+
+    Of `55/3 \\approx 18.33` the rest is the exact side.
+    """
+    if relation := _LEADING_RELATION.match(latex):
+        return _name(relation), latex[relation.end() :].strip()
+    if about := _EXACT_SIDE.search(latex):
+        exact = latex[: about.start()].strip().rstrip("=").strip()
+        return ("≈", latex[about.end() :].strip()) if _VARIABLE.fullmatch(exact) else ("", exact)
+    return "", latex
+
+
+def normal(text: str) -> str:
+    """Returns text with its numbers in one spelling: no thin spaces, and fractions for repetition."""
+    text = text.replace(_MINUS, "-")
+    text = _GROUPS.sub(lambda match: "".join(re.findall(r"\d+", match[0])), text)
+    text = _POWER_OF_TEN.sub(lambda m: _decimal(f"{m['mantissa']}e{m['braced'] or m['digit']}"), text)
+    return _REPEATING.sub(_fraction, text)
+
+
+def last_boxes(text: str) -> list[str]:
+    """Returns what is in the last \\boxed{} that is closed, and in those joined to it by "and".
+
+    Equal ones count once; empty without one.
+    """
+    found: list[str] = []
+    begin = len(text)  # of the box behind
+    ends = _closing(text)
+    for box in reversed(list(_BOX.finditer(text))):
+        end = ends.get(box.end() - 1)
+        if end is None or end > begin:  # not closed, or around one that was found: \boxed{\boxed{18}}
+            continue
+        if found and not _BETWEEN_BOXES.fullmatch(text, end + 1, begin):
+            break
+        found, begin = [text[box.end() : end].strip(), *found], box.start()
+    return list(dict.fromkeys(found))
+
+
+def _closing(text: str) -> dict[int, int]:
+    """Returns where each bracket {} that is closed opens, and where it closes."""
+    opened: list[int] = []
+    pairs = {}
+    for bracket in re.finditer(r"[{}]", text):
+        if bracket[0] == "{":
+            opened.append(bracket.start())
+        elif opened:
+            pairs[opened.pop()] = bracket.start()
+    return pairs
+
+
+def _in_words(text: str) -> Answer | None:
+    """Returns the answer of a completion without hashes and boxes."""
+    kept = _without_denied(text)
+    if kept is None or _TAKEN_BACK.search(kept) or _LAST_RANGE.search(kept):
+        return None
+    if stated := _STATED.search(kept):
+        return boxed(stated["text"])
+    if about := _LAST_ABOUT.search(kept):
+        return Answer("≈", _number(about))
+    if amount := _STATED_NUMBER.search(kept) or _LAST_SCALED.search(kept):
+        return Answer("", _number(amount))
+    if (hedge := _LAST_ALTERNATIVES.search(kept)) and _plain(hedge["number"]) != _plain(hedge["first"]):
+        return None
+    return Answer("", _ESCAPED_DOLLAR.sub("", kept[-_LAST:]))
+
+
+def _without_denied(text: str) -> str | None:
+    """Returns a completion without what its last sentence denies: "not 17, but 18".
+
+    None if nothing is left there.
+    """
+    text = text.rstrip()
+    start = max((match.end() for match in _SENTENCE.finditer(text)), default=0)
+    sentence = text[start:]
+    denied = list(_DENIAL.finditer(sentence))
+    if not denied:
+        return text
+    before, behind = sentence[: denied[0].start()], sentence[denied[-1].end() :]
+    if re.search(r"\d", behind):
+        return behind
+    return text[:start] + before.rstrip(" ,;") if re.search(r"\d", before) else None
+
+
+def _ends_there(amount: re.Match[str], line: str) -> bool:
+    """Returns False where another number follows as an alternative, or a sum or product goes on."""
+    if _GOES_ON.match(line, amount.end()):
+        return False
+    other = _ALTERNATIVE.match(line, amount.end())
+    return other is None or _plain(other["number"]) == _plain(amount["number"])
+
+
+def _name(relation: re.Match[str]) -> str:
+    """Returns the relation whose form was matched."""
+    return next(name for i, name in enumerate(_RELATIONS) if relation[f"r{i}"])
+
+
+def _number(amount: re.Match[str]) -> str:
+    """Returns the number of an amount as LaTeX, its power of ten written out."""
+    sign = "-" if amount["sign"] == "-" else ""
+    number, scale = _plain(amount["number"]), amount["scale"]
+    if scale and re.fullmatch(r"[\d.]+", number):
+        number = f"{number}e{_SCALES[scale.lower()]}"
+    return f"${sign}{escaped(_decimal(number))}$"
+
+
+def _plain(number: str) -> str:
+    return number.replace(",", "").lstrip("+")
+
+
+def _decimal(number: str) -> str:
+    """Returns 18e3 as 18000; other numbers as they are."""
+    return f"{Decimal(number):f}" if "e" in number.lower() and re.fullmatch(r"-?[\d.]+[eE][-+]?\d+", number) else number
+
+
+def _has_word_scale(amount: re.Match[str]) -> bool:
+    return amount["scale"] is not None and len(amount["scale"]) > 1
+
+
+def _fraction(match: re.Match[str]) -> str:
+    """Returns a repeating decimal as a fraction."""
+    once, cycle = match["once"], match["cycle"] or match["digit"]
+    before = int(f"{match['whole']}{once}" or "0")
+    numerator = int(f"{match['whole']}{once}{cycle}") - before
+    return rf"\frac{{{numerator}}}{{{10 ** len(once) * (10 ** len(cycle) - 1)}}}"
+
+
+def escaped(latex: str) -> str:
+    """Escapes percent signs, with which a comment would begin."""
+    return re.sub(r"(?<!\\)%", r"\\%", latex)
