@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rljax import json_lines
 from rljax.checkpoints.store import Checkpoints
 from rljax.config import io as config_io
 from rljax.config.schema import Config
@@ -148,13 +149,13 @@ class Recording:
 
     def kept(self) -> list[Kept]:
         """Returns the steps at which a guard or a rule spoke, in the order of their writing."""
-        return [Kept(**line) for line in _lines(self.folder / KEPT)]
+        return [Kept(**entry) for entry in _entries(self.folder / KEPT)]
 
     def metrics(self, step: int) -> dict[str, float]:
         """Returns a step's line of metrics.jsonl, without `step`; null is NaN. Empty without one."""
-        for line in _lines(self.workdir / "metrics.jsonl"):
-            if line.pop("step") == step:
-                return {name: float("nan") if value is None else value for name, value in line.items()}
+        for entry in _entries(self.workdir / "metrics.jsonl"):
+            if entry.pop("step") == step:
+                return {name: float("nan") if value is None else value for name, value in entry.items()}
         return {}
 
     # Making steps again
@@ -236,8 +237,6 @@ def spans(steps: Sequence[int]) -> str:
     return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSONL file; its last line may still be in the making."""
-    if path.exists():
-        with path.open() as file:
-            yield from (json.loads(line) for line in file if line.endswith("\n"))
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a file of lines; its last line may still be in the making."""
+    return (entry for line in json_lines.lines(path) if (entry := json_lines.entry_of(line)) is not None)
