@@ -38,6 +38,7 @@ from typing import Any
 
 import numpy as np
 
+from rljax import json_fields
 from rljax.config.schema import Config, StatsLoggerConfig
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
@@ -147,12 +148,10 @@ class RunDirectory:
         if not self.status.exists():
             return Status(RunState.RUNNING, step=0, version=0)
         try:
-            fields = json.loads(self.status.read_text())
-            names = [field.name for field in dataclasses.fields(Status)]
-            known = {name: fields[name] for name in names if name in fields}  # older runs have fewer
-            return Status(**known | {"state": RunState(fields["state"])})
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"--workdir: {self.status} is not the status of a run (delete it to go on)") from None
+            status = json_fields.read_as(Status, json_fields.read(self.status), str(self.status))  # older runs have fewer
+        except UserError as error:
+            raise UserError(f"--workdir: {error} (delete it to go on)") from None
+        return dataclasses.replace(status, state=RunState(status.state))
 
     def close(self) -> None:
         """Releases the lock."""

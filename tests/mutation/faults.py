@@ -45,7 +45,7 @@ ADVANTAGES = (
 STEP = ("tests/unit/test_train_step.py",)
 EPISODES = (PRODUCER, "tests/unit/rollout/test_episode_timeout.py", "tests/unit/rollout/test_episode_parts.py")
 DOORS = ("tests/unit/messaging",)
-FILES = ("tests/unit/hf/test_file_fuzz.py", *CHECKPOINTS)
+FILES = ("tests/unit/test_file_fuzz.py", *CHECKPOINTS)
 GUARDS = ("tests/unit/metrics/test_guardrails.py",)
 
 
