@@ -16,7 +16,6 @@ import pytest
 
 from rljax import loop
 from rljax.checkpoints import integrity, loop_state
-from rljax.config import io as config_io
 from rljax.config import resume
 from rljax.config.schema import DatasetConfig, LoraConfig, StatsLoggerConfig
 from rljax.data.prompts import open_prompts
@@ -49,13 +48,8 @@ from rljax.verdicts import Verdicts
 NUMBERS = (0, 1, -1, 2**31, 2**70, 0.5, -1e308, 1e400)
 ODD = (None, True, False, *NUMBERS, "", "7", "llama", "\0", "x" * 3000, [], [1], ["a", None], {}, {"a": 1}, [[]])
 QUICK, THOROUGH = 24, 1500  # mutations per file
-SETTINGS = {
-    "total_train_steps": 6,
-    "total_train_epochs": 8,
-    "evaluator.freq_steps": 3,
-    "saver.freq_steps": 3,
-    "warmup.steps": 1,
-}
+SETTINGS = {"total_train_steps": 6, "total_train_epochs": 8, "evaluator.freq_steps": 3, "saver.freq_steps": 3}
+SETTINGS |= {"warmup.steps": 1}
 
 
 # Mutations --------------------------------------------------------------------------------------------------------------
@@ -237,6 +231,9 @@ def make_finished_run(path):
     (path / "context.json").write_text(json.dumps({"sessions": [made]}))
     event = {"step": 4, "guard": "max_approx_kl", "metric": "x", "value": 2.0, "bound": 1.0, "action": "rollback", "detail": ""}
     (path / "guard.jsonl").write_text(json.dumps(event | {"restored": 3}) + "\n")
+    header = json.loads((path / "flight" / "5" / "step.json").read_text())
+    (path / "flight" / header["config"]).rename(path / "flight" / "config.json")
+    (path / "flight" / "5" / "step.json").write_text(json.dumps(header | {"config": "config.json"}))
     kept = {"step": 4, "why": "guard.max_grad_norm: 9", "base": 3}
     (path / "flight" / "kept.jsonl").write_text(json.dumps(kept) + "\n")
     protocol = Protocol(
@@ -282,7 +279,11 @@ def resume_config(directory):
         resume.check(directory / "config.json", CONFIG)
     except UserError as error:
         raise UserError(f"{directory}/config.json: {error}") from None
-    config_io.from_json((directory / "config.json").read_text())
+
+
+def read_recorded_config(directory):
+    recording = Recording(directory.parent)
+    recording.config(recording.header(5))
 
 
 def read_status(directory):
@@ -367,6 +368,7 @@ FILES = [
     File("run/checkpoints/7/manifest.json", check_manifest),
     File("run/checkpoints/7/loop.json", read_loop),
     File("run/flight/5/step.json", read_step),
+    File("run/flight/config.json", read_recorded_config),
     File("run/flight/5/batch.json", dump.load),
     File("run/flight/kept.jsonl", read_kept),
     File("run/evaluations/uses.jsonl", read_uses),
