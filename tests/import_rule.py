@@ -79,7 +79,7 @@ ROOMS = {
     "tools": ("config", "errors", "process", "tracing"),
     "data": ("config", "environments", "errors", "hf", "json_fields", "rollout", "types"),
     "rewards": ("config", "data", "errors", "hf", "metrics", "process", "rollout", "tracing", "types"),
-    "compat": ("engine", "errors", "hf", "rewards", "seeding", "types"),
+    "compat": ("engine", "errors", "hf", "process", "rewards", "seeding", "types"),
     "agents": ("config", "engine", "errors", "hf", "process", "seeding", "types"),
     "workflows": (
         *("agents", "compat", "config", "data", "engine", "environments", "errors", "evaluation", "hf", "rewards", "rollout"),
