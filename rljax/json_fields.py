@@ -156,7 +156,7 @@ _PLAIN = {
 
 def read_as(type_: type[T], tree: Any, where: str) -> T:
     """Makes a dataclass of its fields in JSON; others are left out. Raises UserError."""
-    demand(tree, kind_of(type_), where)
+    demand(tree, kind_of(typing.cast(Any, type_)), where)
     return type_(**{field.name: tree[field.name] for field in dataclasses.fields(type_) if field.name in tree})  # type: ignore[arg-type]
 
 

@@ -25,7 +25,7 @@ from rljax.types import Finish, Group, Trajectory
 
 ARRAYS = {"token_ids": np.int32, "loss_mask": np.bool_, "behavior_logp": np.float32, "versions": np.int32}
 FORMAT = "rljax-groups-1"
-_NUMBER = json_fields.optional(json_fields.number(-1e308, 1e308))
+_NUMBER = json_fields.optional(json_fields.REAL)
 _TRAJECTORY = json_fields.fields(
     {
         "length": json_fields.integer(0, 2**31),
