@@ -123,7 +123,7 @@ def fields(schema: Schema, *, needed: Iterable[str] | None = None) -> Kind:
 
 @functools.cache
 def kind_of(type_: Any) -> Kind:
-    """Returns the kind of JSON values that a type of Python is written as: of a dataclass its fields.
+    """Returns the kind of JSON values that a type is written as; of a dataclass its fields.
 
     Example: kind_of(Mapping[str, int | None])
     """

@@ -58,7 +58,7 @@ def test_a_journal_of_steps_that_were_undone_is_no_part_of_the_checkpoint_that_r
     journals.close()
 
     async def save_and_restore():
-        await recovery().save(3, {})
+        await recovery().save(3, STATE)
         return await recovery().restore()
 
     state, recovered = asyncio.run(save_and_restore())
