@@ -333,15 +333,18 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def recorded(run: RunDirectory) -> Iterator[None]:
+def recorded(run: RunDirectory, max_log_mb: int) -> Iterator[None]:
     """Records an error that ends the run in status.json, in one line, and raises it again.
 
     What is said on the screen until then is in log.txt too. Meanwhile status.json is touched, so
     that a process that was killed is told from one that lives.
+
+    Args:
+      max_log_mb: size of log.txt and log.txt.1, the part before it, together.
     """
     from rljax.process.liveness import beating
 
-    handler = _log_to(run.path / "log.txt")
+    handler = _log_to(run.path / "log.txt", max_log_mb << 19)
     try:
         with beating(run.status):
             yield
@@ -372,10 +375,12 @@ def _write(handler: standard_logging.Handler, line: str) -> None:
     handler.handle(standard_logging.makeLogRecord({"levelno": standard_logging.ERROR, "levelname": "ERROR", "msg": line}))
 
 
-def _log_to(path: Path) -> standard_logging.Handler:
+def _log_to(path: Path, part_bytes: int) -> standard_logging.Handler:
     """Appends what is logged from now on to a file. Raises UserError if it can't be written."""
+    from logging.handlers import RotatingFileHandler
+
     try:
-        handler = standard_logging.FileHandler(path, encoding="utf-8")
+        handler = RotatingFileHandler(path, maxBytes=part_bytes, backupCount=1, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--workdir: cannot write {path}: {error.strerror}") from None
     handler.setFormatter(standard_logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -105,7 +105,10 @@ def replay() -> None:
     # Learner
     # --------------------------------------------------------------------------------------------------------------------
     run = RunDirectory(workdir)
-    with main.recorded(run), multiprocess.Leader(process, processes, config, run.path, run.fail) as leader:
+    with (
+        main.recorded(run, config.stats_logger.max_log_mb),
+        multiprocess.Leader(process, processes, config, run.path, run.fail) as leader,
+    ):
         if run.holds_a_run:
             raise UserError(f"--workdir: {run.path} holds a run; a replay starts in a directory of its own")
         run.begin(config)

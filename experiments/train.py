@@ -92,7 +92,10 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
 
     directory = RunDirectory(workdir)
     limit, report = config.recover.hang_timeout, directory.path / "hang.txt"
-    with main.recorded(directory), Watchdog(limit, report, directory.fail, status=directory.status, starting=True) as watchdog:
+    with (
+        main.recorded(directory, config.stats_logger.max_log_mb),
+        Watchdog(limit, report, directory.fail, status=directory.status, starting=True) as watchdog,
+    ):
         directory.begin(config)
         context.read(directory.path)  # refuses a damaged one now, before minutes of work
         with multiprocess.Leader(process, processes, config, directory.path, directory.fail) as leader:

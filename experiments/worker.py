@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rljax import json_fields
 from rljax.errors import UserError
 from rljax.experiments import main
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rljax.workers.client import WorkerParts
 
 TOKEN_VARIABLE = "RLJAX_TOKEN"
+TOLD = json_fields.fields({"address": json_fields.TEXT, "token": json_fields.TEXT})  # of workers.json
 OWN_SAMPLER = ("allocation_mode", "rollout.addr")  # keys that name the sampler of this worker
 
 
@@ -51,12 +53,13 @@ def _find_trainer(address: str) -> tuple[str, str]:
     address_file = Path(address) / "workers.json"
     try:
         told = json.loads(address_file.read_text())
+        json_fields.demand(told, TOLD, str(address_file))
         return told["address"], told["token"]
     except PermissionError:
         raise UserError(
             f"--attach: {address_file} is another user's (give HOST:PORT, and the token in {TOKEN_VARIABLE})"
         ) from None
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # not there, or just being written
         raise NoTrainer(f"no run listens in {address} (one with rollout.listen or rollout.workers does)") from None
 
 

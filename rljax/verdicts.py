@@ -10,11 +10,13 @@ from pathlib import Path
 from rljax.config.schema import Config
 from rljax.diagnosis import Diagnosis, Finding, History, Severity
 from rljax.diagnosis.doctor import NO_RL_STEPS
-from rljax.diagnosis.history import SAMPLES
+from rljax.diagnosis.history import METRICS, SAMPLES
 from rljax.diagnosis.live import LiveDoctor, require_rules
 from rljax.diagnosis.run_files import Tail
 from rljax.metrics.guardrails import Breach, Event
 from rljax.metrics.mean import Mean, flatten
+
+MOST_MB = 32  # that are read of each file of a run that goes on: about 5,000 steps of metrics
 
 
 class Verdicts:
@@ -30,14 +32,15 @@ class Verdicts:
     """
 
     def __init__(self, config: Config, workdir: Path, first_step: int) -> None:
-        """Reads the history of the run's steps up to `first_step`.
+        """Reads the run's steps up to `first_step`; of a long run the first and the last of them.
 
         Raises UserError if `guard.rules` names a rule that does not exist.
         """
         self._config = config
         self._actions = config.guard.rule_actions() if config.guard.enabled else {}
         require_rules(self._actions, "guard.rules.")
-        before = History.load(workdir).between(0, first_step) if (workdir / "metrics.jsonl").exists() else None
+        past = History.load(workdir, most_mb=MOST_MB) if (workdir / METRICS).exists() else None
+        before = past.between(0, first_step) if past is not None else None
         self._doctor = LiveDoctor(config, before=before)
         self._samples = Tail(workdir / SAMPLES)  # the sink that writes them has the texts
         self._acted: set[str] = set()  # rules that had their action, and still have a finding

@@ -174,7 +174,7 @@ def _check_contents(directory: Path) -> None:
             raise BadRequest(f"model_path: {file.name} is a symbolic link out of its directory")
     try:
         config = json.loads((directory / "config.json").read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         raise BadRequest("model_path: config.json is missing or not valid JSON") from None
     if not isinstance(config, dict):
         raise BadRequest("model_path: config.json is not a JSON object")

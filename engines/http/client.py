@@ -21,23 +21,21 @@ import contextlib
 import dataclasses
 import logging
 import random
-import shutil
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import aiohttp
 import numpy as np
 
 from rljax import tracing
-from rljax.engine import Sampler, Sender, WeightsBroadcast, WeightsInDirectory, WeightSource
+from rljax.engine import Sampler, WeightSource
 from rljax.engines.http import protocol
+from rljax.engines.http.calls import Calls
 from rljax.engines.http.continuation import fitted, joined, remaining, shortened
 from rljax.engines.http.health import Watch
-from rljax.engines.http.interfaces import PostTo, Replicas
-from rljax.engines.http.published_weights import PublishedWeights
+from rljax.engines.http.interfaces import Replicas
+from rljax.engines.http.publishing import Publishing
 from rljax.engines.http.remote import Remote, ServerLost, ServerOwned, describe, make_session
 from rljax.engines.http.replies import Reply
 from rljax.engines.http.router import Closed, Router
@@ -94,19 +92,18 @@ class HttpSampler(Sampler):
         """
         self._remotes = list(remotes)
         self.version, self.lends, self.control_timeout = version, lends, control_timeout
-        self._retries, self._recompute, self._replicas = request_retries, recompute, replicas
+        self._retries, self._replicas = request_retries, replicas
+        self._calls = Calls(self._remotes, control_timeout, self._suspect)
+        self._publishing = Publishing(self._calls, recompute=recompute)
         self._cache_space = uuid.uuid4().hex  # another run's cache keys must not match ours
         self._loads = 0  # loads begun; part of the cache key, for a version may be loaded twice
         self._paused = False
         self._closed = False
-        self._published = PublishedWeights()
         self._lacking = asyncio.Event()  # set while a server waits for weights that only a publish can bring
         self._attempts: dict[asyncio.Task[None], tuple[Remote, str]] = {}
-        self._calls: dict[asyncio.Task[Any], tuple[Remote, object]] = {}  # under way, with the server's member when they began
         self._background = Tasks(self._broke)
         self._fault: Exception | None = None  # that ended a task of ours
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._session: aiohttp.ClientSession | None = None
         self._router = Router(self._remotes)
         self.control = asyncio.Lock()  # locked while a server is brought back, and to begin a pause
         self._watch: Watch | None = None
@@ -179,11 +176,10 @@ class HttpSampler(Sampler):
             incremental=remote.info.ours,
             interval=16 if remote.info.streams_by_request and not remote.info.ours else None,
         )
-        assert self._session is not None
-        task = asyncio.ensure_future(remote.generate(self._session, body, reply))
+        task = asyncio.ensure_future(remote.generate(self.session, body, reply))
         self._attempts[task] = remote, rid
         try:
-            await self._unless_lost(remote, task)
+            await self._calls.unless_lost(remote, task)
         except ServerLost as error:
             return reply, error
         except asyncio.CancelledError:
@@ -192,18 +188,6 @@ class HttpSampler(Sampler):
         finally:
             del self._attempts[task]
         return reply, None
-
-    async def _unless_lost(self, remote: Remote, task: asyncio.Task[Any]) -> Any:
-        """Waits for a call to a server. Raises ServerLost as soon as the server is lost."""
-        self._calls[task] = remote, remote.member
-        try:
-            await asyncio.wait({task})
-        finally:
-            del self._calls[task]
-            task.cancel()  # of no effect when it is done
-        if task.cancelled():
-            raise ServerLost(f"{remote.base}: given up: {remote.reason or 'the sampler was closed'}")
-        return task.result()
 
     def _suspect(self, remote: Remote, error: ServerLost) -> None:
         """Stops sending requests to a server; the watch finds out whether it is really gone."""
@@ -215,9 +199,8 @@ class HttpSampler(Sampler):
             self._watch.check_now()
 
     async def _abort(self, remote: Remote, rid: str) -> None:
-        assert self._session is not None
         try:
-            await remote.post(self._session, "/abort_request", {"rid": rid}, ABORT_TIMEOUT)
+            await remote.post(self.session, "/abort_request", {"rid": rid}, ABORT_TIMEOUT)
         except (ServerLost, UserError) as error:
             log.debug("abort of %s: %s", rid, error)
 
@@ -234,7 +217,7 @@ class HttpSampler(Sampler):
         until = time.monotonic() + OWNER_PATIENCE
         while True:
             try:
-                await self._each(self._pause_one, self._usable())
+                await self._calls.each(self._pause_one, self._calls.usable())
                 return
             except ServerOwned:
                 if time.monotonic() > until:
@@ -250,33 +233,15 @@ class HttpSampler(Sampler):
             self._paused = True
 
     async def _pause_one(self, remote: Remote) -> None:
-        await self._post(remote, "/pause_generation", {"mode": self._pause_mode(remote)})
+        await self._calls.post(remote, "/pause_generation", {"mode": self._publishing.pause_mode(remote)})
         # SGLang acknowledges a pause before its scheduler has seen it. The scheduler answers this request after the pause.
-        await remote.get(self.session, "/get_server_info", self.control_timeout)
-
-    def _pause_mode(self, remote: Remote) -> str:
-        """Returns SGLang's pause mode.
-
-        Old servers can't recompute the cache of running requests: those are aborted, and `generate`
-        submits the rest of each again.
-        """
-        if not self._recompute:
-            return "in_place"
-        return "retract" if remote.info.retracts else "abort"
-
-    def _flushes(self, remote: Remote) -> bool:
-        """Returns whether the server's cache is flushed after a load.
-
-        Only after a retract: in any other mode running requests still use the cache. A retracted
-        request keeps its prefix in SGLang's cache until the flush.
-        """
-        return self._recompute and remote.info.retracts
+        await self._calls.get(remote, "/get_server_info")
 
     async def resume(self) -> None:
         self._enter()
         self._paused = False
         try:
-            await self._each(lambda remote: self._post(remote, "/continue_generation", {}), self._usable())
+            await self._calls.each(lambda remote: self._calls.post(remote, "/continue_generation", {}), self._calls.usable())
         finally:
             self._router.set_open(True)
 
@@ -297,16 +262,9 @@ class HttpSampler(Sampler):
             await self.pause()
         self._loads += 1
         try:
-            self._usable()
+            self._calls.usable()
             remotes = [remote for remote in self._remotes if remote.usable or remote.behind]  # ipc relies on their order
-            match source:
-                case WeightsInDirectory(directory):
-                    current = await self._load_directory(directory, remotes, version)
-                case WeightsBroadcast(sender):
-                    current = await self._broadcast(sender, remotes, version)
-                    await asyncio.to_thread(self._published.drop)
-                case _:
-                    raise UserError("a server can't load arrays of this process (publish by a directory or a broadcast)")
+            current = await self._publishing.load(source, remotes, version)
             self.version = version
             self._lacking.clear()
             for remote in current:
@@ -319,71 +277,6 @@ class HttpSampler(Sampler):
         """Returns when a restarted server waits for weights that only a publish can bring."""
         await self._lacking.wait()
 
-    async def _load_directory(self, directory: Path, remotes: Sequence[Remote], version: int) -> list[Remote]:
-        try:
-            prepared = await asyncio.to_thread(self._published.prepare, directory, version)
-        except OSError as error:
-            raise UserError(f"{directory}: weights can't be read: {error}") from error
-        try:
-            current = await self._each(lambda remote: self._load_one(remote, str(directory), version), remotes)
-        except BaseException as error:
-            await asyncio.to_thread(shutil.rmtree, prepared, ignore_errors=True)
-            if isinstance(error, UserError):
-                remedy = "rollout.publish_dir names a directory that all servers can read"
-                raise UserError(f"{error}; the weights are in {directory} ({remedy})") from None
-            raise
-        await asyncio.to_thread(self._published.keep, prepared, version)
-        return current
-
-    async def _load_one(self, remote: Remote, directory: str, version: int) -> None:
-        body = {"model_path": directory, "weight_version": str(version), "flush_cache": self._flushes(remote)}
-        await self._post(remote, "/update_weights_from_disk", body)
-
-    async def _broadcast(self, sender: Sender, remotes: Sequence[Remote], version: int) -> list[Remote]:
-        if not remotes:
-            raise SamplerError(f"publishing version {version}: no server is left for the broadcast")
-        try:
-            posts = [PostTo(self._post_unless_lost, remote, remote.member) for remote in remotes]
-            await sender.send(posts, version, flush=all(map(self._flushes, remotes)))
-        except ServerLost as error:
-            raise SamplerError(f"publishing version {version}: {error}") from error
-        return list(remotes)
-
-    async def _post(self, remote: Remote, path: str, body: dict[str, Any]) -> Any:
-        return await remote.post(self.session, path, body, self.control_timeout)
-
-    async def _post_unless_lost(self, remote: Remote, path: str, body: dict[str, Any]) -> Any:
-        return await self._unless_lost(remote, asyncio.ensure_future(self._post(remote, path, body)))
-
-    async def _each(self, act: Callable[[Remote], Awaitable[Any]], remotes: Sequence[Remote]) -> list[Remote]:
-        """Runs an action on all servers at once and returns those where it succeeded.
-
-        A server that fails is left out; if all of them refuse, the request itself is wrong and the
-        first refusal is raised.
-        """
-        calls = (self._unless_lost(remote, asyncio.ensure_future(act(remote))) for remote in remotes)
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        failed = {r: e for r, e in zip(remotes, results, strict=True) if isinstance(e, BaseException)}
-        for error in failed.values():
-            if not isinstance(error, ServerLost | UserError):
-                raise error
-        refused = [error for error in failed.values() if isinstance(error, UserError)]
-        if refused and len(failed) == len(remotes):
-            raise refused[0]
-        for remote, error in failed.items():
-            self._suspect(remote, ServerLost(str(error)))
-        return [remote for remote in remotes if remote not in failed]
-
-    def _usable(self) -> list[Remote]:
-        """Returns the usable servers: none, if all are lost but one may come back.
-
-        The watch gives a server that comes back the present weights. Raises SamplerError if all are
-        dropped.
-        """
-        if all(remote.dropped for remote in self._remotes):
-            raise SamplerError("no server is left: " + "; ".join(remote.reason for remote in self._remotes))
-        return [remote for remote in self._remotes if remote.usable]
-
     # Memory
 
     async def release(self) -> None:
@@ -394,21 +287,21 @@ class HttpSampler(Sampler):
         """
         self._enter()
         await self._close_router()
-        await self._each(self._release_one, self._usable())
+        await self._calls.each(self._release_one, self._calls.usable())
 
     async def _release_one(self, remote: Remote) -> None:
-        await self._post(remote, "/pause_generation", {"mode": "abort"})
-        await remote.get(self.session, "/get_server_info", self.control_timeout)  # answered by the scheduler after the aborts
+        await self._calls.post(remote, "/pause_generation", {"mode": "abort"})
+        await self._calls.get(remote, "/get_server_info")  # answered by the scheduler after the aborts
         remote.released = True
-        await self._post(remote, "/release_memory_occupation", {"tags": list(MEMORY_TAGS)})
+        await self._calls.post(remote, "/release_memory_occupation", {"tags": list(MEMORY_TAGS)})
 
     async def reclaim(self) -> None:
         """Makes the servers allocate their memory again. They stay paused."""
         self._enter()
-        await self._each(self.reclaim_one, self._usable())
+        await self._calls.each(self.reclaim_one, self._calls.usable())
 
     async def reclaim_one(self, remote: Remote) -> None:
-        await self._post(remote, "/resume_memory_occupation", {"tags": list(MEMORY_TAGS)})
+        await self._calls.post(remote, "/resume_memory_occupation", {"tags": list(MEMORY_TAGS)})
         remote.released = False
 
     # Lifecycle
@@ -421,7 +314,7 @@ class HttpSampler(Sampler):
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return
-        self._loop, self._session = loop, make_session()
+        self._loop, self._calls.session = loop, make_session()
         is_open = self._router.is_open
         self._router = Router(self._remotes)
         self._router.set_open(is_open)
@@ -443,8 +336,7 @@ class HttpSampler(Sampler):
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        assert self._session is not None
-        return self._session
+        return self._calls.session
 
     @property
     def paused(self) -> bool:
@@ -452,7 +344,7 @@ class HttpSampler(Sampler):
 
     def present_weights(self) -> str | None:
         """Returns a directory with the present weights for a restarted server, or None."""
-        return self._published.directory_of(self.version)
+        return self._publishing.directory_of(self.version)
 
     def lack_weights(self) -> None:
         """Notes that a server needs weights that only a publish can bring. Called by the watch."""
@@ -460,9 +352,7 @@ class HttpSampler(Sampler):
 
     def servers_changed(self) -> None:
         """Wakes waiting requests, and ends the calls to servers that are lost by now."""
-        for task, (remote, member) in tuple(self._calls.items()):
-            if remote.member is not member:
-                task.cancel()
+        self._calls.end_lost()
         self._router.wake()
 
     async def close(self) -> None:
@@ -479,7 +369,7 @@ class HttpSampler(Sampler):
             await asyncio.gather(*map(self._release_ownership, self._remotes))
             await self._background.close()
             await self.session.close()
-        await asyncio.to_thread(self._published.drop)
+        await self._publishing.drop()
         if self._replicas is not None:
             await asyncio.to_thread(self._replicas.close)
 
@@ -496,7 +386,7 @@ class HttpSampler(Sampler):
         await asyncio.gather(*(self._abort(remote, rid) for remote, rid in tuple(self._attempts.values())))
         if self._paused:
             paused = [remote for remote in self._remotes if remote.usable]
-            going = (self._post(remote, "/continue_generation", {}) for remote in paused)
+            going = (self._calls.post(remote, "/continue_generation", {}) for remote in paused)
             for error in await asyncio.gather(*going, return_exceptions=True):
                 if isinstance(error, BaseException):
                     log.warning("a server stays paused: %s", describe(error))

@@ -134,7 +134,7 @@ def _vocabulary(model_path: str) -> int | None:
     try:
         config = json.loads((Path(model_path) / "config.json").read_text())
         return int(config["text_config"]["vocab_size"] if "text_config" in config else config["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

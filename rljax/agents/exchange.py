@@ -22,9 +22,11 @@ from rljax.agents.session import Session
 from rljax.agents.stream import GrowingText, VisibleText
 from rljax.errors import SamplerError, UserError
 from rljax.hf.messages import Message, text_of
+from rljax.process.thread_pool import ThreadPool
 from rljax.types import Completion, Finish, Piece, Request, SamplingParams
 
 LONG = 20_000  # characters of a prompt
+PROMPTS = ThreadPool(2, "prompt")  # makes long ones
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -211,7 +213,7 @@ class Exchange:
 async def _off_the_loop(param: str, length: int, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Makes a prompt, in a thread if its text is long, which takes seconds. Raises ApiError."""
     try:
-        return await asyncio.to_thread(make, *args, **kwargs) if length > LONG else make(*args, **kwargs)
+        return await PROMPTS.call(make, *args, **kwargs) if length > LONG else make(*args, **kwargs)
     except UserError as error:
         raise ApiError(str(error), param=param, code="invalid_value") from None
     except UnicodeEncodeError:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from rljax.checkpoints import loop_state
 from rljax.checkpoints.store import Checkpoint, Checkpoints
 from rljax.config.schema import Config
 from rljax.engine import Learner
@@ -138,7 +139,7 @@ class Recovery:
             if usable is not None and checkpoint.step not in usable:
                 continue
             try:
-                state = json.loads((checkpoint.path / "loop.json").read_text())
+                state = loop_state.read(checkpoint.path / "loop.json")
                 entries = read_entries(checkpoint.path / "ready.journal", state["ready"])
                 self.learner.restore(checkpoint.path / "learner")
                 return checkpoint, state, entries

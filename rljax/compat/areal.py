@@ -22,8 +22,10 @@ from contextvars import ContextVar
 from typing import Any, Protocol, Self
 
 from rljax.errors import RewardTimeout
+from rljax.process.thread_pool import ThreadPool
 
 NO_LIMIT = 10**8  # value of top_k without a limit
+MAX_THREADS = 64  # that a reward function has
 
 
 @dataclasses.dataclass
@@ -143,12 +145,13 @@ class AsyncRewardWrapper:
         """
         Args:
           timeout_seconds: limit of a call of a function that is not the config's.
-          max_workers: not used; the config has `reward.workers`.
+          max_workers: threads for a function that is not the config's; None for MAX_THREADS.
           max_retries: calls after a failed one.
         """
         self._function = reward_fn
         self._timeout = timeout_seconds
         self._retries = max_retries
+        self._threads = ThreadPool(max_workers or MAX_THREADS, "areal reward")
         self._is_async = inspect.iscoroutinefunction(reward_fn) or inspect.iscoroutinefunction(type(reward_fn).__call__)
 
     async def __call__(self, *args: Any, **keywords: Any) -> Any:
@@ -161,7 +164,7 @@ class AsyncRewardWrapper:
         for attempt in range(self._retries + 1):
             try:
                 async with asyncio.timeout(self._timeout) as limit:
-                    return await asyncio.to_thread(self._function, *args, **keywords)
+                    return await self._threads.call(self._function, *args, **keywords)
             except TimeoutError:
                 if limit.expired():
                     raise RewardTimeout(f"a reward ran longer than {self._timeout:g} s") from None

@@ -55,7 +55,7 @@ def check(path: Path, config: Config) -> None:
         before = _flat(json.loads(path.read_text()))
     except FileNotFoundError:
         return
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         log.warning("%s can't be read, so that nothing tells whether keys changed that may not, as seed", path)
         return
     now = _flat(json.loads(config_io.to_json(config)))

@@ -217,6 +217,13 @@ class StatsLoggerConfig:
     samples_per_step: int = key(4, "Trajectories per step in samples.jsonl.", NOT_NEGATIVE)
     groups_per_step: int = key(1, "Whole groups per step in groups.jsonl.", NOT_NEGATIVE)
     samples_per_evaluation: int = key(8, "Trajectories per evaluation and set in eval_samples.jsonl.", NOT_NEGATIVE)
+    # Parts are what a run that goes on need not read, and what is deleted; those of metrics never are
+    part_mb: int = key(64, "Size at which metrics.jsonl becomes metrics.STEP.jsonl; so for all .jsonl.", POSITIVE, unit="MiB")
+    max_samples_mb: int = key(
+        1024, "Size of samples.jsonl and its parts, of groups.jsonl, and of eval_samples.jsonl. Parts after the first go.",
+        POSITIVE, unit="MiB",
+    )  # fmt: skip
+    max_log_mb: int = key(64, "Size of log.txt and of log.txt.1, the part before it, together.", POSITIVE, unit="MiB")
 
 
 @dataclasses.dataclass(frozen=True)

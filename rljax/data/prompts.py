@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from rljax import json_fields
 from rljax.config.schema import DatasetConfig
 from rljax.data.formats import Format, find_format, told_by_columns, with_system
 from rljax.data.labeled import Labels
@@ -23,6 +24,8 @@ from rljax.errors import UserError
 from rljax.hf.messages import Message, Tool, joined_tools, parse_messages, parse_template_kwargs, parse_tools, text_of
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
+
+_STATE = json_fields.fields({"position": json_fields.integer(0, 2**62)})
 
 log = logging.getLogger(__name__)
 
@@ -200,10 +203,11 @@ class PromptSource:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues from a `state`. Raises UserError if the data has changed since."""
         for name, now in self._identity.items():
-            if state[name] != now:
-                change = f"{name} was {state[name]}, now {now}"
+            if state.get(name) != now:
+                change = f"{name} was {state.get(name)}, now {now}"
                 raise UserError(f"{self.key}: cannot resume: {change} (restore the data, or start a fresh --workdir)")
-        self._position = int(state["position"])
+        json_fields.demand(state, _STATE, f"{self.key}: cannot resume: the position in the data")
+        self._position = state["position"]
 
     def _has(self, index: int) -> bool:
         position = int(np.searchsorted(self._kept, index))

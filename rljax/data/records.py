@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rljax import json_fields
 from rljax.errors import UserError
 
 KINDS = "a directory with train.jsonl and test.jsonl, a .jsonl, .parquet or .arrow file, or what datasets' save_to_disk wrote"
@@ -265,10 +266,7 @@ def _saved_files(path: Path, split: str, key: str) -> list[Path]:
 
 
 def _json_of(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
+    return json_fields.read_object(path, {})
 
 
 def _names_of(path: Path, key: str, within: str = "") -> list[str]:

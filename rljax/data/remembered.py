@@ -56,7 +56,7 @@ class Memory:
                 rest = json.loads(str(arrays["rest"]))
                 strange = tuple((int(index), str(character)) for index, character in rest["strange"])
                 return Selected(arrays["kept"].astype(np.int64), rest["long_prompts"], rest["long_examples"], strange)
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, zipfile.BadZipFile):
             return None
 
     def keep(self, selected: Selected) -> Selected:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rljax import json_lines
 from rljax.config.schema import Config
 from rljax.diagnosis import run_files
 from rljax.diagnosis.advice import OWN, rename
@@ -53,24 +54,29 @@ class History:
     lost: str = ""  # why a run that is said to run does not, as of when it was read; "" if it may
 
     @classmethod
-    def load(cls, workdir: Path, *, flag: str = "--workdir") -> History:
+    def load(cls, workdir: Path, *, flag: str = "--workdir", most_mb: int | None = None) -> History:
         """Reads a run directory, finished, live or torn. Raises UserError if it has no metrics.
 
         A run that failed, or was killed, before its first step has none, and no steps.
 
         Args:
           flag: what named the directory, for errors.
+          most_mb: of larger files of lines the first and the last of this size are read; None: all.
         """
         if not workdir.is_dir():
             raise UserError(f"{flag}: no such directory: {workdir} (the --workdir of a run)")
         status = run_files.read_object(workdir / STATUS)
         lost = _lost(workdir, status or {})
-        if not (workdir / METRICS).is_file() and not lost and (status or {}).get("state") != "failed":
+        if not json_lines.parts(workdir / METRICS) and not lost and (status or {}).get("state") != "failed":
             raise UserError(f"{flag}: {workdir} has no {METRICS} (a run that has begun has; --log reads other logs)")
         context = run_files.read_object(workdir / CONTEXT)
         config = run_files.read_config(workdir / CONFIG)
         sessions = (context or {}).get("sessions")
-        lines = {name: run_files.read_lines(workdir / name) for name in LINE_FILES}
+        paths = {name: workdir / name for name in LINE_FILES}
+        lines = {
+            name: run_files.read_lines(path) if most_mb is None else run_files.read_ends(path, most_mb << 20)
+            for name, path in paths.items()
+        }
         return cls(
             *run_files.columns(lines[METRICS].rows),
             histograms=run_files.histograms(lines[HISTOGRAMS].rows),
@@ -202,7 +208,11 @@ def _damage(workdir: Path, objects: Mapping[str, Any], lines: Mapping[str, run_f
     lost = [name for name, value in objects.items() if value is None and (workdir / name).exists()]
     return [
         *(f"{name} is damaged: it counts as missing" for name in lost),
-        *(f"{name} is damaged: {_numbered(each.damaged)} left out" for name, each in lines.items() if each.damaged),
+        *(
+            f"{part} is damaged: {_numbered(numbers)} left out"
+            for each in lines.values()
+            for part, numbers in each.damaged.items()
+        ),
     ]
 
 

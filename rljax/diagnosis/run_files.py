@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rljax import json_lines
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
@@ -75,19 +76,40 @@ class Lines(NamedTuple):
     """Content of a JSON lines file."""
 
     rows: list[dict[str, Any]]  # objects with a `step`
-    damaged: list[int]  # numbers, from 1, of lines that are none; never the last, which may be half written
+    damaged: dict[str, list[int]]  # numbers, from 1, of lines that are none, by the name of the part that has them
 
 
 def read_lines(path: Path) -> Lines:
-    """Reads a JSON lines file; one that is missing has no lines."""
-    try:
-        with path.open("rb") as file:  # line by line: a long run has hundreds of megabytes
-            objects = [_object(line.decode(errors="replace")) for line in file]
-    except OSError:
-        return Lines([], [])
-    whole = [_has_step(each) for each in objects]
-    damaged = [number for number, good in enumerate(whole[:-1], 1) if not good]
-    return Lines([each for each, good in zip(objects, whole, strict=True) if good], damaged)
+    """Reads a JSON lines file, all its parts; one that is missing has no lines.
+
+    The last line of all may be half written, and is not called damaged.
+    """
+    rows: list[dict[str, Any]] = []
+    damaged: dict[str, list[int]] = {}
+    for part in json_lines.parts(path):
+        last = 0
+        try:
+            with part.open("rb") as file:  # line by line: a long run has hundreds of megabytes
+                for last, line in enumerate(file, 1):
+                    entry = _object(line.decode(errors="replace"))
+                    if _has_step(entry):
+                        rows.append(entry)
+                    else:
+                        damaged.setdefault(part.name, []).append(last)
+        except OSError:
+            continue
+        if part == path and damaged.get(part.name, [0])[-1] == last > 0:
+            damaged[part.name].pop()
+    return Lines(rows, {name: numbers for name, numbers in damaged.items() if numbers})
+
+
+def read_ends(path: Path, most: int) -> Lines:
+    """Reads the first and the last lines of a JSON lines file, of `most` bytes together.
+
+    Reads all of a smaller one. Damaged lines are left out and not told.
+    """
+    entries = [_object(line.decode(errors="replace")) for line in json_lines.ends(path, most)]
+    return Lines([entry for entry in entries if _has_step(entry)], {})
 
 
 class Tail:
@@ -102,19 +124,38 @@ class Tail:
     def __init__(self, path: Path) -> None:
         """Begins at the present end of the file."""
         self._path = path
-        self._at = path.stat().st_size if path.is_file() else 0
+        self._part, self._at = _inode(path), path.stat().st_size if path.is_file() else 0
 
     def read(self) -> list[dict[str, Any]]:
         """Returns the objects with a `step` of the whole lines since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                whole, newline, _ = file.read().rpartition(b"\n")
-        except OSError:
-            return []
-        self._at += len(whole + newline)
-        objects = [_object(line) for line in lines_of(whole.decode(errors="replace"))]
-        return [each for each in objects if _has_step(each)]
+        found: list[dict[str, Any]] = []
+        for part in self._unread():
+            inode = _inode(part)
+            if inode != self._part:
+                self._part, self._at = inode, 0
+            try:
+                with part.open("rb") as file:
+                    file.seek(self._at)
+                    whole, newline, _ = file.read().rpartition(b"\n")
+            except OSError:
+                break
+            self._at += len(whole + newline)
+            found += [_object(line) for line in lines_of(whole.decode(errors="replace"))]
+        return [each for each in found if _has_step(each)]
+
+    def _unread(self) -> list[Path]:
+        """Returns the part that was read last and those after it; the newest if it is gone."""
+        found = json_lines.parts(self._path)
+        at = next((n for n, part in enumerate(found) if _inode(part) == self._part), len(found) - 1)
+        return found[max(at, 0) :]
+
+
+def _inode(path: Path) -> int:
+    """Returns what a file keeps when it is renamed; 0 if there is none."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
 
 
 def lines_of(text: str) -> list[str]:

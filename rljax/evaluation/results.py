@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rljax import json_fields
 from rljax.errors import UserError
 from rljax.evaluation import estimates
 from rljax.evaluation.estimates import Estimate
@@ -164,27 +165,43 @@ class Result:
         return path
 
 
+_SEED = json_fields.integer(-(2**63), 2**63 - 1)
+_FILE = json_fields.fields(
+    {
+        "policy": json_fields.kind_of(Policy),
+        "name": json_fields.TEXT,
+        "protocol": json_fields.kind_of(Protocol),
+        "seed": _SEED,
+        "ks": json_fields.listed(json_fields.integer(1, 2**31)),
+        "prompts": json_fields.listed(json_fields.kind_of(Answers)),
+        "has_answers": json_fields.TRUTH,
+    }
+)
+
+
 def load(path: Path) -> Result:
     """Reads what `Result.save` wrote. Raises UserError."""
     try:
-        tree = json.loads(path.read_text())
-        return Result(
-            policy=Policy(**tree["policy"]),
-            name=tree["name"],
-            protocol=Protocol(**tree["protocol"]),
-            seed=tree["seed"],
-            ks=tree["ks"],
-            prompts=[_answers(prompt) for prompt in tree["prompts"]],
-            has_answers=tree["has_answers"],
-        )
+        tree = json_fields.read_object(path, {})
+        json_fields.demand(tree, _FILE, str(path))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file (a result is a .json that `rljax evaluate` wrote)") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not the result of an evaluation: {type(error).__name__}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{error} (a result is a .json that `rljax evaluate` wrote)") from None
+    where = str(path)
+    return Result(
+        policy=json_fields.read_as(Policy, tree["policy"], f"{where}: policy"),
+        name=tree["name"],
+        protocol=json_fields.read_as(Protocol, tree["protocol"], f"{where}: protocol"),
+        seed=tree["seed"],
+        ks=tree["ks"],
+        prompts=[_answers(prompt, where) for prompt in tree["prompts"]],
+        has_answers=tree["has_answers"],
+    )
 
 
-def _answers(tree: Mapping[str, Any]) -> Answers:
-    return Answers(tree["uid"], [Sample(**sample) for sample in tree["samples"]], tree["failed"])
+def _answers(tree: Mapping[str, Any], where: str) -> Answers:
+    return Answers(tree["uid"], [json_fields.read_as(Sample, sample, where) for sample in tree["samples"]], tree["failed"])
 
 
 def _finite(estimate: Estimate) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rljax import json_fields
 from rljax.errors import UserError
 from rljax.evaluation.protocol import Protocol
 
@@ -101,8 +102,8 @@ def read(folder: Path) -> list[Use]:
 
 def _use(line: str) -> Use | None:
     try:
-        return Use(**json.loads(line))
-    except (ValueError, TypeError):
+        return json_fields.read_as(Use, json.loads(line), FILE)
+    except (ValueError, RecursionError, UserError):
         return None
 
 

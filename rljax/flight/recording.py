@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rljax import json_fields, json_lines
 from rljax.checkpoints.store import Checkpoints
 from rljax.config import io as config_io
 from rljax.config.schema import Config
@@ -21,7 +21,6 @@ from rljax.types import Group
 FOLDER = "flight"
 FORMAT = "rljax-step-1"
 STEP, SCORES, KEPT = "step.json", "scores.safetensors", "kept.jsonl"
-UNREADABLE = (OSError, ValueError, KeyError, TypeError)  # what reading a header raises
 
 Arrays = list[np.ndarray]  # one [T] array per trajectory
 
@@ -99,7 +98,7 @@ class Recording:
         """Returns the headers of all records, by step. Records that can't be read are left out."""
         found = {}
         for step in self.steps():
-            with contextlib.suppress(*UNREADABLE):  # torn, or just being deleted
+            with contextlib.suppress(OSError, UserError):  # torn, or just being deleted
                 found[step] = self._header(step)
         return found
 
@@ -113,15 +112,13 @@ class Recording:
             return self._header(step)
         except FileNotFoundError:
             raise UserError(f"--step: {step} is not recorded in {self.folder} ({self._able()})") from None
-        except UNREADABLE as error:
-            path = self.folder / str(step) / STEP
-            raise UserError(f"{path}: not the record of a step: {' '.join(str(error).split())}") from None
 
     def _header(self, step: int) -> Header:
-        tree = json.loads((self.folder / str(step) / STEP).read_text())
-        if tree.pop("format") != FORMAT:
-            raise ValueError(f"not of format {FORMAT}")
-        return Header(**tree)
+        path = self.folder / str(step) / STEP
+        tree = json_fields.read_object(path, {})
+        if tree.get("format") != FORMAT:
+            raise UserError(f"{path}: not of format {FORMAT}")
+        return json_fields.read_as(Header, tree, str(path))
 
     def config(self, header: Header) -> Config:
         """Reads the config that a step was made with; keys of later releases have their defaults.
@@ -136,6 +133,8 @@ class Recording:
             raise UserError(f"{path}: {error.strerror}") from None
         except UserError as error:
             raise UserError(f"{path}: {error}; use the release that recorded it") from None
+        except ValueError as error:  # of a name that can't be one
+            raise UserError(f"{self.folder / str(header.step) / STEP}: config: {error}") from None
 
     def read(self, step: int) -> StepRecord:
         """Reads the record of a step. Raises UserError if there is none, or it is damaged."""
@@ -148,13 +147,14 @@ class Recording:
 
     def kept(self) -> list[Kept]:
         """Returns the steps at which a guard or a rule spoke, in the order of their writing."""
-        return [Kept(**line) for line in _lines(self.folder / KEPT)]
+        path = self.folder / KEPT
+        return [json_fields.read_as(Kept, entry, str(path)) for entry in _entries(path)]
 
     def metrics(self, step: int) -> dict[str, float]:
         """Returns a step's line of metrics.jsonl, without `step`; null is NaN. Empty without one."""
-        for line in _lines(self.workdir / "metrics.jsonl"):
-            if line.pop("step") == step:
-                return {name: float("nan") if value is None else value for name, value in line.items()}
+        for entry in _entries(self.workdir / "metrics.jsonl"):
+            if entry.pop("step") == step:
+                return {name: float("nan") if value is None else value for name, value in entry.items()}
         return {}
 
     # Making steps again
@@ -236,8 +236,6 @@ def spans(steps: Sequence[int]) -> str:
     return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSONL file; its last line may still be in the making."""
-    if path.exists():
-        with path.open() as file:
-            yield from (json.loads(line) for line in file if line.endswith("\n"))
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a file of lines; its last line may still be in the making."""
+    return (entry for line in json_lines.lines(path) if (entry := json_lines.entry_of(line)) is not None)

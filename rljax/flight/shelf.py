@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rljax import json_lines
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.flight.recording import FOLDER, FORMAT, KEPT, SCORES, STEP, Header, Kept, Recording
 from rljax.rollout import dump
-from rljax.sinks.run_directory import cut
 from rljax.train_step import Scored
 from rljax.types import Group
 
@@ -40,7 +40,7 @@ class Shelf:
         text = config_io.to_json(config)
         self._config = f"config-{zlib.crc32(text.encode()):08x}.json"
         (self._folder / self._config).write_text(text)
-        cut(self._folder / KEPT, first_step)
+        json_lines.cut(self._folder / KEPT, first_step)
         self._recording = Recording(workdir)
         self._sizes: dict[int, int] = {}  # bytes, by step
         for step in self._recording.steps():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from rljax import json_fields
 from rljax.config.schema import LoraConfig
 from rljax.errors import UserError
 from rljax.hf.other_model import Model
@@ -19,6 +19,11 @@ from rljax.hf.tensors import layer_tensor, projections
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 A, B = "lora_A.weight", "lora_B.weight"  # after the projection's name
 _PREFIX = "base_model.model."
+_SETTINGS: json_fields.Schema = {
+    "peft_type": json_fields.TEXT,
+    "r": json_fields.integer(1, 2**31),
+    "lora_alpha": json_fields.number(-1e9, 1e9),
+}
 # Settings of peft that would add something else than alpha / rank B A, and the values that don't
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "bias": (None, "none"),
@@ -69,12 +74,12 @@ def read_adapter(directory: Path | str, spec: Model, config: LoraConfig) -> dict
 def _settings(directory: Path) -> dict[str, Any]:
     path = directory / SETTINGS
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        settings = json_fields.read_object(path, _SETTINGS)
+    except FileNotFoundError as error:
         raise UserError(f"actor.lora.path: cannot read {path}: {error.strerror} (a directory that peft wrote)") from None
-    except ValueError as error:
-        raise UserError(f"actor.lora.path: {path}: not JSON: {error}") from None
-    if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
+    except UserError as error:
+        raise UserError(f"actor.lora.path: {error} (a directory that peft wrote)") from None
+    if settings.get("peft_type") != "LORA":
         raise UserError(f"actor.lora.path: {path}: no LoRA adapter (peft_type)")
     return settings
 
@@ -87,7 +92,8 @@ def _check(directory: Path, settings: Mapping[str, Any], config: LoraConfig) -> 
             )
     for name, plain in _PLAIN.items():
         if settings.get(name) not in plain:
-            raise UserError(f"actor.lora.path: {directory} has {name}={settings[name]!r}: only alpha / rank B A is implemented")
+            has = json_fields.shown(settings.get(name))
+            raise UserError(f"actor.lora.path: {directory / SETTINGS} has {name}={has}: only alpha / rank B A is implemented")
 
 
 def _shapes(spec: Model, config: LoraConfig) -> dict[str, tuple[int, int]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
+from rljax import json_fields
 from rljax.errors import UserError
 from rljax.hf.spec import CONFIG, read_config
 from rljax.hf.tokenizer import HFTokenizer
@@ -44,6 +44,6 @@ def check(model_dir: Path, tokenizer: HFTokenizer) -> None:
 def _warn_of_two_templates(model_dir: Path) -> None:
     template, config = model_dir / "chat_template.jinja", model_dir / "tokenizer_config.json"
     if template.is_file() and config.is_file():
-        other = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
+        other = json_fields.read_object(config, {}).get("chat_template")
         if isinstance(other, str) and other.strip() != template.read_text(encoding="utf-8").strip():
             log.warning("%s: another chat_template than in tokenizer_config.json; this one is used", template)

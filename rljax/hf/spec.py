@@ -159,7 +159,7 @@ def is_image_text(directory: Path | str) -> bool:
     """Returns whether a model directory has a text model inside one for images and text."""
     try:
         config = json.loads((Path(directory) / CONFIG).read_text())
-    except (OSError, ValueError):  # whoever loads it says what is wrong
+    except (OSError, ValueError, RecursionError):  # whoever loads it says what is wrong
         return False
     return isinstance(config, dict) and config.get("model_type") in (*TEXT_PARTS, *TAKES_PICTURES)
 
@@ -168,7 +168,7 @@ def takes_pictures(directory: Path | str) -> bool:
     """Returns whether the fsdp learner takes pictures for the model of a directory."""
     try:
         config = json.loads((Path(directory) / CONFIG).read_text())
-    except (OSError, ValueError):  # whoever loads it says what is wrong
+    except (OSError, ValueError, RecursionError):  # whoever loads it says what is wrong
         return False
     return isinstance(config, dict) and config.get("model_type") in TAKES_PICTURES
 

@@ -454,7 +454,7 @@ def _names_code(path: Path) -> bool:
     """Returns whether a file of a model directory says that its tokenizer is code of the directory."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     names = config.get("auto_map") if isinstance(config, dict) else None
     return bool(names) and (not isinstance(names, dict) or "AutoTokenizer" in names)

@@ -7,18 +7,19 @@ stops at all of them; whoever loads an export has to know them too.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rljax import json_fields
 from rljax.errors import UserError
 from rljax.hf.init import GENERATION_CONFIG
 from rljax.hf.spec import CONFIG
 from rljax.hf.tokenizer import load_tokenizer
 from rljax.hf.weights import write_json
 
+_SCHEMA: json_fields.Schema = {"eos_token_id": json_fields.TOKEN_IDS}
 TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,13 @@ def write_turn_ends(directory: Path, token_ids: Sequence[int] = (), source: Path
     if not (directory / TOKENIZER_CONFIG).is_file() or not (directory / "tokenizer.json").is_file():
         return
     try:
-        known, token = _turn_ends(source or directory)
+        _write(directory, token_ids, *_turn_ends(source or directory))
     except UserError as error:  # the weights are worth more than this
         log.warning("%s: the ids that end turns are not written: %s", directory, error)
-        return
+
+
+def _write(directory: Path, token_ids: Sequence[int], known: Sequence[int], token: str | None) -> None:
+    """Adds ids, and the token that the chat template writes. Raises UserError."""
     ids = list(dict.fromkeys([*known, *map(int, token_ids)]))
     for name in (GENERATION_CONFIG, CONFIG):
         path = directory / name
@@ -77,4 +81,5 @@ def _text(token: Any) -> str | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    """Reads a file of the directory; empty without one. Raises UserError."""
+    return json_fields.read_object(path, _SCHEMA) if path.is_file() else {}

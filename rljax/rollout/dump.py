@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rljax import json_fields
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.sinks.run_directory import describe, dump
@@ -25,6 +25,20 @@ from rljax.types import Finish, Group, Trajectory
 
 ARRAYS = {"token_ids": np.int32, "loss_mask": np.bool_, "behavior_logp": np.float32, "versions": np.int32}
 FORMAT = "rljax-groups-1"
+_NUMBER = json_fields.optional(json_fields.REAL)
+_TRAJECTORY = json_fields.fields(
+    {
+        "length": json_fields.integer(0, 2**31),
+        "reward": _NUMBER,
+        "components": json_fields.named(_NUMBER),
+        "finish": json_fields.one_of(Finish),
+        "episode": json_fields.optional(json_fields.integer(0, 2**31)),
+        "pictures": json_fields.TEXTS,
+    },
+    needed=("length", "reward", "components", "finish"),
+)
+_GROUP = json_fields.fields({"uid": json_fields.TEXT, "trajectories": json_fields.listed(_TRAJECTORY)})
+_BATCH = json_fields.fields({"groups": json_fields.listed(_GROUP)})
 
 
 def save(directory: Path, groups: Sequence[Group], tokenizer: Tokenizer | None = None) -> None:
@@ -74,10 +88,13 @@ def load(directory: Path) -> list[Group]:
         if name not in arrays or len(arrays[name]) != sum(lengths):
             raise UserError(f"{directory}: batch.safetensors holds no {name} of the {sum(lengths)} tokens in batch.json")
     starts = iter(np.cumsum([0, *lengths]).tolist())
-    return [
-        Group(group["uid"], tuple(_trajectory(entry, arrays, next(starts)) for entry in group["trajectories"]))
-        for group in tree["groups"]
-    ]
+    try:
+        return [
+            Group(group["uid"], tuple(_trajectory(entry, arrays, next(starts)) for entry in group["trajectories"]))
+            for group in tree["groups"]
+        ]
+    except ValueError as error:  # of lengths that are another batch's
+        raise UserError(f"{directory}: batch.safetensors and batch.json don't belong together: {error}") from None
 
 
 def load_shards(directories: Sequence[Path]) -> list[Group]:
@@ -124,12 +141,13 @@ def _read(directory: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     from safetensors.numpy import load_file
 
     try:
-        tree = json.loads((directory / "batch.json").read_text())
+        tree = json_fields.read_object(directory / "batch.json", {})
         arrays = load_file(directory / "batch.safetensors")
     except FileNotFoundError as error:
         raise UserError(f"{directory}: no {Path(error.filename).name} (a directory that `rljax rollout` wrote)") from None
     except (ValueError, SafetensorError) as error:
         raise UserError(f"{directory}: not a dumped batch: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+    if tree.get("format") != FORMAT:
         raise UserError(f"{directory}: batch.json is not of format {FORMAT}")
+    json_fields.demand(tree, _BATCH, f"{directory / 'batch.json'}")
     return tree, arrays

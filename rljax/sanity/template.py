@@ -98,6 +98,6 @@ def _read(path: Path) -> dict[str, Any]:
     """Reads a JSON object; empty if it can't be read, which the part that loads the model reports."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -8,10 +8,11 @@ from typing import Any
 
 from rljax.config.schema import Config
 from rljax.hf.tokenizer import Tokenizer
+from rljax.json_lines import newest_step
 from rljax.sinks import Sink, Sinks
 from rljax.sinks.live import LineSink, LiveSink
 from rljax.sinks.planned import PlanSink
-from rljax.sinks.run_directory import RunDirectory, RunDirectorySink, newest_step
+from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
 
 
 def build(
@@ -37,7 +38,7 @@ def build(
         from rljax.sinks.wandb import forget_lost_steps
 
         forget_lost_steps(run, newest_step(run.path / "metrics.jsonl"), first_step)
-    sinks: list[Sink] = [RunDirectorySink(run, tokenizer, first_step=first_step, samples_per_step=logger.samples_per_step)]
+    sinks: list[Sink] = [RunDirectorySink(run, tokenizer, first_step=first_step, logger=logger)]
     if estimate is not None:
         sinks.append(PlanSink(run, estimate))
     if logger.tensorboard:

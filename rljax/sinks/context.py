@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import rljax
+from rljax import json_fields
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
@@ -104,9 +104,10 @@ def read(workdir: Path) -> list[Any]:
     if not path.exists():
         return []
     try:
-        return list(json.loads(path.read_text())["sessions"])
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"--workdir: {path} is not the context of a run (delete it to go on)") from None
+        sessions = json_fields.read_object(path, {"sessions": json_fields.listed(json_fields.OBJECT)}, needed=("sessions",))
+    except UserError as error:
+        raise UserError(f"--workdir: {error} (delete it to go on)") from None
+    return list(sessions["sessions"])
 
 
 def append(run: RunDirectory, this: Session) -> None:

@@ -9,9 +9,9 @@ histograms.jsonl  histograms by step: {"step", name: {"edges": [n + 1], "counts"
 guard.jsonl       actions of the guardrails, one object each
 samples.jsonl     trajectories with text, reward components, versions and advantages
 groups.jsonl      whole groups of the same, one object each
-eval_samples.jsonl  the same of evaluations
+eval_samples.jsonl  the same of evaluations; all files of lines go on in parts (json_lines.py)
 status.json       step, version, state, process; the error of a failed run; touched while it lives
-log.txt           what was said on the screen beside the steps
+log.txt           what was said on the screen beside the steps; log.txt.1 what was before it
 evaluations/      uses of the validation sets, and results of evaluations (rljax/evaluation)
 checkpoints/      checkpoints to resume from
 flight/           batches of the last steps (rljax/flight)
@@ -29,19 +29,20 @@ import dataclasses
 import fcntl
 import itertools
 import json
-import logging
 import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from rljax.config.schema import Config
+from rljax import json_fields
+from rljax.config.schema import Config, StatsLoggerConfig
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
+from rljax.json_lines import LineFile
 from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
@@ -49,10 +50,6 @@ from rljax.process.liveness import Identity
 from rljax.sinks import RunState, Status
 from rljax.sinks.config_record import ConfigRecord
 from rljax.types import Group, Trajectory
-
-RARE = ("guard.jsonl", "groups.jsonl", "eval_samples.jsonl")  # files that are made when there is something to write
-
-log = logging.getLogger(__name__)
 
 
 class RunDirectory:
@@ -151,12 +148,10 @@ class RunDirectory:
         if not self.status.exists():
             return Status(RunState.RUNNING, step=0, version=0)
         try:
-            fields = json.loads(self.status.read_text())
-            names = [field.name for field in dataclasses.fields(Status)]
-            known = {name: fields[name] for name in names if name in fields}  # older runs have fewer
-            return Status(**known | {"state": RunState(fields["state"])})
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"--workdir: {self.status} is not the status of a run (delete it to go on)") from None
+            status = json_fields.read_as(Status, json_fields.read(self.status), str(self.status))  # older runs have fewer
+        except UserError as error:
+            raise UserError(f"--workdir: {error} (delete it to go on)") from None
+        return dataclasses.replace(status, state=RunState(status.state))
 
     def close(self) -> None:
         """Releases the lock."""
@@ -170,21 +165,26 @@ class RunDirectorySink:
     Lines of steps after `first_step` are cut first.
     """
 
-    def __init__(self, run: RunDirectory, tokenizer: Tokenizer, *, first_step: int, samples_per_step: int) -> None:
+    def __init__(self, run: RunDirectory, tokenizer: Tokenizer, *, first_step: int, logger: StatsLoggerConfig) -> None:
         self._run, self._first_step = run, first_step
         if run.configs is not None:
             run.configs.cut(first_step)
         self._tokenizer = tokenizer
-        self._samples_per_step = samples_per_step
+        self._samples_per_step = logger.samples_per_step
         self._sampled = (first_step, 0)  # a step, and the number of its samples written
-        self._step: int | None
-        self._start, self._step, self._scalars = cut(run.path / "metrics.jsonl", first_step)
+
+        def opened(name: str, *, bounded: bool = False, rare: bool = False) -> LineFile:
+            most = logger.max_samples_mb << 20 if bounded else None
+            return LineFile(run.path / name, first_step, part_bytes=logger.part_mb << 20, most_bytes=most, rare=rare)
+
+        self._metrics = opened("metrics.jsonl")
+        self._histograms = opened("histograms.jsonl")
+        self._samples = opened("samples.jsonl", bounded=True)
+        self._groups = opened("groups.jsonl", bounded=True, rare=True)
+        self._evaluated = opened("eval_samples.jsonl", bounded=True, rare=True)
+        self._guard = opened("guard.jsonl", rare=True)
+        self._step, self._scalars = self._metrics.last.step, self._metrics.last.entry
         self._means: dict[str, Mean] = {}
-        self._metrics_file = _open_end(run.path / "metrics.jsonl")
-        self._samples_file = _reopen(run.path / "samples.jsonl", first_step)
-        self._histograms_file = _reopen(run.path / "histograms.jsonl", first_step)
-        for name in RARE:
-            cut(run.path / name, first_step)
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Appends the step's line, or merges the metrics into it if it is the last line."""
@@ -192,18 +192,21 @@ class RunDirectorySink:
             raise ValueError(f"metrics of step {step} after those of step {self._step}")
         if step > self._first_step and self._run.configs is not None:
             self._run.configs.made(step)
-        if step != self._step:
-            self._start, self._step, self._scalars, self._means = self._metrics_file.seek(0, os.SEEK_END), step, {}, {}
+        is_new = step != self._step
+        if is_new:
+            self._step, self._scalars, self._means = step, {}, {}
         self._means = merge([self._means, metrics])
         self._scalars |= flatten(self._means)
-        self._metrics_file.seek(self._start)
-        self._metrics_file.write(f"{dump({'step': step} | self._scalars)}\n".encode())
-        self._metrics_file.truncate()
-        self._metrics_file.flush()
+        line = dump({"step": step} | self._scalars)
+        if is_new:
+            self._metrics.append(step, line)
+        else:
+            self._metrics.replace(line)
 
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         """Appends the step's line."""
-        _append(self._histograms_file, {"step": step} | {name: h.to_json() for name, h in histograms.items()})
+        entry = {"step": step} | {name: h.to_json() for name, h in histograms.items()}
+        self._histograms.append(step, dump(entry))
 
     def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
         at, count = self._sampled
@@ -212,7 +215,8 @@ class RunDirectorySink:
             return
         self._sampled = (step, count + 1)
         tokens = describe_tokens(trajectory, advantage, self._tokenizer)
-        _append(self._samples_file, {"step": step, "uid": uid} | describe(trajectory, self._tokenizer) | tokens)
+        entry = {"step": step, "uid": uid} | describe(trajectory, self._tokenizer) | tokens
+        self._samples.append(step, dump(entry))
 
     def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
         """Appends the group's line: its trajectories as in samples.jsonl, the prompt once."""
@@ -221,27 +225,24 @@ class RunDirectorySink:
             for t, advantage in zip(group.trajectories, advantages, strict=True)
         ]
         prompts = [entry.pop("prompt") for entry in entries]
-        self._append_to("groups.jsonl", {"step": step, "uid": group.uid, "prompt": prompts[0], "trajectories": entries})
+        entry = {"step": step, "uid": group.uid, "prompt": prompts[0], "trajectories": entries}
+        self._groups.append(step, dump(entry))
 
     def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
         """Appends the trajectory's line."""
-        self._append_to("eval_samples.jsonl", {"step": step, "set": name, "uid": uid} | describe(trajectory, self._tokenizer))
+        entry = {"step": step, "set": name, "uid": uid} | describe(trajectory, self._tokenizer)
+        self._evaluated.append(step, dump(entry))
 
     def event(self, event: Event) -> None:
         """Appends the event's line."""
-        self._append_to("guard.jsonl", dataclasses.asdict(event))
-
-    def _append_to(self, name: str, entry: Mapping[str, Any]) -> None:
-        with _open_end(self._run.path / name) as file:
-            _append(file, entry)
+        self._guard.append(event.step, dump(dataclasses.asdict(event)))
 
     def status(self, status: Status) -> None:
         self._run.write_status(status)
 
     def close(self) -> None:
-        self._metrics_file.close()
-        self._samples_file.close()
-        self._histograms_file.close()
+        for file in (self._metrics, self._histograms, self._samples, self._groups, self._evaluated, self._guard):
+            file.close()
 
 
 def describe(trajectory: Trajectory, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -289,74 +290,6 @@ def _first_sampled(trajectory: Trajectory) -> int:
 
 def _run_lengths(values: Sequence[Any]) -> list[list[Any]]:
     return [[value, sum(1 for _ in run)] for value, run in itertools.groupby(values)]
-
-
-def cut(path: Path, step: int) -> tuple[int, int | None, dict[str, Any]]:
-    """Cuts a JSONL file after its last complete line of a step up to `step`.
-
-    Damaged lines before that one are left as they are, and told.
-
-    Returns:
-      The position of the last line in bytes, its step (None in an empty file) and its other keys.
-    """
-    if not path.exists():
-        return 0, None, {}
-    start, end, last = 0, 0, {}
-    damaged: list[int] = []
-    with path.open("rb+") as file:
-        position, unreadable = 0, list[int]()  # where the line begins; numbers of those since the last readable one
-        for number, line in enumerate(file, 1):
-            entry = _entry(line)
-            if entry is None:
-                unreadable.append(number)
-            elif entry["step"] > step:
-                break
-            else:
-                damaged, unreadable = damaged + unreadable, []
-                start, end, last = position, position + len(line), entry
-            position += len(line)
-        file.truncate(end)
-    if damaged:
-        log.warning("%s: line %s can't be read; left as it is", path, ", ".join(map(str, damaged)))
-    return start, last.pop("step", None), last
-
-
-def newest_step(path: Path) -> int | None:
-    """Returns the largest step of a JSONL file's lines; None if it has none."""
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        return max((entry["step"] for line in file if (entry := _entry(line)) is not None), default=None)
-
-
-def _entry(line: bytes) -> dict[str, Any] | None:
-    """Returns the object of a line; None if the line is incomplete or has no step."""
-    try:
-        entry = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) and isinstance(entry.get("step"), int) else None
-
-
-def _reopen(path: Path, step: int) -> IO[bytes]:
-    """Opens a JSONL file at its end, without the lines of steps after `step`."""
-    cut(path, step)
-    return _open_end(path)
-
-
-def _append(file: IO[bytes], entry: Mapping[str, Any]) -> None:
-    file.write(f"{dump(entry)}\n".encode())
-    file.flush()
-
-
-def _open_end(path: Path) -> IO[bytes]:
-    try:
-        path.touch()
-        file = path.open("rb+")
-    except OSError as error:
-        raise UserError(f"--workdir: cannot write {path}: {error.strerror}") from None
-    file.seek(0, os.SEEK_END)
-    return file
 
 
 def dump(value: Any) -> str:

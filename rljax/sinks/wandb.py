@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from rljax import json_lines
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
@@ -69,13 +69,10 @@ class WandbSink:
 
     def _tell_past(self, run: RunDirectory) -> None:
         """Logs the lines that metrics.jsonl has already."""
-        metrics = run.path / "metrics.jsonl"
-        for line in metrics.read_text().splitlines() if metrics.exists() else ():
-            try:
-                scalars = json.loads(line)
-            except ValueError:  # a damaged line, which the run directory's sink tells of
-                continue
-            self._run.log({name: value for name, value in scalars.items() if name != "step"}, step=scalars["step"])
+        for line in json_lines.lines(run.path / "metrics.jsonl"):
+            entry = json_lines.entry_of(line)
+            if entry is not None:  # else a damaged line, which the run directory's sink tells of
+                self._run.log({name: value for name, value in entry.items() if name != "step"}, step=entry["step"])
 
     def write(self, step: int, metrics: Mapping[str, Mean]) -> None:
         """Logs a step's metrics, merged, since W&B overwrites values of the same step."""

@@ -1,11 +1,19 @@
 """Plants faults in the core, one at a time, and runs the tests that should see each.
 
-    python -m tests.mutation                    all of them; prints killed or SURVIVED for each
+    python -m tests.mutation                    all of them; prints what came of each
     python -m tests.mutation buffer losses      those with one of these words in file or line
     python -m tests.mutation --list
 
 A fault is a line of `tests/mutation/faults.py`. It is planted in a copy of the checkout, so that
-the checkout stays as it is. Exit status 1 if a fault survives that docs/testing.md does not name.
+the checkout stays as it is. Each set of tests first passes without a fault.
+
+killed      a test failed
+timed out   a test ran past its limit of TEST_TIMEOUT, which ended it: the suite sees the fault
+HANGS       the tests went on past TIMEOUT: no limit of theirs ended them, and whoever runs them waits
+SURVIVED    all tests passed
+BROKEN      no test ran
+
+Exit status 1 if one is BROKEN, HANGS, or SURVIVED without a reason in docs/testing.md.
 """
 
 from __future__ import annotations
@@ -31,8 +39,21 @@ import yaml  # noqa: F401
 from tests.mutation.faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 600.0  # seconds
-KILLED, SURVIVED, HANGS, BROKEN = "killed", "SURVIVED", "hangs", "BROKEN"  # hangs: no end in time; BROKEN: no test ran
+TEST_TIMEOUT = 90  # seconds per test, which take up to 10 without a fault
+TIMEOUT = 600.0  # seconds per fault
+KILLED, TIMED_OUT, SURVIVED, HANGS, BROKEN = "killed", "timed out", "SURVIVED", "HANGS", "BROKEN"
+BAD = (SURVIVED, HANGS, BROKEN)
+TEST_TIMED_OUT = 124  # exit status of a child, as of coreutils' timeout; pytest's own are below 10
+
+
+class Timeouts:
+    """Plugin of pytest that notes whether a test was ended by pytest-timeout."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seen |= report.failed and "from pytest-timeout" in report.longreprtext
 
 
 def copy_checkout(target: Path) -> None:
@@ -50,7 +71,12 @@ def try_fault(fault: Fault, checkout: Path) -> str:
         status = _in_child(checkout, fault.tests)
     finally:
         path.write_text(text)
-    return {None: HANGS, 0: SURVIVED, 1: KILLED}.get(status, BROKEN)
+    return {None: HANGS, 0: SURVIVED, 1: KILLED, TEST_TIMED_OUT: TIMED_OUT}.get(status, BROKEN)
+
+
+def first_failing(faults: Sequence[Fault], checkout: Path) -> Sequence[str]:
+    """Returns the first tests that do not pass without a fault; they would kill any. Else ()."""
+    return next((tests for tests in dict.fromkeys(fault.tests for fault in faults) if _in_child(checkout, tests) != 0), ())
 
 
 def _in_child(checkout: Path, tests: Sequence[str]) -> int | None:
@@ -68,7 +94,9 @@ def _in_child(checkout: Path, tests: Sequence[str]) -> int | None:
             del sys.modules[name]
         os.chdir(checkout)
         sys.path[:] = [str(checkout), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
-        os._exit(int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests])))
+        timeouts = Timeouts()
+        status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT}", *tests], [timeouts])
+        os._exit(TEST_TIMED_OUT if timeouts.seen else int(status))
     until = time.monotonic() + TIMEOUT
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -90,16 +118,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         checkout = Path(scratch) / "checkout"
         copy_checkout(checkout)
+        if failing := first_failing(chosen, checkout):
+            print(f"{' '.join(failing)}: not passed without a fault", flush=True)
+            return 1
         for fault in chosen:
             began = time.monotonic()
             outcome = try_fault(fault, checkout)
             known = outcome == SURVIVED and bool(fault.equivalent)
             counts["survived, with a reason" if known else outcome] += 1
-            print(f"{outcome:<8} {time.monotonic() - began:5.1f} s  {fault}", flush=True)
+            print(f"{outcome:<9} {time.monotonic() - began:5.1f} s  {fault}", flush=True)
             if known:
-                print(f"         {fault.equivalent}", flush=True)
+                print(f"          {fault.equivalent}", flush=True)
     print(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
-    return 1 if counts[SURVIVED] or counts[BROKEN] else 0
+    return 1 if any(counts[outcome] for outcome in BAD) else 0
 
 
 if __name__ == "__main__":

@@ -43,6 +43,15 @@ ADVANTAGES = (
     "tests/unit/rollout/test_episode_parts.py",
 )
 STEP = ("tests/unit/test_train_step.py",)
+EPISODES = (
+    PRODUCER,
+    "tests/unit/test_driver.py",
+    "tests/unit/rollout/test_episode_timeout.py",
+    "tests/unit/rollout/test_episode_parts.py",
+)
+DOORS = ("tests/unit/messaging",)
+FILES = ("tests/unit/test_file_fuzz.py", *CHECKPOINTS)
+GUARDS = ("tests/unit/metrics/test_guardrails.py",)
 
 
 def _of(file: str, tests: tuple[str, ...], *lines: tuple[str, str]) -> list[Fault]:
@@ -52,6 +61,7 @@ def _of(file: str, tests: tuple[str, ...], *lines: tuple[str, str]) -> list[Faul
 # Faults that nothing can see, and why; docs/testing.md has them too.
 EQUIVALENT = {
     "os.ftruncate(self._file, whole)": "what is left of a torn record is overwritten by the next ones, and a reader ends at it",
+    "if count * dtype.itemsize > len(body) - start:": "numpy refuses a body that is too short with a ValueError too",
 }
 
 
@@ -186,5 +196,67 @@ FAULTS = (
         "rljax/objective/proximal.py",
         ("tests/unit/objective/test_proximal.py",),
         ("span = lag + progress", "span = lag + 1"),
+    ),
+    *_of(
+        "rljax/objective/reward_shaping.py",
+        ADVANTAGES,
+        ("(task - penalty + actor.reward_bias) *", "(task + actor.reward_bias) * actor.reward_scaling - penalty + 0 *"),
+        ("if trajectory.finish != Finish.LENGTH:", "if trajectory.finish == Finish.STOP:"),
+        ("lengths - (max_new_tokens - overlong_tokens)", "lengths - max_new_tokens"),
+    ),
+    *_of(
+        "rljax/rollout/producer.py",
+        EPISODES,
+        ("isinstance(error, RequestLost) or attempt >", "attempt >"),
+        ("attempt > self._retries:", "attempt >= self._retries:"),
+        ("isinstance(error, TimeoutError) and limit.expired()", "isinstance(error, TimeoutError)"),
+        ("prompt.uid, sample, ticket.attempt)", "prompt.uid, 0, ticket.attempt)"),
+        ("prompt.uid, sample, ticket.attempt)", "prompt.uid, sample, 0)"),
+        ("check_token_ids(parts_of(result, 0), vocab_size)", "pass"),
+        ("if not isinstance(verdict, bool | np.bool_):", "if False:"),
+        ("async with asyncio.timeout(self._timeout):", "async with asyncio.timeout(None):"),
+        ("if not self._tracker.settle_recovered(ticket):", "if True:"),
+    ),
+    *_of(
+        "rljax/messaging/listener.py",
+        DOORS,
+        ("while len(self._unproved) >= MAX_UNPROVED and", "while False and"),
+        ("_hang_up(oldest)  # its thread forgets it", "pass"),
+        ("self._forget(connection)  # it has proved", "pass  # it has proved"),
+        ("if (reason := self._refusal_reason(hello)) is not None:", "if (reason := self._refusal_reason(hello)) and False:"),
+        ("if oldest is not None and error.errno in EXHAUSTED:", "if False:"),
+    ),
+    *_of(
+        "rljax/messaging/handshake.py",
+        DOORS,
+        ("[*self._transcript, reason])", "self._transcript)"),
+        ('if message.kind != "hello" or not _is_nonce(nonce) or', 'if message.kind != "hello" or'),
+        ("or not _is_flat(hello):", ":"),
+        ("transcript = [self._nonce, nonce, hello]", "transcript = [nonce, hello]"),
+    ),
+    *_of(
+        "rljax/messaging/framing.py",
+        DOORS,
+        ("prefix.header > limits.header or prefix.body > limits.body:", "prefix.header > limits.header:"),
+        ("if not _is_whole(prefix, header, body):", "if False:"),
+        ("    if start != len(body):", "    if False:"),
+        ("or name in arrays or", "or"),
+        ("if count * dtype.itemsize > len(body) - start:", "if False:"),
+    ),
+    *_of(
+        "rljax/checkpoints/integrity.py",
+        FILES,
+        ("value = zlib.crc32(chunk, value)", "pass"),
+        ("files_below(directory) - recorded - {directory / MANIFEST}", "files_below(directory) - {directory / MANIFEST}"),
+        ('needed=("files", "step")', 'needed=("files",)'),
+    ),
+    *_of(
+        "rljax/metrics/guardrails.py",
+        GUARDS,
+        ("if not fatal and self._bad[key] %", "if self._bad[key] %"),
+        ("for record in (self._bad, self._lines, self._since):", "for record in (self._lines, self._since):"),
+        ("self._rewarded**2 * self._prob", "self._prob"),
+        ('"finite" not in self._lines', '"finite" in self._lines'),
+        ('if last == "skipped" and mean.sum > 0:', "if False:"),
     ),
 )

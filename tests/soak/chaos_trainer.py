@@ -53,7 +53,7 @@ def main() -> None:
     health.INTERVAL = 0.2
     trouble = Trouble(np.random.default_rng(settings["seed"]), delay=0.004)
     directory = RunDirectory(workdir)
-    with experiments.recorded(directory):
+    with experiments.recorded(directory, 1):
         run = make_run(
             workdir,
             overrides_of(settings),

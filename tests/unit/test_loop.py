@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rljax import loop, reporting
+from rljax.engines.fake import model
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import IncompleteRun, RewardTimeout, TooManyFailures, UserError
 from rljax.metrics.mean import Mean
@@ -497,6 +498,42 @@ def test_every_step_says_the_reward_of_its_batch_and_what_the_parts_have_measure
     for line in lines.values():
         assert line["rollout/reward/avg"] == line["ppo/actor/task_reward/avg"]
         assert line["timeperf/reward"] == 0.5
+
+
+class LessDivergence(Repeat):
+    """Lowers rewards of one token by the divergence from the policy that reinforcement began with."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight, self.learner, self.before = weight, None, None
+
+    async def episode(self, generator, prompt, params, seed):
+        if self.before is None:
+            self.before = model.log_probs(self.learner._table, params.temperature)
+        trajectory = await super().episode(generator, prompt, params, seed)
+        last, token = trajectory.token_ids[-2:]
+        divergence = float(trajectory.behavior_logp[-1] - self.before[last, token])
+        return dataclasses.replace(trajectory, reward=trajectory.reward - self.weight * divergence)
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_a_divergence_in_the_reward_is_one_that_the_workflow_takes_off(tmp_path, warmup):
+    """The reference is the initial policy, or the warmed-up one, while the policy leaves it; the weights are the same then."""
+    one_token = {"gconfig.max_new_tokens": 1, "warmup.steps": warmup, "total_train_epochs": 3}
+    plain = {f"actor.{norm}.{level}": "none" for norm in ("reward_norm", "adv_norm") for level in ("mean_level", "std_level")}
+    settings, kl = one_token | plain, {"actor.kl_placement": "reward", "actor.kl_estimator": "k1"}
+    workflow, tables = LessDivergence(0.3), {}
+    for name, overrides, uses in (
+        ("by the loop", {"actor.kl_ctl": 0.3} | kl, None),
+        ("by the workflow", {}, workflow),
+        ("by nobody", {}, None),
+    ):
+        run = make_run(tmp_path / name, settings | overrides, workflow=uses)
+        workflow.learner = run.engine.learner
+        assert loop.train(run).finished
+        tables[name] = run.engine.learner._table
+    np.testing.assert_allclose(tables["by the loop"], tables["by the workflow"], atol=1e-4)
+    assert np.abs(tables["by the loop"] - tables["by nobody"]).max() > 0.05
 
 
 def test_a_critic_survives_a_batch_in_which_every_completion_was_cut_and_none_counts(tmp_path):

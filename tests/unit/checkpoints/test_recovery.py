@@ -10,6 +10,8 @@ from rljax.rollout.journal import Journals
 from rljax.testing.harness import Numbers, example, make_run
 from rljax.types import Group
 
+STATE = {"supervised_steps": 0, "epochs": 0, "labeled": None, "accumulator": Accumulator().state(), "written": {}}  # the loop's
+
 
 def test_a_save_holds_the_instant_it_was_called_at(tmp_path):
     run, accumulator = make_run(tmp_path), Accumulator()
@@ -29,7 +31,7 @@ def test_a_save_holds_the_instant_it_was_called_at(tmp_path):
 
     async def save():
         # the write runs in a thread; changing things before it begins is what the producer would do
-        work = asyncio.ensure_future(recovery.save(3, {"accumulator": accumulator.state()}))
+        work = asyncio.ensure_future(recovery.save(3, STATE | {"accumulator": accumulator.state()}))
         await asyncio.sleep(0)
         accumulator.observe("reward", [3.0])
         await work
@@ -56,7 +58,7 @@ def test_a_journal_of_steps_that_were_undone_is_no_part_of_the_checkpoint_that_r
     journals.close()
 
     async def save_and_restore():
-        await recovery().save(3, {})
+        await recovery().save(3, STATE)
         return await recovery().restore()
 
     state, recovered = asyncio.run(save_and_restore())
@@ -73,7 +75,7 @@ def test_groups_that_wait_are_in_a_checkpoint_and_a_rollback_takes_the_newest_it
         for step in (1, 2, 3):
             ticket = buffer.admit()
             buffer.finish(ticket, Group(ticket.prompt.uid, (example(ticket.prompt),)))
-            await recovery.save(step, {})
+            await recovery.save(step, STATE)
         found = [await recovery.roll_back(*choice) for choice in (([1, 2, 3], 2), ([1, 3], 2), ([2, 3], 1))]
         again = Recovery(run.config, tmp_path, run.engine.learner, Buffer(Numbers(9), limits))
         await again.restore()

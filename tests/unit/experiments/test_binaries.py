@@ -6,6 +6,7 @@ import errno
 import functools
 import importlib
 import json
+import logging
 import os
 import re
 import subprocess
@@ -156,7 +157,7 @@ def test_overrides_are_taken_out_of_the_command_line(argv, overrides, rest):
 def test_recorded_keeps_the_first_line_of_any_error_and_lets_go_of_the_lock(tmp_path):
     for error, expected in [(UserError("x: wrong"), "x: wrong"), (ValueError("two\nlines"), "ValueError: two lines")]:
         run = RunDirectory(tmp_path)
-        with pytest.raises(type(error)), main.recorded(run):
+        with pytest.raises(type(error)), main.recorded(run, 1):
             raise error
         again = RunDirectory(tmp_path)
         assert (again.read_status().state, again.read_status().error) == (RunState.FAILED, expected)
@@ -165,9 +166,18 @@ def test_recorded_keeps_the_first_line_of_any_error_and_lets_go_of_the_lock(tmp_
 
 def test_recorded_leaves_a_run_that_ends_well_alone(tmp_path):
     run = RunDirectory(tmp_path)
-    with main.recorded(run):
+    with main.recorded(run, 1):
         pass
     assert not (tmp_path / "status.json").exists()
+
+
+def test_recorded_bounds_the_log_and_keeps_its_end(tmp_path):
+    with main.recorded(RunDirectory(tmp_path), 1):
+        for number in range(30):
+            logging.getLogger("rljax").warning("%d %s", number, "x" * 100_000)
+    parts = [tmp_path / "log.txt.1", tmp_path / "log.txt"]
+    numbers = [int(line.split()[3]) for part in parts for line in part.read_text().splitlines()]
+    assert numbers == list(range(numbers[0], 30)) and 500_000 < sum(part.stat().st_size for part in parts) <= 1 << 20
 
 
 def _status_of(error: BaseException, capfd) -> tuple[int, str]:

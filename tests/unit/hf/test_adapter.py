@@ -109,7 +109,7 @@ def test_the_torch_learner_begins_with_it(written, tmp_path):
         ({}, {"actor.lora.alpha": 3.0}, r"actor.lora.alpha: 3, and the adapter of .* has 6"),
         ({}, {"actor.lora.target_modules": ("q_proj",)}, r"has 'model.layers.0.mlp.down_proj.lora_A.weight', which"),
         ({}, {"actor.lora.target_modules": ("q_proj", "down_proj", "v_proj")}, r"v_proj.lora_A.weight' is missing"),
-        ({"use_dora": True}, {}, "use_dora=True: only alpha / rank B A is implemented"),
+        ({"use_dora": True}, {}, "use_dora=true: only alpha / rank B A is implemented"),
         ({"peft_type": "IA3"}, {}, "no LoRA adapter"),
     ],
 )

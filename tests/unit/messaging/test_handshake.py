@@ -55,6 +55,17 @@ def test_a_refusal_is_believed_only_of_who_knows_the_token():
     assert not isinstance(caught.value, Refused)
 
 
+@pytest.mark.parametrize("nonce", ["", "0" * 31, None, [["0" * 32]]])
+def test_a_proof_over_a_nonce_that_is_none_is_no_proof(nonce, monkeypatch):
+    monkeypatch.setattr("rljax.messaging.handshake.secrets.token_hex", lambda count: nonce)
+    connector = ConnectorHandshake(TOKEN, HELLO)
+    answer = connector.answer(Message("challenge", {"nonce": "0" * 32}))
+    listener = ListenerHandshake(TOKEN)
+    listener._nonce = "0" * 32
+    with pytest.raises(HandshakeError, match="no hello"):
+        listener.verify(answer)
+
+
 def test_a_false_listener_that_lets_everyone_in_is_found_out():
     connector = ConnectorHandshake(TOKEN, HELLO)
     connector.answer(Message("challenge", {"nonce": "0" * 32}))

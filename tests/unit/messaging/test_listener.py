@@ -3,6 +3,7 @@ nothing.
 """
 
 import contextlib
+import errno
 import queue
 import resource
 import socket
@@ -129,6 +130,35 @@ def test_strangers_are_few_and_keep_nobody_out(opened):
         assert time.monotonic() - before < handshake.TIME_LIMIT
         assert opened.next()[1] == {"rank": 1}
         assert len(opened.listener._unproved) <= listener.MAX_UNPROVED
+
+
+def test_who_has_proved_itself_is_not_put_out_for_strangers(monkeypatch):
+    """Though it still waits for its turn to be admitted."""
+    monkeypatch.setattr(listener, "MAX_UNPROVED", 1)
+    monkeypatch.setattr(listener, "MIN_TIME", 0.0)
+    asked, strangers_came = threading.Event(), threading.Event()
+    some = Open(lambda hello: asked.set() or (None if strangers_came.wait(10) else "no stranger came"))
+    waiting = threading.Thread(target=lambda: connect_to(some.address, TOKEN, {"rank": 1}).close())
+    waiting.start()
+    assert asked.wait(10)
+    with strangers(some.address, 3) as silent:
+        for stranger in silent[:2]:  # each puts out the one before
+            assert framing.receive(stranger).kind == "challenge"
+        strangers_came.set()
+        assert some.next()[1] == {"rank": 1}
+    waiting.join()
+    some.listener.close()
+
+
+@pytest.mark.parametrize(("code", "is_put_out"), [(errno.EMFILE, True), (errno.ENOBUFS, True), (errno.EPERM, False)])
+def test_the_oldest_stranger_makes_room_where_files_run_out_alone(opened, monkeypatch, code, is_put_out):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with strangers(opened.address, 1) as (stranger,):
+        assert framing.receive(stranger).kind == "challenge"
+        opened.listener._survive(OSError(code, "no"))
+        stranger.settimeout(10 if is_put_out else 0.2)
+        with pytest.raises((FramingError, ConnectionError) if is_put_out else TimeoutError):
+            framing.receive(stranger)
 
 
 def test_many_who_know_the_token_all_get_in_at_once(opened):

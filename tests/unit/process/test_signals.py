@@ -26,7 +26,7 @@ def handlers():
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_before_the_first_step_stops_the_run_in_one_line(tmp_path, number):
     run = RunDirectory(tmp_path)
-    with pytest.raises(Stopped, match=f"^stopped by {number.name}$") as stopped, main.recorded(run):
+    with pytest.raises(Stopped, match=f"^stopped by {number.name}$") as stopped, main.recorded(run, 1):
         os.kill(os.getpid(), number)
     assert stopped.value.number == number
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "stopped"

@@ -75,4 +75,4 @@ def test_what_is_no_dumped_batch_is_one_line(tmp_path):
     (tmp_path / "batch.json").write_text("{}")
     assert "not of format" in refusal()
     (tmp_path / "batch.json").write_text("{")
-    assert "not a dumped batch" in refusal()
+    assert "batch.json: not JSON" in refusal()

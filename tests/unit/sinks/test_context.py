@@ -111,5 +111,5 @@ def test_the_commit_is_the_checkouts(tmp_path, monkeypatch):
 def test_a_file_that_is_no_context_is_named(tmp_path, model_dir):
     run = RunDirectory(tmp_path / "run")
     (run.path / "context.json").write_text("[1]")
-    with pytest.raises(UserError, match=r"context.json is not the context of a run \(delete it to go on\)"):
+    with pytest.raises(UserError, match=r"^--workdir: .*context.json: .*\(delete it to go on\)"):
         context.append(run, session(model_dir))

@@ -14,14 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljax.config import io as config_io
+from rljax.config.schema import StatsLoggerConfig
 from rljax.configs import base
 from rljax.diagnosis import History
 from rljax.errors import UserError
+from rljax.json_lines import cut
 from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.sinks import RunState, Sinks, Status
-from rljax.sinks.run_directory import RunDirectory, RunDirectorySink, cut
+from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
 from rljax.types import PROMPT_VERSION, Finish, Group, Trajectory
 
 
@@ -48,7 +50,7 @@ ADVANTAGE = np.array([9.0] * 4 + [0.5, 0.5, 9.0, -1 / 3])  # 9: of tokens that a
 
 
 def sink_of(run: RunDirectory, first_step: int = 0, samples_per_step: int = 4) -> RunDirectorySink:
-    return RunDirectorySink(run, Letters(), first_step=first_step, samples_per_step=samples_per_step)
+    return RunDirectorySink(run, Letters(), first_step=first_step, logger=StatsLoggerConfig(samples_per_step=samples_per_step))
 
 
 def lines(path: Path) -> list[dict]:
@@ -308,7 +310,7 @@ def test_a_damaged_line_is_kept_and_told_and_a_torn_last_one_goes(tmp_path, dama
     found = path.read_bytes().splitlines()
     assert found[4] == damage and [json.loads(line)["step"] for line in found[:4] + found[5:]] == [1, 2, 3, 4, *range(6, 46)]
     assert json.loads(found[43]) == {"step": 44, "x": 44, "y": 2.0}
-    assert "metrics.jsonl: line 5 can't be read; left as it is" in caplog.text
+    assert f"metrics.jsonl: the line at byte {sum(map(len, whole[:4])) + 4} can't be read; left as it is" in caplog.text
 
 
 def test_a_workdir_that_is_a_file_is_one_line(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from rljax import loop
 from rljax.config import io as config_io
+from rljax.config.schema import StatsLoggerConfig
 from rljax.sinks import Sinks
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
 from rljax.testing.harness import make_run
@@ -32,7 +33,9 @@ def workdir(tmp_path_factory) -> Path:
     run_directory = RunDirectory(directory)
 
     def open_sinks(first_step: int) -> Sinks:
-        return Sinks([RunDirectorySink(run_directory, Hostile(), first_step=first_step, samples_per_step=3)])
+        return Sinks(
+            [RunDirectorySink(run_directory, Hostile(), first_step=first_step, logger=StatsLoggerConfig(samples_per_step=3))]
+        )
 
     settings = {
         "total_train_epochs": 8,
