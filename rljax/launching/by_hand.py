@@ -38,7 +38,7 @@ _TORCHRUN = """\
 # On each of the {train} hosts that train: bash torchrun.sh ADDRESS_OF_THE_FIRST{more}
 set -eu
 head=$1
-{servers}cd {directory}
+{servers}{variables}cd {directory}
 exec {python} -m torch.distributed.run --nnodes={train} --nproc-per-node={processes} \\
     --rdzv-backend=c10d --rdzv-endpoint="$head:${{MASTER_PORT:-{port}}}" --rdzv-id={name} \\
     --max-restarts={restarts} --shutdown-timeout={grace} \\
@@ -93,6 +93,7 @@ def torchrun_script(job: Job) -> str:
         processes=job.train.processes,
         more=f" SERVER:{SERVER_PORT},...  (the servers: hosts.sh)" if job.serve else "",
         servers=_TOKEN.format(token=shlex.quote(f"{job.workdir}/servers/token")) if job.serve else "",
+        variables="".join(f"export {name}={shlex.quote(value)}\n" for name, value in job.environment.items()),
         directory=shlex.quote(job.directory or "."),
         python=shlex.quote(job.python),
         port=MASTER_PORT,

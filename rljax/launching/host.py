@@ -138,12 +138,13 @@ def _start(job: Job, process: Process, shared: Mapping[str, str]) -> subprocess.
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
     """Waits until all have ended, or KILL_AFTER seconds after the first that failed."""
     until, status = float("inf"), 0
-    while any(child.poll() is None for child in children) and time.monotonic() < until:
-        failed = next((child.returncode for child in children if child.returncode), 0)
-        if failed and not status:
-            status, until = failed, time.monotonic() + KILL_AFTER
+    while True:
+        found = [child.poll() for child in children]
+        if not status and any(found):
+            status, until = next(filter(None, found)), time.monotonic() + KILL_AFTER
+        if None not in found or time.monotonic() > until:
+            break
         time.sleep(POLL)
-    status = status or next((child.returncode for child in children if child.returncode), 0)
     return 128 - status if status < 0 else status
 
 

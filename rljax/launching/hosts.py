@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 
-from rljax.chips import TPU, Topology
+from rljax.chips import TPU, Chip, Topology
 from rljax.errors import UserError
 
 GPUS = 8  # of a host, unless the user says otherwise
@@ -88,19 +88,29 @@ def parse(name: str) -> Topology:
     return Topology.attached((), int(match[1])) if match else Topology.parse(name)
 
 
-def single_host(like: Topology, devices: int) -> Hosts:
-    """Returns one host of the same chip with at least so many devices, the smallest that GKE has.
+def largest_host(hosts: Hosts) -> int:
+    """Returns the devices of the largest host with the same chip: of GKE's slices, or as these."""
+    chip = hosts.topology.chip
+    return max((_devices(chip, shape) for shape in SLICES[chip.name].alone), default=0) if hosts.slice else hosts.devices
 
-    Raises UserError if no host has as many.
+
+def single_host(like: Topology, devices: int) -> Hosts:
+    """Returns one host of the same chip: of GKE's slices the smallest with at least so many devices.
+
+    Args:
+      devices: at most those of `largest_host`.
     """
     chip = like.chip
     if chip.platform != TPU:
         return Hosts(dataclasses.replace(like, name=f"{chip.name}:{devices}", devices=devices), 1, devices)
-    for shape in SLICES[chip.name].alone:
-        size = math.prod(map(int, shape.split("x"))) * chip.devices
-        if size >= devices:
-            return Hosts(Topology(f"{chip.name}:{shape}", chip, size), 1, size, shape)
-    raise UserError(f"allocation_mode: no host of {chip.name} has {devices} devices for a server")
+    shape = next(shape for shape in SLICES[chip.name].alone if _devices(chip, shape) >= devices)
+    size = _devices(chip, shape)
+    return Hosts(Topology(f"{chip.name}:{shape}", chip, size), 1, size, shape)
+
+
+def _devices(chip: Chip, shape: str) -> int:
+    """Returns the devices of a slice."""
+    return math.prod(map(int, shape.split("x"))) * chip.devices
 
 
 def _slice_devices(topology: Topology, shape: str) -> int:

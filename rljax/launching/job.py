@@ -22,7 +22,7 @@ from rljax.config.schema import Config
 from rljax.engine import find_plugin
 from rljax.engine.plugins import MEMORY, allocate, require_both, transport_of
 from rljax.errors import UserError
-from rljax.launching.hosts import Hosts, single_host
+from rljax.launching.hosts import Hosts, largest_host, single_host
 
 MASTER_PORT, SERVER_PORT = 29500, 30000
 ATTACH_TIMEOUT = 1800  # seconds for servers to come up, while the training side waits for them
@@ -192,7 +192,7 @@ def _attaching(config: Config, where: Where) -> list[str]:
 def _serve(config: Config, pool: Pool, hosts: Hosts, where: Where) -> Side:
     """Returns the servers of a sampler's pool: as many hosts as it fills, with equal shares of it."""
     replica = pool.size // pool.data
-    most = hosts.devices if not hosts.slice else max(single_host(hosts.topology, replica).devices, hosts.devices)
+    most = largest_host(hosts)
     count = next(
         (n for n in range(1, pool.data + 1) if pool.data % n == 0 and pool.size // n <= most),
         None,

@@ -20,22 +20,22 @@ servers=$(IFS=,; echo "${{hosts[*]:{train}}}")
 stop=
 
 part() {{  # SIDE FIRST_HOST COUNT LAUNCH
-    exec srun --nodes="$3" --ntasks="$3" --ntasks-per-node=1 --relative="$2" --kill-on-bad-exit=1 --export=ALL \\
+    exec srun --job-name="$1" --nodes="$3" --ntasks="$3" --ntasks-per-node=1 --relative="$2" --kill-on-bad-exit=1 --export=ALL \\
         {python} -m rljax.launching "$job" --side="$1" --host=SLURM_NODEID \\
         --head="${{hosts[0]}}" --servers="$servers" --launch="$4"
 }}
-stop_training() {{
-    stop=$1
-    scancel --signal=TERM "$SLURM_JOB_ID.$step" 2>/dev/null
+tell() {{  # SIDE: asks its processes to end. A signal to srun would kill them
+    squeue --steps --job="$SLURM_JOB_ID" --noheader --format="%i %j" | while read -r step name; do
+        if [ "$name" = "$1" ]; then scancel --signal=TERM "$step" 2>/dev/null; fi
+    done
 }}
-trap 'stop_training again' TERM
-trap 'stop_training here' INT
+trap 'stop=again; tell train' TERM
+trap 'stop=here; tell train' INT
 {servers}
 attempt=0
 while :; do
     part train 0 {train} "$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}.$attempt" &
     train=$!
-    step=$(({first_step} + attempt))
     wait "$train"
     status=$?
     while kill -0 "$train" 2>/dev/null; do  # a signal has ended the wait above; the run saves now
@@ -61,7 +61,7 @@ part serve {first} {count} "$SLURM_JOB_ID" &
 serve=$!
 """
 _END = """\
-kill -TERM "$serve" 2>/dev/null
+tell serve
 wait "$serve"
 """
 
@@ -82,7 +82,6 @@ def batch_script(job: Job, job_file: str, options: Sequence[str]) -> str:
         job=shlex.quote(job_file),
         python=shlex.quote(job.python),
         servers=_SERVERS.format(first=job.train.hosts, count=job.serve.hosts) if job.serve else "",
-        first_step=1 if job.serve else 0,
         restarts=job.restarts,
         end=_END if job.serve else "",
     )
