@@ -1,9 +1,9 @@
 """Writes the files that start a run on several hosts: by hand, torchrun, Slurm, Ray, or Kubernetes.
 
-    python -m experiments.launch --config=configs/x.py --workdir=/shared/run --topology=h100:16 \
-        --directory=/shared/code --out=/shared/run/launch
-    python -m experiments.launch --config=configs/x.py --workdir=/data/run --topology=v5e:4x4 \
-        --directory=/data/code --out=launch --to=gke --image=IMAGE --claim=CLAIM
+    python -m experiments.launch --config=configs/smollm2_gsm8k.py --topology=h100:16 \
+        --workdir=/shared/run --directory=/shared/code --out=/shared/launch
+    python -m experiments.launch --config=configs/smollm2_gsm8k.py --topology=v5e:4x4 \
+        --workdir=/data/run --directory=/data/code --out=launch --to=gke --image=IMAGE --claim=CLAIM
 
 --topology names the devices of the processes that train; where allocation_mode has a sampler that
 those processes can't hold, servers on hosts of their own are started beside them. Nothing is

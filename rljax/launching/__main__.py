@@ -1,4 +1,6 @@
-"""Runs one host of a job: `python -m rljax.launching JOB.json --side=train --host=0 --head=ADDRESS`.
+"""Runs one host of a job.
+
+    python -m rljax.launching JOB.json --side=train --host=0 --head=ADDRESS
 
 The files of `experiments.launch` call it. --host is a number, or the environment variable that has
 it.

@@ -1,4 +1,4 @@
-"""A JobSet for Kubernetes, with GKE's labels of TPUs: two groups of hosts that find each other by name.
+"""A JobSet for Kubernetes, with GKE's labels of TPUs: groups of hosts that know their names.
 
 JobSet: https://jobset.sigs.k8s.io, v1alpha2. A pod's name in the network is
 JOBSET-GROUP-JOB-POD.JOBSET.
@@ -23,7 +23,7 @@ SHARED_MEMORY = "/dev/shm"
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """What a cluster must be told."""
+    """Facts about a cluster that neither config nor topology has."""
 
     image: str  # a container image that has rljax and the run's own files
     claim: str  # a PersistentVolumeClaim that all pods can write (ReadWriteMany)
@@ -100,7 +100,7 @@ def _group(job: Job, name: str, side: Side, cluster: Cluster) -> dict[str, Any]:
 
 
 def _pod(job: Job, name: str, side: Side, cluster: Cluster) -> dict[str, Any]:
-    container = {
+    container: dict[str, Any] = {
         "name": name,
         "image": cluster.image,
         "workingDir": job.directory,

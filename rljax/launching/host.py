@@ -29,7 +29,7 @@ TOKEN = Path("servers", "token")  # below the run directory
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What a host is told when it is started."""
+    """Number of a host and addresses of others, which it is told when it is started."""
 
     host: int  # of its side, from 0
     head: str  # address of the training side's first host
@@ -156,7 +156,7 @@ def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def server_token(workdir: Path) -> str:
-    """Returns the token of the job's servers: RLJAX_TOKEN, else that of a file in the run directory.
+    """Returns the token of the job's servers: RLJAX_TOKEN, or that in the run directory.
 
     Whichever host comes first makes the file, which its user alone can read. Raises UserError.
     """

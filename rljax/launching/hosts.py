@@ -1,7 +1,7 @@
 """Hosts of a topology: how many there are, and the slices in which GKE has TPUs.
 
-The slices and their names are those of https://cloud.google.com/kubernetes-engine/docs/concepts/tpus,
-read on 2026-11-29.
+The slices and their names are those of GKE's pages on TPUs, such as
+https://cloud.google.com/tpu/docs/v5e, as excerpts of them quoted on 2026-11-29.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def largest_host(hosts: Hosts) -> int:
 
 
 def single_host(like: Topology, devices: int) -> Hosts:
-    """Returns one host of the same chip: of GKE's slices the smallest with at least so many devices.
+    """Returns one host of the same chip: of GKE's slices the smallest with so many devices.
 
     Args:
       devices: at most those of `largest_host`.

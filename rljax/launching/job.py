@@ -25,7 +25,7 @@ from rljax.errors import UserError
 from rljax.launching.hosts import Hosts, largest_host, single_host
 
 MASTER_PORT, SERVER_PORT = 29500, 30000
-ATTACH_TIMEOUT = 1800  # seconds for servers to come up, while the training side waits for them
+ATTACH_TIMEOUT = 1200  # seconds for servers to come up; below the time in which a start must move (process/watchdog.py)
 FILE = "job.json"
 
 
@@ -90,7 +90,7 @@ def _side(fields: dict[str, Any]) -> Side:
 
 @dataclasses.dataclass(frozen=True)
 class Where:
-    """What the config does not say of a job."""
+    """Settings of a job that the config does not have."""
 
     hosts: Hosts  # of the training side
     arguments: Sequence[str]  # --config and its keys, as the user gave them

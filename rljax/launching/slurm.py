@@ -1,4 +1,4 @@
-"""A batch script for Slurm: the hosts that train are the first of the job, those that serve the last."""
+"""A batch script for Slurm. The first hosts of the job train, the last serve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ servers=$(IFS=,; echo "${{hosts[*]:{train}}}")
 stop=
 
 part() {{  # SIDE FIRST_HOST COUNT LAUNCH
-    exec srun --job-name="$1" --nodes="$3" --ntasks="$3" --ntasks-per-node=1 --relative="$2" --kill-on-bad-exit=1 --export=ALL \\
+    exec srun --job-name="$1" --nodes="$3" --ntasks="$3" --ntasks-per-node=1 --relative="$2" --kill-on-bad-exit=1 \\
         {python} -m rljax.launching "$job" --side="$1" --host=SLURM_NODEID \\
         --head="${{hosts[0]}}" --servers="$servers" --launch="$4"
 }}

@@ -33,7 +33,7 @@ def own_token() -> str:
 
 
 def kept_token(path: Path) -> str:
-    """Returns the token that a file has. Makes the file, readable by this user alone, if it is missing.
+    """Returns the token of a file. Makes it, readable by this user alone, if it is missing.
 
     Raises UnsafeToken.
     """
