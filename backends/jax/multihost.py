@@ -40,6 +40,7 @@ def join(coordinator: str, size: int, rank: int, local_device: int | None = None
         process_id=rank,
         local_device_ids=None if local_device is None else [local_device],
         coordinator_bind_address=coordinator if local else None,
+        cluster_detection_method="deactivate",  # all is known; under Slurm JAX would take one device of this host alone
     )
 
 

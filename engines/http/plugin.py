@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,11 +14,12 @@ from rljax.engine import Plugin, Sampler
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.interfaces import Replicas
-from rljax.engines.http.remote import Remote, ServerLost, base_url, inspect
+from rljax.engines.http.remote import Remote, ServerInfo, ServerLost, base_url, inspect
 from rljax.errors import SamplerError, UserError
 from rljax.messaging.token import UnsafeToken, token_to_send
 
 ANYWHERE = ("", "directory")  # values of sglang.transport that work with any server
+ATTACH_INTERVAL = 1.0  # seconds between attempts to reach a server that is starting
 TRANSPORTS = ("ipc", "nccl", "gloo", "directory")  # of SGLang's servers; ours load from directories only
 
 
@@ -33,13 +35,10 @@ def attach(config: Config) -> HttpSampler:
     addresses = [part.strip() for part in config.rollout.addr.split(",") if part.strip()]
     if not addresses:
         raise UserError("rollout.addr: empty (HOST:PORT of a running server; `rljax serve` starts one)")
-    found = []
+    found, until = [], time.monotonic() + config.rollout.attach_timeout
     for base in map(base_url, addresses):
         token = token_for(base)
-        try:
-            info, version = inspect(base, token)
-        except (ServerLost, SamplerError) as error:
-            raise UserError(f"rollout.addr: {error} (is a server running there?)") from None
+        info, version = _inspect_when_up(base, token, until)
         if transport not in ANYWHERE and info.tensor > 1:
             raise UserError(
                 f"sglang.transport: {transport} needs servers on one device each, and {base} is on "
@@ -52,6 +51,21 @@ def attach(config: Config) -> HttpSampler:
             remote.lost(f"{remote.base}: has version {version}, not {newest}")
             remote.behind = True
     return sampler_of(config, [remote for remote, _ in found], newest)
+
+
+def _inspect_when_up(base: str, token: str | None, until: float) -> tuple[ServerInfo, int]:
+    """Returns a server's properties, once it answers. Raises UserError if it does not in time.
+
+    Args:
+      until: by time.monotonic(); it is asked once in any case.
+    """
+    while True:
+        try:
+            return inspect(base, token)
+        except (ServerLost, SamplerError) as error:
+            if time.monotonic() > until:
+                raise UserError(f"rollout.addr: {error} (is a server running there?)") from None
+        time.sleep(ATTACH_INTERVAL)
 
 
 def sampler_of(config: Config, remotes: Sequence[Remote], version: int, replicas: Replicas | None = None) -> HttpSampler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
@@ -96,6 +97,9 @@ class JaxPlugin(Plugin):
         from rljax.engines.jax.distributed import find
 
         return find()
+
+    def on_pod(self) -> Mapping[str, object]:
+        return {f"{NAME}.processes": 0}
 
     def read_checkpoint(self, directory: Path) -> PortableState:
         if "jax" not in sys.modules:  # of a process that does something else with its accelerators

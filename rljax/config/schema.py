@@ -148,6 +148,10 @@ class RolloutConfig:
         "directory for temporary files; WORKDIR for servers on other machines.",
     )
     addr: str = key("", '"HOST:PORT" of a running server to attach to, several with commas between. Empty: start a sampler.')
+    attach_timeout: float = key(
+        0.0, "Time to wait at the start for the servers of rollout.addr, which may be starting too.", NOT_NEGATIVE,
+        unit="seconds",
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ docs/engines.md writes one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
@@ -137,6 +138,13 @@ class Plugin:
         A framework's runtime may be joined to find out.
         """
         return None
+
+    def on_pod(self) -> Mapping[str, object]:
+        """Returns config keys with which its processes find each other on a TPU pod.
+
+        Empty for an engine whose processes are told their ranks.
+        """
+        return {}
 
     # Checkpoints that other engines go on from
 

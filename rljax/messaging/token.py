@@ -29,9 +29,14 @@ def own_token() -> str:
 
     Raises UnsafeToken.
     """
-    if token := os.environ.get(VARIABLE):
-        return token
-    path = token_file()
+    return os.environ.get(VARIABLE) or kept_token(token_file())
+
+
+def kept_token(path: Path) -> str:
+    """Returns the token of a file. Makes it, readable by this user alone, if it is missing.
+
+    Raises UnsafeToken.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
