@@ -430,9 +430,8 @@ class Loop:
 
     async def _settle(self) -> None:
         """Waits until the newest checkpoint is whole. Raises the error of a save that has failed."""
-        if self.recovery.saving is not None:
-            with self.timer.phase("save_wait"):
-                await self.recovery.settle()
+        with self.timer.phase("save_wait"):
+            await self.recovery.settle()
 
     def _may_be_best(self) -> bool:
         """Returns whether this step has a score, and the best checkpoint is wanted."""

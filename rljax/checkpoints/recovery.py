@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class _Content:
-    """What a checkpoint has beside the learner, as it was at one instant."""
+    """Files of a checkpoint beside the learner's, as the run was at one instant."""
 
     text: str  # loop.json
     entries: Sequence[Entry]  # groups that wait for the learner
@@ -114,7 +114,10 @@ class Recovery:
                 self.checkpoints.purge(undone)
                 draft.begin()
                 directory = draft.path / "learner"
-                return self.learner.save(directory) if whole else self.learner.begin_save(directory)
+                if not whole:
+                    return self.learner.begin_save(directory)
+                self.learner.save(directory)
+                return None
 
             learned = await asyncio.to_thread(begin)
         self.saving = asyncio.create_task(self._finish(draft, content, learned, score, keep_from, began), name="save")
