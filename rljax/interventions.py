@@ -28,9 +28,12 @@ log = logging.getLogger(__name__)
 
 
 class Save(Protocol):
-    """Saves the run as it is now, `epochs` finished ones for its count of them."""
+    """Saves the run as it is now, `epochs` finished ones for its count of them.
 
-    def __call__(self, epochs: int | None = None, *, failed: bool = False) -> Awaitable[None]: ...
+    The checkpoint is whole on return if `wait` or `failed`.
+    """
+
+    def __call__(self, epochs: int | None = None, *, failed: bool = False, wait: bool = False) -> Awaitable[None]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Interventions:
         self._record(breach, bad, target)
         await asyncio.to_thread(flight.rolled_back, step, target)
         epochs: int = state["epochs"]
-        await self.save(epochs)
+        await self.save(epochs, wait=True)
         between = [s for s in self.recovery.checkpoints.steps() if target < s < step and s not in flight.held]
         await asyncio.to_thread(self.recovery.checkpoints.delete, between)
         return epochs

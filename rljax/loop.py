@@ -17,7 +17,7 @@
     server       a publish: it restarted without weights      the learner, between two steps
     publish      the sampler to pause between decode steps    the sampler
     evaluation   its episodes, beside those of training       the sampler
-    save         the disk, while sampling goes on             the disk
+    save         the save before it; steps go on beside it    the disk
     all of them  at most recover.hang_timeout                 the watchdog, which ends the run
     the end      what is closed, at most two minutes          the watchdog: the run's own status
 
@@ -146,7 +146,7 @@ class Loop:
                     await asyncio.to_thread(self.oversight.close)
             finally:
                 watchdog.closing(sys.exception())
-                self.recovery.close()
+                await self.recovery.close()
                 await run.engine.close()
         return Outcome(self.step, self.buffer.version, finished=not self.stop.is_set())
 
@@ -210,7 +210,8 @@ class Loop:
             raise GuardrailError(f"{error}; {self.recovery.resume_hint(self.step)}") from None
         await self._evaluate()
         if not self.oversight.is_suspect(self.step):
-            await self._save()
+            await self._save(wait=True)
+        await self._settle()
         if self.stop.is_set():
             log.warning("stopped at step %d; %s", self.step, self.recovery.resume_hint(self.step))
             self.reporter.status(self.step, RunState.STOPPED)
@@ -227,6 +228,7 @@ class Loop:
             raise UserError("warmup.steps: supervised steps need labeled examples (a dataset whose format has answers)")
         size = self.buffer.limits.batch_size if sft else self.config.warmup.batch_size
         while self.supervised_steps < self.supervised_total and not self.stop.is_set():
+            self.recovery.check()
             prompts = [next(labeled.prompts) for _ in range(size)]
             examples = [Group(prompt.uid, (labeled.encode(prompt),)) for prompt in prompts]
             with self.timer.phase("update"):
@@ -247,7 +249,7 @@ class Loop:
         self.epochs = self.epochs if sft else 0
         if not self.stop.is_set():
             self.oversight.check_end(self.step)
-        await self._save()  # version 0 is these weights: a killed run resumes with exactly them
+        await self._save(wait=True)  # version 0 is these weights: a killed run resumes with exactly them
 
     async def _reinforce(self) -> None:
         """Runs the RL steps: takes a batch and trains on it, until there is none."""
@@ -266,6 +268,7 @@ class Loop:
         try:
             with tracing.span("wait for a batch", track="loop"):
                 while not self.stop.is_set():
+                    self.recovery.check()
                     if producer.done():
                         producer.result()  # raises the error that ended it
                     change = self.buffer.change()
@@ -275,7 +278,7 @@ class Loop:
                         return entries
                     if self.buffer.complete:
                         return None
-                    await self._wait_for_any(producer, change)
+                    await self._wait_for_any(producer, change, *filter(None, [self.recovery.saving]))
                 return None
         finally:
             self.reporter.accumulator.count("rollout/wait/learner", time.perf_counter() - start)
@@ -404,20 +407,31 @@ class Loop:
             self.reporter.evaluated(self.step, evaluated)
             self.reporter.add(self.step, evaluated.metrics | self.timer.drain())
 
-    async def _save(self, epochs: int | None = None, *, failed: bool = False) -> None:
+    async def _save(self, epochs: int | None = None, *, failed: bool = False, wait: bool = False) -> None:
+        """Saves the run as it is now; the write goes on beside the following steps, unless `wait`."""
+        with self.timer.phase("save"):
+            await self._settle()
+            async with self.learner_lock:
+                score, keep_from = self.evaluator.score(self.step), self.interventions.keep_from(self.step)
+                await self.recovery.save(
+                    self.step, self._state(epochs), score=score, failed=failed, keep_from=keep_from, wait=wait
+                )
+
+    def _state(self, epochs: int | None) -> dict[str, Any]:
+        """Returns the loop's own state for a checkpoint, as JSON values."""
         labeled = self.parts.labeled
-        state: dict[str, Any] = {
+        return {
             "supervised_steps": self.supervised_steps,
             "labeled": labeled.prompts.state() if labeled else None,
             "epochs": self.epochs if epochs is None else epochs,
             "guard": self.oversight.actions.state(),
             **self.reporter.state(),
         }
-        score = self.evaluator.score(self.step)
-        with self.timer.phase("save"):
-            async with self.learner_lock:
-                keep_from = self.interventions.keep_from(self.step)
-                await self.recovery.save(self.step, state, score=score, failed=failed, keep_from=keep_from)
+
+    async def _settle(self) -> None:
+        """Waits until the newest checkpoint is whole. Raises the error of a save that has failed."""
+        with self.timer.phase("save_wait"):
+            await self.recovery.settle()
 
     def _may_be_best(self) -> bool:
         """Returns whether this step has a score, and the best checkpoint is wanted."""
@@ -425,7 +439,7 @@ class Loop:
 
     def _write(self, metrics: Mapping[str, Mean]) -> None:
         """Writes a step's metrics, with what was counted and timed since the last step."""
-        self.reporter.write(self.step, metrics, self.sampling.take_metrics())
+        self.reporter.write(self.step, metrics, self.sampling.take_metrics() | self.recovery.take_metrics())
 
     def _due(self, frequency: FrequencyConfig, epochs: int) -> bool:
         """Returns whether something done every few steps or epochs is due after the last step."""

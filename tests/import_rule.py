@@ -59,7 +59,7 @@ ROOMS = {
         "types",
     ),
     "train_step": ("batching", "config", "engine", "metrics", "objective", "rollout", "types"),
-    "checkpoints": ("config", "engine", "errors", "hf", "json_fields", "rollout"),
+    "checkpoints": ("config", "engine", "errors", "hf", "json_fields", "metrics", "rollout"),
     "flight": (
         "batching",
         "checkpoints",

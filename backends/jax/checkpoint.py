@@ -11,8 +11,9 @@ Neither function makes anything atomic: write into a directory that is renamed w
 from __future__ import annotations
 
 import contextlib
-import logging
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from rljax.backends.jax.multihost import together
+from rljax.checkpoints.background import BackgroundWrite, in_thread, silenced
 from rljax.checkpoints.disk import check_room, reason
 from rljax.checkpoints.integrity import verify, write_meta
 from rljax.errors import UserError
 
 Tree = Any  # nested dicts of arrays
+LOGGER = "absl"  # where orbax logs the traceback of every thread that failed; the caller raises the error as one line
+TIMEOUT = 1800.0  # seconds
+
+_saves = itertools.count()  # begun so far: the same in all processes, which save in the same order
 
 
 def save_tree(directory: Path, tree: Tree, meta: Mapping[str, Any]) -> None:
@@ -33,12 +39,54 @@ def save_tree(directory: Path, tree: Tree, meta: Mapping[str, Any]) -> None:
 
     Raises UserError when the disk is full or can't be written.
     """
-    directory = directory.absolute()
-    try:
+    written = begin_save(directory, tree, meta).written
+    together(written.result)
+
+
+def begin_save(directory: Path, tree: Tree, meta: Mapping[str, Any], timeout: float = TIMEOUT) -> BackgroundWrite:
+    """Writes the tree as `save_tree` does, in a thread.
+
+    `copied` is done when all arrays are on the host: donate none of them before. On CPU devices
+    that takes no copy: JAX gives no array's memory to another while the host has a view of it.
+
+    Args:
+      timeout: seconds that a process waits for the others to have written.
+    """
+    directory, number, copied = directory.absolute(), next(_saves), Future[None]()
+    with _writing(directory):
         together(lambda: _prepare(directory, tree))
-        with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
-            writer.save(directory / "tree", args=ocp.args.StandardSave(tree), force=True)
-        together(lambda: write_meta(directory, meta), first=True)
+
+    def write() -> None:
+        try:
+            with _writing(directory), silenced(LOGGER), _writer(number, timeout) as writer:
+                writer.save(directory / "tree", args=ocp.args.StandardSave(tree), force=True)
+                copied.set_result(None)
+                writer.wait_until_finished()
+                if jax.process_index() == 0:
+                    write_meta(directory, meta)
+        finally:
+            if not copied.done():
+                copied.set_result(None)
+
+    return BackgroundWrite(copied, in_thread("save", write))
+
+
+def _writer(number: int, timeout: float) -> ocp.AsyncCheckpointer:
+    """Returns a writer for a save. Its waits for other processes are no programs on their devices.
+
+    Programs would have to be in the same order in every process, and this is another thread.
+    """
+    processes = set(range(jax.process_count())) if jax.process_count() > 1 else None
+    options = ocp.options.MultiprocessingOptions(active_processes=processes, barrier_sync_key_prefix=f"save{number}")
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
+    return ocp.AsyncCheckpointer(handler, timeout_secs=int(timeout), multiprocessing_options=options)
+
+
+@contextlib.contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """Turns errors of the disk into UserError."""
+    try:
+        yield
     except (OSError, ValueError) as error:  # tensorstore reports a full disk as a ValueError
         raise UserError(f"checkpoint: could not write {directory}: {reason(error)}") from error
 
@@ -94,7 +142,7 @@ def stored_paths(directory: Path) -> set[str]:
 def _reading(directory: Path, handler: ocp.CheckpointHandler) -> Iterator[ocp.Checkpointer]:
     """A reader; whatever it raises comes out as UserError."""
     try:
-        with _quiet(), ocp.Checkpointer(handler) as reader:
+        with silenced(LOGGER), ocp.Checkpointer(handler) as reader:
             yield reader
     except UserError:
         raise
@@ -133,17 +181,3 @@ def _compare(directory: Path, stored: Tree, wanted: Tree) -> None:
 
 def _name(path: tuple[Any, ...]) -> str:
     return "/".join(str(getattr(key, "key", key)) for key in path)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Orbax logs the traceback of every thread that failed; the caller raises the error itself, as
-    one line.
-    """
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -11,9 +11,9 @@ is renamed when it is complete (`rljax/checkpoints/store.py`).
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,16 +24,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor
 
 from rljax.backends.torch.checkpoint_reader import CheckpointReader, read_metadata
 from rljax.backends.torch.export import to_numpy
 from rljax.backends.torch.mesh import MAX, RankMesh
+from rljax.checkpoints.background import BackgroundWrite, in_thread, silenced
 from rljax.checkpoints.disk import check_room, reason
 from rljax.checkpoints.integrity import TREE, read_meta, verify, write_meta
 from rljax.errors import UserError
 
 Result = TypeVar("Result")
+LOGGER = "torch.distributed.checkpoint"
 Tensors = dict[str, Tensor]  # DTensors, or plain tensors that are the same on every rank
 
 
@@ -43,17 +46,56 @@ def save(directory: Path, tensors: Tensors, meta: Mapping[str, Any], rank_mesh: 
     Raises UserError if the disk is full or not writable.
     """
     directory = directory.absolute()
-
-    def prepare() -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        check_room(directory, sum(t.numel() * t.element_size() for t in tensors.values()))
-
     what = f"could not write {directory}"
-    on_all_ranks(rank_mesh, what, prepare)
+    on_all_ranks(rank_mesh, what, lambda: _prepare(directory, tensors))
     with _quiet():  # torch.save reports a failed write as positions that don't match
         writing = "is the disk full?"
         on_all_ranks(rank_mesh, what, lambda: state_dict_saver.save(tensors, checkpoint_id=directory / TREE), remedy=writing)
     on_all_ranks(rank_mesh, what, lambda: write_meta(directory, meta), first=True)
+
+
+def begin_save(
+    directory: Path, tensors: Tensors, meta: Mapping[str, Any], rank_mesh: RankMesh, group: dist.ProcessGroup
+) -> BackgroundWrite:
+    """Writes a checkpoint as `save` does, in threads. `copied` is done when the tensors may change.
+
+    They are copied to the host, to pinned memory where a GPU has them.
+
+    Args:
+      group: all ranks, over the CPU, and used for nothing else: other calls of the learner use
+        their own meanwhile.
+
+    Raises UserError, at once, if the disk is full or not writable.
+    """
+    directory = directory.absolute()
+    what = f"could not write {directory}"
+    on_all_ranks(rank_mesh, what, lambda: _prepare(directory, tensors))
+    on_gpu = rank_mesh.device.type == "cuda"
+    options = StagingOptions(
+        use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=True, use_non_blocking_copy=on_gpu
+    )
+    stager = DefaultStager(options)
+    saved = state_dict_saver.async_save(tensors, checkpoint_id=directory / TREE, process_group=group, async_stager=stager)
+    assert isinstance(saved, state_dict_saver.AsyncSaveResponse)
+    copied: Future[None] = Future()
+    saved.staging_completion.add_done_callback(lambda _: copied.set_result(None))
+
+    def finish() -> None:
+        try:
+            with silenced(LOGGER), _as_one_line(what, "is the disk full?"):
+                saved.upload_completion.result()
+        finally:
+            stager.close()
+        if rank_mesh.rank == 0:
+            with _as_one_line(what):
+                write_meta(directory, meta)
+
+    return BackgroundWrite(copied, in_thread("save", finish))
+
+
+def _prepare(directory: Path, tensors: Tensors) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    check_room(directory, sum(t.numel() * t.element_size() for t in tensors.values()))
 
 
 def restore(directory: Path, tensors: Tensors, rank_mesh: RankMesh) -> None:
@@ -151,18 +193,27 @@ def on_all_ranks(
     result: Result | None = None
     if not first or rank_mesh.rank == 0:
         try:
-            result = action()
+            with _as_one_line(what, remedy):
+                result = action()
         except UserError as caught:
             error = caught
-        except (Exception, CheckpointException) as caught:  # DCP wraps what a rank's storage or unpickling raised
-            error = UserError(f"checkpoint: {what}: {reason(_cause(caught))}" + (f" ({remedy})" if remedy else ""))
-            error.__cause__ = caught
     failed = rank_mesh.reduce(torch.tensor(float(error is not None), device=rank_mesh.device), MAX)
     if error is not None:
         raise error
     if failed:
         raise UserError(f"checkpoint: {what}: another rank reports why")
     return result
+
+
+@contextmanager
+def _as_one_line(what: str, remedy: str = "") -> Iterator[None]:
+    """Turns any error into a UserError that says what could not be done."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, CheckpointException) as error:  # DCP wraps what a rank's storage or unpickling raised
+        raise UserError(f"checkpoint: {what}: {reason(_cause(error))}" + (f" ({remedy})" if remedy else "")) from error
 
 
 def _cause(error: BaseException) -> Exception:
@@ -175,15 +226,9 @@ def _cause(error: BaseException) -> Exception:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silences DCP's warnings about a single process, and its log of errors that the caller raises."""
-    logger = logging.getLogger("torch.distributed.checkpoint")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with silenced(LOGGER), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def empty_like(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -6,6 +6,7 @@ import abc
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -14,6 +15,7 @@ import numpy as np
 from rljax.batching.batch import Batch
 from rljax.batching.compaction import kept
 from rljax.checkpoints import portable
+from rljax.checkpoints.background import BackgroundWrite
 from rljax.checkpoints.integrity import read_meta
 from rljax.config.schema import Config
 from rljax.engine import PortableState
@@ -53,6 +55,8 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         self._phases: Phases[PhaseT, CriticT] = Phases()
         self._teacher: Scorer | None = None
         self._lr_factor = 1.0
+        self._copied: Future[None] | None = None  # of a save that goes on
+        self._waited = 0.0  # seconds, for copies
 
     # Implemented by a framework's learner
 
@@ -99,8 +103,8 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         """Takes one step of the negative log-likelihood on the tokens in keep, [R, T] bool."""
 
     @abc.abstractmethod
-    def update_critic(self, batch: Batch) -> dict[str, Mean]:
-        """See `Learner.update_critic`."""
+    def _critic_step(self, critic: CriticT, batch: Batch) -> dict[str, Mean]:
+        """Takes one optimizer step of the critic, on all tokens of loss_mask."""
 
     @abc.abstractmethod
     def _score_with(self, weights: Tree, batch: Batch) -> np.ndarray:
@@ -119,6 +123,10 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
 
         Raises UserError, in all processes or in none.
         """
+
+    @abc.abstractmethod
+    def _begin_write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> BackgroundWrite:
+        """Writes a checkpoint as `_write` does, beside the calls that follow."""
 
     @abc.abstractmethod
     def _read(self, directory: Path, like: Tree) -> Tree:
@@ -155,6 +163,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
 
         [R, T] float32, nats. Raises UserError if actor.kl_ctl is 0.
         """
+        self._await_copy()  # for weights may be copied in
         reference = self._reinforcement().reference
         if reference is None:
             raise UserError("actor.kl_ctl: 0, so there is no reference policy to score with")
@@ -176,12 +185,13 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         that isn't finite is skipped and counted in `ppo_actor/update/skipped`; one that breaks a
         bound whose action is "skip", in `ppo_actor/update/out_of_bounds`.
         """
+        self._await_copy()
         actor, keep = self._reinforcement().actor, kept(batch)
         began = time.perf_counter()
         means = self._policy_step(actor, batch, keep)
         seconds = time.perf_counter() - began
         self._updates += 1
-        return means | self._throughput(batch, keep, seconds) | self._memory()
+        return means | self._throughput(batch, keep, seconds) | self._memory() | self._take_waited()
 
     def _memory(self) -> dict[str, Mean]:
         used, peak = self._memory_in_use(), self._memory_peak()
@@ -209,11 +219,21 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         """
         if self._sft:
             return self.update(batch)
+        self._await_copy()
         if self._phases.supervised is None:
             self._phases = Phases(self._new_warmup(), self._phases.rl)
         supervised = self._phases.supervised
         assert supervised is not None
-        return self._supervised_step(supervised, batch, batch.loss_mask & (batch.loss_weight != 0))
+        means = self._supervised_step(supervised, batch, batch.loss_mask & (batch.loss_weight != 0))
+        return means | self._take_waited()
+
+    def update_critic(self, batch: Batch) -> dict[str, Mean]:
+        """Takes one optimizer step of the critic, on all tokens of loss_mask.
+
+        Raises UserError unless actor.adv_estimator is "gae".
+        """
+        self._await_copy()
+        return self._critic_step(self._critic(), batch) | self._take_waited()
 
     def scale_lr(self, factor: float) -> None:
         """Multiplies the learning rates of later steps by `factor`, relative to their schedules.
@@ -274,6 +294,34 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         meta = self._identity() | {"updates": self._updates, "phases": self._phases.names}
         self._write(Path(directory), self._tree(self._phases), meta)
 
+    def begin_save(self, directory: Path) -> Future[None]:
+        """Begins a save of what the learner is now. The write goes on beside later calls.
+
+        Those that change an array wait for the copy of all to the host, and report that wait as
+        `timeperf/save_copy`. One save at a time.
+
+        Returns:
+          Its end in this process.
+        """
+        self._enter()
+        self._await_copy()
+        meta = self._identity() | {"updates": self._updates, "phases": self._phases.names}
+        write = self._begin_write(Path(directory), self._tree(self._phases), meta)
+        self._copied = write.copied
+        return write.written
+
+    def _await_copy(self) -> None:
+        """Waits until the arrays may change: a save that goes on has copied them."""
+        if self._copied is not None:
+            began = time.perf_counter()
+            self._copied.result()
+            self._copied, self._waited = None, self._waited + time.perf_counter() - began
+
+    def _take_waited(self) -> dict[str, Mean]:
+        """Returns the seconds waited for copies since the last call, if there were copies."""
+        seconds, self._waited = self._waited, 0.0
+        return {"timeperf/save_copy": Mean(seconds, 1)} if seconds else {}
+
     def restore(self, directory: Path) -> None:
         """Restores a checkpoint written by any engine on any number of devices.
 
@@ -282,6 +330,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         engines is in rljax/checkpoints/portable.py.
         """
         self._enter()
+        self._await_copy()
         directory = Path(directory)
         meta = self._read_meta(directory)
         portable.check_origin(directory, meta, self._identity())
@@ -307,6 +356,7 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
         if an array doesn't fit, and changes nothing then.
         """
         self._enter()
+        self._await_copy()
         self._load_named("a state can't be loaded", lambda: named, updates)
 
     def _load_named(self, what: str, read: Callable[[], PortableState], updates: int) -> None:

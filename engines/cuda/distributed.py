@@ -75,6 +75,15 @@ def _store(rank: int, world: int, timeout: datetime.timedelta) -> Any:
     return tcp_store(LOOPBACK, port, world, timeout=timeout, multi_tenant=True, **served)
 
 
+def cpu_group(timeout: float) -> dist.ProcessGroup:
+    """Makes a group of all ranks over the CPU, whose calls don't mix with others. A collective.
+
+    timeout: seconds for one of its collectives.
+    """
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
+    return group
+
+
 def device_of(pool: Pool) -> torch.device:
     """Returns this rank's GPU, or the CPU if there is no GPU.
 

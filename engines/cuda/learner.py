@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rljax.backends.torch import checkpoint, lora
@@ -27,6 +28,7 @@ from rljax.backends.torch.forward import target_logprobs, target_objective
 from rljax.backends.torch.mesh import RankMesh
 from rljax.batching.batch import Batch
 from rljax.batching.packing import RANK_SPREAD
+from rljax.checkpoints.background import BackgroundWrite
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config, OptimizerConfig
 from rljax.engine import (
@@ -78,6 +80,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         self._policy = Policy(config, self._rank_mesh, self._model_dir)
         self._chunk = logit_rows(config.actor.logprob_chunk, self._model.vocab_size)
         self._publishing: Gathering | None = None
+        self._saving: dist.ProcessGroup | None = None  # the ranks' group for saves beside other calls
         self._route: Route | None = None  # transport of the last publish from memory
         self._start()
 
@@ -143,9 +146,8 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         before = AdapterUpdates(self._policy, self._config.actor.lora)
         return phase.step(loss, cut) | {ROUNDED_AWAY: before.rounded_away()}
 
-    def update_critic(self, batch: Batch) -> dict[str, Mean]:
-        """Takes one optimizer step of the critic, on all tokens of loss_mask."""
-        return self._critic().update(self._cut(batch, batch.loss_mask))
+    def _critic_step(self, critic: Critic, batch: Batch) -> dict[str, Mean]:
+        return critic.update(self._cut(batch, batch.loss_mask))
 
     def _policy_loss(self, rows: Rows) -> tuple[Tensor, Metrics]:
         return self._loss(rows, self._objective, 1.0 if self._sft else self._config.gconfig.temperature)
@@ -253,6 +255,11 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
     def _write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> None:
         checkpoint.save(directory, state.to_dtensors(tree, self._policy), meta, self._rank_mesh)
 
+    def _begin_write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> BackgroundWrite:
+        if self._saving is None:
+            self._saving = distributed.cpu_group(self._config.recover.hang_timeout)
+        return checkpoint.begin_save(directory, state.to_dtensors(tree, self._policy), meta, self._rank_mesh, self._saving)
+
     def _read(self, directory: Path, like: Tree) -> Tree:
         tensors = checkpoint.empty_like(state.to_dtensors(like, self._policy))
         checkpoint.restore(directory, tensors, self._rank_mesh)
@@ -275,6 +282,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
     def close(self) -> None:
         """Frees everything on the device. The process group stays."""
         self._enter()
+        self._await_copy()
         if self._route is not None:
             self._route.close()
         self._phases, self._teacher, self._route = Phases(), None, None

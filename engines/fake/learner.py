@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -211,6 +212,13 @@ class FakeLearner:
         steps = {name: adam.steps for name, adam in self._adam.items()}
         save_file(arrays, directory / CHECKPOINT)
         (directory / "learner.json").write_text(json.dumps({"engine": "fake", "model": self._shape, "steps": steps}))
+
+    def begin_save(self, directory: Path) -> Future[None]:
+        """Saves at once: a table is written in no more time than a copy takes."""
+        self.save(directory)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def restore(self, directory: Path) -> None:
         try:

@@ -24,6 +24,7 @@ from rljax.backends.jax.accumulate import Loss
 from rljax.backends.jax.mesh import dispatching, pool_mesh
 from rljax.backends.jax.profile import StepTrace
 from rljax.batching.batch import Batch
+from rljax.checkpoints.background import BackgroundWrite
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config, OptimizerConfig
 from rljax.engine import ExportTarget, ExportToSampler, PortableState, WeightsInDirectory, WeightsInMemory, WeightSource
@@ -116,9 +117,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
 
     # Learning
 
-    def update_critic(self, batch: Batch) -> dict[str, Mean]:
-        """One optimizer step of the critic, on every token of loss_mask."""
-        critic = self._critic()
+    def _critic_step(self, critic: Critic, batch: Batch) -> dict[str, Mean]:
         cut = self._cut(batch, batch.loss_mask)
         with jax.set_mesh(self._mesh):
             return critic.update(cut.parts)
@@ -210,6 +209,9 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
     def _write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> None:
         checkpoint.save_tree(directory, tree, meta)
 
+    def _begin_write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> BackgroundWrite:
+        return checkpoint.begin_save(directory, tree, meta, timeout=self._config.recover.hang_timeout)
+
     def _read(self, directory: Path, like: Tree) -> Tree:
         return checkpoint.restore_tree(directory, like)
 
@@ -234,6 +236,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
 
     def close(self) -> None:
         """Lets go of everything on the devices, and of the other processes."""
+        self._await_copy()
         self._phases, self._teacher = Phases(), None
         self._policy.trained = self._policy.frozen = {}
         multihost.leave()

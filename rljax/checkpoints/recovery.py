@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from rljax.checkpoints import loop_state
-from rljax.checkpoints.store import Checkpoint, Checkpoints
+from rljax.checkpoints.store import Checkpoint, Checkpoints, Draft
 from rljax.config.schema import Config
 from rljax.engine import Learner
 from rljax.errors import UserError
+from rljax.metrics.mean import Mean
 from rljax.rollout.buffer import Buffer, Entry
 from rljax.rollout.journal import Journals, Record, read_entries, write_entries
 
 log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Content:
+    """Files of a checkpoint beside the learner's, as the run was at one instant."""
+
+    text: str  # loop.json
+    entries: Sequence[Entry]  # groups that wait for the learner
+
+    def write(self, directory: Path) -> None:
+        (directory / "loop.json").write_text(self.text)
+        write_entries(directory / "ready.journal", self.entries)
+
+
 @dataclasses.dataclass
 class Recovery:
     """Checkpoints and journals of a run.
 
+    A save goes on beside the following steps, one at a time. Until its checkpoint is whole, the one
+    before it and its journal stay as they are, and a killed run goes on from those.
+
+        who                    waits for
+        the step that saves    the save before it; the learner to begin (not to copy its state)
+        the next update        the copy of the learner's state (`Learner.begin_save`)
+        a roll-back, the end   the save that goes on: `settle`
+
     Example:
 
         state, recovered = await recovery.restore()     # (None, {}) in a new run
-        await recovery.save(step, state)
+        await recovery.save(step, state)                # goes on beside what follows
+        recovery.check()                                # raises the error of a save that has failed
+        await recovery.settle()                         # the newest checkpoint is whole
     """
 
     config: Config
@@ -39,7 +65,9 @@ class Recovery:
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.workdir / "checkpoints", self.config.saver.keep_last)
         self.journals = Journals(self.workdir / "journal")
-        self._saved: int | None = None  # step of the checkpoint that the journal belongs to
+        self.saving: asyncio.Task[None] | None = None  # the save that goes on, or one that has ended and was not checked
+        self._saved: int | None = None  # step of the newest checkpoint of this run that is whole
+        self._seconds: list[float] = []  # that saves took, since the last `take_metrics`
 
     async def save(
         self,
@@ -49,38 +77,107 @@ class Recovery:
         score: float | None = None,
         failed: bool = False,
         keep_from: int | None = None,
+        wait: bool = False,
     ) -> None:
-        """Saves the run as it is now. Groups that finish during the write go to the new journal.
+        """Saves the run as it is when no save before this one goes on any more (`settle`).
+
+        Call it while nothing else uses the learner. Groups that finish during the write go to the
+        new journal, and to that of the checkpoint before.
 
         Args:
           step: finished steps.
           state: the loop's own state, as JSON values.
           score: of the evaluation at this step, if there is one.
-          failed: the run ends here, or rolls back, because of a failure; see `Checkpoints.save`.
+          failed: the run ends here, or rolls back, because of a failure; see `Checkpoints.begin`.
           keep_from: checkpoints from this step on are kept.
+          wait: return when the checkpoint is whole. So it is if it failed, or the config says so.
 
         Raises:
-          UserError: the disk is full or can't be written.
+          UserError: the disk is full or can't be written, now or for the save before.
         """
+        await self.settle()
         if step == self._saved and not failed:
             if score is not None:
                 await asyncio.to_thread(self.checkpoints.set_score, step, score)
             return
-        entries = self.buffer.entries()
+        began, draft = time.perf_counter(), self.checkpoints.draft(step, failed=failed)
+        whole = wait or failed or not self.config.saver.background
         # Encoded now, in the event loop's thread: the producer changes the state during the write.
-        text = json.dumps(state | {"book": self.buffer.state(), "ready": len(entries)})
-        if not failed:
-            self.journals.begin(step, self.buffer.version, fresh=True)
+        entries = self.buffer.entries()
+        content = _Content(json.dumps(state | {"book": self.buffer.state(), "ready": len(entries)}), entries)
+        with self._abandoning(draft):
+            undone: list[Path] = []
+            if not failed:
+                undone = self.checkpoints.take_away([step])  # of steps that were undone: the new journal isn't its
+                self.journals.begin_beside(step, self.buffer.version)
 
-        def write(directory: Path) -> None:
-            (directory / "loop.json").write_text(text)
-            write_entries(directory / "ready.journal", entries)
-            self.learner.save(directory / "learner")
+            def begin() -> Future[None] | None:
+                self.checkpoints.purge(undone)
+                draft.begin()
+                directory = draft.path / "learner"
+                if not whole:
+                    return self.learner.begin_save(directory)
+                self.learner.save(directory)
+                return None
 
-        await asyncio.to_thread(self.checkpoints.save, step, write, score=score, failed=failed, keep_from=keep_from)
-        if not failed:
-            self._saved = step
-            self.journals.prune(self.checkpoints.steps())
+            learned = await asyncio.to_thread(begin)
+        self.saving = asyncio.create_task(self._finish(draft, content, learned, score, keep_from, began), name="save")
+        if whole:
+            await self.settle()
+
+    @contextlib.contextmanager
+    def _abandoning(self, draft: Draft) -> Iterator[None]:
+        """Deletes a checkpoint that can't be made, and its journal."""
+        with draft.discarded_on_error():
+            try:
+                yield
+            except Exception:
+                if not draft.failed:
+                    self.journals.abandon(draft.step)
+                raise
+
+    async def _finish(
+        self, draft: Draft, content: _Content, learned: Future[None] | None, score: float | None, keep_from: int | None,
+        began: float,
+    ) -> None:  # fmt: skip
+        """Ends a save: the other files, what the learner still writes, and the rename."""
+
+        def write() -> None:
+            try:
+                content.write(draft.path)
+            finally:
+                if learned is not None:
+                    learned.result()  # waited for even after an error: it writes to this directory
+            draft.finish(score)
+
+        with self._abandoning(draft):
+            await asyncio.to_thread(write)
+        self._seconds.append(time.perf_counter() - began)
+        if draft.failed:
+            return
+        # In one go, in the event loop's thread: nobody there chooses a checkpoint that is on its way out.
+        self._saved = draft.step
+        self.journals.settle(draft.step)
+        trash = self.checkpoints.retire(draft.step, keep_from)
+        self.journals.prune(self.checkpoints.steps())
+        await asyncio.to_thread(self.checkpoints.purge, trash)
+
+    def check(self) -> None:
+        """Raises the error of a save that went on beside the steps, if it has failed."""
+        if self.saving is not None and self.saving.done():
+            saving, self.saving = self.saving, None
+            saving.result()
+
+    async def settle(self) -> None:
+        """Waits for the save that goes on, if there is one. Raises its error."""
+        if self.saving is not None:
+            await asyncio.wait([self.saving])
+            self.check()
+
+    def take_metrics(self) -> dict[str, Mean]:
+        """Returns how long the saves took that have ended since the last call."""
+        seconds, self._seconds = self._seconds, []
+        return {"timeperf/save_background": Mean(sum(seconds), 1)} if seconds else {}
 
     async def restore(self) -> tuple[dict[str, Any] | None, dict[tuple[str, int], Record]]:
         """Resumes from the newest checkpoint that is intact and loads, or begins a new run.
@@ -159,5 +256,14 @@ class Recovery:
         kept = f"the state is kept in {failed}, and " if failed.exists() else ""
         return f"{kept}the same command goes on from step {steps[-1]}" if steps else f"{kept}the same command starts over"
 
-    def close(self) -> None:
-        self.journals.close()
+    async def close(self) -> None:
+        """Waits for the save that goes on, and closes the journals.
+
+        An error of that save is logged: a run that ends without an error has settled before.
+        """
+        try:
+            await self.settle()
+        except Exception as error:
+            log.warning("%s", error)
+        finally:
+            self.journals.close()

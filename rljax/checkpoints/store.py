@@ -8,6 +8,7 @@ checkpoints/<step>/manifest.json    step, score, sizes and checksums of the file
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -31,6 +32,71 @@ class Checkpoint:
     score: float | None  # by the metric of evaluator.best, else eval-rollout/reward, if it was evaluated
 
 
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A checkpoint that is being written.
+
+    No other process sees it, nor does this one when it lists checkpoints, before `finish`.
+    """
+
+    directory: Path  # of all checkpoints
+    step: int
+    failed: bool = False
+
+    @property
+    def path(self) -> Path:
+        """Directory to fill, after `begin`."""
+        return self.directory / f".{self._name}.tmp"
+
+    @property
+    def _name(self) -> str:
+        return f"{self.step}-failed" if self.failed else str(self.step)
+
+    def begin(self) -> None:
+        """Makes the directory, and deletes what a killed process left half written or half deleted."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for path in self.directory.iterdir():
+            if path.name.startswith(".") and path.suffix in (".tmp", ".trash"):
+                shutil.rmtree(path)
+        self.path.mkdir()
+
+    def finish(self, score: float | None) -> None:
+        """Makes it a checkpoint: records checksums, syncs, renames. Blocks for the disk."""
+        write_manifest(self.path, {"step": self.step, "score": score})
+        sync_tree(self.path)
+        replaced = (*self.directory.glob("*-failed"),) if self.failed else (self.directory / self._name,)
+        trash = [to_trash(path) for path in replaced if path.exists()]
+        os.rename(self.path, self.directory / self._name)
+        sync(self.directory)
+        for path in trash:
+            shutil.rmtree(path)
+
+    @contextlib.contextmanager
+    def discarded_on_error(self) -> Iterator[None]:
+        """Deletes it if what is done in this context fails.
+
+        Raises UserError for an error of the disk, and any other as it is.
+        """
+        try:
+            yield
+        except Exception as error:
+            shutil.rmtree(self.path, ignore_errors=True)
+            cause = os_error_behind(error)
+            if cause is None:
+                raise
+            raise UserError(
+                f"checkpoints: cannot write step {self.step}: {cause.strerror or cause} ({free_mb(self.directory)} MB free"
+                f" in {self.directory}; make room, or lower saver.keep_last); the checkpoints before it are whole"
+            ) from error
+
+
+def to_trash(path: Path) -> Path:
+    """Renames a checkpoint, so that a kill while it is deleted leaves no part of it in place."""
+    trash = path.with_name(f".{path.name}.trash")
+    os.rename(path, trash)
+    return trash
+
+
 class Checkpoints:
     """Checkpoints of a run.
 
@@ -39,6 +105,15 @@ class Checkpoints:
         checkpoints = Checkpoints(workdir / "checkpoints", keep_last=2)
         checkpoints.save(100, write, score=0.8)       # write(directory) fills it
         newest = next(checkpoints.intact(), None)
+
+    The same in parts, for a save that goes on beside other work:
+
+        draft = checkpoints.draft(100)
+        with draft.discarded_on_error():
+            draft.begin()
+            write(draft.path)
+            draft.finish(score=0.8)
+        checkpoints.purge(checkpoints.retire(100))
     """
 
     def __init__(self, directory: Path, keep_last: int) -> None:
@@ -55,42 +130,35 @@ class Checkpoints:
         failed: bool = False,
         keep_from: int | None = None,
     ) -> None:
-        """Makes a checkpoint; deletes all but the last `keep_last`, the best, and those held.
+        """Makes a checkpoint, and deletes those that are no longer needed; see `retire`.
 
         Args:
           step: finished steps.
           write: fills an empty directory.
           score: evaluation reward at this step; the best checkpoint has the highest.
-          failed: the run ends here because of a failure. The checkpoint is named <step>-failed,
-            replaces an older failed one, and is never resumed from.
-          keep_from: checkpoints from this step on are kept, to roll back to; None for none.
+          failed: see `draft`.
+          keep_from: see `retire`.
 
         Raises:
           UserError: the disk is full or can't be written. Earlier checkpoints are unchanged.
         """
-        name = f"{step}-failed" if failed else str(step)
-        temporary = self._directory / f".{name}.tmp"
-        try:
-            self._delete_leftovers()
-            temporary.mkdir(parents=True)
-            write(temporary)
-            write_manifest(temporary, {"step": step, "score": score})
-            sync_tree(temporary)
-            for old in (*self._directory.glob("*-failed"),) if failed else (self._directory / name,):
-                self._delete(old)
-            os.rename(temporary, self._directory / name)
-            sync(self._directory)
-        except Exception as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            cause = os_error_behind(error)
-            if cause is None:
-                raise
-            raise UserError(
-                f"checkpoints: cannot write step {step}: {cause.strerror or cause} ({free_mb(self._directory)} MB free"
-                f" in {self._directory}; make room, or lower saver.keep_last); the checkpoints before it are whole"
-            ) from error
+        draft = self.draft(step, failed=failed)
+        with draft.discarded_on_error():
+            draft.begin()
+            write(draft.path)
+            draft.finish(score)
         if not failed:
-            self._prune(step, keep_from)
+            self.purge(self.retire(step, keep_from))
+
+    def draft(self, step: int, *, failed: bool = False) -> Draft:
+        """Returns a checkpoint to be written; one at a time.
+
+        Args:
+          step: finished steps.
+          failed: the run ends here because of a failure. The checkpoint is named <step>-failed,
+            replaces an older failed one, and is never resumed from.
+        """
+        return Draft(self._directory, step, failed)
 
     def set_score(self, step: int, score: float) -> None:
         """Sets the score of a checkpoint, if it is there and intact."""
@@ -110,8 +178,12 @@ class Checkpoints:
 
     def delete(self, steps: Iterable[int]) -> None:
         """Deletes the checkpoints of these steps."""
-        for step in steps:
-            self._delete(self._directory / str(step))
+        self.purge(self.take_away(steps))
+
+    def take_away(self, steps: Iterable[int]) -> list[Path]:
+        """Takes away the checkpoints of these steps. Quick. Returns what to `purge`."""
+        there = set(self.steps())
+        return [to_trash(self._directory / str(step)) for step in steps if step in there]
 
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints, intact or not, ascending."""
@@ -133,31 +205,32 @@ class Checkpoints:
             except (Corrupt, OSError, ValueError, TypeError) as error:
                 log.warning("checkpoint %s is not intact and is skipped: %s", path, error)
 
-    def _prune(self, newest: int, keep_from: int | None) -> None:
+    def retire(self, newest: int, keep_from: int | None = None) -> list[Path]:
+        """Takes away all but the last `keep_last`, the best, and those held; nobody sees them then.
+
+        Quick, so that one thread can decide which checkpoints there are.
+
+        Args:
+          newest: step of the checkpoint that was just made.
+          keep_from: checkpoints from this step on are kept, to roll back to; None for none.
+
+        Returns:
+          What to `purge`, which takes longer.
+        """
         scores = {step: self._score(step) for step in self.steps() if step <= newest}
         best = max((s for s in scores if scores[s] is not None), key=lambda s: (scores[s], s), default=None)
         keep = {*sorted(scores)[-self._keep_last :], best, *self.held()}
         if keep_from is not None:
             keep |= {step for step in scores if step >= keep_from}
-        for step in self.steps():
-            if step not in keep:
-                self._delete(self._directory / str(step))
+        return self.take_away(step for step in self.steps() if step not in keep)
+
+    def purge(self, trash: Iterable[Path]) -> None:
+        """Deletes what was taken away."""
+        for path in trash:
+            shutil.rmtree(path)
 
     def _score(self, step: int) -> float | None:
         try:
             return read_manifest(self._directory / str(step))["score"]
         except Corrupt:
             return None  # not intact, so it can't be the best
-
-    def _delete(self, path: Path) -> None:
-        """Renames a checkpoint, then deletes it, so that a kill leaves no part of it in place."""
-        if path.exists():
-            trash = self._directory / f".{path.name}.trash"
-            os.rename(path, trash)
-            shutil.rmtree(trash)
-
-    def _delete_leftovers(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        for path in self._directory.iterdir():
-            if path.name.startswith(".") and path.suffix in (".tmp", ".trash"):
-                shutil.rmtree(path)

@@ -186,6 +186,9 @@ class SaverConfig(FrequencyConfig):
 
     freq_steps: int | None = key(50, "Steps between checkpoints. None: not by steps.", POSITIVE)
     keep_last: int = key(2, "Number of checkpoints to keep.", POSITIVE)
+    background: bool = key(
+        True, "Write checkpoints beside the following steps. The host holds a copy of what the learner saves meanwhile."
+    )
     export_final: bool = key(True, "Write Hugging Face safetensors and tokenizer to WORKDIR/export at the end.")
     export_freq_steps: int | None = key(
         None, "Steps between Hugging Face directories in WORKDIR/exports/STEP, which are all kept. None: none.", POSITIVE

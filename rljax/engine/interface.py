@@ -18,6 +18,7 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
@@ -207,8 +208,20 @@ class Learner(Protocol):
         """Writes parameters, optimizer moments and step to `directory`, which does not exist yet."""
         ...
 
+    def begin_save(self, directory: Path) -> Future[None]:
+        """Saves the learner as it is at the call, and returns before it is written.
+
+        Whatever changes the learner may be called meanwhile, and waits for a copy where it needs
+        one. One at a time.
+
+        Returns:
+          A future that is done when everything is written, in all processes of the learner. It
+          raises UserError as `save` does.
+        """
+        ...
+
     def restore(self, directory: Path) -> None:
-        """Reads what `save` wrote.
+        """Reads what `save` or `begin_save` wrote.
 
         Raises UserError on a missing, foreign or corrupt checkpoint; the learner stays as it was.
         """

@@ -273,7 +273,10 @@ FAMILIES = (
                     ("publish", "From learner to sampler."),
                     ("record", "Metrics and histograms of the batch."),
                     ("evaluate", "Evaluation."),
-                    ("save", "Checkpoint."),
+                    ("save", "What the step waited for a checkpoint: its beginning, or all of it without `saver.background`."),
+                    ("save_wait", "Of that, for the checkpoint before to be whole."),
+                    ("save_copy", "An update waited for a checkpoint's copy of the learner; part of `timeperf/update`."),
+                    ("save_background", "Checkpoints that became whole: from the beginning of each to its rename."),
                 )
             ),
             Metric("timeperf/reward", "s per completion", "Scoring, without the wait for a process.", True),

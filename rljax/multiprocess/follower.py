@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from rljax.engine.rank import ProcessRank
 from rljax.errors import UserError
 from rljax.messaging.framing import FramingError, Message, receive, send
 from rljax.multiprocess import rendezvous
+from rljax.multiprocess.later import LATER
 from rljax.process.watchdog import Watchdog
 
 HEARTBEAT = 2.0  # seconds between heartbeats
@@ -84,20 +86,18 @@ def serve(connection: socket.socket, make: Make, *, watch: Watch, lost: Callable
         while (message := inbox.get()) is not None:
             closing = message.kind == "close"
             method, number = ("close" if closing else str(message.fields["method"])), message.fields["number"]
-            error = None
+            error, later = None, None
             try:
                 with watch(method, functools.partial(reply, Message("hung", {"method": method}))):
                     if method == "make":
                         learner = make(message.fields)
                     elif learner is not None:
-                        _call(learner, method, message)
-            except UserError as user_error:
-                error = {"kind": "user", "message": str(user_error)}
-            except Exception as fault:
-                traceback.print_exc()
-                text = f"{method}: {type(fault).__name__}: {' '.join(str(fault).split())}"
-                error = {"kind": "fault", "message": text, "traceback": traceback.format_exc()}
+                        later = _call(learner, method, message)
+            except Exception as raised:
+                error = _described(method, raised)
             reply(Message("reply", {"number": number, "error": error}))
+            if later is not None:
+                later.add_done_callback(functools.partial(_report_end, reply, method, number))
             del message
             if closing:
                 return
@@ -105,20 +105,41 @@ def serve(connection: socket.socket, make: Make, *, watch: Watch, lost: Callable
         done.set()
 
 
-def _call(learner: Learner, method: str, message: Message) -> None:
-    """Repeats one call of the leader. The result is not used; the leader has its own."""
+def _described(method: str, error: BaseException) -> dict[str, str]:
+    """Describes an error of a call for the leader."""
+    if isinstance(error, UserError):
+        return {"kind": "user", "message": str(error)}
+    traceback.print_exception(error)
+    text = f"{method}: {type(error).__name__}: {' '.join(str(error).split())}"
+    return {"kind": "fault", "message": text, "traceback": "".join(traceback.format_exception(error))}
+
+
+def _report_end(reply: Callable[[Message], None], method: str, number: int, future: Future[None]) -> None:
+    """Tells the leader that what a call began has ended."""
+    error = future.exception()
+    reply(Message(LATER, {"number": number, "error": None if error is None else _described(method, error)}))
+
+
+def _call(learner: Learner, method: str, message: Message) -> Future[None] | None:
+    """Repeats one call of the leader. The result is not used; the leader has its own.
+
+    Returns the end of what goes on after the call, if the call leaves something.
+    """
     if method in BATCHES:
         getattr(learner, method)(Batch(**message.arrays))
     elif method in PATHS:
         getattr(learner, method)(Path(message.fields["path"]))
     elif method == "scale_lr":
         learner.scale_lr(message.fields["factor"])
+    elif method == "begin_save":
+        return learner.begin_save(Path(message.fields["path"]))
     elif method == "export":
         learner.export(target_from_json(message.fields["target"]))
     elif method == "close":
         learner.close()
     else:
         raise ValueError(f"no method {method!r}")
+    return None
 
 
 def follow(process: ProcessRank, workdir: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rljax.errors import RankFailed, UserError
 from rljax.messaging.framing import ConnectionClosed, FramingError, Message, receive, send
+from rljax.multiprocess.later import LATER, LaterEnds
 
 SETTLING_TIME = 1.0  # seconds from a rank's first error until the verdict: the death of another rank may be the cause
 SAME_ERROR_TIME = 30.0  # seconds within which all ranks must raise an error for it to count as common to all
@@ -97,6 +98,8 @@ class FollowerConnection:
                 self.last_heard = time.monotonic()
                 if message.kind == "reply":
                     self._followers.replied(self, message.fields)
+                elif message.kind == LATER:
+                    self._followers.ends.told(self.rank, int(message.fields["number"]), message.fields.get("error"))
                 elif message.kind == "hung":
                     self._followers.hung(self, str(message.fields["method"]))
         except ConnectionClosed:
@@ -145,6 +148,7 @@ class Followers:
         self._silence, self._explain = silence, explain
         self._on_trouble, self._on_failure = on_trouble, on_failure
         self._followers: dict[int, FollowerConnection] = {}
+        self.ends = LaterEnds()
         self._learner_thread = LearnerThread()
         self._changed = threading.Condition()
         self._calling = threading.Lock()
@@ -169,6 +173,7 @@ class Followers:
         local: Callable[[], Any],
         arrays: dict[str, Any] | None = None,
         wait: bool = True,
+        later: bool = False,
         **fields: Any,
     ) -> Any:
         """Makes a call in all ranks, in the same order everywhere. Returns this rank's result.
@@ -179,6 +184,8 @@ class Followers:
           arrays, fields: arguments of the call, as a message carries them.
           wait: whether to wait for the followers. False if they may end the call only after its
             result was used here.
+          later: the call leaves something that goes on in all ranks. Its result is a future here,
+            and what is returned is the future of the end in all of them.
 
         Raises:
           UserError: all ranks raised one.
@@ -191,7 +198,8 @@ class Followers:
                 follower.post(message)
             future = self._learner_thread.submit(local)
             future.add_done_callback(lambda _: self._wake())
-            return self._await_call(future, self._number, wait)
+            result = self._await_call(future, self._number, wait)
+            return self.ends.of_all(self._number, frozenset(self._followers), result) if later else result
 
     def _await_call(self, future: concurrent.futures.Future[Any], number: int, wait: bool) -> Any:
         """Waits until all ranks have ended the call, or can't any more.
@@ -308,6 +316,7 @@ class Followers:
         with self._changed:
             self.failure = self.failure or failure
             self._changed.notify_all()
+        self.ends.fail(self.failure)
         self._on_failure(self.failure)
 
     def _verdict(self) -> RankFailed:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
@@ -81,6 +82,13 @@ class DistributedLearner:
 
     def save(self, directory: Path) -> None:
         self._on_path("save", directory)
+
+    def begin_save(self, directory: Path) -> Future[None]:
+        """Begins a save in all ranks. Returns the end of all their writes."""
+        begin = self._learner.begin_save
+        path = str(directory.absolute())
+        ended: Future[None] = self._followers.call_all("begin_save", local=lambda: begin(directory), later=True, path=path)
+        return ended
 
     def restore(self, directory: Path) -> None:
         self._on_path("restore", directory)

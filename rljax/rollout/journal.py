@@ -13,8 +13,9 @@ they sampled are generated again. The journal therefore only stores groups of ve
 is at most what the buffer admits at v, so the size of a journal is bounded, however rarely
 checkpoints are made.
 
-There is one file per checkpoint, `<directory>/<step>.journal`, deleted with the checkpoint. The
-finished groups inside a checkpoint have the same format.
+There is one file per checkpoint, `<directory>/<step>.journal`, deleted with the checkpoint. While a
+checkpoint is written there are two: a kill goes on from the older one until the newer one is whole.
+The finished groups inside a checkpoint have the same format.
 
 A group is with the kernel when `append` returns, so the death of the process loses none. A thread
 of the journal syncs the file to the disk at most SYNC_INTERVAL later: a power cut, or the death of
@@ -265,54 +266,77 @@ class Journals:
         journals = Journals(workdir / "journal")
         recovered = journals.begin(step, version)     # groups finished after that checkpoint
         journals.append(ticket, group, accepted=True)
-        journals.begin(step, version)                 # at the next checkpoint
+        journals.begin_beside(step, version)          # the next checkpoint is being written
+        journals.settle(step)                         # it is whole
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._journal: Journal | None = None
-        self._version = 0
+        self._open: dict[int, tuple[Journal, int]] = {}  # and the checkpoint's version, by its step
 
-    def begin(self, step: int, version: int, *, fresh: bool = False) -> dict[tuple[str, int], Record]:
+    def begin(self, step: int, version: int) -> dict[tuple[str, int], Record]:
         """Opens the journal of the checkpoint of this step, to which `append` then writes.
 
         Args:
           version: the checkpoint's version.
-          fresh: the checkpoint is being made now, so a journal of its step is left over from
-            another run and is deleted.
 
         Returns:
           Records that the journal contains, by uid and attempt.
         """
         self.close()
-        path = self._directory / f"{step}.journal"
-        if fresh:
-            path.unlink(missing_ok=True)
-        self._journal, self._version = Journal(path), version
+        path = self._path(step)
+        self._open[step] = Journal(path), version
         return {(r.ticket.prompt.uid, r.ticket.attempt): r for r in read(path)}
 
+    def begin_beside(self, step: int, version: int) -> None:
+        """Opens the journal of a checkpoint that is made now, beside the one before.
+
+        `append` writes to both until `settle` or `abandon`. A journal of this step that there is
+        already, but not open, is left over from steps that were undone, and is deleted.
+        """
+        if step in self._open:  # of a new run, which began with the state that is saved now
+            return
+        self._path(step).unlink(missing_ok=True)
+        self._open[step] = Journal(self._path(step)), version
+
+    def settle(self, step: int) -> None:
+        """Closes all journals but that of the checkpoint of this step, which is whole now."""
+        for other in self._open.keys() - {step}:
+            self._open.pop(other)[0].close()
+
+    def abandon(self, step: int) -> None:
+        """Deletes the journal of a checkpoint that could not be written, if it has its own."""
+        if len(self._open) == 1 or step not in self._open:
+            return
+        self._open.pop(step)[0].close()
+        self._path(step).unlink(missing_ok=True)
+
     def append(self, ticket: Ticket, group: Group, *, accepted: bool) -> None:
-        """Writes a group to the journal, unless newer weights than the checkpoint's sampled it.
+        """Writes a group to the journals of those checkpoints whose weights sampled all of it.
 
         Raises:
           UserError: the disk is full or can't be written.
         """
-        if self._journal is None or newest_version(group.trajectories) > self._version:
-            return
+        newest = newest_version(group.trajectories)
         record = Record(ticket, group) if accepted else Record(ticket, None, episode_rewards(group.trajectories))
-        try:
-            self._journal.append(record)
-        except OSError as error:
-            raise UserError(f"journal: cannot write to {self._directory}: {error.strerror} (make room there)") from error
+        for journal, version in self._open.values():
+            if newest > version:
+                continue
+            try:
+                journal.append(record)
+            except OSError as error:
+                raise UserError(f"journal: cannot write to {self._directory}: {error.strerror} (make room there)") from error
 
     def prune(self, steps: Iterable[int]) -> None:
-        """Deletes the journals of all checkpoints but those of these steps."""
-        names = {f"{step}.journal" for step in steps}
+        """Deletes the journals of all checkpoints but those of these steps, and those in use."""
+        names = {self._path(step).name for step in (*steps, *self._open)}
         for path in self._directory.glob("*.journal"):
             if path.name not in names:
                 path.unlink()
 
     def close(self) -> None:
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
+        while self._open:
+            self._open.popitem()[1][0].close()
+
+    def _path(self, step: int) -> Path:
+        return self._directory / f"{step}.journal"

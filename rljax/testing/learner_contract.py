@@ -429,6 +429,38 @@ class LearnerContract(abc.ABC):
             assert means[f"{UPDATE}/lr"].value == pytest.approx(config.actor.optimizer.lr * (1 - 2 / 6), rel=1e-5)
         resumed.close()
 
+    @pytest.mark.parametrize("settings", [{"actor.kl_ctl": 0.1}, {"actor.adv_estimator": "gae"}])
+    def test_a_save_beside_updates_holds_the_learner_as_it_was(
+        self, model_dir: Path, tmp_path: Path, settings: dict[str, Any]
+    ) -> None:
+        """Calls that change weights, moments or the critic, or copy others in, come right after it."""
+        config = config_of(**settings)
+        items = episodes(8)
+        batch = pack(items, first_fit(items, 64), 64)
+        learner, resumed = self.make(config, model_dir), self.make(config, model_dir)
+        batch = batch.replace(reference_logp=learner.score_reference(batch) if config.actor.kl_ctl else None)
+
+        def step(learner: Learner) -> list[dict[str, Mean]]:
+            return [learner.update(batch), *([learner.update_critic(batch)] if "actor.adv_estimator" in settings else [])]
+
+        step(learner)
+        written = [learner.begin_save(tmp_path / "first")]
+        if config.actor.kl_ctl:
+            learner.score_reference(batch)
+        want = step(learner)
+        written[0].result()
+        written.append(learner.begin_save(tmp_path / "second"))
+        then, scored = step(learner), learner.score(batch)
+        written[1].result()
+        tolerance = 0.0 if self.restores_bitwise else 10 * self.tolerance
+        for name, means in (("first", want), ("second", then)):
+            resumed.restore(tmp_path / name)
+            for ours, theirs in zip(step(resumed), means, strict=True):
+                assert_means_close(ours, theirs, tolerance)
+        np.testing.assert_allclose(resumed.score(batch), scored, atol=tolerance)
+        learner.close()
+        resumed.close()
+
     def test_a_checkpoint_in_the_middle_of_the_warm_up_is_of_the_warm_up(self, model_dir: Path, tmp_path: Path) -> None:
         config = config_of(**{"warmup.steps": 4, "warmup.optimizer.lr_scheduler_type": "cosine", "actor.kl_ctl": 0.1})
         items = episodes(8)

@@ -34,7 +34,7 @@ GUARD = "tests/unit/test_guard_actions.py"  # rollbacks
 BUFFER = ("tests/unit/rollout/test_buffer.py", PRODUCER, GUARD, MODEL)
 JOURNAL = ("tests/unit/rollout/test_journal.py", MODEL)
 TRACKER = (PRODUCER,)
-CHECKPOINTS = ("tests/unit/checkpoints/test_recovery.py", "tests/unit/checkpoints/test_store.py")
+CHECKPOINTS = ("tests/unit/checkpoints",)
 PACKING = ("tests/unit/batching",)
 LOSSES = ("tests/unit/objective/test_losses.py",)
 ADVANTAGES = (
@@ -91,20 +91,26 @@ FAULTS = (
     *_of(
         "rljax/rollout/journal.py",
         JOURNAL,
-        ("newest_version(group.trajectories) > self._version:", "newest_version(group.trajectories) > self._version + 1:"),
-        ("if self._journal is None or newest_version(group.trajectories) > self._version:", "if self._journal is None:"),
+        ("if newest > version:", "if newest > version + 1:"),
         ("Record(ticket, group) if accepted else", "Record(ticket, group) if True else"),
         ("os.ftruncate(self._file, whole)", "pass"),
         ("os.lseek(self._file, whole, os.SEEK_SET)", "os.lseek(self._file, 0, os.SEEK_SET)"),
         ("data = data[os.write(self._file, data) :]", "os.write(self._file, data); break"),
         ("(r.ticket.prompt.uid, r.ticket.attempt): r", "(r.ticket.prompt.uid, 0): r"),
         ("if path.name not in names:", "if path.name in names:"),
+        ("        self._path(step).unlink(missing_ok=True)\n        self._open[step]", "        self._open[step]"),
+        ("            if newest > version:\n                continue\n", ""),
+        ("for other in self._open.keys() - {step}:", "for other in ():"),
         ("start += length", "start += length - 1"),
     ),
     *_of(
         "rljax/checkpoints/recovery.py",
         CHECKPOINTS,
-        ("self.buffer.version, fresh=True)", "self.buffer.version)"),
+        ("self.journals.begin_beside(step, self.buffer.version)", "self.journals.begin(step, self.buffer.version)"),
+        ("undone = self.checkpoints.take_away([step])", "undone = []"),
+        ("        self.journals.settle(draft.step)\n", ""),
+        ("self.journals.abandon(draft.step)", "pass"),
+        ("learned.result()  #", "pass  #"),
         ("text = json.dumps(state |", "text = json.dumps({} |"),
         ('write_entries(directory / "ready.journal", entries)', 'write_entries(directory / "ready.journal", [])'),
         ('self.buffer.restore(state["book"], entries)', 'self.buffer.restore(state["book"], [])'),

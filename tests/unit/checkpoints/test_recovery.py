@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+from concurrent.futures import Future
+
+import pytest
 
 from rljax.checkpoints.recovery import Recovery
 from rljax.metrics.accumulator import Accumulator
@@ -11,9 +14,12 @@ from rljax.testing.harness import Numbers, example, make_run
 from rljax.types import Group
 
 STATE = {"supervised_steps": 0, "epochs": 0, "labeled": None, "accumulator": Accumulator().state(), "written": {}}  # the loop's
+DONE = Future()
+DONE.set_result(None)
 
 
-def test_a_save_holds_the_instant_it_was_called_at(tmp_path):
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_save_holds_the_instant_it_was_called_at(tmp_path, wait):
     run, accumulator = make_run(tmp_path), Accumulator()
     buffer = Buffer(Numbers(9), Limits(max_lag=9, batch_size=2, max_concurrent=9, prompts=None, groups=None))
 
@@ -25,16 +31,23 @@ def test_a_save_holds_the_instant_it_was_called_at(tmp_path):
             buffer.admit()
             run.engine.learner.save(directory)
 
+        def begin_save(self, directory):
+            self.save(directory)
+            return DONE
+
     recovery = Recovery(run.config, tmp_path, Slow(), buffer)
     accumulator.observe("reward", [1.0])
     buffer.admit()
 
     async def save():
         # the write runs in a thread; changing things before it begins is what the producer would do
-        work = asyncio.ensure_future(recovery.save(3, STATE | {"accumulator": accumulator.state()}))
+        work = asyncio.ensure_future(recovery.save(3, STATE | {"accumulator": accumulator.state()}, wait=wait))
         await asyncio.sleep(0)
         accumulator.observe("reward", [3.0])
         await work
+        accumulator.observe("reward", [4.0])
+        buffer.admit()
+        await recovery.settle()
 
     asyncio.run(save())
     saved = json.loads((tmp_path / "checkpoints" / "3" / "loop.json").read_text())
@@ -58,7 +71,7 @@ def test_a_journal_of_steps_that_were_undone_is_no_part_of_the_checkpoint_that_r
     journals.close()
 
     async def save_and_restore():
-        await recovery().save(3, STATE)
+        await recovery().save(3, STATE, wait=True)
         return await recovery().restore()
 
     state, recovered = asyncio.run(save_and_restore())
@@ -75,7 +88,7 @@ def test_groups_that_wait_are_in_a_checkpoint_and_a_rollback_takes_the_newest_it
         for step in (1, 2, 3):
             ticket = buffer.admit()
             buffer.finish(ticket, Group(ticket.prompt.uid, (example(ticket.prompt),)))
-            await recovery.save(step, STATE)
+            await recovery.save(step, STATE, wait=True)
         found = [await recovery.roll_back(*choice) for choice in (([1, 2, 3], 2), ([1, 3], 2), ([2, 3], 1))]
         again = Recovery(run.config, tmp_path, run.engine.learner, Buffer(Numbers(9), limits))
         await again.restore()

@@ -23,6 +23,7 @@ NOT_HERE = {
     *(
         "timeperf/update_mfu",
         "timeperf/rank_spread",
+        "timeperf/save_copy",
         "perf/device_memory_bytes",
         "memory/learner_peak_bytes",
         "warmup/device_memory_bytes",

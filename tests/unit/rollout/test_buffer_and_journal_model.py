@@ -66,12 +66,13 @@ class BufferAndJournal(RuleBasedStateMachine):
     def start(self, max_lag, batch, concurrent, policy):
         self.directory = Path(tempfile.mkdtemp())
         self.limits = Limits(max_lag, batch, concurrent, EPOCH * EPOCHS, None, policy)
-        self.model, self.journaled = Model(), {}
+        self.model = Model()
+        self.writing = None  # a checkpoint that is not whole yet
         self.buffer, self.log = Buffer(Numbers(EPOCH), self.limits), Journals(self.directory)
         self.recovered = self.log.begin(0, 0)
         self.born = {}  # (index, attempt) -> version at admission
-        self.checkpoint = None
-        self._remember()
+        self.saved = None  # version of the checkpoint
+        self.checkpoint = copy.deepcopy(self.model), None, 0, {}  # also its state, ready groups, and what its journal has
 
     def teardown(self):
         if hasattr(self, "buffer"):
@@ -118,8 +119,9 @@ class BufferAndJournal(RuleBasedStateMachine):
     def _finish(self, ticket, versions, accepted):
         group = group_of(ticket, versions)
         self.log.append(ticket, group, accepted=accepted)
-        if group.trajectories[0].versions.max() <= self.checkpoint[0].version:
-            self.journaled[ticket.prompt.uid, ticket.attempt] = accepted
+        for model, _, _, journaled in filter(None, (self.checkpoint, self.writing)):
+            if group.trajectories[0].versions.max() <= model.version:
+                journaled[ticket.prompt.uid, ticket.attempt] = accepted
         self._end(ticket, group if accepted else None)
 
     def _end(self, ticket, group):
@@ -193,29 +195,44 @@ class BufferAndJournal(RuleBasedStateMachine):
             else:
                 self.model.ready[index] = fresh
 
+    @precondition(lambda self: self.writing is None and self.model.version != self.saved)
     @rule()
-    def save(self):
+    def begin_save(self):
+        """The run goes on, and may be killed, before the checkpoint is whole."""
         state, entries = json.loads(json.dumps(self.buffer.state())), self.buffer.entries()
-        self.log.begin(self.model.version, self.model.version, fresh=True)
-        self.journaled = {}
-        journal.write_entries(self.directory / "ready", entries)
-        self._remember(state, len(entries))
+        shares = self.model.version == self.checkpoint[0].version  # with the beginning of the run
+        self.log.begin_beside(self.model.version, self.model.version)
+        journal.write_entries(self.directory / "writing", entries)
+        self.writing = copy.deepcopy(self.model), state, len(entries), self.checkpoint[3] if shares else {}
 
-    def _remember(self, state=None, ready=0):
-        self.checkpoint = (copy.deepcopy(self.model), state, ready)
+    @precondition(lambda self: self.writing is not None)
+    @rule()
+    def finish_save(self):
+        (self.directory / "writing").rename(self.directory / "ready")
+        self.checkpoint, self.writing = self.writing, None
+        self.saved = self.checkpoint[0].version
+        self.log.settle(self.saved)
+        self.log.prune([self.saved])
+
+    @precondition(lambda self: self.writing is not None)
+    @rule()
+    def fail_save(self):
+        self.log.abandon(self.writing[0].version)
+        self.writing = None
 
     @rule(torn=st.binary(max_size=30))
     def kill(self, torn):
         """The process is gone in the middle of a write; another one takes over."""
-        model, state, ready = self.checkpoint
+        model, state, ready, journaled = self.checkpoint
         with (self.directory / f"{model.version}.journal").open("ab") as file:
             file.write(torn)
         self.log.close()
+        self.writing = None
         self.buffer, self.log = Buffer(Numbers(EPOCH), self.limits), Journals(self.directory)
         if state is not None:
             self.buffer.restore(state, journal.read_entries(self.directory / "ready", ready))
         self.recovered = self.log.begin(model.version, model.version)
-        assert {key: record.group is not None for key, record in self.recovered.items()} == self.journaled
+        assert {key: record.group is not None for key, record in self.recovered.items()} == journaled
         self.model = copy.deepcopy(model)
         self.model.again = sorted([*self.model.running, *self.model.again])
         self.model.running = {}
@@ -224,7 +241,9 @@ class BufferAndJournal(RuleBasedStateMachine):
     @rule()
     def roll_back(self):
         """A guardrail undoes the steps since the checkpoint; all that was not trained on is void."""
-        then, state, ready = self.checkpoint
+        if self.writing is not None:
+            self.finish_save()
+        then, state, ready, _ = self.checkpoint
         now, self.model = self.model, copy.deepcopy(then)
         self.buffer.roll_back(state, journal.read_entries(self.directory / "ready", ready))
         model = self.model
@@ -234,7 +253,8 @@ class BufferAndJournal(RuleBasedStateMachine):
         model.attempts.update(model.again)
         model.running, model.ready = {}, {}
         self.recovered.clear()
-        self.save()
+        self.begin_save()
+        self.finish_save()
 
     # What must be true
 

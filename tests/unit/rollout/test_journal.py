@@ -141,12 +141,39 @@ def test_the_journal_stays_small_however_long_no_checkpoint_is_made(tmp_path):
 
 def test_a_new_checkpoint_starts_an_empty_journal_and_old_ones_go(tmp_path):
     log = journal.Journals(tmp_path)
-    for step in (0, 5, 6):
-        log.begin(step, step, fresh=True)
+    log.begin(0, 0)
+    for step in (5, 6, 7):
+        log.begin_beside(step, step)
         log.append(*_ticket(step, step), accepted=True)
-    log.prune([5, 6])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["5.journal", "6.journal"]
-    assert log.begin(6, 6, fresh=True) == {}
+        log.settle(step)
+    log.prune([5])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["5.journal", "7.journal"]  # and the one in use
+    log.begin_beside(5, 5)  # it was left over
+    assert {uid for uid, _ in log.begin(7, 7)} == {"0/7"} and log.begin(5, 5) == {}
+
+
+@pytest.mark.parametrize("whole", [True, False, None])
+def test_while_a_checkpoint_is_written_both_journals_take_what_their_weights_sampled(tmp_path, whole):
+    """Whole, given up, or killed in between: what is gone on from has all that it can use."""
+    log = journal.Journals(tmp_path)
+    log.begin(1, 1)
+    log.append(*_ticket(0, 0), accepted=True)
+    log.begin_beside(4, 4)
+    for index, version in ((1, 1), (2, 4), (3, 5)):
+        log.append(*_ticket(index, version), accepted=True)
+    if whole is not None:
+        (log.settle if whole else log.abandon)(4)
+        log.append(*_ticket(4, 1), accepted=True)
+    known = {step: {uid for uid, _ in journal.Journals(tmp_path).begin(step, step)} for step in (1, 4)}
+    before, beside = {"0/0", "0/1"}, {"0/1", "0/2"}
+    assert (
+        known
+        == {
+            True: {1: before, 4: beside | {"0/4"}},
+            False: {1: before | {"0/4"}, 4: set()},
+            None: {1: before, 4: beside},
+        }[whole]
+    )
 
 
 def test_entries_of_a_checkpoint_are_all_there_or_it_is_not_used(tmp_path):
@@ -194,8 +221,8 @@ def test_arrays_that_do_not_fit_their_trajectories_are_no_group():
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     log = journal.Journals(tmp_path)
     log.begin(0, 0)
-    log._journal.close()
-    log._journal._file = journal.os.open("/dev/full", journal.os.O_WRONLY)
+    log._open[0][0].close()
+    log._open[0][0]._file = journal.os.open("/dev/full", journal.os.O_WRONLY)
     with pytest.raises(UserError, match="No space left"):
         log.append(*_ticket(0, 0), accepted=True)
 

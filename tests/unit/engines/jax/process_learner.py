@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rljax.backends.jax.multihost import leave
+from rljax.backends.jax.multihost import leave, together
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToDirectory, ExportToSampler
 from rljax.engines.jax.distributed import join
@@ -29,10 +29,12 @@ def adapted(mesh: str, model: Path, directory: Path, vocabulary: int) -> dict[st
     reference = learner.score_reference(batch)
     learner.update(batch.replace(reference_logp=reference, values=learner.values(batch)))
     learner.update_critic(batch.replace(values=learner.values(batch)))
-    learner.save(directory / "adapted")
+    saved = learner.begin_save(directory / "adapted")
+    learner.export(ExportToDirectory(directory / "merged"))  # beside the write, with collectives of its own
+    saved.result()
+    together(lambda: None)  # process 0 has written what describes the whole
     again = JaxLearner(config_of(**SETTINGS, **settings), pool(mesh), model)
     again.restore(directory / "adapted")
-    learner.export(ExportToDirectory(directory / "merged"))
     found = {"reference": again.score_reference(batch), "values": again.values(batch), "score": again.score(batch)}
     np.testing.assert_array_equal(found["score"], learner.score(batch))
     np.testing.assert_array_equal(found["values"], learner.values(batch))
