@@ -21,7 +21,7 @@ from rljax.engines.cuda import critic as torch_critic
 from rljax.engines.cuda import learner as torch_learner
 from rljax.engines.jax import functions as jax_functions
 from rljax.errors import UserError
-from rljax.experiments import main, parity, parity_engines, parity_jax, parity_report, parity_torch
+from rljax.experiments import main, parity, parity_bounds, parity_engines, parity_jax, parity_report, parity_torch
 from rljax.experiments.parity_case import make_case, with_policies_near
 from rljax.experiments.parity_oracle import Oracle
 from rljax.hf import model_directory
@@ -72,10 +72,8 @@ def with_adapters(model_dir):
 
 def failures(engine, case_and_right):
     case, right = case_and_right
-    result = parity_engines.run(engine, case)
-    return {
-        name.partition(": ")[2] for name in parity_report.failed(parity_report.against_oracle(engine, "float32", result, right))
-    }
+    checks = parity_report.against_oracle(engine, parity_bounds.of_float32(right), parity_engines.run(engine, case), right)
+    return {name.partition(": ")[2] for name in parity_report.failed(checks)}
 
 
 @pytest.mark.parametrize(
@@ -214,7 +212,7 @@ def test_decay_of_norms_is_no_parity(plain, our_steps, monkeypatch):
 def test_not_a_number_is_no_parity(plain):
     case, right = plain
     result = dataclasses.replace(right, policy=dataclasses.replace(right.policy, loss=float("nan")))
-    checks = parity_report.against_oracle("jax", "float32", result, right)
+    checks = parity_report.against_oracle("jax", parity_bounds.of_float32(right), result, right)
     report = parity_report.Report(case, tuple(checks))
     assert parity_report.failed(checks) == {"jax: loss, relative"} and report.verdict == "NO PARITY"
 
