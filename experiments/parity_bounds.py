@@ -18,6 +18,7 @@ from rljax.shadow.differences import BOUNDS
 # Two right implementations round about as often, but not in the same places. Between them are sums in other orders, softmax and
 # rotary angles in one precision or another, and the luck of a few hundred tokens.
 FACTOR = 4.0
+SIGMAS = 4.0
 # A first step of Adam is the gradient's sign: an entry near 0 may round to either sign, and its step then differs in full.
 FLOAT32_STEP = 0.1  # norm of the difference over the norm
 
@@ -95,20 +96,25 @@ def _of_update(right: Update, rounded: Update, error: np.ndarray) -> UpdateBound
     slopes. A norm is at most as wrong as the gradient. A tensor of few entries may be lucky, too:
     none is held to more than the whole gradient.
     """
-    loss = right.slope * float(np.linalg.norm(error)) / (abs(right.loss) or 1.0)
+    loss = right.slope * float(np.linalg.norm(error)) / (abs(float(right.loss)) or 1.0)
     whole, errors = _relative_errors(right.gradients, rounded.gradients)
     return UpdateBounds(FACTOR * loss, FACTOR * whole, {name: FACTOR * max(error, whole) for name, error in errors.items()})
 
 
 def _of_steps(right: Tensors, rounded: Tensors, eps: float) -> dict[str, float]:
-    """Derives bounds between the first Adam steps of two learners, each FACTOR times as wrong.
+    """Derives bounds between the first Adam steps of two learners.
 
-    The square of the relative error is the share of entries whose sign is wrong, and that grows as
-    the gradient's error does.
+    An entry whose sign is wrong is wrong by 2. How many are grows as the error of the gradient
+    does, in each of the two learners, and in a tensor of few entries it is a small number, drawn by
+    chance: SIGMAS standard deviations of it are allowed.
     """
     signs = [{name: g / (np.abs(g) + eps) for name, g in gradients.items()} for gradients in (right, rounded)]
     whole, errors = _relative_errors(*signs)
-    return {name: float(np.sqrt(2 * FACTOR)) * max(error, whole) for name, error in errors.items()}
+    bounds = {}
+    for name, error in errors.items():
+        wrong = 2 * FACTOR * right[name].size * max(error, whole) ** 2 / 4
+        bounds[name] = 2 * float(np.sqrt((wrong + SIGMAS * np.sqrt(wrong) + SIGMAS) / right[name].size))
+    return bounds
 
 
 def _relative_errors(right: Tensors, rounded: Tensors) -> tuple[float, dict[str, float]]:

@@ -28,7 +28,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        return self.difference <= self.bound
+        return bool(self.difference <= self.bound)
 
     @property
     def line(self) -> str:
