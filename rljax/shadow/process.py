@@ -116,7 +116,7 @@ class ShadowProcess:
 
 
 def environment(device: str) -> dict[str, str]:
-    """Returns the child's environment: without this process's rank, and with the devices it may use."""
+    """Returns the child's environment, without this process's rank and with its own devices."""
     of_rank = ProcessRank().variables().keys()
     inherited = {k: v for k, v in os.environ.items() if k not in of_rank and not k.startswith("TORCHELASTIC_")}
     if device == "cpu":

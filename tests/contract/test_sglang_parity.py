@@ -29,7 +29,7 @@ def test_sglangs_log_probs_are_the_oracles(dtype, tmp_path, monkeypatch):
         *servers["sglang.extra_args"],
         "--max-total-tokens",
         "4096",
-    )  # else most of the host's memory
+    )  # else most of the memory
     config = config_io.resolve(config_of(**overrides, **servers))
     report = parity.certify(config, model, tmp_path, dtype, sequences=4, length=24)
     (check,) = [check for check in report.checks if check.name == LOGP]
