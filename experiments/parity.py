@@ -9,7 +9,8 @@ and the gradient of every tensor are compared with an oracle that shares no code
 transformers' model in float64, one sequence at a time, and the numpy definitions of
 rljax/objective. So are the log-probs that the samplers of this machine give with completions of the
 exported policy. The optimizers are compared with each other: the change of every tensor in that
-step, and two steps in float64 on gradients of the same bits. Each difference has a bound, by dtype.
+step, and two steps in float64 on gradients of the same bits. Each difference has a bound, in
+bfloat16 derived from what rounding does to transformers' model (parity_bounds.py).
 --json=FILE writes all of it. Exit status 0 if all hold, else 1. Needs the extra [torch].
 """
 
@@ -20,10 +21,10 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 from absl import flags
 
 from rljax.config.schema import Config
+from rljax.engines.http.config import SglangConfig
 from rljax.errors import UserError
 from rljax.experiments import main, parity_report
 from rljax.experiments.parity_case import make_case, with_policies_near
@@ -68,28 +69,37 @@ def certify(config: Config, model_dir: Path, scratch: Path, dtype: str, sequence
         from rljax.experiments.parity_oracle import Oracle
     except ImportError as error:
         raise UserError(f"{error.name}: not installed (pip install 'rljax[torch]>=0.1')") from error
-    from rljax.experiments import parity_engines, parity_jax
+    from rljax.experiments import parity_bounds, parity_engines, parity_jax
 
     case = make_case(config, model_dir, dtype, sequences, length)
     oracle = Oracle(case)
     case = with_policies_near(case, oracle.logp())
-    right, results, checks = oracle.run(case), {}, []
+    right, rounding = oracle.run(case), None if dtype == "float32" else oracle.in_dtype_of_case()
+    bounds = parity_bounds.of_rounding(case, right, rounding.run(case)) if rounding else parity_bounds.of_float32(right)
+    results, checks, left_out = {}, [], []
     for engine in LEARNERS:
-        exported = scratch / f"exported-{engine}"
+        exported, sampler = scratch / f"exported-{engine}", SAMPLERS[engine]
         results[engine] = parity_engines.run(engine, case, exported)
-        checks += parity_report.against_oracle(engine, dtype, results[engine], right)
-        if can_sample(SAMPLERS[engine]):
-            sampled = parity_engines.sample(SAMPLERS[engine], case, exported)
-            scored = [oracle.sequence_logp(*drawn) for drawn in zip(sampled.sequences, sampled.prompts, strict=True)]
-            checks.append(parity_report.of_sampler(SAMPLERS[engine], dtype, sampled.logp, np.concatenate(scored)))
-    checks += parity_report.of_steps(dtype, *(results[engine].policy for engine in LEARNERS))
+        checks += parity_report.against_oracle(engine, bounds, results[engine], right)
+        if not can_sample(sampler, case.config):
+            left_out.append(
+                f"{sampler}: not here, so its sampler is not in the certificate (sglang.python names its interpreter)"
+            )
+            continue
+        sampled = parity_engines.sample(sampler, case, exported)
+        scored = parity_engines.scored(sampled, oracle)
+        bound = bounds.logp
+        if rounding:  # of other tokens, so perhaps more
+            bound = max(bound, parity_bounds.largest_error(scored, parity_engines.scored(sampled, rounding)))
+        checks.append(parity_report.of_sampler(sampler, bound, sampled.logp, scored))
+    checks += parity_report.of_steps(bounds, *(results[engine].policy for engine in LEARNERS))
     checks += parity_report.of_optimizers(parity_jax.two_steps(case), parity_torch.two_steps(case))
-    return Report(case, tuple(checks))
+    return Report(case, tuple(checks), tuple(left_out))
 
 
-def can_sample(engine: str) -> bool:
+def can_sample(engine: str, config: Config) -> bool:
     """Returns whether this machine has a sampler: that of JAX, and SGLang where it is installed."""
-    return engine == "jax" or find_spec(engine) is not None
+    return engine == "jax" or bool(SglangConfig.of(config).python) or find_spec(engine) is not None
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from rljax.batching import packing
 from rljax.batching.batch import Batch
 from rljax.batching.packing import Packing
 from rljax.config.schema import Config, OptimizerConfig
+from rljax.engines.http.config import SglangConfig
 from rljax.engines.jax.config import JaxConfig
 from rljax.hf.spec import ModelSpec
 from rljax.objective.aggregation import loss_weights
@@ -95,6 +96,7 @@ class Update:
     gradients: Tensors
     entropy: float | None = None  # mean over the trained tokens, nats; None for the critic and for sft
     step: Tensors = dataclasses.field(default_factory=dict)  # change of the master weights; the oracle has no optimizer
+    slope: float = 0.0  # norm of the loss's gradient in log-probs and entropies, or in values; the oracle's alone
 
     @property
     def norm(self) -> float:
@@ -158,7 +160,7 @@ def _certified(config: Config, dtype: str) -> Config:
     Nothing is clipped (the optimizers alone clip) or skipped, RL begins at once, and every part
     computes in `dtype`.
     """
-    actor, critic, jax = config.actor, config.critic, JaxConfig.of(config)
+    actor, critic, jax, sglang = config.actor, config.critic, JaxConfig.of(config), SglangConfig.of(config)
     return dataclasses.replace(
         config,
         total_train_steps=config.total_train_steps or STEPS,
@@ -166,7 +168,11 @@ def _certified(config: Config, dtype: str) -> Config:
         critic=dataclasses.replace(critic, optimizer=dataclasses.replace(critic.optimizer, gradient_clipping=0.0)),
         guard=dataclasses.replace(config.guard, enabled=False),
         warmup=dataclasses.replace(config.warmup, steps=0),
-        engines={**config.engines, "jax": dataclasses.replace(jax, sampler_dtype=dtype, cache_dtype=dtype)},
+        engines={
+            **config.engines,
+            "jax": dataclasses.replace(jax, sampler_dtype=dtype, cache_dtype=dtype),
+            "sglang": dataclasses.replace(sglang, dtype=dtype),
+        },
     )
 
 

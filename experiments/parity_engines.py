@@ -113,6 +113,18 @@ def sample(engine: str, case: Case, model_dir: Path) -> Sampled:
     )
 
 
+class Scorer(Protocol):
+    """The oracle, or the same in another dtype."""
+
+    def sequence_logp(self, token_ids: np.ndarray, start: int) -> Vector: ...
+
+
+def scored(sampled: Sampled, oracle: Scorer) -> Vector:
+    """Scores what a sampler drew. Returns log-probs of the completions' tokens."""
+    drawn = zip(sampled.sequences, sampled.prompts, strict=True)
+    return np.concatenate([oracle.sequence_logp(sequence, prompt) for sequence, prompt in drawn])
+
+
 async def _completions(engine: str, case: Case, model_dir: Path, prompts: Sequence[np.ndarray]) -> list[Completion]:
     plugin = find_plugin(engine)
     room = (plugin.context_length(case.config) or 2**30) - max(map(len, prompts))

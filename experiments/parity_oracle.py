@@ -29,11 +29,20 @@ class Oracle:
     Example: oracle = Oracle(case); case = with_policies_near(case, oracle.logp()); oracle.run(case)
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, dtype: torch.dtype = torch.float64) -> None:
+        """
+        Args:
+          dtype: of the model. Another than float64 shows what rounding does (parity_bounds.py).
+        """
         self._case = case
         self._spec = ModelSpec.from_directory(case.model_dir)
-        self._model = load(case)
-        self._initial = {name: p.detach().clone() for name, p in self._model.named_parameters()}
+        self._model = load(case, dtype)
+        self._initial = {name: p.detach().double() for name, p in load(case).named_parameters()}
+        self._summed: Tensors = {}  # gradients so far
+
+    def in_dtype_of_case(self) -> Oracle:
+        """Returns the same model in the dtype of the engines' arithmetic."""
+        return Oracle(self._case, getattr(torch, self._case.config.actor.dtype))
 
     def logp(self) -> Vector:
         """Log-probs of the trained tokens under the policy."""
@@ -62,55 +71,70 @@ class Oracle:
 
     def _policy(self, case: Case) -> Update:
         self._fill("params")
-        loss, entropies, unembedding = 0.0, [], self._unembedding()
+        loss, entropies, slopes = 0.0, [], []
+        unembedding = next(n for n, p in self._model.named_parameters() if p is self._unembedding())
         for index, trajectory in enumerate(case.trajectories):
             hidden, labels, logp, entropy = self._token_scores(trajectory, case.update_temperature)
             term = policy_objective(logp[None], entropy[None], _tokens(case, index), case.objective)
-            slopes = token_logprobs_grad(
-                hidden.detach().numpy(),
-                unembedding.detach().numpy(),
+            d_hidden, d_unembedding, *_ = token_logprobs_grad(
+                _array(hidden),
+                _array(self._unembedding()),
                 labels,
                 term.d_logp[0],
                 term.d_entropy[0],
                 temperature=case.update_temperature,
                 softcap=self._spec.final_softcap,
             )
-            hidden.backward(torch.from_numpy(slopes[0]))
-            _add_gradient(unembedding, slopes[1])
+            self._backward(hidden, d_hidden)
+            self._add_gradient(unembedding, d_unembedding)
             loss += term.loss
             entropies.append(entropy)
+            slopes += [term.d_logp[0], term.d_entropy[0]]
         mean_entropy = None if case.objective.loss == "sft" else float(np.concatenate(entropies).mean())
-        return Update(loss, self._gradients("params"), mean_entropy)
+        return Update(loss, self._gradients("params"), mean_entropy, slope=float(np.linalg.norm(np.concatenate(slopes))))
 
     def _critic(self, case: Case) -> tuple[Vector, Update]:
         """Computes the critic's values and its gradient."""
         self._fill("critic/params")
         head = case.weights("critic/params", HEAD, np.zeros(self._spec.hidden_size, np.float32)).astype(np.float64)
-        loss, found, d_head = 0.0, [], np.zeros_like(head)
+        loss, found, slopes, d_head = 0.0, [], [], np.zeros_like(head)
         for index, trajectory in enumerate(case.trajectories):
             mask = trajectory.loss_mask
             hidden = self._hidden(trajectory.token_ids)[np.flatnonzero(mask) - 1]
-            values = hidden.detach().numpy() @ head
+            values = _array(hidden) @ head
             given = [case.arrays[name][index][mask].astype(np.float64) for name in ("values", "returns", "loss_weight")]
             term = losses.value_loss(
                 values, given[0], given[1], np.ones(len(values), bool), given[2], clip=case.config.critic.eps_clip_value
             )
             slope = term.grads["values"]
-            hidden.backward(torch.from_numpy(np.outer(slope, head)))
-            d_head += hidden.detach().numpy().T @ slope
+            self._backward(hidden, np.outer(slope, head))
+            d_head += _array(hidden).T @ slope
             loss += term.sum
             found.append(values)
-        return np.concatenate(found), Update(loss, self._gradients("critic/params") | {HEAD: d_head})
+            slopes.append(slope)
+        gradients = self._gradients("critic/params") | {HEAD: d_head}
+        return np.concatenate(found), Update(loss, gradients, slope=float(np.linalg.norm(np.concatenate(slopes))))
 
     # The model
+
+    def _backward(self, hidden: Tensor, slope: np.ndarray) -> None:
+        """Sums the gradients of a trajectory in float64, whatever the model's dtype."""
+        hidden.backward(torch.from_numpy(slope).to(hidden.dtype))
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None:
+                self._add_gradient(name, _array(parameter.grad))
+                parameter.grad = None
+
+    def _add_gradient(self, name: str, gradient: np.ndarray) -> None:
+        self._summed[name] = self._summed[name] + gradient if name in self._summed else gradient
 
     def _fill(self, part: str | None) -> None:
         """Gives the model the weights of a part of the learner's state; None: those it began with."""
         case, lora = self._case, self._case.config.actor.lora
+        self._summed = {}
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():
                 initial = self._initial[name]
-                parameter.grad = None
                 parameter.copy_(initial)
                 if part and name in self._adapted():
                     a, b = self._factors(part, name)
@@ -119,7 +143,7 @@ class Oracle:
                     parameter.copy_(torch.from_numpy(case.weights(part, name, initial.float().numpy())))
 
     def _gradients(self, part: str) -> Tensors:
-        found = {name: p.grad.numpy() for name, p in self._model.named_parameters() if p.grad is not None}
+        found = self._summed
         lora = self._case.config.actor.lora
         if not lora.rank:
             return found
@@ -154,13 +178,11 @@ class Oracle:
         return hidden, labels, *self._head(hidden, labels, temperature)
 
     def _head(self, hidden: Tensor, labels: np.ndarray, temperature: float) -> tuple[Vector, Vector]:
-        unembedding = self._unembedding().detach().numpy()
-        return token_logprobs(
-            hidden.detach().numpy(), unembedding, labels, temperature=temperature, softcap=self._spec.final_softcap
-        )
+        unembedding = _array(self._unembedding())
+        return token_logprobs(_array(hidden), unembedding, labels, temperature=temperature, softcap=self._spec.final_softcap)
 
     def _hidden(self, token_ids: np.ndarray) -> Tensor:
-        """Final hidden states, [T, H] float64."""
+        """Final hidden states, [T, H]."""
         states: Tensor = self._model.model(input_ids=torch.from_numpy(token_ids.astype(np.int64))[None]).last_hidden_state
         return states[0]
 
@@ -183,17 +205,17 @@ def _tokens(case: Case, index: int) -> TokenArrays:
     )
 
 
-def _add_gradient(parameter: Tensor, gradient: np.ndarray) -> None:
-    added = torch.from_numpy(gradient)
-    parameter.grad = added if parameter.grad is None else parameter.grad + added
+def _array(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.detach().double().numpy()
+    return array
 
 
-def load(case: Case) -> Any:
-    """Loads transformers' model in float64, without its progress bar."""
+def load(case: Case, dtype: torch.dtype = torch.float64) -> Any:
+    """Loads transformers' model, without its progress bar."""
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(case.model_dir, dtype=torch.float64, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(case.model_dir, dtype=dtype, attn_implementation="eager")
     finally:
         if bars:
             logging.enable_progress_bar()

@@ -35,7 +35,7 @@ from rljax.objective.aggregation import loss_weights
 from rljax.objective.explained_variance import explained_variance
 from rljax.objective.proximal import interpolation
 from rljax.objective.reward_shaping import without_truncated
-from rljax.objective.spec import Objective
+from rljax.objective.spec import PREFIX, Objective
 from rljax.rollout.batch_metrics import TRAINED_TOKENS, batch_histograms, batch_metrics, log_ratio_metrics
 from rljax.types import Group, Trajectory
 
@@ -252,7 +252,7 @@ def supervise(learner: Learner, config: Config, examples: Sequence[Trajectory]) 
     metrics = learner.update_supervised(packing.batch_of(examples, _pack(examples, config), loss_weight=weights))
     prefix = "sft" if config.actor.loss == "sft" else "warmup"
     return {TRAINED_TOKENS: Mean(sum(int(t.loss_mask.sum()) for t in examples), 1)} | {
-        name if name.startswith("timeperf/") else f"{prefix}/{name.rpartition('/')[2]}": mean for name, mean in metrics.items()
+        name.replace(f"{PREFIX}/", f"{prefix}/"): mean for name, mean in metrics.items()
     }
 
 

@@ -7,7 +7,7 @@ operations, where recomputing takes 8. This works only if a token's loss depends
 (`Objective.by_token`).
 
 Tokens without a gradient, as those of advantage 0, are there for the metrics alone. Rows are sorted,
-those that may have a gradient first, and the chunks behind them take the first matmul only: 2 MHV.
+those that may have a gradient first, and the chunks behind take the first matmul only: 2 MHV.
 """
 
 from __future__ import annotations

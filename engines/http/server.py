@@ -29,6 +29,7 @@ from aiohttp import web
 
 import rljax
 from rljax.agents import PATHS, Endpoint
+from rljax.agents.server import IDLE_TIMEOUT
 from rljax.engine import Sampler, WeightsInDirectory
 from rljax.engines.http import protocol
 from rljax.engines.http.access import (
@@ -126,7 +127,9 @@ class SamplerServer:
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Starts listening; returns (host, port), where a port of 0 was replaced. Raises OSError."""
-        self._runner = web.AppRunner(self.application(), handler_cancellation=True, access_log=None)
+        self._runner = web.AppRunner(
+            self.application(), handler_cancellation=True, access_log=None, keepalive_timeout=IDLE_TIMEOUT
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, reuse_address=True)
         await site.start()

@@ -12,6 +12,7 @@ from rljax.agents.endpoint import Endpoint
 from rljax.agents.session import Session
 
 MAX_BODY = 64 << 20  # bytes
+IDLE_TIMEOUT = 30.0  # seconds that a connection stays open without a request; clients drop idle ones after 2.5 to 15
 
 
 class SessionServer:
@@ -60,7 +61,9 @@ class SessionServer:
     async def _start(self) -> None:
         app = web.Application(client_max_size=MAX_BODY)
         self._endpoint.add_routes(app)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=IDLE_TIMEOUT
+        )
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         host, port = self._runner.addresses[0][:2]

@@ -214,7 +214,6 @@ FAMILIES = (
                 ("rounded_away", "share of weights", ROUNDED_AWAY),
                 ("skipped", "share of updates", "Left out because the gradient was not finite."),
                 ("out_of_bounds", "share of updates", "Left out by a guardrail."),
-                ("device_memory_bytes", "bytes", "In use on the devices."),
             )
         ),
     ),

@@ -41,9 +41,10 @@ def compare(batch: Batch, dtype: str, ours: Computed, theirs: Computed) -> dict[
     """Compares the run's learner with its shadow. Returns metrics under parity/.
 
     The loss is compared on the scale of its terms, for on the current policy's own samples they
-    cancel. What is not finite on one side alone is infinitely far from the other.
+    cancel; without advantages, as in supervised steps, on its own scale. What is not finite on one
+    side alone is infinitely far from the other.
     """
-    scale = float(np.abs(batch.loss_weight * batch.advantage).sum()) or 1.0
+    scale = float(np.abs(batch.loss_weight * batch.advantage).sum()) or _size(theirs.loss)
     differences = {
         "logp_error": float(np.abs(ours.logp - theirs.logp)[batch.loss_mask].max(initial=0.0)),
         "loss_error": _difference(ours.loss, theirs.loss) / scale,

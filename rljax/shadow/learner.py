@@ -43,18 +43,21 @@ def shadowed(config: Config, learner: Learner, pool: Pool, model_dir: Path, work
 class ShadowedLearner:
     """Implements `rljax.engine.Learner` by another learner.
 
-    The first optimizer step of every `parity.shadow_every`-th batch is handed over: the learner's
-    state before it, in a checkpoint, and the batch. The run waits for that checkpoint and a score,
-    and for nothing else: while the shadow is at work, batches are not handed over but counted
-    (`parity/dropped`). Differences come with the metrics of the next update. When the shadow fails
-    the run goes on without one.
+    The first optimizer step of every `parity.shadow_every`-th batch is handed over, in a supervised
+    warm-up too: the learner's state before it, in a checkpoint, and the batch. The run waits for
+    that checkpoint and a score, and for nothing else: while the shadow is at work, batches are not
+    handed over but counted (`parity/dropped`). Differences come with the metrics of the next
+    update. When the shadow fails the run goes on without one.
+
+    A learner of several processes saves and scores in all of them; this is about the leader's.
     """
 
     def __init__(self, config: Config, learner: Learner, shadow: ShadowProcess) -> None:
         self._config, self._learner = config, learner
         self._shadow: ShadowProcess | None = shadow
-        self._every = config.parity.shadow_every * (1 if config.actor.loss == "sft" else config.actor.ppo_n_minibatches)
-        self._updates = 0
+        every = config.parity.shadow_every  # a supervised step takes one update
+        self._every = {True: every, False: every * config.actor.ppo_n_minibatches}
+        self._updates = {True: 0, False: 0}  # so far, by whether they were supervised
         self._given: tuple[Batch, Computed] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -65,8 +68,6 @@ class ShadowedLearner:
         return self._step(self._learner.update, batch, supervised=False)
 
     def update_supervised(self, batch: Batch) -> dict[str, Mean]:
-        if self._config.actor.loss != "sft":
-            return self._learner.update_supervised(batch)  # a warm-up
         return self._step(self._learner.update_supervised, batch, supervised=True)
 
     def close(self) -> None:
@@ -76,7 +77,8 @@ class ShadowedLearner:
 
     def _step(self, update: Callable[[Batch], dict[str, Mean]], batch: Batch, *, supervised: bool) -> dict[str, Mean]:
         metrics = self._report()
-        due, self._updates = self._updates % self._every == 0, self._updates + 1
+        due = self._updates[supervised] % self._every[supervised] == 0
+        self._updates[supervised] += 1
         if not due or self._shadow is None:
             return update(batch) | metrics
         if self._shadow.busy:

@@ -19,10 +19,11 @@ import numpy as np
 from rljax.batching.batch import Batch
 from rljax.config import io as config_io
 from rljax.config.schema import Config
+from rljax.engine.rank import ProcessRank
 
 CONFIG, BATCH, LOGP, LEARNER = "config.json", "batch.npz", "logp.npy", "learner"  # names of files
 GRACE = 5.0  # seconds for the process to end by itself
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RLJAX_COORDINATOR")
+ON_SHARED_DEVICES = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # else JAX takes three quarters of them at its start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +52,11 @@ class ShadowProcess:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         (directory / CONFIG).write_text(config_io.to_json(config))
-        environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
-        if config.parity.shadow_device == "cpu":
-            environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        variables = environment(config.parity.shadow_device)
         command = [sys.executable, "-m", "rljax.shadow", engine, str(model_dir.resolve()), str(directory.resolve())]
         with self.log.open("wb") as log:
             self._child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, text=True
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=variables, text=True
             )
         assert self._child.stdin is not None and self._child.stdout is not None
         self._stdin: IO[str] = self._child.stdin
@@ -114,3 +113,12 @@ class ShadowProcess:
         for line in stdout:
             self._answers.put(line)
         self._answers.put(None)
+
+
+def environment(device: str) -> dict[str, str]:
+    """Returns the child's environment, without this process's rank and with its own devices."""
+    of_rank = ProcessRank().variables().keys()
+    inherited = {k: v for k, v in os.environ.items() if k not in of_rank and not k.startswith("TORCHELASTIC_")}
+    if device == "cpu":
+        return inherited | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    return ON_SHARED_DEVICES | inherited

@@ -24,12 +24,15 @@ from pathlib import Path
 
 import psutil
 
+from rljax.messaging.listener import MAX_UNPROVED
+
 ROOT = Path(__file__).resolve().parents[2]
-EPOCHS, PROMPTS, LAG, BATCH = 2, 300, 2, 4
+EPOCHS, PROMPTS, SAMPLES, LAG, BATCH = 2, 300, 2, 2, 4
 SERVERS, WORKERS = 2, 3
 DISK_MB = 96
 TURBULENT = 300.0  # seconds of one run; after that it may finish in peace
 LIMIT = 600.0  # seconds for that
+SILENT = 60  # connections at once that say nothing
 GARBAGE = (
     lambda dice: dice.randbytes(dice.randint(1, 4096)),
     lambda dice: b"GET /" + dice.randbytes(20).hex().encode() + b" HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -84,7 +87,9 @@ class Chaos:
         self.processes = {("server", port): None for port in self.ports} | {("worker", i): None for i in range(WORKERS)}
         self.trainer, self.killed, self.was_full, self.began_at = None, False, False, 0
         self.silent, self.wake = [], []  # connections that say nothing; (when, process) of those that are stopped
-        settings = {"epochs": EPOCHS, "prompts": PROMPTS, "lag": LAG, "batch": BATCH}
+        self.strangers = set()  # ports from which this process has connected
+        settings = {"epochs": EPOCHS, "prompts": PROMPTS, "samples": SAMPLES, "lag": LAG, "batch": BATCH}
+        settings["unproved"] = MAX_UNPROVED + 1  # and the one that waits for room
         (directory / "settings.json").write_text(json.dumps(settings))
 
     # Processes
@@ -124,7 +129,7 @@ class Chaos:
         while time.monotonic() < until:
             self.tend()
             with contextlib.suppress(OSError):
-                return socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return self.connect(port).close()
             time.sleep(0.1)
         raise SystemExit(f"a server never listened at {port}")
 
@@ -164,18 +169,24 @@ class Chaos:
         self.wake.append((time.monotonic() + self.dice.uniform(0.1, 4.0), process))
 
     def garbage(self):
-        with contextlib.suppress(OSError), socket.create_connection(self.some_door(), timeout=1) as door:
+        with contextlib.suppress(OSError), self.connect(self.some_door()) as door:
             door.sendall(self.dice.choice(GARBAGE)(self.dice))
 
     def silence(self):
-        while self.silent and self.dice.random() < 0.7:
-            self.silent.pop().close()
+        while len(self.silent) > SILENT or (self.silent and self.dice.random() < 0.7):
+            self.silent.pop(0).close()
         for _ in range(self.dice.randint(1, 12)):
             with contextlib.suppress(OSError):
-                self.silent.append(socket.create_connection(self.some_door(), timeout=1))
+                self.silent.append(self.connect(self.some_door()))
+
+    def connect(self, port):
+        """Connects as a stranger, whom `sample` knows by the port."""
+        connection = socket.create_connection(("127.0.0.1", port), timeout=1)
+        self.strangers.add(connection.getsockname()[1])
+        return connection
 
     def some_door(self):
-        return "127.0.0.1", self.dice.choice([self.door, *self.ports])
+        return self.dice.choice([self.door, *self.ports])
 
     def fill_disk(self):
         if self.progress() == self.began_at:
@@ -237,7 +248,9 @@ class Chaos:
             for key, process in [(("trainer", 0), self.trainer), *self.processes.items()]:
                 with contextlib.suppress(psutil.Error):
                     seen = psutil.Process(process.pid)
-                    used = {"files": seen.num_fds(), "bytes": seen.memory_info().rss}
+                    peers = [c.raddr.port for c in seen.net_connections("tcp4") if c.raddr]
+                    strangers = sum(port in self.strangers for port in peers)
+                    used = {"files": seen.num_fds() - strangers, "strangers": strangers, "bytes": seen.memory_info().rss}
                     line = {"name": f"{key[0]} {key[1]}", "pid": process.pid} | used
                     file.write(json.dumps(line) + "\n")
 

@@ -7,7 +7,7 @@ import pytest
 from tests.soak import chaos_check
 from tests.soak.chaos import chaos
 
-SETTINGS = {"epochs": 1, "prompts": 4, "lag": 2, "batch": 2}
+SETTINGS = {"epochs": 1, "prompts": 4, "samples": 1, "lag": 2, "batch": 2, "unproved": 17}
 LEDGER = [
     {"step": 1, "uids": ["0/0", "0/1"], "lag": 0},
     {"step": 2, "uids": ["0/0", "0/2"], "lag": 2},  # undone by a kill
@@ -54,10 +54,22 @@ def test_the_checker_wants_a_reason_of_every_ending():
     assert not list(chaos_check.of_endings([reason, FINISHED]))
 
 
-def test_the_checker_sees_growth(tmp_path):
+def test_the_checker_sees_growth_and_no_coming_and_going(tmp_path):
     (tmp_path / "settings.json").write_text(json.dumps(SETTINGS))
     (tmp_path / "ledger.jsonl").write_text("\n".join(map(json.dumps, LEDGER)) + "\n")
     (tmp_path / "endings.jsonl").write_text(json.dumps(FINISHED) + "\n")
-    samples = [{"name": "server 1", "pid": 7, "files": 10 + 3 * second, "bytes": 1 << 20} for second in range(60)]
-    (tmp_path / "samples.jsonl").write_text("\n".join(map(json.dumps, samples)) + "\n")
-    assert list(chaos_check.violations(tmp_path)) == ["server 1 (process 7) has 90 more files in its second half, of 60 s"]
+
+    def said(name, **changes):
+        at = {"files": lambda second: 10, "strangers": lambda second: 0, "bytes": lambda second: 1 << 20} | changes
+        samples = [{"name": name, "pid": 7} | {what: of(second) for what, of in at.items()} for second in range(60)]
+        (tmp_path / "samples.jsonl").write_text("\n".join(map(json.dumps, samples)) + "\n")
+        return list(chaos_check.violations(tmp_path))
+
+    leak = {"files": lambda second: 10 + 3 * second}  # of samples 5 to 29 and 30 to 59 the least are 25 and 100
+    assert said("server 1", **leak) == ["server 1 (process 7) has 75 more files in its second half, of 60 s"]
+    busy = {"files": lambda second: 10 + second * (second % 20 > 0)}  # more and more, but it comes to rest
+    assert not said("server 1", **busy, strangers=lambda second: 30)
+    crowd = ["trainer 0 (process 7) had 18 connections of strangers, and not 17 at most"]
+    assert said("trainer 0", strangers=lambda second: 18 * (second == 3)) == crowd
+    heavy = said("worker 1", bytes=lambda second: second << 20)
+    assert heavy == [f"worker 1 (process 7) has {30 << 20} more bytes in its second half, of 60 s"]

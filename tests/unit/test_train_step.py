@@ -9,7 +9,9 @@ from rljax.engines.fake import model
 from rljax.engines.fake.learner import FakeLearner
 from rljax.errors import UserError
 from rljax.metrics.accumulator import PhaseTimer
+from rljax.metrics.mean import Mean
 from rljax.objective.advantages import advantages_of
+from rljax.rollout.batch_metrics import TRAINED_TOKENS
 from rljax.testing.harness import IN_MEMORY, VOCAB, make_config
 from rljax.train_step import learn, split, supervise
 from rljax.types import Finish, Group, Trajectory
@@ -243,3 +245,17 @@ def test_a_supervised_step_is_the_mean_negative_log_likelihood(tmp_path):
     examples = [t for g in _groups() for t in g.trajectories]
     metrics = supervise(FakeLearner(config, tmp_path / "model"), config, examples)
     assert metrics["warmup/nll"].value == pytest.approx(np.log(VOCAB), rel=1e-6)  # of the uniform policy
+
+
+def test_metrics_of_a_supervised_step_that_are_not_the_updates_keep_their_names(tmp_path):
+    class Shadowed(FakeLearner):
+        def update_supervised(self, batch):
+            return super().update_supervised(batch) | {"parity/excess": Mean(2, 1), "timeperf/shadow": Mean(1, 1)}
+
+    model.make_model(tmp_path / "model", VOCAB)
+    for loss, prefix in (("ppo", "warmup"), ("sft", "sft")):
+        config = make_config({"actor.loss": loss})
+        metrics = supervise(Shadowed(config, tmp_path / "model"), config, [t for g in _groups() for t in g.trajectories])
+        names = {name for name in metrics if not name.startswith(f"{prefix}/")}
+        assert {f"{prefix}/loss", f"{prefix}/grad_norm"} <= metrics.keys()
+        assert names == {"parity/excess", "timeperf/shadow", TRAINED_TOKENS}

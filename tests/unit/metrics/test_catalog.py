@@ -28,7 +28,7 @@ NOT_HERE = {
         "memory/learner_peak_bytes",
         "warmup/device_memory_bytes",
     ),
-    *("sft/device_memory_bytes", "warmup/skipped", "sft/skipped", "critic/optimizer_steps"),
+    *("warmup/skipped", "sft/skipped", "critic/optimizer_steps"),
     *("rollout/late_groups", "eval-rollout/lost/*"),
     *(metric.name for family in catalog.FAMILIES if family.title == "Shadow" for metric in family.metrics),
     *("ppo_actor/update/nll", "sft/out_of_bounds", "warmup/out_of_bounds"),

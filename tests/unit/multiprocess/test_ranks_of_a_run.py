@@ -293,10 +293,10 @@ LEARNERS = {
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_real_learner_in_two_processes_trains_is_killed_and_goes_on(start, tmp_path, learner):
-    """Both learn as the JAX learner does in one process; a killed rank is noticed in the middle of
-    gloo's collectives.
+    """Both learn as the JAX learner does in one process, and as their shadow; a killed rank is
+    noticed in the middle of gloo's collectives.
     """
-    arguments = (*REAL, *LEARNERS[learner])
+    arguments = (*REAL, *LEARNERS[learner], "--config.parity.shadow_every=1")
     run = start(tmp_path / "run", *arguments, **TWO_DEVICES)
     wait_for(tmp_path / "run" / "checkpoints" / "6", run)
     (follower,) = followers_of(run)
@@ -308,6 +308,8 @@ def test_a_real_learner_in_two_processes_trains_is_killed_and_goes_on(start, tmp
     code, err = finish(start(tmp_path / "run", *arguments, **TWO_DEVICES))
     assert code == 0, err
     assert status(tmp_path / "run")["state"] == "finished"
+    seen = [line["parity/excess"] for line in metrics(tmp_path / "run") if "parity/excess" in line]
+    assert seen and max(seen) < 1
     one = start(tmp_path / "one", *REAL, "--config.allocation_mode=jax:d1", **TWO_DEVICES)
     code, err = finish(one)
     assert code == 0, err

@@ -1,5 +1,6 @@
 """A shadow agrees with a sound learner, speaks where one is not, and never holds up the run."""
 
+import shutil
 import time
 
 import numpy as np
@@ -7,14 +8,20 @@ import pytest
 
 from rljax.config.allocation import Pool
 from rljax.engine.plugins import find_plugin
+from rljax.engine.rank import ProcessRank
 from rljax.engines.common.learner import PhasedLearner
+from rljax.engines.fake import model as fake_model
+from rljax.engines.fake.learner import FakeLearner
 from rljax.errors import UserError
 from rljax.metrics.guardrails import Guardrails
 from rljax.metrics.mean import Mean
-from rljax.shadow import shadowed
+from rljax.shadow import process, shadowed
 from rljax.shadow.differences import BOUNDS, Computed, compare
+from rljax.shadow.learner import ShadowedLearner
+from rljax.shadow.process import Answer
+from rljax.testing.harness import make_config
 from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
-from rljax.testing.models import make_model
+from rljax.testing.models import VOCABULARY, make_model
 
 UPDATE = "ppo_actor/update"
 WAIT = 300.0  # seconds for a process that imports a framework and compiles
@@ -49,6 +56,58 @@ def test_what_is_not_finite_on_one_side_alone_is_beyond_every_bound():
     assert compare(batch, "float32", skipped, skipped)["parity/excess"].value == 0
     for pair in ((skipped, computed(batch)), (computed(batch), skipped), (computed(batch, logp=np.nan), computed(batch))):
         assert compare(batch, "float32", *pair)["parity/excess"].value == np.inf
+
+
+def test_a_supervised_loss_is_compared_on_its_own_scale():
+    batch = batch_of()
+    batch = batch.replace(advantage=np.zeros_like(batch.advantage))
+    off = computed(batch, loss=4.0 * (1 + 3 * BOUNDS["float32"].loss))
+    assert compare(batch, "float32", off, computed(batch, loss=4.0))["parity/excess"].value == pytest.approx(3)
+
+
+class Quick:
+    """A shadow's process that answers at once, with a loss of 1e9."""
+
+    busy = False
+
+    def __init__(self, place, batch):
+        self.place, self.given = place, []
+        self._answer = Answer(1e9, 0.0, np.zeros(batch.token_ids.shape, np.float32))
+
+    def give(self, batch, *, supervised):
+        self.given.append(supervised)
+
+    def take(self):
+        shutil.rmtree(self.place)
+        return self._answer
+
+
+@pytest.mark.parametrize(("loss", "given"), [("ppo", [True, True, False, False]), ("sft", [True, True])])
+def test_the_first_step_of_every_second_batch_is_handed_over_in_each_phase(loss, given, tmp_path):
+    config = make_config({"actor.loss": loss, "actor.ppo_n_minibatches": 2, "parity.shadow_every": 2})
+    fake_model.make_model(tmp_path / "model", VOCABULARY)
+    batch = batch_of()
+    shadow = Quick(tmp_path / "job", batch)
+    learner = ShadowedLearner(config, FakeLearner(config, tmp_path / "model"), shadow)
+    supervised = [learner.update_supervised(batch) for _ in range(4)]
+    updates = [learner.update(batch) for _ in range(8)] if loss == "ppo" else []
+    assert shadow.given == given
+    steps = [*supervised, *updates]
+    assert [i for i, means in enumerate(steps) if "timeperf/shadow" in means] == [0, 2, 4, 8][: len(given)]
+    assert [i for i, means in enumerate(steps) if "parity/excess" in means] == [1, 3, 5, 9][: len(given)]  # at the next one
+
+
+def test_a_shadow_has_no_rank_and_leaves_room_on_shared_devices(monkeypatch):
+    rank = ProcessRank(rank=1, size=2, launch="x", coordinator="y").variables() | {"TORCHELASTIC_RUN_ID": "1"}
+    for name, value in rank.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    for device in ("cpu", "shared"):
+        assert not rank.keys() & process.environment(device).keys()
+    assert process.environment("cpu")["CUDA_VISIBLE_DEVICES"] == ""
+    assert process.environment("shared")["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")  # the user's own wish
+    assert process.environment("shared")["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"
 
 
 def test_an_excess_is_a_breach():
@@ -118,6 +177,10 @@ def test_a_sound_learner_agrees_with_its_shadow_and_a_fault_is_seen(engine, over
     learner.update(batch)
     answered(learner)
     assert learner.update(batch)["parity/excess"].value < 1  # from other weights, moments and steps
+    if not overrides:  # supervised steps, with an optimizer of their own
+        learner.update_supervised(batch)
+        answered(learner)
+        assert learner.update_supervised(batch)["parity/excess"].value < 1
     learner.update(batch)
     answered(learner)
     # A fault in the run's own process alone: the policy is trained on the opposite of what was rewarded, by half

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rljax.engine import Sampler, WeightSource
-from rljax.engines.http import access, client
+from rljax.engines.http import access, client, server
 from rljax.engines.http.access import weight_directory
 from rljax.engines.http.plugin import attach
 from rljax.engines.http.protocol import BadRequest
@@ -466,6 +466,20 @@ def test_broken_http_is_answered_or_cut_off(fuzzed, raw):
             answer += piece
         assert not answer.startswith(b"HTTP/1.1 5") or answer.startswith(b"HTTP/1.1 505"), answer[:100]
     assert fuzzed.call("GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["silent", "half", "idle"])
+def test_a_connection_without_a_request_is_closed(weights, monkeypatch, sent):
+    monkeypatch.setattr(server, "IDLE_TIMEOUT", 0.05)
+
+    async def until_closed(address: tuple[str, int]) -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(sent)
+        await asyncio.wait_for(reader.read(), ANSWER)  # raises TimeoutError while the server keeps it
+        writer.close()
+
+    with contextlib.closing(Served(weights)) as served:
+        served.loop.run(until_closed(served.address))
 
 
 def test_after_all_that_the_server_works_and_holds_nothing(fuzzed):
