@@ -7,16 +7,18 @@ import contextlib
 import itertools
 import socket
 import threading
+from concurrent.futures import Future
 
 import pytest
 
 from rljax.engine.rank import LOOPBACK, ProcessRank, free_port
 from rljax.engines.fake.collective import Collective
 from rljax.engines.fake.learner import FakeLearner
+from rljax.errors import UserError
 from rljax.multiprocess.follower import serve
 from rljax.multiprocess.followers import Followers
 from rljax.multiprocess.leader import DistributedLearner
-from rljax.testing.learner_contract import LearnerContract
+from rljax.testing.learner_contract import LearnerContract, config_of
 
 SIZE = 3
 _numbers = itertools.count()
@@ -58,6 +60,16 @@ class TestFakeRanks(LearnerContract):
         for ranks in self.made:
             assert ranks.followers.failure is None and not ranks.lost
             ranks.learner.close()
+
+    def test_a_save_that_one_rank_cannot_end_fails_with_its_line(self, model_dir, tmp_path, monkeypatch):
+        def begin_save(self, directory):
+            future = Future()
+            future.set_exception(UserError("the disk is full")) if self._peers.rank == 1 else None  # the others never end
+            return future
+
+        monkeypatch.setattr(FakeLearner, "begin_save", begin_save)
+        with pytest.raises(UserError, match="^rank 1: the disk is full$"):
+            self.make(config_of(), model_dir).begin_save(tmp_path / "saved").result(timeout=30)
 
     def make(self, config, model_dir):
         self.made.append(Ranks(config, model_dir))

@@ -117,9 +117,7 @@ FAULTS = (
         ("if usable is not None and checkpoint.step not in usable:", "if False:"),
         ("[step for step in steps if step <= last]", "[step for step in steps if step < last]"),
     ),
-    *_of(
-        "rljax/checkpoints/store.py", CHECKPOINTS, ("            sync_tree(temporary)\n", ""), ("sync(self._directory)", "pass")
-    ),
+    *_of("rljax/checkpoints/store.py", CHECKPOINTS, ("        sync_tree(self.path)\n", ""), ("sync(self.directory)", "pass")),
     *_of(
         "rljax/rollout/tracker.py",
         TRACKER,

@@ -153,6 +153,7 @@ def test_a_save_that_fails_leaves_the_one_before_and_its_journal(tmp_path):
     asyncio.run(scenario())
     assert {record.ticket.prompt.uid for record in journal.read(tmp_path / "journal" / "1.journal")} == {"0/0", "0/1"}
     assert scene.recovery.checkpoints.steps() == [1, 2]
+    assert journal.read(tmp_path / "journal" / "2.journal") == []  # nothing of the first try
 
 
 def test_one_save_at_a_time_and_those_before_stay_until_it_is_whole(tmp_path):

@@ -64,8 +64,13 @@ def step(layout: str, model: Path, out: Path, settings: dict) -> dict[str, np.nd
     found |= {"after": learner.score(batch), "values": learner.values(batch)}
     short = one_row()
     learner.update(short.replace(reference_logp=learner.score_reference(short)))
-    learner.save(out / f"checkpoint {layout}")
+    saved = learner.begin_save(out / f"checkpoint {layout}")
     found["later"] = learner.score(batch)
+    learner.update(
+        short.replace(reference_logp=learner.score_reference(short))
+    )  # beside the write, with collectives of its own
+    saved.result()
+    dist.barrier()  # rank 0 has written what describes the whole
     learner.export(ExportToDirectory(out / f"export {layout}"))
     sent = learner.export(ExportToSampler("gloo", Pool("sglang")))  # the other ranks have gathered with rank 0 by now
     if isinstance(sent, WeightsBroadcast):
