@@ -6,8 +6,8 @@ objective, softmax gradient and both gradient matmuls at once and is never recom
 operations, where recomputing takes 8. This works only if a token's loss depends on that token alone
 (`Objective.by_token`).
 
-Tokens without a gradient, as those of advantage 0, are there for the metrics alone. Rows are sorted,
-those that may have a gradient first, and the chunks behind take the first matmul only: 2 MHV.
+Tokens without a gradient, as those of advantage 0, are there for the metrics alone. Rows that may
+have a gradient are sorted to the front, and the others take the first matmul only: 2 MHV.
 """
 
 from __future__ import annotations

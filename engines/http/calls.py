@@ -18,7 +18,7 @@ class Calls:
     Example:
         calls = Calls(remotes, timeout=450.0, suspect=lambda remote, error: ...)
         calls.session = make_session()
-        done = await calls.each(lambda remote: calls.post(remote, "/continue_generation", {}), calls.usable())
+        done = await calls.each(lambda remote: calls.post(remote, "/flush_cache", {}), calls.usable())
     """
 
     def __init__(self, remotes: Sequence[Remote], timeout: float, suspect: Callable[[Remote, ServerLost], None]) -> None:

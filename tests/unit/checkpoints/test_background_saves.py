@@ -17,12 +17,18 @@ from rljax import loop
 from rljax.checkpoints import store
 from rljax.checkpoints.recovery import Recovery
 from rljax.errors import UserError
+from rljax.metrics.accumulator import Accumulator
 from rljax.rollout import journal
 from rljax.rollout.buffer import Buffer, Limits
 from rljax.testing.harness import MemorySink, Numbers, RememberingLearner, example, make_run
 from rljax.types import Group
 
 LIMITS = Limits(max_lag=9, batch_size=2, max_concurrent=9, prompts=None, groups=None)
+
+
+def _state(step):
+    """The loop's, told apart by a step."""
+    return {"supervised_steps": step, "epochs": 0, "labeled": None, "accumulator": Accumulator().state(), "written": {}}
 
 
 class Held:
@@ -67,7 +73,7 @@ class Scene:
         then()
 
     async def begin(self, step):
-        await self.recovery.save(step, {"step": step})
+        await self.recovery.save(step, _state(step))
 
     async def end(self, error=None):
         future = self.learner.ends[-1]
@@ -106,7 +112,7 @@ def test_exactly_once_whatever_the_instant_of_a_kill_in_a_background_save(tmp_pa
     async def scenario():
         await scene.recovery.restore()
         scene.finish()
-        await scene.recovery.save(1, {"step": 1}, wait=True)
+        await scene.recovery.save(1, _state(1), wait=True)
         scene.finish()
         active.append(True)
         await scene.begin(2)
@@ -125,7 +131,7 @@ def test_exactly_once_whatever_the_instant_of_a_kill_in_a_background_save(tmp_pa
     for directory, finished in copies:
         again = _recovery(scene.run, directory, scene.learner)
         state, recovered = asyncio.run(again.restore())
-        gone_on_from.add(state["step"])
+        gone_on_from.add(state["supervised_steps"])
         ready = [entry.ticket.prompt.uid for entry in again.buffer.entries()]
         found = [*ready, *(uid for uid, _ in recovered)]
         pending = {ticket["prompt"]["uid"] for ticket in state["book"]["pending"]}
@@ -140,7 +146,7 @@ def test_a_save_that_fails_leaves_the_one_before_and_its_journal(tmp_path):
 
     async def scenario():
         await scene.recovery.restore()
-        await scene.recovery.save(1, {"step": 1}, wait=True)
+        await scene.recovery.save(1, _state(1), wait=True)
         await scene.begin(2)
         scene.finish()
         with pytest.raises(UserError, match="the disk is full"):
@@ -171,7 +177,7 @@ def test_one_save_at_a_time_and_those_before_stay_until_it_is_whole(tmp_path):
         assert scene.recovery.checkpoints.steps() == [1]  # 2 is written, but not whole
         await scene.end()
         assert scene.recovery.checkpoints.steps() == [2]
-        await scene.recovery.save(2, {}, score=0.5)  # of the same state: only its score is new
+        await scene.recovery.save(2, _state(2), score=0.5)  # of the same state: only its score is new
         assert len(scene.learner.ends) == 2
 
     asyncio.run(scenario())
@@ -190,7 +196,7 @@ def test_a_checkpoint_of_undone_steps_gives_way_before_its_journal_does(tmp_path
         again = _recovery(scene.run, tmp_path, scene.learner)
         (tmp_path / "checkpoints" / "2" / "loop.json").write_text("{}")
         await again.restore()
-        await again.save(2, {"step": 2})
+        await again.save(2, _state(2))
         assert again.checkpoints.steps() == [1]
         scene.learner.ends[-1].set_result(None)
         await again.settle()

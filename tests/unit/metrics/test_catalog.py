@@ -26,7 +26,6 @@ NOT_HERE = {
         "timeperf/save_copy",
         "perf/device_memory_bytes",
         "memory/learner_peak_bytes",
-        "warmup/device_memory_bytes",
     ),
     *("warmup/skipped", "sft/skipped", "critic/optimizer_steps"),
     *("rollout/late_groups", "eval-rollout/lost/*"),
