@@ -66,9 +66,8 @@ def step(layout: str, model: Path, out: Path, settings: dict) -> dict[str, np.nd
     learner.update(short.replace(reference_logp=learner.score_reference(short)))
     saved = learner.begin_save(out / f"checkpoint {layout}")
     found["later"] = learner.score(batch)
-    learner.update(
-        short.replace(reference_logp=learner.score_reference(short))
-    )  # beside the write, with collectives of its own
+    reference = learner.score_reference(short)
+    learner.update(short.replace(reference_logp=reference))  # beside the write, with collectives of its own
     saved.result()
     dist.barrier()  # rank 0 has written what describes the whole
     learner.export(ExportToDirectory(out / f"export {layout}"))
