@@ -28,7 +28,7 @@ from rljax.backends.torch.forward import target_logprobs, target_objective
 from rljax.backends.torch.mesh import RankMesh
 from rljax.batching.batch import Batch
 from rljax.batching.packing import RANK_SPREAD
-from rljax.checkpoints.background import BackgroundWrite
+from rljax.checkpoints.background import WAIT_SHARE, BackgroundWrite
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config, OptimizerConfig
 from rljax.engine import (
@@ -257,7 +257,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
 
     def _begin_write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> BackgroundWrite:
         if self._saving is None:
-            self._saving = distributed.cpu_group(self._config.recover.hang_timeout)
+            self._saving = distributed.cpu_group(WAIT_SHARE * self._config.recover.hang_timeout)
         return checkpoint.begin_save(directory, state.to_dtensors(tree, self._policy), meta, self._rank_mesh, self._saving)
 
     def _read(self, directory: Path, like: Tree) -> Tree:

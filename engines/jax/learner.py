@@ -24,7 +24,7 @@ from rljax.backends.jax.accumulate import Loss
 from rljax.backends.jax.mesh import dispatching, pool_mesh
 from rljax.backends.jax.profile import StepTrace
 from rljax.batching.batch import Batch
-from rljax.checkpoints.background import BackgroundWrite
+from rljax.checkpoints.background import WAIT_SHARE, BackgroundWrite
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config, OptimizerConfig
 from rljax.engine import ExportTarget, ExportToSampler, PortableState, WeightsInDirectory, WeightsInMemory, WeightSource
@@ -210,7 +210,7 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
         checkpoint.save_tree(directory, tree, meta)
 
     def _begin_write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> BackgroundWrite:
-        return checkpoint.begin_save(directory, tree, meta, timeout=self._config.recover.hang_timeout)
+        return checkpoint.begin_save(directory, tree, meta, timeout=WAIT_SHARE * self._config.recover.hang_timeout)
 
     def _read(self, directory: Path, like: Tree) -> Tree:
         return checkpoint.restore_tree(directory, like)

@@ -1,8 +1,8 @@
 """A checkpoint of a learner: seconds that a step waits for it, against seconds until it is whole.
 
-python -m experiments.bench.saves --engine=jax --shape=smollm2-135m --tokens=256 --segments=4 --dtype=float32
-python -m experiments.bench.saves --engine=fsdp --shape=smollm2-135m --tokens=256 --segments=4 --dtype=float32
 python -m experiments.bench.saves --engine=fsdp     # on a GPU: Qwen3-0.6B's shape, 16384 tokens
+python -m experiments.bench.saves --engine=jax
+python -m experiments.bench.saves --shape=smollm2-135m --tokens=256 --segments=4 --dtype=float32
 
 In one process, in turns: a save before the next step (`Learner.save`), and one beside the next
 steps (`Learner.begin_save`), which score their batch and then update, as a run does. Both are whole
@@ -70,7 +70,7 @@ def bench() -> None:
 
 
 def _one_of_each(learner: Learner, batch: Batch, store: Checkpoints, number: int) -> dict[str, float]:
-    """Saves before the next step, then beside the next steps. Returns seconds by what they were for."""
+    """Saves before the next step, then beside the next steps. Returns seconds by their use."""
     began = time.perf_counter()
     store.save(number, lambda directory: learner.save(directory / "learner"))
     foreground = time.perf_counter() - began
@@ -103,7 +103,7 @@ def _one_of_each(learner: Learner, batch: Batch, store: Checkpoints, number: int
 
 
 def _step(learner: Learner, batch: Batch) -> tuple[float, float]:
-    """Scores and updates. Returns the seconds of both, and those of them that a copy was waited for."""
+    """Scores and updates. Returns the seconds of both, and those of the wait for a copy."""
     began = time.perf_counter()
     learner.score(batch)
     means = learner.update(batch)

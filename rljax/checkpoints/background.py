@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
+WAIT_SHARE = 0.9  # of recover.hang_timeout: ranks wait for each other's writes less than the run does for the save
+
 
 @dataclasses.dataclass(frozen=True)
 class BackgroundWrite:

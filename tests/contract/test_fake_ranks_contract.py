@@ -68,7 +68,7 @@ class TestFakeRanks(LearnerContract):
             return future
 
         monkeypatch.setattr(FakeLearner, "begin_save", begin_save)
-        with pytest.raises(UserError, match="^rank 1: the disk is full$"):
+        with pytest.raises(UserError, match=r"^rank 1: the disk is full$"):
             self.make(config_of(), model_dir).begin_save(tmp_path / "saved").result(timeout=30)
 
     def make(self, config, model_dir):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rljax.checkpoints import background
 from rljax.engines.cuda.broadcast import BroadcastGroup
 from rljax.engines.http import client, health
 from rljax.engines.http.plugin import sampler_of
@@ -28,6 +29,7 @@ def test_every_wait_ends_before_the_one_around_it(hang_timeout):
         "torch's end of the process, a bucket": (2 * group.bucket_timeout, group.bucket_timeout),
         "a rank's watchdog, rank 0 in a publish": (HANG_SHARE * hang, control + group.join_timeout + group.bucket_timeout),
         "the leader's watchdog, a rank's": (hang, HANG_SHARE * hang),
+        "the watchdog, ranks for each other's part of a checkpoint": (hang, background.WAIT_SHARE * hang),
         "a request, the abort of one": (request, client.ABORT_TIMEOUT),
     }
     assert not {name: pair for name, pair in waits.items() if not pair[1] < pair[0]}

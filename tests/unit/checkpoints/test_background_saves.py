@@ -262,29 +262,36 @@ def test_steps_go_on_beside_a_save_and_say_what_they_waited(tmp_path):
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_failing_save_ends_the_run_alike_in_the_background_and_before_it(tmp_path, background):
+@pytest.mark.parametrize("every, at, before", [(2, 4, 2), (4, 6, 4)], ids=["on the way", "at the end"])
+def test_a_failing_save_ends_the_run_alike_in_the_background_and_before_it(tmp_path, background, every, at, before):
+    error = UserError("checkpoint: could not write it: No space left on device")
+
     class Fails(Slow):
         def save(self, directory):
             super().save(directory)
-            if not background and directory.parent.name == ".3.tmp":
-                raise UserError("checkpoint: could not write it: No space left on device")
+            if not self.beside and directory.parent.name == f".{at}.tmp":
+                raise error
 
         def begin_save(self, directory):
+            self.beside = True
             written = super().begin_save(directory)
-            if directory.parent.name != ".3.tmp":
+            self.beside = False
+            if directory.parent.name != f".{at}.tmp":
                 return written
             failed = Future()
-            failed.set_exception(UserError("checkpoint: could not write it: No space left on device"))
+            failed.set_exception(error)
             return failed
 
+        beside = False
+
     sinks = []
-    run = _slow_run(tmp_path, {"saver.background": background}, learner=Fails, sinks=sinks)
-    with pytest.raises(UserError, match=r"^checkpoint: could not write it: No space left on device$"):
+    run = _slow_run(tmp_path, {"saver.background": background, "saver.freq_steps": every}, learner=Fails, sinks=sinks)
+    with pytest.raises(UserError, match=rf"^{error}$"):
         loop.train(run)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
-    assert max(sinks[0].steps) in ((3,) if not background else (3, 4))  # at the next step, at the latest
-    run = _slow_run(tmp_path, sinks=sinks)
-    assert loop.train(run).finished and sinks[1].first_step == 2
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [str(before)]
+    assert max(sinks[0].steps) - at in ((0, 1) if background else (0,))  # before the step after the next
+    run = _slow_run(tmp_path, {"saver.freq_steps": every}, sinks=sinks)
+    assert loop.train(run).finished and sinks[1].first_step == before
     assert_every_prompt_once(run)
 
 

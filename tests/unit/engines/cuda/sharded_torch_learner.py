@@ -66,17 +66,16 @@ def step(layout: str, model: Path, out: Path, settings: dict) -> dict[str, np.nd
     learner.update(short.replace(reference_logp=learner.score_reference(short)))
     saved = learner.begin_save(out / f"checkpoint {layout}")
     found["later"] = learner.score(batch)
-    learner.update(
-        short.replace(reference_logp=learner.score_reference(short))
-    )  # beside the write, with collectives of its own
-    saved.result()
-    dist.barrier()  # rank 0 has written what describes the whole
     learner.export(ExportToDirectory(out / f"export {layout}"))
     sent = learner.export(ExportToSampler("gloo", Pool("sglang")))  # the other ranks have gathered with rank 0 by now
     if isinstance(sent, WeightsBroadcast):
         found |= {f"sent {name}": tensor.float().numpy() for name, tensor in sent.sender.tensors}
     else:
         assert sent == WeightsAtLeader() and dist.get_rank() > 0
+    reference = learner.score_reference(short)
+    learner.update(short.replace(reference_logp=reference))  # beside the write, with collectives of its own
+    saved.result()
+    dist.barrier()  # rank 0 has written what describes the whole
     learner.close()
     # Collectives that were begun and never waited for: torch keeps their tensors until the process ends.
     found["left in flight"] = np.array(torch._C._distributed_c10d._get_work_registry_size())
