@@ -308,8 +308,10 @@ def test_a_real_learner_in_two_processes_trains_is_killed_and_goes_on(start, tmp
     code, err = finish(start(tmp_path / "run", *arguments, **TWO_DEVICES))
     assert code == 0, err
     assert status(tmp_path / "run")["state"] == "finished"
-    seen = [line["parity/excess"] for line in metrics(tmp_path / "run") if "parity/excess" in line]
-    assert seen and max(seen) < 1
+    lines = metrics(tmp_path / "run")
+    assert any("parity/excess" in line or "parity/dropped" in line for line in lines)  # it was given a batch
+    assert all(line.get("parity/excess", 0) < 1 for line in lines)  # of a short run it may answer none in time
+    assert "without a shadow" not in (tmp_path / "run" / "log.txt").read_text()
     one = start(tmp_path / "one", *REAL, "--config.allocation_mode=jax:d1", **TWO_DEVICES)
     code, err = finish(one)
     assert code == 0, err
