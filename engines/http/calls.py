@@ -18,7 +18,8 @@ class Calls:
     Example:
         calls = Calls(remotes, timeout=450.0, suspect=lambda remote, error: ...)
         calls.session = make_session()
-        done = await calls.each(lambda remote: calls.post(remote, "/flush_cache", {}), calls.usable())
+        flush = lambda remote: calls.post(remote, "/flush_cache", {})
+        done = await calls.each(flush, calls.usable())
     """
 
     def __init__(self, remotes: Sequence[Remote], timeout: float, suspect: Callable[[Remote, ServerLost], None]) -> None:
