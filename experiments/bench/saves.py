@@ -87,7 +87,9 @@ def _one_of_each(learner: Learner, batch: Batch, store: Checkpoints, number: int
         whole.append(time.perf_counter() - began)
         store.purge(store.retire(draft.step))
 
-    finished, beside, copies = in_thread("finish", finish), [], []
+    finished = in_thread("finish", finish)
+    beside: list[float] = []
+    copies: list[float] = []
     while not beside or not finished.done():
         seconds, copy = _step(learner, batch)
         beside.append(seconds)

@@ -72,8 +72,7 @@ def step(layout: str, model: Path, out: Path, settings: dict) -> dict[str, np.nd
         found |= {f"sent {name}": tensor.float().numpy() for name, tensor in sent.sender.tensors}
     else:
         assert sent == WeightsAtLeader() and dist.get_rank() > 0
-    reference = learner.score_reference(short)
-    learner.update(short.replace(reference_logp=reference))  # beside the write, with collectives of its own
+    learner.score_reference(short)  # beside the write, with collectives of its own; copies weights in and back
     saved.result()
     dist.barrier()  # rank 0 has written what describes the whole
     learner.close()
