@@ -1,6 +1,7 @@
 """A checkpoint has the state of the run at the call, though the run goes on during the write."""
 
 import asyncio
+import contextlib
 import json
 
 from rljax.checkpoints.recovery import Recovery
@@ -37,6 +38,7 @@ def test_a_save_holds_the_instant_it_was_called_at(tmp_path):
         await work
 
     asyncio.run(save())
+    recovery.close()
     saved = json.loads((tmp_path / "checkpoints" / "3" / "loop.json").read_text())
     assert saved["accumulator"]["values"] == {"reward": [1.0]}
     assert saved["book"]["drawn"] == 1 == len(saved["book"]["pending"])
@@ -58,8 +60,10 @@ def test_a_journal_of_steps_that_were_undone_is_no_part_of_the_checkpoint_that_r
     journals.close()
 
     async def save_and_restore():
-        await recovery().save(3, STATE)
-        return await recovery().restore()
+        with contextlib.closing(recovery()) as before:
+            await before.save(3, STATE)
+        with contextlib.closing(recovery()) as after:
+            return await after.restore()
 
     state, recovered = asyncio.run(save_and_restore())
     assert state is not None and recovered == {}
@@ -79,6 +83,8 @@ def test_groups_that_wait_are_in_a_checkpoint_and_a_rollback_takes_the_newest_it
         found = [await recovery.roll_back(*choice) for choice in (([1, 2, 3], 2), ([1, 3], 2), ([2, 3], 1))]
         again = Recovery(run.config, tmp_path, run.engine.learner, Buffer(Numbers(9), limits))
         await again.restore()
+        again.close()
+        recovery.close()
         return found, again.buffer
 
     found, restored = asyncio.run(scenario())
