@@ -46,7 +46,7 @@ from rljax.testing.models import make_model
 from rljax.verdicts import Verdicts
 
 NUMBERS = (0, 1, -1, 2**31, 2**70, 0.5, -1e308, 1e400)
-ODD = (None, True, False, *NUMBERS, "", "7", "llama", "\0", "x" * 3000, [], [1], ["a", None], {}, {"a": 1}, [[]])
+ODD = (None, True, False, *NUMBERS, "", "7", "llama", "\0", "x" * 300, [], [1], ["a", None], {}, {"a": 1}, [[]])
 QUICK, THOROUGH = 24, 300  # mutations per file
 SETTINGS = {"total_train_steps": 6, "total_train_epochs": 8, "evaluator.freq_steps": 3, "saver.freq_steps": 3}
 SETTINGS |= {"warmup.steps": 1}
