@@ -378,7 +378,7 @@ FILES = [
     File("told/workers.json", read_told),
 ]  # fmt: skip
 PAGES = [File(file.path, lay_out) for file in FILES if file.reader is judge]  # seconds each
-NEVER_FAIL = (judge, lay_out, judge_log, read_uses)
+NEVER_FAIL = (judge, lay_out, read_uses)
 
 
 @pytest.fixture(scope="module")
@@ -417,7 +417,7 @@ def fuzz(root, file, count):
                 raise AssertionError(f"mutation {number}: {type(error).__name__}: {error}\n{text[:3000]}") from error
     finally:
         path.write_text(original)
-    assert succeeded > 0 and (succeeded < count or file.reader in NEVER_FAIL)
+    assert succeeded > 0 and (succeeded < count or file.reader in (*NEVER_FAIL, judge_log))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.path}-{file.reader.__name__}")
