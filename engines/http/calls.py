@@ -18,8 +18,8 @@ class Calls:
     Example:
         calls = Calls(remotes, timeout=450.0, suspect=lambda remote, error: ...)
         calls.session = make_session()
-        flush = lambda remote: calls.post(remote, "/flush_cache", {})
-        done = await calls.each(flush, calls.usable())
+        resume = lambda remote: calls.post(remote, "/continue_generation", {})
+        resumed = await calls.each(resume, calls.usable())
     """
 
     def __init__(self, remotes: Sequence[Remote], timeout: float, suspect: Callable[[Remote, ServerLost], None]) -> None:

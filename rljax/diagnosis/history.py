@@ -136,7 +136,11 @@ class History:
     def undone(self) -> frozenset[int]:
         """Steps that rollbacks undid. Their lines stay in the files."""
         rolled = [(event.get("restored"), event["step"]) for event in self.guard]
-        return frozenset(step for back, at in rolled if isinstance(back, int) for step in range(back + 1, at + 1))
+        undone = np.zeros(len(self.steps), bool)
+        for back, at in rolled:
+            if isinstance(back, int) and abs(back) <= run_files.MOST_STEPS:
+                undone |= (self.steps > back) & (self.steps <= at)
+        return frozenset(self.steps[undone].tolist())
 
     @property
     def lasting(self) -> History:

@@ -189,6 +189,8 @@ def load(path: Path) -> Result:
     except UserError as error:
         raise UserError(f"{error} (a result is a .json that `rljax evaluate` wrote)") from None
     where = str(path)
+    if not any(prompt["samples"] for prompt in tree["prompts"]):
+        raise UserError(f"{where}: prompts: none has a sample")
     return Result(
         policy=json_fields.read_as(Policy, tree["policy"], f"{where}: policy"),
         name=tree["name"],

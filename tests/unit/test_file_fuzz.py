@@ -46,7 +46,7 @@ from rljax.testing.models import make_model
 from rljax.verdicts import Verdicts
 
 NUMBERS = (0, 1, -1, 2**31, 2**70, 0.5, -1e308, 1e400)
-ODD = (None, True, False, *NUMBERS, "", "7", "llama", "\0", "x" * 3000, [], [1], ["a", None], {}, {"a": 1}, [[]])
+ODD = (None, True, False, *NUMBERS, "", "7", "llama", "\0", "x" * 300, [], [1], ["a", None], {}, {"a": 1}, [[]])
 QUICK, THOROUGH = 24, 300  # mutations per file
 SETTINGS = {"total_train_steps": 6, "total_train_epochs": 8, "evaluator.freq_steps": 3, "saver.freq_steps": 3}
 SETTINGS |= {"warmup.steps": 1}
@@ -378,7 +378,7 @@ FILES = [
     File("told/workers.json", read_told),
 ]  # fmt: skip
 PAGES = [File(file.path, lay_out) for file in FILES if file.reader is judge]  # seconds each
-NEVER_FAIL = (judge, lay_out, judge_log, read_uses)
+NEVER_FAIL = (judge, lay_out, read_uses)
 
 
 @pytest.fixture(scope="module")
@@ -417,7 +417,7 @@ def fuzz(root, file, count):
                 raise AssertionError(f"mutation {number}: {type(error).__name__}: {error}\n{text[:3000]}") from error
     finally:
         path.write_text(original)
-    assert succeeded > 0 and (succeeded < count or file.reader in NEVER_FAIL)
+    assert succeeded > 0 and (succeeded < count or file.reader in (*NEVER_FAIL, judge_log))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.path}-{file.reader.__name__}")

@@ -47,7 +47,7 @@ def test_a_save_holds_the_instant_it_was_called_at(tmp_path, wait):
         await work
         accumulator.observe("reward", [4.0])
         buffer.admit()
-        await recovery.settle()
+        await recovery.close()
 
     asyncio.run(save())
     saved = json.loads((tmp_path / "checkpoints" / "3" / "loop.json").read_text())
@@ -71,8 +71,12 @@ def test_a_journal_of_steps_that_were_undone_is_no_part_of_the_checkpoint_that_r
     journals.close()
 
     async def save_and_restore():
-        await recovery().save(3, STATE, wait=True)
-        return await recovery().restore()
+        before, after = recovery(), recovery()
+        await before.save(3, STATE, wait=True)
+        await before.close()
+        found = await after.restore()
+        await after.close()
+        return found
 
     state, recovered = asyncio.run(save_and_restore())
     assert state is not None and recovered == {}
@@ -92,6 +96,8 @@ def test_groups_that_wait_are_in_a_checkpoint_and_a_rollback_takes_the_newest_it
         found = [await recovery.roll_back(*choice) for choice in (([1, 2, 3], 2), ([1, 3], 2), ([2, 3], 1))]
         again = Recovery(run.config, tmp_path, run.engine.learner, Buffer(Numbers(9), limits))
         await again.restore()
+        await again.close()
+        await recovery.close()
         return found, again.buffer
 
     found, restored = asyncio.run(scenario())

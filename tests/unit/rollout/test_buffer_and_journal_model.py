@@ -77,6 +77,7 @@ class BufferAndJournal(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "buffer"):
             self._to_the_end()
+            self.log.close()
             shutil.rmtree(self.directory)
 
     # What a run does

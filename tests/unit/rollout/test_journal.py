@@ -1,5 +1,6 @@
 """Records come back as they were, whatever was being written when the process died."""
 
+import contextlib
 import errno
 import os
 import struct
@@ -117,19 +118,26 @@ def _ticket(index, version):
     return ticket, Group(ticket.prompt.uid, (trajectory,))
 
 
-def test_only_groups_whose_weights_will_still_exist_are_kept(tmp_path):
-    log = journal.Journals(tmp_path)
+@pytest.fixture
+def journals(tmp_path):
+    """Makes journals in the test's directory, and closes them at its end."""
+    with contextlib.ExitStack() as opened:
+        yield lambda: opened.enter_context(contextlib.closing(journal.Journals(tmp_path)))
+
+
+def test_only_groups_whose_weights_will_still_exist_are_kept(tmp_path, journals):
+    log = journals()
     assert log.begin(7, 3) == {}
     for index, version in enumerate([2, 3, 4]):
         log.append(*_ticket(index, version), accepted=True)
     log.append(*_ticket(9, 3), accepted=False)
-    known = journal.Journals(tmp_path).begin(7, 3)
+    known = journals().begin(7, 3)
     assert {uid for uid, _ in known} == {"0/0", "0/1", "0/9"}
     assert known["0/9", 0].group is None and known["0/9", 0].rewards == (0.5,)
 
 
-def test_the_journal_stays_small_however_long_no_checkpoint_is_made(tmp_path):
-    log = journal.Journals(tmp_path)
+def test_the_journal_stays_small_however_long_no_checkpoint_is_made(tmp_path, journals):
+    log = journals()
     log.begin(0, 0)
     sizes = []
     for version in range(50):
@@ -139,8 +147,8 @@ def test_the_journal_stays_small_however_long_no_checkpoint_is_made(tmp_path):
     assert set(sizes) == {sizes[0]} and sizes[0] > 0
 
 
-def test_a_new_checkpoint_starts_an_empty_journal_and_old_ones_go(tmp_path):
-    log = journal.Journals(tmp_path)
+def test_a_new_checkpoint_starts_an_empty_journal_and_old_ones_go(tmp_path, journals):
+    log = journals()
     log.begin(0, 0)
     for step in (5, 6, 7):
         log.begin_beside(step, step)
@@ -153,9 +161,9 @@ def test_a_new_checkpoint_starts_an_empty_journal_and_old_ones_go(tmp_path):
 
 
 @pytest.mark.parametrize("whole", [True, False, None])
-def test_while_a_checkpoint_is_written_both_journals_take_what_their_weights_sampled(tmp_path, whole):
+def test_while_a_checkpoint_is_written_both_journals_take_what_their_weights_sampled(journals, whole):
     """Whole, given up, or killed in between: what is gone on from has all that it can use."""
-    log = journal.Journals(tmp_path)
+    log = journals()
     log.begin(1, 1)
     log.append(*_ticket(0, 0), accepted=True)
     log.begin_beside(4, 4)
@@ -164,7 +172,7 @@ def test_while_a_checkpoint_is_written_both_journals_take_what_their_weights_sam
     if whole is not None:
         (log.settle if whole else log.abandon)(4)
         log.append(*_ticket(4, 1), accepted=True)
-    known = {step: {uid for uid, _ in journal.Journals(tmp_path).begin(step, step)} for step in (1, 4)}
+    known = {step: {uid for uid, _ in journals().begin(step, step)} for step in (1, 4)}
     before, beside = {"0/0", "0/1"}, {"0/1", "0/2"}
     assert (
         known
@@ -218,8 +226,8 @@ def test_arrays_that_do_not_fit_their_trajectories_are_no_group():
             journal.unpack([entries[0], entries[1] | {"length": length}], arrays)
 
 
-def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
-    log = journal.Journals(tmp_path)
+def test_a_full_disk_is_one_line(journals):
+    log = journals()
     log.begin(0, 0)
     log._open[0][0].close()
     log._open[0][0]._file = journal.os.open("/dev/full", journal.os.O_WRONLY)
@@ -227,10 +235,10 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
         log.append(*_ticket(0, 0), accepted=True)
 
 
-def test_a_record_that_the_kernel_takes_in_pieces_is_whole(tmp_path, monkeypatch):
+def test_a_record_that_the_kernel_takes_in_pieces_is_whole(tmp_path, journals, monkeypatch):
     write = journal.os.write
     monkeypatch.setattr(journal.os, "write", lambda file, data: write(file, data[:7]))
-    log = journal.Journals(tmp_path)
+    log = journals()
     log.begin(0, 0)
     for index in range(2):
         log.append(*_ticket(index, 0), accepted=True)

@@ -1,6 +1,7 @@
 """Requests end, failures have a kind, prompts are tried again or dropped as the config says."""
 
 import asyncio
+import contextlib
 import dataclasses
 from collections import Counter
 
@@ -120,7 +121,8 @@ def _produce(tmp_path, workflow, overrides, *, until, accept=lambda group: True,
                 return await task
         task.cancel()
 
-    asyncio.run(scenario())
+    with contextlib.closing(log):
+        asyncio.run(scenario())
     return buffer, {name: mean.value for name, mean in accumulator.drain().items()}
 
 
