@@ -74,8 +74,9 @@ class Examples:
             fields["answer"] = text_of(reply[0])
             if not messages:
                 raise UserError(f"{where}: messages hold nothing but the answer")
-        tools = joined_tools(parse_tools(fields.pop("tools", None) or (), where) or self._tools, self._added_tools)
-        arguments = parse_template_kwargs(fields.pop("chat_template_kwargs", None) or {}, where)
+        own, more = fields.pop("tools", None), fields.pop("chat_template_kwargs", None)
+        tools = joined_tools((parse_tools(own, where) if own else ()) or self._tools, self._added_tools)
+        arguments = parse_template_kwargs(more, where) if more else {}
         messages = with_system(messages, self._system_prompt)
         return Prompt(uid, messages, fields, tools, arguments, reply)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +31,8 @@ class Examples(Protocol):
 
 
 log = logging.getLogger(__name__)
+
+AHEAD = 2  # parts of the prompts that are measured at once
 
 
 class Selection:
@@ -140,10 +144,8 @@ class Selection:
         """Yields the index of each example that is used, and the tokens of its prompt if they were found."""
         length_of_example = self._labels.measure() if self._labels else lambda prompt: 0
         most_of_prompt = self._dataset.max_length
-        lengths = PromptLengths(self._tokenizer, self._examples.where, most_of_prompt, every=self._measure)
-        for start in range(0, self.count, AT_ONCE):
-            prompts = [self._examples[index] for index in range(start, min(start + AT_ONCE, self.count))]
-            for index, (prompt, tokens) in enumerate(zip(prompts, lengths.of(prompts), strict=True), start):
+        for start, prompts, lengths in self._measured():
+            for index, (prompt, tokens) in enumerate(zip(prompts, lengths, strict=True), start):
                 if self._labels:
                     self._labels.require(prompt, self._examples.where(index))
                 with told_where(self._examples.where, prompt):
@@ -154,6 +156,22 @@ class Selection:
                     else:
                         self._look_for_unknown(index, prompt)
                         yield index, tokens
+
+    def _measured(self) -> Iterator[tuple[int, list[Prompt], list[int]]]:
+        """Yields part after part of the prompts: index of the first, the prompts, their lengths.
+
+        While the tokenizer works on one part, without the interpreter's lock, the next ones are
+        read and rendered.
+        """
+        lengths = PromptLengths(self._tokenizer, self._examples.where, self._dataset.max_length, every=self._measure)
+        under_way: deque[tuple[int, list[Prompt], Future[list[int]]]] = deque()
+        with ThreadPoolExecutor(AHEAD, "lengths of prompts") as threads:
+            for start in range(0, self.count, AT_ONCE):
+                if len(under_way) > AHEAD:
+                    yield _waited(under_way.popleft())
+                prompts = [self._examples[index] for index in range(start, min(start + AT_ONCE, self.count))]
+                under_way.append((start, prompts, threads.submit(lengths.of, prompts)))
+            yield from map(_waited, under_way)
 
     def _leave_out(self, tokens: int, labels: Labels) -> None:
         """Counts an example that is too long, where `max_length` says that such are left out."""
@@ -172,3 +190,8 @@ class Selection:
             return
         found = next(filter(None, (self._tokenizer.unknown(text_of(message)) for message in prompt.messages)), "")
         self._strange += [(index, found)] if found else []
+
+
+def _waited(part: tuple[int, list[Prompt], Future[list[int]]]) -> tuple[int, list[Prompt], list[int]]:
+    start, prompts, lengths = part
+    return start, prompts, lengths.result()

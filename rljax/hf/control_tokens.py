@@ -35,6 +35,7 @@ class ControlTokens:
         longest_first = "|".join(re.escape(token) for token in sorted(self.ids, key=len, reverse=True)) or "(?!)"
         self._tokens = re.compile(longest_first)
         first = "".join(sorted({re.escape(token[0]) for token in self.ids})) or "(?!)"
+        self._first = re.compile(f"[{first}]" if self.ids else "(?!)")
         self._starts = re.compile(f"(?=[{first}])(?={longest_first})")
         # What may become a control token together with the text beside it; letters alone are words
         edges = [(token[:k], token[k:]) for token in self.ids for k in range(1, len(token))]
@@ -59,6 +60,8 @@ class ControlTokens:
         if self._begin.match(core[-self._longest :][::-1]):
             end = len(text.rstrip())
             text = text[:end] + self._mark + text[end:]
+        if self._first.search(text) is None:
+            return text
         positions = [match.start() + 1 for match in self._starts.finditer(text)]
         return _insert(text, positions, self._mark) if positions else text
 
