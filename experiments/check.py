@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -85,11 +84,9 @@ class Checks:
             self._attempt("rollout.workflow", lambda: self._check_prompts(workflow, prompts, held_out))
         self._attempt("rollout.should_accept_fn", lambda: asyncio.run(self._check_filter()))
         if prompts is not None:
-            from rljax.sanity import start
-
-            self._findings += [*start.check_splits(self._config), *start.check_sets(prompts, held_out, most=None)]
+            played = self._attempt("train_dataset", lambda: self._check_sets(prompts, held_out)) or []
             # An environment gives its own rewards
-            if not self._attempt("environment", lambda: asyncio.run(self._check_environments(prompts))) and builds:
+            if not self._attempt("environment", lambda: asyncio.run(self._check_environments(played))) and builds:
                 self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts, tokenizer)))
         if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None and builds:
             self._attempt("rollouts", lambda: asyncio.run(self._check_rollouts(pools, tokenizer, prompts)))
@@ -153,7 +150,7 @@ class Checks:
         from rljax.workflows import check_prompts
 
         if prompts is not None and self._config.actor.loss != "sft":
-            check_prompts(workflow, prompts.epoch(0), prompts.where)
+            check_prompts(workflow, prompts.every(), prompts.where)
         for each in held_out:
             check_prompts(workflow, each.prompts, each.where)
 
@@ -164,7 +161,9 @@ class Checks:
         if tokenizer is None:  # the model has an error of its own, and lengths can't be counted
             dataset = dataclasses.replace(dataset, max_length=None)
         seed = self._config.seed
-        return open_prompts(dataset, key="train_dataset", seed=seed, tokenizer=tokenizer, added_tools=tools)
+        return open_prompts(
+            dataset, key="train_dataset", seed=seed, tokenizer=tokenizer, added_tools=tools, measure=tokenizer is not None
+        )
 
     def _open_held_out(self, tokenizer: Tokenizer | None, tools: Sequence[Tool]) -> list[HeldOut]:
         from rljax.data.held_out import open_held_out
@@ -194,22 +193,37 @@ class Checks:
 
         config = self._config
         room, why = engine.room_for_prompt(config, pools) if pools is not None else (None, "")
-        lengths = _prompt_lengths(tokenizer, prompts.epoch(0))
+        lengths = prompts.lengths
+        assert lengths is not None, "there is a tokenizer"
         limit = None if config.actor.loss == "sft" else room
         self._findings += check_lengths("train_dataset", lengths, limit=limit, why=why, skipped=prompts.skipped)
         if config.warmup.steps or config.actor.loss == "sft":
             most, why = engine.room_for_example(config)
             labels = Labels(config.warmup, tokenizer, most=most, why=why)
-            lengths = [_length(labels, prompt, prompts.where(prompt.uid)) for prompt in prompts.epoch(0)]
-            self._findings += check_lengths("labeled examples", lengths, limit=most, why=why)
+            examples = [_length(labels, prompt, prompts.where(prompt.uid)) for prompt in prompts.every()]
+            self._findings += check_lengths("labeled examples", examples, limit=most, why=why)
         sampler = pools.sampler.engine if pools is not None and pools.sampler is not None else ""
         context = engine.find_plugin(sampler).context_length(config) if sampler else None
         for each in held_out:
-            lengths = _prompt_lengths(tokenizer, each.prompts)
+            theirs = tokenizer.prompt_lengths(each.prompts)
             limit = None if context is None else context - 1
-            self._findings += check_lengths(key_of(each.name), lengths, limit=limit, why=f"{sampler}.context_length={context}")
+            self._findings += check_lengths(key_of(each.name), theirs, limit=limit, why=f"{sampler}.context_length={context}")
 
-    async def _check_environments(self, prompts: PromptSource) -> bool:
+    def _check_sets(self, prompts: PromptSource, held_out: Sequence[HeldOut]) -> list[Prompt]:
+        """Checks the sets of prompts. Returns the prompts that name an environment."""
+        from rljax.environments.build import FIELD
+        from rljax.sanity import start
+        from rljax.sanity.prompts import Index
+
+        train, played = Index("train_dataset"), []
+        for prompt in prompts.every():
+            train.add(prompt)
+            if FIELD in prompt.fields:
+                played.append(prompt)
+        self._findings += [*start.check_splits(self._config), *start.check_sets(train, held_out)]
+        return played
+
+    async def _check_environments(self, prompts: Sequence[Prompt]) -> bool:
         """Checks the environments that prompts name.
 
         Returns whether there is one; its rewards are its own.
@@ -217,7 +231,7 @@ class Checks:
         from rljax.environments.checks import check_environments
         from rljax.sanity.findings import Finding, Severity
 
-        remarks = await check_environments(list(prompts.epoch(0)))
+        remarks = await check_environments(prompts)
         self._findings += [Finding(Severity(remark.severity), "environment", remark.line, remark.remedy) for remark in remarks]
         return bool(remarks)
 
@@ -245,6 +259,9 @@ class Checks:
                 self._findings.append(Finding(Severity.NOTE, "reward", line))
                 return
             every, success = prompts.spread(MOST), self._config.evaluator.success
+            if len(every) < len(prompts):
+                line = f"{len(every)} of {len(prompts)} records looked at, spread over the data"
+                self._findings.append(Finding(Severity.NOTE, "reward", line))
             await check_records(rewards, every, prompts.where, prompts.key, len(prompts))
             self._findings += await check_rewards(rewards, every, tokenizer, field=ANSWER, success=success)
 
@@ -287,16 +304,6 @@ class Checks:
                     self._findings.append(Finding(Severity.NOTE, "rollouts", line))
             finally:
                 await sampler.close()
-
-
-def _prompt_lengths(tokenizer: Tokenizer, prompts: Iterable[Prompt]) -> list[int]:
-    """Returns the tokens of each prompt."""
-    from rljax.data.lengths import AT_ONCE
-
-    rest, lengths = iter(prompts), []
-    while part := list(itertools.islice(rest, AT_ONCE)):
-        lengths += tokenizer.prompt_lengths(part)
-    return lengths
 
 
 def _length(labels: Labels, prompt: Prompt, where: str) -> int:

@@ -180,7 +180,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             params=params,
         )
         if config.actor.loss != "sft":
-            check_prompts(workflow, prompts.epoch(0), prompts.where)
+            check_prompts(workflow, prompts.every(), prompts.where)
         for each in held_out:
             check_prompts(workflow, each.prompts, each.where)
         if scores_by_rewards(workflow):

@@ -104,7 +104,7 @@ def measure(call: str, config: Config, scratch: Path) -> None:
     for part, seconds in checks.wall.items():
         print(f"| {call} | {part} | {seconds:.1f} | {checks.cpu[part]:.1f} |")
     rest = wall - sum(checks.wall.values()), cpu - sum(checks.cpu.values())
-    print(f"| {call} | duplicates and overlap | {rest[0]:.1f} | {rest[1]:.1f} |")
+    print(f"| {call} | the rest | {rest[0]:.1f} | {rest[1]:.1f} |")
     print(f"| {call} | all, {len(findings)} findings | {wall:.1f} | {cpu:.1f} |", flush=True)
 
 

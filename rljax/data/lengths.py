@@ -22,14 +22,18 @@ class PromptLengths:
     first of each shape always is, for what its chat template refuses; so is one without text.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, where: Callable[[int], str], most: int | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, where: Callable[[int], str], most: int | None, *, every: bool = False
+    ) -> None:
         """
         Args:
           tokenizer: None if there is none; then no prompt has a length.
           where: returns the origin of a prompt by its index, for errors.
           most: tokens that a prompt may have; None for any number.
+          every: tokenize every prompt, for its length.
         """
         self._tokenizer, self._where, self._most = tokenizer, where, most
+        self._every = every
         self._of_shape: dict[str, int] = {}  # tokens of the first prompt of a shape: more than its template alone has
 
     def of(self, prompts: Sequence[Prompt]) -> list[int]:
@@ -46,7 +50,7 @@ class PromptLengths:
         return list(lengths.values())
 
     def _may_matter(self, tokenizer: Tokenizer, prompt: Prompt) -> bool:
-        if has_pictures(prompt.messages) or not any(text_of(message) for message in prompt.messages):
+        if self._every or has_pictures(prompt.messages) or not any(text_of(message) for message in prompt.messages):
             return True
         if self._most is None and not tokenizer.has_chat_template:
             return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -56,17 +55,21 @@ class Examples:
         return len(self._records)
 
     def __getitem__(self, index: int) -> Prompt:
+        return self.prompt(index, str(index))
+
+    def prompt(self, index: int, uid: str) -> Prompt:
+        """Makes the prompt of a record. Raises UserError, which names file and line."""
         where = self._records.where(index)
         try:
             messages, fields = self._form(self._records[index], where)
-            return self._prompt(index, messages, dict(fields), where)
+            return self._prompt(uid, messages, dict(fields), where)
         except UserError:
             raise
         except Exception as error:  # the format may be users' code
             reason = " ".join(str(error).split())
             raise UserError(f"{where}: the format can't read this record: {type(error).__name__}: {reason}") from error
 
-    def _prompt(self, index: int, conversation: Sequence[Message], fields: dict[str, Any], where: str) -> Prompt:
+    def _prompt(self, uid: str, conversation: Sequence[Message], fields: dict[str, Any], where: str) -> Prompt:
         """Checks what a format made of a record. An answer at its end becomes the reply."""
         messages, reply = parse_messages(conversation, where), cast(tuple[Message, ...], ())
         if "answer" not in fields and messages[-1]["role"] == "assistant":
@@ -74,10 +77,11 @@ class Examples:
             fields["answer"] = text_of(reply[0])
             if not messages:
                 raise UserError(f"{where}: messages hold nothing but the answer")
-        tools = joined_tools(parse_tools(fields.pop("tools", None) or (), where) or self._tools, self._added_tools)
-        arguments = parse_template_kwargs(fields.pop("chat_template_kwargs", None) or {}, where)
+        own, more = fields.pop("tools", None), fields.pop("chat_template_kwargs", None)
+        tools = joined_tools((parse_tools(own, where) if own else ()) or self._tools, self._added_tools)
+        arguments = parse_template_kwargs(more, where) if more else {}
         messages = with_system(messages, self._system_prompt)
-        return Prompt(str(index), messages, fields, tools, arguments, reply)
+        return Prompt(uid, messages, fields, tools, arguments, reply)
 
 
 class PromptSource:
@@ -97,6 +101,7 @@ class PromptSource:
         seed: int,
         shuffle: bool,
         skipped: int = 0,
+        lengths: np.ndarray | None = None,
         shard: tuple[int, int] = (0, 1),
     ) -> None:
         """Draws the order of the prompts.
@@ -105,6 +110,7 @@ class PromptSource:
           kept: [n] int64, rising: indices of the examples that are used.
           key: the config section, for errors.
           skipped: examples that were left out for their length, to be reported.
+          lengths: [n] tokens of the prompts that are used; None if they were not measured.
           shard: (index, count) of this process among those that share the prompts of an epoch.
 
         Raises:
@@ -116,6 +122,7 @@ class PromptSource:
         self.key = key  # the config section, for messages
         self._kept = kept
         self._position = 0
+        self.lengths = lengths
         self.skipped = skipped  # prompts longer than max_length, each epoch
         order = grain.MapDataset.source(kept)
         if shuffle:
@@ -156,6 +163,10 @@ class PromptSource:
     def epoch(self, number: int) -> Iterator[Prompt]:
         """Yields the prompts of one epoch, in order. The stream's own position does not change."""
         return (self._at(number * len(self) + i) for i in range(len(self)))
+
+    def every(self) -> Iterator[Prompt]:
+        """Yields the prompts of the first epoch in the order of the data, which is faster."""
+        return (self._numbered(0, index) for index in self._kept.tolist())
 
     def spread(self, most: int) -> list[Prompt]:
         """Returns at most that many prompts of the first epoch, taken evenly, in order."""
@@ -217,7 +228,7 @@ class PromptSource:
         return self._numbered(position // len(self), int(self._order[position]))
 
     def _numbered(self, epoch: int, index: int) -> Prompt:
-        return dataclasses.replace(self._examples[index], uid=f"{epoch}/{index}")
+        return self._examples.prompt(index, f"{epoch}/{index}")
 
 
 def open_prompts(
@@ -229,6 +240,7 @@ def open_prompts(
     labels: Labels | None = None,
     shard: tuple[int, int] = (0, 1),
     added_tools: Sequence[Tool] = (),
+    measure: bool = False,
 ) -> PromptSource:
     """Opens and checks a dataset. Reads every record once, so that a broken one fails at the start.
 
@@ -238,6 +250,7 @@ def open_prompts(
       labels: makes the examples to be learned, which then have to fit as well.
       shard: (index, count) of this process among those that share the prompts of an epoch.
       added_tools: those that the workflow adds to each prompt (rljax.workflows.tools_of).
+      measure: find the length of every prompt (`lengths`).
 
     Raises:
       UserError: one line with file, line and remedy.
@@ -252,10 +265,17 @@ def open_prompts(
     examples = Examples(records, find_format(name, key), dataset.system_prompt, tools, added_tools)
     # A format of users' may read whatever it likes
     identity = None if ":" in name else json.dumps([records.digest, name, dataset.system_prompt, tools, [*added_tools]])
-    selection = Selection(examples, dataset, tokenizer, labels, key, identity)
+    selection = Selection(examples, dataset, tokenizer, labels, key, identity, measure=measure)
     selection.log()
     return PromptSource(
-        examples, selection.kept, key=key, seed=seed, shuffle=dataset.shuffle, skipped=selection.skipped, shard=shard
+        examples,
+        selection.kept,
+        key=key,
+        seed=seed,
+        shuffle=dataset.shuffle,
+        skipped=selection.skipped,
+        lengths=selection.lengths,
+        shard=shard,
     )
 
 

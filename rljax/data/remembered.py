@@ -33,6 +33,7 @@ class Selected:
     long_prompts: int
     long_examples: int
     strange: tuple[tuple[int, str], ...]  # index, and a character without a token
+    lengths: np.ndarray | None = None  # [n] int32: tokens of the prompts, where they were measured
 
 
 class Memory:
@@ -55,7 +56,8 @@ class Memory:
             with np.load(self._path, allow_pickle=False) as arrays:
                 rest = json.loads(str(arrays["rest"]))
                 strange = tuple((int(index), str(character)) for index, character in rest["strange"])
-                return Selected(arrays["kept"].astype(np.int64), rest["long_prompts"], rest["long_examples"], strange)
+                lengths = arrays["lengths"].astype(np.int32) if "lengths" in arrays else None
+                return Selected(arrays["kept"].astype(np.int64), rest["long_prompts"], rest["long_examples"], strange, lengths)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, zipfile.BadZipFile):
             return None
 
@@ -65,7 +67,8 @@ class Memory:
         temporary = self._path.with_suffix(f".{os.getpid()}.npz")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(temporary, kept=selected.kept, rest=np.array(json.dumps(rest)))
+            measured = {} if selected.lengths is None else {"lengths": selected.lengths}
+            np.savez(temporary, kept=selected.kept, rest=np.array(json.dumps(rest)), **measured)
             os.replace(temporary, self._path)
         return selected
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +32,8 @@ class Examples(Protocol):
 
 log = logging.getLogger(__name__)
 
+AHEAD = 2  # parts of the prompts that are measured at once
+
 
 class Selection:
     """Examples that are used, and how many of the others were left out for what."""
@@ -42,6 +46,8 @@ class Selection:
         labels: Labels | None,
         key: str,
         identity: str | None = None,
+        *,
+        measure: bool = False,
     ) -> None:
         """Selects the first `limit` examples that are not too long.
 
@@ -50,6 +56,7 @@ class Selection:
 
         Args:
           identity: of the examples; None if nothing tells them from others.
+          measure: find the length of every prompt, even of one that bytes decide.
 
         Raises:
           UserError: begins with file and line.
@@ -67,12 +74,16 @@ class Selection:
         self.long_prompts = 0
         self.long_examples = 0  # with their answers
         self._strange: list[tuple[int, str]] = []  # examples with a character that has no token
-        memory = self._memory(identity)
-        if memory is None or (selected := memory.recall()) is None:
-            kept = np.array(list(self._select()), np.int64)
-            selected = Selected(kept, self.long_prompts, self.long_examples, tuple(self._strange))
-            if memory is not None:
+        self._measure = measure and tokenizer is not None
+        selected = self._recall(identity)
+        if selected is None:
+            found = list(self._select())
+            kept, lengths = np.array([index for index, _ in found], np.int64), np.array([n for _, n in found], np.int32)
+            said = self.long_prompts, self.long_examples, tuple(self._strange)
+            selected = Selected(kept, *said, lengths if self._measure else None)
+            if (memory := self._memory(identity, self._measure)) is not None:
                 memory.keep(selected)
+        self.lengths = selected.lengths if measure else None  # [n] int32 tokens, if they were asked for
         self.kept = selected.kept  # [n] indices of the examples, rising
         self.long_prompts, self.long_examples, self._strange = (
             selected.long_prompts,
@@ -87,7 +98,15 @@ class Selection:
         """Number of examples that are left out for their length."""
         return self.count - len(self.kept)
 
-    def _memory(self, identity: str | None) -> Memory | None:
+    def _recall(self, identity: str | None) -> Selected | None:
+        """Returns this selection as it is remembered, be it with lengths that are not asked for."""
+        for measured in (True,) if self._measure else (True, False):
+            memory = self._memory(identity, measured)
+            if memory is not None and (selected := memory.recall()) is not None:
+                return selected
+        return None
+
+    def _memory(self, identity: str | None, measured: bool) -> Memory | None:
         """Returns the place of this selection; None if it is not worth one."""
         if identity is None or self.count < LEAST:
             return None
@@ -100,6 +119,7 @@ class Selection:
                 "max_length": self._dataset.max_length,
                 "tokenizer": tokenizer,
                 "labels": labels,
+                "measured": measured,
             }
         )
 
@@ -120,13 +140,12 @@ class Selection:
             where = self._examples.where(index)
             log.warning("%s: the model's tokenizer has no token for %r%s: the policy can't see it", where, character, more)
 
-    def _select(self) -> Iterator[int]:
+    def _select(self) -> Iterator[tuple[int, int]]:
+        """Yields the index of each example that is used, and the tokens of its prompt if they were found."""
         length_of_example = self._labels.measure() if self._labels else lambda prompt: 0
         most_of_prompt = self._dataset.max_length
-        lengths = PromptLengths(self._tokenizer, self._examples.where, most_of_prompt)
-        for start in range(0, self.count, AT_ONCE):
-            prompts = [self._examples[index] for index in range(start, min(start + AT_ONCE, self.count))]
-            for index, (prompt, tokens) in enumerate(zip(prompts, lengths.of(prompts), strict=True), start):
+        for start, prompts, lengths in self._measured():
+            for index, (prompt, tokens) in enumerate(zip(prompts, lengths, strict=True), start):
                 if self._labels:
                     self._labels.require(prompt, self._examples.where(index))
                 with told_where(self._examples.where, prompt):
@@ -136,7 +155,23 @@ class Selection:
                         self._leave_out(whole, self._labels)
                     else:
                         self._look_for_unknown(index, prompt)
-                        yield index
+                        yield index, tokens
+
+    def _measured(self) -> Iterator[tuple[int, list[Prompt], list[int]]]:
+        """Yields part after part of the prompts: index of the first, the prompts, their lengths.
+
+        While the tokenizer works on one part, without the interpreter's lock, the next ones are
+        read and rendered.
+        """
+        lengths = PromptLengths(self._tokenizer, self._examples.where, self._dataset.max_length, every=self._measure)
+        under_way: deque[tuple[int, list[Prompt], Future[list[int]]]] = deque()
+        with ThreadPoolExecutor(AHEAD, "lengths of prompts") as threads:
+            for start in range(0, self.count, AT_ONCE):
+                if len(under_way) > AHEAD:
+                    yield _waited(under_way.popleft())
+                prompts = [self._examples[index] for index in range(start, min(start + AT_ONCE, self.count))]
+                under_way.append((start, prompts, threads.submit(lengths.of, prompts)))
+            yield from map(_waited, under_way)
 
     def _leave_out(self, tokens: int, labels: Labels) -> None:
         """Counts an example that is too long, where `max_length` says that such are left out."""
@@ -155,3 +190,8 @@ class Selection:
             return
         found = next(filter(None, (self._tokenizer.unknown(text_of(message)) for message in prompt.messages)), "")
         self._strange += [(index, found)] if found else []
+
+
+def _waited(part: tuple[int, list[Prompt], Future[list[int]]]) -> tuple[int, list[Prompt], list[int]]:
+    start, prompts, lengths = part
+    return start, prompts, lengths.result()

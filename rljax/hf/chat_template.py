@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -74,6 +75,22 @@ class ChatTemplate:
         """
         self._require(chat)
         return self._render(self._prepared(chat), add_generation_prompt=generation)
+
+    def render_all(self, chats: Sequence[Chat]) -> list[str]:
+        """Renders conversations, with the assistant's turn begun behind each; faster for many.
+
+        Raises UserError if the template refuses one of them.
+        """
+        texts: dict[int, str] = {}
+        alike: dict[str, list[int]] = defaultdict(list)  # by tools and arguments, which are rendered together
+        for i, chat in enumerate(chats):
+            self._require(chat)
+            alike[json.dumps([chat.tools, chat.arguments], default=str) if chat.tools or chat.arguments else ""].append(i)
+        for indices in alike.values():
+            prepared = [self._prepared(chats[i]) for i in indices]
+            whole = prepared[0]._replace(messages=cast(Any, [chat.messages for chat in prepared]))
+            texts |= zip(indices, self._rendered(whole, True), strict=True)
+        return [texts[i] for i in range(len(chats))]
 
     def render_open(self, chat: Chat) -> str:
         """Renders a conversation whose last turn, the assistant's, is to be continued.
@@ -163,6 +180,10 @@ class ChatTemplate:
         return {**message, **reasoning}
 
     def _render(self, chat: Chat, *, add_generation_prompt: bool = False) -> str:
+        return cast(str, self._rendered(chat, add_generation_prompt))
+
+    def _rendered(self, chat: Chat, add_generation_prompt: bool) -> str | list[str]:
+        """Renders a conversation, or each of several that are its messages."""
         text = self._guarded(
             chat,
             lambda: self._inner.apply_chat_template(
@@ -173,7 +194,7 @@ class ChatTemplate:
                 **chat.arguments,
             ),
         )
-        return cast(str, text)
+        return cast(str | list[str], text)
 
     def _guarded(self, chat: Chat, render: Any) -> Any:
         import jinja2
@@ -181,7 +202,7 @@ class ChatTemplate:
         try:
             return render()
         except (jinja2.TemplateError, TypeError) as error:  # text joined with something undefined is a TypeError
-            roles = ", ".join(message["role"] for message in chat.messages)
+            roles = ", ".join(message["role"] for message in chat.messages if isinstance(message, Mapping))
             raise _Refused(f"{self._directory}: the chat template refuses messages of roles {roles}: {error}") from error
 
     @functools.cached_property

@@ -35,30 +35,35 @@ class ControlTokens:
         longest_first = "|".join(re.escape(token) for token in sorted(self.ids, key=len, reverse=True)) or "(?!)"
         self._tokens = re.compile(longest_first)
         first = "".join(sorted({re.escape(token[0]) for token in self.ids})) or "(?!)"
+        self._first = re.compile(f"[{first}]" if self.ids else "(?!)")
         self._starts = re.compile(f"(?=[{first}])(?={longest_first})")
         # What may become a control token together with the text beside it; letters alone are words
         edges = [(token[:k], token[k:]) for token in self.ids for k in range(1, len(token))]
-        self._beginnings = {left for left, _ in edges if not left.isalnum()}
-        self._ends = {right for _, right in edges if not right.isalnum()}
+        self._begin = _any_of({left[::-1] for left, _ in edges if not left.isalnum()})  # of a text read backwards
+        self._end = _any_of({right for _, right in edges if not right.isalnum()})
         self._longest = max(map(len, self.ids), default=0)
+        self._of_short = functools.lru_cache(maxsize=1024)(self._disguise)  # keys and roles, over and over
 
     def disguise(self, value: Any) -> Any:
         """Marks what looks like a control token, in a text or in all texts of a JSON value."""
         if isinstance(value, str):
-            return self._disguise(value)
+            return self._of_short(value) if len(value) < 32 else self._disguise(value)
         if isinstance(value, Mapping):
             return {self.disguise(key): self.disguise(item) for key, item in value.items()}
         return [self.disguise(item) for item in value] if isinstance(value, list | tuple) else value
 
     def _disguise(self, text: str) -> str:
         core = text.strip()
-        if core and any(core[:k] in self._ends for k in range(1, min(len(core), self._longest) + 1)):
+        if self._end.match(core):
             start = text.index(core)
             text = text[:start] + self._mark + text[start:]
-        if core and any(core[-k:] in self._beginnings for k in range(1, min(len(core), self._longest) + 1)):
+        if self._begin.match(core[-self._longest :][::-1]):
             end = len(text.rstrip())
             text = text[:end] + self._mark + text[end:]
-        return _insert(text, [match.start() + 1 for match in self._starts.finditer(text)], self._mark)
+        if self._first.search(text) is None:
+            return text
+        positions = [match.start() + 1 for match in self._starts.finditer(text)]
+        return _insert(text, positions, self._mark) if positions else text
 
     def encode(self, text: str, *, continues: bool = False) -> list[int]:
         """Returns the ids of a rendered text, without BOS and EOS.
@@ -145,6 +150,11 @@ def secret() -> str:
     It has digits alone, which a template neither escapes nor writes in other letters.
     """
     return str(10**39 + secrets.randbelow(10**39))
+
+
+def _any_of(texts: Collection[str]) -> re.Pattern[str]:
+    """Returns a pattern of any of these texts."""
+    return re.compile("|".join(map(re.escape, sorted(texts))) or "(?!)")
 
 
 def _is_written(token: str, template: str) -> bool:

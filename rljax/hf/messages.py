@@ -22,6 +22,7 @@ Message = Mapping[str, Any]
 Tool = Mapping[str, Any]  # an OpenAI tool definition: {"type": "function", "function": {"name": ..., "parameters": ...}}
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "environment", "ipython", "observation", "context")
+_PLAIN = {"role", "content"}
 KEYS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
 REASONING = ("reasoning", "thinking")  # other names of reasoning_content
 MEDIA = ("image", "image_url", "video", "audio")  # types of content parts that are no text
@@ -85,6 +86,8 @@ def text_of(message: Message) -> str:
 def _message(value: Any, where: str) -> Message:
     if not isinstance(value, Mapping):
         raise UserError(f"{where}: a message needs role and content, and is an object, not {type(value).__name__}")
+    if value.keys() == _PLAIN and isinstance(value["content"], str) and value["role"] in ROLES:  # as most are
+        return dict(value)
     found = {key: item for key, item in value.items() if item is not None}
     for name in REASONING:
         if name in found:

@@ -266,7 +266,10 @@ class HFTokenizer:
 
     def prompt_lengths(self, prompts: Sequence[Prompt]) -> list[int]:
         pictured = {i: len(self.encode_pictures(p).token_ids) for i, p in enumerate(prompts) if has_pictures(p.messages)}
-        texts = {i: self._opened(prompt) for i, prompt in enumerate(prompts) if i not in pictured}
+        texts = {i: self._opened(prompt) for i, prompt in enumerate(prompts) if i not in pictured and _is_open(prompt)}
+        begun = [i for i in range(len(prompts)) if i not in pictured and i not in texts]
+        chats = [Chat(prompts[i].messages, prompts[i].tools, prompts[i].chat_template_kwargs) for i in begun]
+        texts |= zip(begun, self._template.render_all(chats), strict=True)
         lengths = pictured | dict(zip(texts, self._control.counts(list(texts.values())), strict=True))
         return [lengths[i] for i in range(len(prompts))]
 

@@ -12,7 +12,9 @@ BINS = 8
 BAR = 40  # characters of the longest bar
 
 
-def check_lengths(part: str, lengths: Sequence[int], *, limit: int | None, why: str, skipped: int = 0) -> Iterator[Finding]:
+def check_lengths(
+    part: str, lengths: Sequence[int] | np.ndarray, *, limit: int | None, why: str, skipped: int = 0
+) -> Iterator[Finding]:
     """Checks lengths against a limit, and shows their distribution.
 
     Args:

@@ -26,17 +26,22 @@ class Index:
         findings = [*train.check(), *shared(train, Index("valid_dataset", others))]
     """
 
-    def __init__(self, part: str, prompts: Iterable[Prompt]) -> None:
+    def __init__(self, part: str, prompts: Iterable[Prompt] = ()) -> None:
         self.part = part
         self.places: dict[bytes, list[str]] = defaultdict(list)  # digest of the messages -> uids
         self._answers: dict[bytes, set[str]] = defaultdict(set)
         self.count = 0
         for prompt in prompts:
-            key = digest_of(prompt.messages, prompt.fields.get(FIELD))
-            self.places[key].append(prompt.uid)
-            self.count += 1
-            if ANSWER in prompt.fields:
-                self._answers[key].add(json.dumps(prompt.fields[ANSWER], sort_keys=True, default=str))
+            self.add(prompt)
+
+    def add(self, prompt: Prompt) -> None:
+        """Takes one more prompt of the set."""
+        key = digest_of(prompt.messages, prompt.fields.get(FIELD))
+        self.places[key].append(prompt.uid)
+        self.count += 1
+        if ANSWER in prompt.fields:
+            answer = prompt.fields[ANSWER]
+            self._answers[key].add(answer if isinstance(answer, str) else json.dumps(answer, sort_keys=True, default=str))
 
     def check(self) -> Iterator[Finding]:
         """Finds duplicates within the set, and those with different answers."""

@@ -27,20 +27,15 @@ def at_start(
 ) -> Report:
     """Checks what is cheap, and logs errors and warnings; the run goes on."""
     findings = [*check_tokenizer(tokenizer, model_dir), *check_template(tokenizer), *check_splits(config)]
-    findings += check_sets(prompts, held_out, most=MOST)
+    findings += check_sets(Index("train_dataset", itertools.islice(prompts.epoch(0), MOST)), held_out)
     report = Report(findings)
     for finding in [*report.of(Severity.ERROR), *report.of(Severity.WARNING)]:
         log.warning("%s", finding)
     return report
 
 
-def check_sets(prompts: PromptSource, held_out: Sequence[HeldOut], *, most: int | None) -> Iterator[Finding]:
-    """Checks the prompts of training and of each validation set, and what they share.
-
-    Args:
-      most: prompts of training to read; None for all.
-    """
-    train = Index("train_dataset", itertools.islice(prompts.epoch(0), most))
+def check_sets(train: Index, held_out: Sequence[HeldOut]) -> Iterator[Finding]:
+    """Checks the prompts of training and of each validation set, and what they share."""
     yield from train.check()
     for each in held_out:
         index = Index(key_of(each.name), each.prompts)
