@@ -25,6 +25,8 @@ NOT_HERE = {
         "timeperf/rank_spread",
         "perf/device_memory_bytes",
         "memory/learner_peak_bytes",
+        "memory/sampler_peak_bytes",
+        "timeperf/learner_tokens_per_s",  # of learners that count tokens
         "warmup/device_memory_bytes",
     ),
     *("sft/device_memory_bytes", "warmup/skipped", "sft/skipped", "critic/optimizer_steps"),
