@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from rljax.config.allocation import engines_of
 from rljax.diagnosis.thresholds import PLANNED_MEMORY, PLANNED_TIME
@@ -60,17 +60,16 @@ def compare(plan: Mapping[str, Any] | None) -> list[Compared]:
         return []
 
 
-def _positive(value: Any) -> bool:
+def _positive(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value) and value > 0
 
 
 def _memory(estimated: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[Compared]:
     one_process = len(set(engines_of(estimated["allocation"]))) == 1
     for group in estimated["groups"]:
-        peaks = [measured.get(peak) for peak in (SAMPLER_PEAK, LEARNER_PEAK)]
-        if group["name"] in ("sampler", "learner"):
-            peaks = [peaks[group["name"] == "learner"]]
-        if group["usable"] is None or not all(map(_positive, peaks)):
+        names = {"sampler": [SAMPLER_PEAK], "learner": [LEARNER_PEAK]}.get(group["name"], [SAMPLER_PEAK, LEARNER_PEAK])
+        peaks = [peak for name in names if _positive(peak := measured.get(name))]
+        if group["usable"] is None or len(peaks) < len(names):
             continue
         # A framework counts what all of its process has on a device; two frameworks add up, but for what is lent
         peak = max(peaks) if one_process or group.get("in_turn") else sum(peaks)
@@ -79,6 +78,6 @@ def _memory(estimated: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterat
 
 def _times(estimated: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[Compared]:
     for key, (metric, what) in RATES.items():
-        planned = (estimated["rates"] or {}).get(key)
-        if _positive(planned) and _positive(measured.get(metric)):
-            yield Compared(what, "s" if what == "step" else "tokens/s", planned, measured[metric])
+        planned, found = (estimated["rates"] or {}).get(key), measured.get(metric)
+        if _positive(planned) and _positive(found):
+            yield Compared(what, "s" if what == "step" else "tokens/s", planned, found)
